@@ -1,0 +1,35 @@
+# Everything a user or the CI types. `make help` lists it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo serve test lint bench
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+setup: $(VENV)/.installed ## make .venv with every pinned package (quick when nothing changed)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: setup ## the paper's Table 1 and real digits, through the whole service
+	$(BIN)/python -m client.demo
+
+serve: setup ## the service on this machine: API and one worker, SQLite
+	$(BIN)/mpt serve
+
+test: setup ## all tests
+	$(BIN)/pytest
+
+lint: setup ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup ## the performance claims, each a ratio within one run
+	$(BIN)/python -m benchmarks

@@ -1,0 +1,40 @@
+"""What a model must give to be scored."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class MaskedModel(ABC):
+    """A model together with the data it is scored on. Concrete families are never subclassed."""
+
+    device: torch.device
+
+    @property
+    @abstractmethod
+    def bytes_per_mask(self) -> int:
+        """About how much memory scoring one more mask at a time takes."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """D, the number of dimensions that can be masked."""
+
+    @abstractmethod
+    def scores(self, masked: Tensor) -> Tensor:
+        """For each mask (B, D), true where masked: the mean over observations and masked j of
+        log p(x_j | x_R), in nats, as float64 (B,). Eq. (5) of the paper averages this over masks.
+        """
+
+
+class TractableModel(MaskedModel):
+    """A model whose conditionals come from one joint density that can be computed."""
+
+    @abstractmethod
+    def log_marginal_likelihood(self) -> float:
+        """The mean over observations of log p(x), in nats."""
+
+    @abstractmethod
+    def joint_scores(self, masked: Tensor) -> Tensor:
+        """For each mask (B, D): the mean over observations of log p(x_M | x_R), float64 (B,)."""

@@ -1,0 +1,112 @@
+"""What a run says: one record a line, as JSON."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+Labels = Mapping[str, int | float | str]
+FailureKind = Literal["error", "oom", "invalid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a series. `n` counts the masks (or draws) behind the value; where value or
+    std_err is not a finite number it is null, and `reason` says why."""
+
+    kind: ClassVar = "point"
+    series: str
+    x: float
+    value: float | None
+    std_err: float | None
+    n: int
+    labels: Labels = field(default_factory=dict)
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number of a whole run."""
+
+    kind: ClassVar = "metric"
+    name: str
+    value: float | None
+    std_err: float | None
+    labels: Labels = field(default_factory=dict)
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the run is. Emitted at fixed points of the work, never by the clock, so that every
+    run of a spec gives the same records."""
+
+    kind: ClassVar = "progress"
+    done: int
+    total: int
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A sentence for whoever reads the run's log."""
+
+    kind: ClassVar = "log"
+    level: Literal["info", "warning"]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The last record of a run that failed: its cause and, where known, its cure."""
+
+    kind: ClassVar = "failure"
+    cause: FailureKind
+    message: str
+
+
+Record = Point | Metric | Progress | Log | Failure
+
+
+class RunError(Exception):
+    """A run that cannot go on, for a reason its user should read."""
+
+    def __init__(self, cause: FailureKind, message: str):
+        super().__init__(message)
+        self.cause = cause
+
+
+def encode(seq: int, record: Record) -> str:
+    """A record as one line of JSON, without the newline."""
+    line: dict[str, Any] = {"seq": seq, "record": record.kind}
+    for name in (f.name for f in fields(record)):
+        line[name] = getattr(record, name)
+    if isinstance(record, Point | Metric):
+        _null_what_is_not_finite(line)
+    return json.dumps(line, allow_nan=False)
+
+
+def _null_what_is_not_finite(line: dict[str, Any]) -> None:
+    for name in ("value", "std_err"):
+        number = line[name]
+        if number is not None and not math.isfinite(number):
+            line[name] = None
+            line["reason"] = line["reason"] or f"{name} is {number}"
+    if line["reason"] is None:
+        del line["reason"]
+
+
+def with_progress(
+    work: Iterator[tuple[int, Record | None]], total: int, unit: str
+) -> Iterator[Record]:
+    """The records of some work, given as (units done so far, record), with about a hundred
+    progress records among them."""
+    step = max(1, total // 100)
+    reported = 0
+    for done, record in work:
+        if record is not None:
+            yield record
+        if done >= reported + step or (done == total and reported < total):
+            reported = done
+            yield Progress(done, total, unit)

@@ -1,0 +1,44 @@
+"""What every part of a spec shares: strict, frozen, closed, and a spec's problems as values."""
+
+from dataclasses import dataclass
+from typing import Annotated, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+INT64_MAX = 2**63 - 1
+
+Seed = Annotated[int, Field(ge=0, le=INT64_MAX)]
+
+
+class Spec(BaseModel):
+    """A part of a spec: immutable, no unknown fields, no coercion, no NaN or infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where (a JSON pointer, RFC 6901) and a sentence saying what is
+    allowed."""
+
+    pointer: str
+    detail: str
+
+
+class SpecError(ValueError):
+    """A spec that cannot be run, with every problem found."""
+
+    def __init__(self, problems: list[Problem]):
+        super().__init__("; ".join(f"{p.pointer}: {p.detail}" for p in problems))
+        self.problems = problems
+
+
+def reject(problems: list[Problem]) -> NoReturn:
+    """Raise what a pydantic validator may raise, with a pointer (from the validated model) for
+    each problem."""
+    raise PydanticCustomError(
+        "spec_problems",
+        "the fields contradict each other",
+        {"problems": [(p.pointer, p.detail) for p in problems]},
+    )

@@ -1,0 +1,118 @@
+"""Which masks are drawn: of which sizes, how many of each, and how."""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from mptcore.specs.base import Problem, Spec, reject
+
+EXHAUSTIVE_LIMIT = 100_000
+"""The most masks of one size that the design `exhaustive` enumerates."""
+
+Design = Literal["independent", "balanced", "nested", "exhaustive"]
+MaskSize = Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class Masks(Spec):
+    """`per_size` is the paper's P. Designs:
+
+    independent: every mask drawn on its own, in the published order of draws;
+    balanced: windows of common permutations, so that each dimension is masked about equally often;
+    nested: one permutation gives a mask of every size;
+    exhaustive: all C(D, m) masks of each size m (`per_size` is not used).
+    """
+
+    per_size: Annotated[int, Field(ge=1, le=10_000_000)] = 100
+    design: Design = "independent"
+
+    def count(self, dim: int) -> int:
+        """How many masks are scored for data of `dim` dimensions."""
+        sizes = self.mask_sizes(dim)
+        if self.design == "exhaustive":
+            return sum(math.comb(dim, size) for size in sizes)
+        return self.per_size * len(sizes)
+
+    def mask_sizes(self, dim: int) -> Sequence[int]:
+        """The mask sizes for data of `dim` dimensions."""
+        raise NotImplementedError
+
+    def problems(self, dim: int, pointer: str) -> list[Problem]:
+        """What is wrong with these masks for data of `dim` dimensions."""
+        if self.design != "exhaustive":
+            return []
+        largest = max(math.comb(dim, size) for size in self.mask_sizes(dim))
+        if largest <= EXHAUSTIVE_LIMIT:
+            return []
+        detail = (
+            f"exhaustive is for at most {EXHAUSTIVE_LIMIT} masks of one size; "
+            f"{dim} dimensions have more: use independent, balanced or nested"
+        )
+        return [Problem(f"{pointer}/design", detail)]
+
+
+def _size_problem(size: int, dim: int, pointer: str) -> list[Problem]:
+    if size <= dim:
+        return []
+    return [Problem(pointer, f"a mask size is from 1 to the data's {dim} dimensions, not {size}")]
+
+
+class AllSizes(Masks):
+    """Every size from 1 to D: the sum of their scores is the cumulative MPT score."""
+
+    schedule: Literal["all"] = "all"
+
+    def mask_sizes(self, dim: int) -> Sequence[int]:
+        return range(1, dim + 1)
+
+
+class ListedSizes(Masks):
+    """The listed sizes."""
+
+    schedule: Literal["sizes"]
+    sizes: Annotated[tuple[MaskSize, ...], Field(min_length=1, max_length=100_000, strict=False)]
+
+    @model_validator(mode="after")
+    def _unique(self) -> Self:
+        if len(set(self.sizes)) < len(self.sizes):
+            reject([Problem("/sizes", "a size may be listed once only")])
+        return self
+
+    def mask_sizes(self, dim: int) -> Sequence[int]:
+        return self.sizes
+
+    def problems(self, dim: int, pointer: str) -> list[Problem]:
+        wrong = [
+            problem
+            for i, size in enumerate(self.sizes)
+            for problem in _size_problem(size, dim, f"{pointer}/sizes/{i}")
+        ]
+        return wrong or super().problems(dim, pointer)
+
+
+class FixedSize(Masks):
+    """One size, given as a number of dimensions or as a rate of D."""
+
+    schedule: Literal["fixed"]
+    size: MaskSize | None = None
+    rate: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.size is None) == (self.rate is None):
+            reject([Problem("/size", "give exactly one of size and rate")])
+        return self
+
+    def mask_sizes(self, dim: int) -> Sequence[int]:
+        if self.size is not None:
+            return (self.size,)
+        assert self.rate is not None
+        return (max(1, math.floor(self.rate * dim + 1e-9)),)
+
+    def problems(self, dim: int, pointer: str) -> list[Problem]:
+        wrong = _size_problem(self.mask_sizes(dim)[0], dim, f"{pointer}/size")
+        return wrong or super().problems(dim, pointer)
+
+
+MaskSchedule = Annotated[AllSizes | ListedSizes | FixedSize, Field(discriminator="schedule")]
