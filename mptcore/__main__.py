@@ -50,7 +50,6 @@ def _run(spec: ExperimentSpec) -> int:
             raise
         advice = "lower data.n, per_size or latent_dim"
         return _fail(seq + 1, Failure("oom", f"out of memory: {advice} ({error})"))
-    sys.stdout.flush()
     return 0
 
 
@@ -62,7 +61,6 @@ def _write(seq: int, record: Record) -> None:
 
 def _fail(seq: int, failure: Failure) -> int:
     _write(seq, failure)
-    sys.stdout.flush()
     return 1
 
 
@@ -94,4 +92,7 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a thread may still wait for orders, which the interpreter's end cannot bear

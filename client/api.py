@@ -1,0 +1,139 @@
+"""Submitting experiments, waiting for them, reading what came out."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+from platformdirs import user_data_path
+
+DEFAULT_URL = "http://127.0.0.1:8765"
+
+Json = dict[str, Any]
+
+
+class Refused(Exception):
+    """The service's answer was a problem (RFC 9457): its sentence, and the whole document."""
+
+    def __init__(self, document: Json):
+        super().__init__(document.get("detail") or document.get("title") or str(document))
+        self.document = document
+
+
+class Client:
+    """A connection to the service.
+
+    The URL is that given, else MPT_URL, else this machine's. The key is that given, else
+    MPT_API_KEY, else what the embedded service left in its store (MPT_STORE).
+    """
+
+    def __init__(self, url: str | None = None, key: str | None = None, timeout_s: float = 30.0):
+        self.url = url or os.environ.get("MPT_URL", DEFAULT_URL)
+        key = key or os.environ.get("MPT_API_KEY") or _local_key()
+        headers = {"Authorization": f"Bearer {key}"}
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def submit(self, spec: Mapping[str, Any], **beside: Any) -> Json:
+        """Queue an experiment; `beside` is name, tags, note, priority. Raises Refused."""
+        return self._call("POST", "/v1/experiments", json={"spec": spec, **beside})
+
+    def validate(self, spec: Mapping[str, Any]) -> Json:
+        """The resolved spec, and where it would stand in the queue. Raises Refused."""
+        return self._call("POST", "/v1/experiments:validate", json={"spec": spec})
+
+    def get(self, experiment_id: str) -> Json:
+        """Where an experiment stands, with its metrics so far."""
+        return self._call("GET", f"/v1/experiments/{experiment_id}")
+
+    def experiments(self, **filters: Any) -> Iterator[Json]:
+        """Your experiments, newest first, over all pages."""
+        cursor = None
+        while True:
+            query = {**filters, "cursor": cursor} if cursor else filters
+            page = self._call("GET", "/v1/experiments", params=query)
+            yield from page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    def cancel(self, experiment_id: str) -> Json:
+        """Ask for an experiment to end."""
+        return self._call("POST", f"/v1/experiments/{experiment_id}:cancel")
+
+    def wait(
+        self,
+        experiment_id: str,
+        timeout_s: float | None = None,
+        on_change: Callable[[Json], object] = lambda experiment: None,
+        poll_s: float = 0.2,
+    ) -> Json:
+        """Wait until an experiment has ended, and return it; `on_change` sees it at every look.
+        Raises TimeoutError."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            experiment = self.get(experiment_id)
+            on_change(experiment)
+            if experiment["terminal"]:
+                return experiment
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"{experiment_id} is {experiment['status']} after {timeout_s} s")
+            time.sleep(poll_s)
+
+    def curves(
+        self,
+        experiment_id: str,
+        series: str | None = None,
+        max_points: int = 100_000,
+        **labels: Any,
+    ) -> list[Json]:
+        """The series of an experiment by column: all, or those of one name and with the given
+        labels."""
+        path = f"/v1/experiments/{experiment_id}/curves" + (f"/{series}" if series else "")
+        answer = self._call("GET", path, params={"max_points": max_points, **labels})
+        found: list[Json] = answer["series"]
+        return found
+
+    def is_ready(self) -> bool:
+        """Whether the service answers."""
+        try:
+            return self._http.get("/readyz").is_success
+        except httpx.TransportError:
+            return False
+
+    def _call(self, method: str, path: str, **options: Any) -> Json:
+        response = self._http.request(method, path, **options)
+        if response.is_error:
+            raise Refused(_document(response))
+        answer: Json = response.json()
+        return answer
+
+
+def store() -> Path:
+    """Where the embedded service keeps everything: MPT_STORE, or the user's data directory."""
+    given = os.environ.get("MPT_STORE")
+    return Path(given) if given else user_data_path("mptlab")
+
+
+def _local_key() -> str:
+    key_file = store() / "api-key"
+    try:
+        return key_file.read_text().strip()
+    except FileNotFoundError:
+        detail = f"no API key: set MPT_API_KEY, or start `mpt serve`, which writes {key_file}"
+        raise Refused({"detail": detail}) from None
+
+
+def _document(response: httpx.Response) -> Json:
+    try:
+        document = response.json()
+    except ValueError:
+        document = None
+    return document if isinstance(document, dict) else {"detail": f"HTTP {response.status_code}"}

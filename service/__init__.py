@@ -1,0 +1,1 @@
+"""The HTTP service and the store behind it. Nothing here imports torch."""

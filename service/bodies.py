@@ -1,0 +1,54 @@
+"""Reading request bodies: limited in size, and parsed by the one strict JSON parser."""
+
+from collections.abc import Callable, Coroutine
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from mptcore.specs import SpecError, parse_json
+from service.errors import ApiError, invalid
+
+
+class StrictRequest(Request):
+    """A request whose body may not exceed `app.state.settings.max_body_bytes`."""
+
+    async def body(self) -> bytes:
+        if not hasattr(self, "_body"):
+            limit: int = self.app.state.settings.max_body_bytes
+            received = bytearray()
+            async for chunk in self.stream():
+                received += chunk
+                if len(received) > limit:
+                    detail = f"a body is at most {limit} bytes"
+                    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+                    raise ApiError(status, "body_too_large", detail)
+            self._body = bytes(received)
+        return self._body
+
+    async def json(self) -> Any:
+        try:
+            return parse_json(await self.body())
+        except SpecError as error:
+            raise invalid(error.problems) from None
+
+
+class StrictRoute(APIRoute):
+    """A route whose JSON body is read by StrictRequest."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handle(StrictRequest(request.scope, request.receive))
+
+        return strict
+
+    @property
+    def body_model(self) -> type[BaseModel]:
+        """The model of the body, for the pointers of its errors."""
+        field = self.body_field
+        model = field.field_info.annotation if field else None
+        return model if isinstance(model, type) and issubclass(model, BaseModel) else BaseModel

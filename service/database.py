@@ -1,0 +1,99 @@
+"""The database: its engine, its clock, and the two kinds of transaction."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Float, MetaData, Table, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import DeclarativeBase, Session
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+
+class Base(DeclarativeBase):
+    """All tables. Times are seconds since 1970 in UTC, as the database's clock tells them: one
+    arithmetic on SQLite and on PostgreSQL, and no time zone to lose."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class now(FunctionElement[float]):  # reads as the SQL function it is
+    """The database's clock at this statement."""
+
+    type = Float()
+    inherit_cache = True
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(element: now, compiler: SQLCompiler, **kw: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(now, "postgresql")
+def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
+    return "extract(epoch from clock_timestamp())::float8"
+
+
+class Database:
+    """The engine. Store functions take a session and never commit; these two do or do not."""
+
+    def __init__(self, url: str):
+        self.engine = _engine(url)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """A transaction that writes: committed at the end of the block, else rolled back."""
+        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Session]:
+        """A transaction that only reads."""
+        reader = self.engine.execution_options(mpt_reads=True)
+        with Session(reader, expire_on_commit=False) as session:
+            yield session
+
+
+def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
+    """Insert rows, leaving alone those whose key is there already."""
+    if not rows:
+        return
+    assert isinstance(table.__table__, Table)
+    name = session.get_bind().dialect.name
+    insert = postgresql.insert if name == "postgresql" else sqlite.insert
+    session.execute(insert(table.__table__).on_conflict_do_nothing(), list(rows))
+
+
+def _engine(url: str) -> Engine:
+    engine = create_engine(url, pool_pre_ping=True)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _open_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _open_sqlite(connection: Any, record: object) -> None:
+    connection.isolation_level = None  # transactions begin where _begin_sqlite says so
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        "foreign_keys=ON",
+        "busy_timeout=30000",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """A write transaction takes the write lock at once: an upgrade from reading fails whatever
+    the timeout."""
+    reads = connection.get_execution_options().get("mpt_reads", False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

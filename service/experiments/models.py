@@ -1,0 +1,132 @@
+"""The tables of experiments and of their records."""
+
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+from uuid6 import uuid7
+
+from service.database import Base, now
+
+
+class Status(StrEnum):
+    """Where an experiment stands."""
+
+    QUEUED = "queued"
+    DISPATCHED = "dispatched"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
+WAITING = (Status.QUEUED, Status.DISPATCHED, Status.PAUSED)
+
+
+class DesiredState(StrEnum):
+    """What the owner wants of a running experiment."""
+
+    RUN = "run"
+    CANCEL = "cancel"
+
+
+class Experiment(Base):
+    """One spec and its run. `attempt` is the fence: it rises with every claim, and a write of an
+    older attempt finds no row. `last_seq` is the last record that is committed."""
+
+    __tablename__ = "experiments"
+    __table_args__ = (
+        Index("ix_experiments_owner_id_id", "owner_id", "id"),
+        Index("ix_experiments_queue", "status", "priority", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True, default=lambda: uuid7().hex)
+    owner_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    name: Mapped[str | None] = mapped_column(String(200))
+    tags: Mapped[list[str]] = mapped_column(JSON)
+    note: Mapped[str | None] = mapped_column(Text)
+    priority: Mapped[int]
+    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+    status: Mapped[str] = mapped_column(String(16), default=Status.QUEUED)
+    desired_state: Mapped[str] = mapped_column(String(16), default=DesiredState.RUN)
+    dispatch_no: Mapped[int] = mapped_column(default=0)
+    attempt: Mapped[int] = mapped_column(default=0)
+    lost: Mapped[int] = mapped_column(default=0)
+    worker: Mapped[str | None] = mapped_column(String(200))
+    lease_expires_at: Mapped[float | None]
+
+    created_at: Mapped[float] = mapped_column(default=now())
+    dispatched_at: Mapped[float | None]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+
+    last_seq: Mapped[int] = mapped_column(default=0)
+    progress_done: Mapped[int | None]
+    progress_total: Mapped[int | None]
+    progress_unit: Mapped[str | None] = mapped_column(String(32))
+    failure_kind: Mapped[str | None] = mapped_column(String(16))
+    failure_message: Mapped[str | None] = mapped_column(Text)
+
+
+class Event(Base):
+    """What happened: kind "status" with {status, …} or "log" with {level, message}."""
+
+    __tablename__ = "events"
+    __table_args__ = (UniqueConstraint("experiment_id", "seq"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"))
+    at: Mapped[float] = mapped_column(default=now())
+    kind: Mapped[str] = mapped_column(String(16))
+    data: Mapped[dict[str, Any]] = mapped_column(JSON)
+    seq: Mapped[int | None]
+    """The record it came from, if it came from one."""
+
+
+class Series(Base):
+    """A named line of points; `labels` is canonical JSON."""
+
+    __tablename__ = "series"
+    __table_args__ = (UniqueConstraint("experiment_id", "name", "labels"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"))
+    name: Mapped[str] = mapped_column(String(64))
+    labels: Mapped[str] = mapped_column(String(1000))
+
+
+class Block(Base):
+    """Points of one series that were committed together: columns of little-endian float64, NaN
+    where a number is missing. `reason` has a byte for each point: 0, or 1 + the index in
+    `reasons` of why a number is missing."""
+
+    __tablename__ = "blocks"
+
+    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), primary_key=True)
+    first_seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    last_seq: Mapped[int]
+    count: Mapped[int]
+    x: Mapped[bytes] = mapped_column(LargeBinary)
+    value: Mapped[bytes] = mapped_column(LargeBinary)
+    std_err: Mapped[bytes] = mapped_column(LargeBinary)
+    n: Mapped[bytes] = mapped_column(LargeBinary)
+    reason: Mapped[bytes] = mapped_column(LargeBinary)
+    reasons: Mapped[list[str]] = mapped_column(JSON)
+
+
+class Metric(Base):
+    """One number of a whole run; `labels` is canonical JSON."""
+
+    __tablename__ = "metrics"
+
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    labels: Mapped[str] = mapped_column(String(1000), primary_key=True)
+    seq: Mapped[int]
+    value: Mapped[float | None]
+    std_err: Mapped[float | None]
+    reason: Mapped[str | None] = mapped_column(String(500))

@@ -1,0 +1,114 @@
+"""Storing the records of a run, in batches behind the fence."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.database import insert_new
+from service.experiments.models import Block, DesiredState, Event, Metric, Series
+from service.experiments.queue import Claim, heartbeat
+
+SeriesKey = tuple[str, str]
+"""Name and canonical labels."""
+
+
+def canonical(labels: dict[str, Any]) -> str:
+    """Labels as text that is equal where the labels are."""
+    return json.dumps(labels, sort_keys=True, separators=(",", ":"))
+
+
+@dataclass
+class Batch:
+    """Records as the runner wrote them, sorted by what becomes of them."""
+
+    points: dict[SeriesKey, list[dict[str, Any]]] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    logs: list[dict[str, Any]] = field(default_factory=list)
+    progress: dict[str, Any] | None = None
+    last_seq: int = 0
+    size: int = 0
+
+    def add(self, record: dict[str, Any]) -> None:
+        match record["record"]:
+            case "point":
+                key = (record["series"], canonical(record["labels"]))
+                self.points.setdefault(key, []).append(record)
+            case "metric":
+                self.metrics.append(record)
+            case "log":
+                self.logs.append(record)
+            case "progress":
+                self.progress = record
+        self.last_seq = record["seq"]
+        self.size += 1
+
+
+def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> DesiredState:
+    """Store a batch. The same batch again changes nothing. Raises LeaseLost."""
+    columns: dict[str, object] = {"last_seq": batch.last_seq} if batch.size else {}
+    if batch.progress is not None:
+        columns |= {f"progress_{key}": batch.progress[key] for key in ("done", "total", "unit")}
+    desired = heartbeat(session, claim, lease_s, **columns)
+    _insert_points(session, claim.experiment_id, batch)
+    insert_new(session, Metric, [_metric_row(claim.experiment_id, m) for m in batch.metrics])
+    insert_new(session, Event, [_log_row(claim.experiment_id, log) for log in batch.logs])
+    return desired
+
+
+def _insert_points(session: Session, experiment_id: str, batch: Batch) -> None:
+    if not batch.points:
+        return
+    rows = [
+        {"experiment_id": experiment_id, "name": name, "labels": labels}
+        for name, labels in batch.points
+    ]
+    insert_new(session, Series, rows)
+    series = session.execute(
+        select(Series.name, Series.labels, Series.id).where(Series.experiment_id == experiment_id)
+    )
+    ids = {(name, labels): series_id for name, labels, series_id in series}
+    blocks = [_block_row(ids[key], points) for key, points in batch.points.items()]
+    insert_new(session, Block, blocks)
+
+
+def _block_row(series_id: int, points: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    reasons = sorted({point["reason"] for point in points if "reason" in point})[:255]
+    code = {reason: i + 1 for i, reason in enumerate(reasons)}
+    return {
+        "series_id": series_id,
+        "first_seq": points[0]["seq"],
+        "last_seq": points[-1]["seq"],
+        "count": len(points),
+        **{name: _column([point[name] for point in points]) for name in COLUMNS},
+        "reason": bytes(code.get(point.get("reason"), 0) for point in points),
+        "reasons": reasons,
+    }
+
+
+COLUMNS = ("x", "value", "std_err", "n")
+
+
+def _column(values: list[float | None]) -> bytes:
+    return np.array(values, dtype="<f8").tobytes()  # None becomes NaN
+
+
+def _log_row(experiment_id: str, log: dict[str, Any]) -> dict[str, Any]:
+    data = {"level": log["level"], "message": log["message"]}
+    return {"experiment_id": experiment_id, "kind": "log", "data": data, "seq": log["seq"]}
+
+
+def _metric_row(experiment_id: str, metric: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "experiment_id": experiment_id,
+        "name": metric["name"],
+        "labels": canonical(metric["labels"]),
+        "seq": metric["seq"],
+        "value": metric["value"],
+        "std_err": metric["std_err"],
+        "reason": metric.get("reason"),
+    }

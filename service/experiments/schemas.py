@@ -1,0 +1,134 @@
+"""What the experiment routes take and give."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mptcore.specs import ExperimentSpec
+from service.experiments.models import Status
+
+Line = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Submission(BaseModel):
+    """An experiment to run: the spec says what is computed, the rest stands beside it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    spec: ExperimentSpec
+    name: Line | None = None
+    tags: Annotated[list[Line], Field(max_length=50)] = []
+    note: Annotated[str, Field(max_length=10_000)] | None = None
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Higher runs first."""
+
+
+class Validation(BaseModel):
+    """What a submission would become."""
+
+    spec: ExperimentSpec
+    masks: int
+    """How many masks would be scored."""
+    queue_position: int
+    """How many queued experiments would run before it."""
+
+
+class Progress(BaseModel):
+    done: int
+    total: int
+    unit: str
+
+
+class QueuePlace(BaseModel):
+    """Where a waiting experiment stands, and why it waits."""
+
+    position: int
+    reason: str
+
+
+class FailureOut(BaseModel):
+    kind: str
+    message: str
+
+
+class MetricOut(BaseModel):
+    """A number of the whole run; null with a reason where it is not a finite number."""
+
+    name: str
+    labels: dict[str, Any]
+    value: float | None
+    std_err: float | None
+    reason: str | None
+
+
+class Urls(BaseModel):
+    self: str
+    curves: str
+    metrics: str
+    cancel: str
+
+
+class ExperimentOut(BaseModel):
+    """An experiment and where it stands."""
+
+    id: str
+    name: str | None
+    tags: list[str]
+    note: str | None
+    priority: int
+    status: Status
+    terminal: bool
+    desired_state: str
+    attempt: int
+    worker: str | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    progress: Progress | None
+    queue: QueuePlace | None
+    failure: FailureOut | None
+    last_seq: int
+    spec: ExperimentSpec
+    urls: Urls
+
+
+class ExperimentWithMetrics(ExperimentOut):
+    metrics: list[MetricOut]
+
+
+class ExperimentPage(BaseModel):
+    """Newest first; `next_cursor` is null on the last page."""
+
+    items: list[ExperimentOut]
+    next_cursor: str | None
+
+
+class SeriesOut(BaseModel):
+    """A series by column. `sampled` says that points were left out to keep to max_points: the
+    first, the last and evenly many between remain, the same ones each time. `reasons` is null
+    or says for each point why a number is missing."""
+
+    name: str
+    labels: dict[str, Any]
+    total_points: int
+    sampled: bool
+    x: list[float]
+    value: list[float | None]
+    std_err: list[float | None]
+    n: list[float]
+    reasons: list[str | None] | None
+
+
+class CurvesOut(BaseModel):
+    """`last_seq`, given back as `after`, asks for what came since."""
+
+    experiment_id: str
+    status: Status
+    last_seq: int
+    series: list[SeriesOut]
+
+
+def moment(seconds: float | None) -> datetime | None:
+    """A time of the database as a date with its zone."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,27 @@
+"""Whether the process lives, and whether it can serve."""
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from sqlalchemy import text
+
+from service.dependencies import DatabaseDep
+
+router = APIRouter(tags=["health"])
+
+
+class Health(BaseModel):
+    status: str
+
+
+@router.get("/healthz")
+def healthz() -> Health:
+    """The process answers."""
+    return Health(status="ok")
+
+
+@router.get("/readyz")
+def readyz(database: DatabaseDep) -> Health:
+    """The database answers too; else 503."""
+    with database.snapshot() as session:
+        session.execute(text("SELECT 1 FROM experiments LIMIT 1"))
+    return Health(status="ready")

@@ -1,0 +1,29 @@
+"""The application: `uvicorn --factory service.main:create_app`."""
+
+from asgi_correlation_id import CorrelationIdMiddleware
+from fastapi import Depends, FastAPI
+
+from service import health
+from service.database import Database
+from service.dependencies import current_user
+from service.errors import ProblemDocument, install_handlers
+from service.experiments import router as experiments
+from service.settings import Settings
+
+ERRORS: dict[int | str, dict[str, object]] = {
+    "4XX": {"model": ProblemDocument, "description": "What was wrong, as RFC 9457"}
+}
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The service on the database that the settings name, which must be migrated."""
+    settings = settings or Settings()
+    app = FastAPI(title="MPT Lab", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
+    app.state.settings = settings
+    app.state.database = Database(settings.url)
+    app.add_middleware(CorrelationIdMiddleware, header_name="X-Request-ID", validator=None)
+    install_handlers(app)
+    app.include_router(health.router)
+    for router in (experiments.custom, experiments.router):
+        app.include_router(router, dependencies=[Depends(current_user)])
+    return app

@@ -1,0 +1,43 @@
+"""Every setting, read once from the environment (prefix MPT_)."""
+
+from functools import cached_property
+from pathlib import Path
+
+from platformdirs import user_data_path
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from mptcore.specs import Limits
+
+
+class Settings(BaseSettings):
+    """No secret has a default. Times are in seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="MPT_", env_nested_delimiter="__", frozen=True)
+
+    store: Path = Field(default_factory=lambda: user_data_path("mptlab"))
+    """The directory of everything that is kept: database (embedded), key, uploads, artifacts."""
+    database_url: str | None = None
+    """SQLAlchemy's URL; unset is SQLite in the store."""
+    limits: Limits = Limits()
+    max_body_bytes: int = 256 * 1024
+
+    lease_s: float = Field(default=10.0, gt=0)
+    """How long a run is its worker's without a sign of life."""
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    dispatch_timeout_s: float = Field(default=30.0, gt=0)
+    """How long a dispatched experiment may stay unclaimed."""
+    kill_grace_s: float = Field(default=10.0, gt=0)
+    """Between SIGTERM and SIGKILL."""
+    max_lost: int = Field(default=3, ge=0)
+    """Lost leases after which an experiment fails."""
+    poll_s: float = Field(default=0.1, gt=0)
+    """How often an idle worker looks for work."""
+
+    @cached_property
+    def url(self) -> str:
+        return self.database_url or f"sqlite:///{self.store / 'mptlab.sqlite3'}"
+
+    @property
+    def key_file(self) -> Path:
+        return self.store / "api-key"
