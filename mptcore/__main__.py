@@ -35,6 +35,7 @@ def main() -> int:
         return 2
     if supervised:
         threading.Thread(target=_follow_orders, daemon=True).start()
+        os._exit(_run(spec))  # an interpreter that shuts down would wait for the thread's stdin
     return _run(spec)
 
 

@@ -24,7 +24,21 @@ def parse_spec(text: bytes, limits: Limits | None = None) -> ExperimentSpec:
 
 def problems_of(errors: Sequence[Any], value: object, model: type[BaseModel]) -> list[Problem]:
     """Pydantic's errors about `value`, which was to be a `model`."""
-    return [problem for error in errors for problem in _problems(error, value, model)]
+    return [
+        problem
+        for error in errors
+        if not _follows_from_another(error, errors)
+        for problem in _problems(error, value, model)
+    ]
+
+
+def _follows_from_another(error: Any, errors: Sequence[Any]) -> bool:
+    """Pydantic leaves bad items out of a list before it counts them."""
+    location = error["loc"]
+    return error["type"] == "too_short" and any(
+        len(other["loc"]) > len(location) and other["loc"][: len(location)] == location
+        for other in errors
+    )
 
 
 def _problems(error: Any, value: object, model: type[BaseModel]) -> list[Problem]:

@@ -1,0 +1,134 @@
+"""`python -m mptcore` as its users know it: a process, its lines and its exit status."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mptcore.records import Metric, Point, encode
+
+ROOT = Path(__file__).parents[2]
+SMALL: dict[str, Any] = {
+    "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "generator"},
+    "data": {"source": "ppca", "n": 20, "dim": 6, "latent_dim": 2, "noise_precision": 5.0},
+    "evaluate": {"masks": {"schedule": "all", "per_size": 3}},
+    "seeds": [4, 44],
+}
+
+
+def line(spec: dict[str, Any]) -> bytes:
+    return json.dumps(spec).encode() + b"\n"
+
+
+def start(*options: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "mptcore", *options],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def run(text: bytes, *options: str) -> tuple[int, list[dict[str, Any]], str]:
+    """Exit status, records and stderr of one run."""
+    process = start(*options)
+    out, errors = process.communicate(text, timeout=120)
+    return process.returncode, [json.loads(row) for row in out.splitlines()], errors.decode()
+
+
+def test_a_run_gives_its_records_in_order_and_ends_with_0() -> None:
+    status, records, errors = run(line(SMALL))
+    assert (status, errors) == (0, "")
+    assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
+    curve = [r for r in records if r["record"] == "point" and r["labels"] == {"seed": 4}]
+    assert [point["x"] for point in curve] == [1, 2, 3, 4, 5, 6]
+    assert {"lml", "mpt", "difference"} == {r["name"] for r in records if r["record"] == "metric"}
+    progress = [r for r in records if r["record"] == "progress"][-1]
+    assert progress["done"] == progress["total"] == 36
+
+
+def test_the_same_spec_gives_the_same_bytes() -> None:
+    assert run(line(SMALL)) == run(line(SMALL))
+
+
+def test_a_bad_spec_ends_with_2_and_a_sentence_for_each_field() -> None:
+    spec = {**SMALL, "bogus": 1, "seeds": []}
+    status, records, errors = run(line(spec))
+    assert (status, records) == (2, [])
+    told = dict(row.split(": ", 1) for row in errors.splitlines())
+    assert set(told) == {"/bogus", "/seeds"}
+    assert "unknown field; allowed here: " in told["/bogus"]
+
+
+@pytest.mark.parametrize("text", [b"", b"not json\n", b"[1]\n"])
+def test_what_is_no_spec_ends_with_2(text: bytes) -> None:
+    status, records, errors = run(text)
+    assert (status, records) == (2, [])
+    assert errors.startswith("/: ")
+
+
+def test_a_failure_is_the_last_record_and_ends_with_1() -> None:
+    """Data of rank 2 leave no variance to a model of 4 dimensions."""
+    spec = {
+        **SMALL,
+        "model": {"family": "ppca", "latent_dim": 4, "init": "maximum_likelihood"},
+        "data": {**SMALL["data"], "n": 3},
+    }
+    status, records, _ = run(line(spec))
+    assert status == 1
+    assert records[-1]["record"] == "failure"
+    assert "lower latent_dim" in records[-1]["message"]
+    assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
+
+
+def test_unsupervised_it_reads_the_spec_to_the_end_of_the_file() -> None:
+    status, _, _ = run(json.dumps(SMALL, indent=2).encode())
+    assert status == 0
+
+
+def test_supervised_the_spec_is_the_first_line() -> None:
+    process = start("--supervised")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line(SMALL) + b'{"committed": 1}\n')
+    process.stdin.flush()  # stdin stays open: the run must not wait for its end
+    records = [json.loads(row) for row in process.stdout]
+    assert process.wait(timeout=60) == 0
+    assert records[-1]["record"] == "progress" or records[-1]["record"] == "metric"
+    process.communicate()
+
+
+def test_supervised_the_end_of_the_file_ends_the_run() -> None:
+    process = start("--supervised")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    long = {**SMALL, "evaluate": {"masks": {"schedule": "all", "per_size": 1_000_000}}}
+    process.stdin.write(line(long))
+    process.stdin.flush()
+    assert json.loads(process.stdout.readline())["seq"] == 1
+    process.stdin.close()
+    assert process.wait(timeout=10) == 1
+    process.stdout.close()
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def test_a_spare_that_gets_no_spec_ends_with_0() -> None:
+    assert run(b"", "--supervised") == (0, [], "")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_null_with_a_reason(value: float) -> None:
+    record = json.loads(encode(3, Point("score", 1, value, None, 2)))
+    assert record["value"] is None
+    assert str(value) in record["reason"]
+    assert json.loads(encode(3, Metric("lml", 1.0, value)))["reason"] == f"std_err is {value}"
+
+
+def test_a_finite_value_has_no_reason() -> None:
+    assert "reason" not in json.loads(encode(1, Metric("lml", 1.0, 0.0)))
