@@ -22,10 +22,11 @@ ExperimentId = Annotated[str, typer.Argument(help="the id that submit printed")]
 
 @app.command()
 def serve(
-    port: Annotated[int, typer.Option(help="of the loopback interface")] = 8765,
+    port: Annotated[int, typer.Option(help="of the loopback interface; 0 is any free one")] = 8765,
 ) -> None:
     """Run the service on this machine: API and one worker, SQLite in the store."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    port = port or server.free_port()
     with server.embedded(store(), port) as revive:
         url = f"http://127.0.0.1:{port}"
         with Client(url) as client:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -75,27 +76,25 @@ def _run(client: Client, console: Console) -> None:
 
 
 def _table(ended: dict[str, dict[str, Any]]) -> Table:
-    table = Table(title="log marginal likelihood and cumulative MPT score, nats per observation")
-    for heading in ("", "LML", "paper", "MPT score", "std. error", "difference", "sd of seeds"):
-        table.add_column(heading, justify="right" if heading else "left")
-    table.add_column("paper", justify="right")
+    table = Table(title="nats per observation; ± is the sd over mask seeds", box=box.SIMPLE)
+    table.add_column("")
+    for heading in ("LML", "paper", "MPT score", "paper", "std. error", "difference"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, experiment in ended.items():
         lml = statistics.fmean(_values(experiment, "lml"))
         scores = _values(experiment, "mpt")
         mpt = statistics.fmean(scores)
-        sd = f"{statistics.stdev(scores):.2f}" if len(scores) > 1 else "–"
+        spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
         per_size = experiment["spec"]["evaluate"]["masks"]["per_size"]
-        is_table1 = experiment["spec"]["data"]["source"] == "ppca"
-        paper = "{:.2f} ± {:.2f}".format(*PAPER[per_size]) if is_table1 else "–"
+        published = experiment["spec"]["data"]["source"] == "ppca"
         table.add_row(
             name,
             f"{lml:.3f}",
-            f"{PAPER_LML:.2f}" if is_table1 else "–",
-            f"{mpt:.3f}",
+            f"{PAPER_LML:.2f}" if published else "",
+            f"{mpt:.3f}{spread}",
+            "{:.2f} ± {:.2f}".format(*PAPER[per_size]) if published else "",
             _std_err(experiment),
             f"{mpt - lml:+.3f}",
-            sd,
-            paper,
         )
     return table
 

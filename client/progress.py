@@ -5,7 +5,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 
 @contextmanager
@@ -18,22 +25,22 @@ def shown_progress(console: Console) -> Iterator[Callable[[dict[str, Any]], None
         TextColumn("{task.fields[unit]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console) as bars:
-        tasks: dict[str, Any] = {}
+    bars = Progress(*columns, console=console)
+    tasks: dict[str, TaskID] = {}
 
-        def show(experiment: dict[str, Any]) -> None:
-            task = tasks.get(experiment["id"])
-            if task is None:
-                task = bars.add_task("", total=None, unit="")
-                tasks[experiment["id"]] = task
-            name = experiment["name"] or experiment["id"]
-            bars.update(task, description=f"{name}  {experiment['status']}")
-            if progress := experiment["progress"]:
-                bars.update(
-                    task,
-                    completed=progress["done"],
-                    total=progress["total"],
-                    unit=progress["unit"],
-                )
+    def show(experiment: dict[str, Any]) -> None:
+        bars.start()
+        if experiment["id"] not in tasks:
+            tasks[experiment["id"]] = bars.add_task("", total=None, unit="")
+        task = tasks[experiment["id"]]
+        name = experiment["name"] or experiment["id"]
+        bars.update(task, description=f"{name}  {experiment['status']}")
+        if progress := experiment["progress"]:
+            done, total = progress["done"], progress["total"]
+            bars.update(task, completed=done, total=total, unit=progress["unit"])
 
+    try:
         yield show
+    finally:
+        if tasks:
+            bars.stop()

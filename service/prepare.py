@@ -9,7 +9,7 @@ from alembic.config import Config
 import migrations
 from service.database import Database
 from service.settings import Settings
-from service.users import ensure_local_key
+from service.users import LOCAL_USER, ensure_key
 
 
 def migrate(url: str) -> None:
@@ -24,7 +24,7 @@ def prepare(settings: Settings) -> None:
     settings.store.mkdir(mode=0o700, parents=True, exist_ok=True)
     migrate(settings.url)
     with Database(settings.url).transaction() as session:
-        ensure_local_key(session, settings.key_file)
+        ensure_key(session, LOCAL_USER, settings.key_file)
 
 
 if __name__ == "__main__":

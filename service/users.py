@@ -50,11 +50,11 @@ def user_of_key(session: Session, key: str) -> User | None:
     return session.get(User, found.user_id)
 
 
-def ensure_local_key(session: Session, key_file: Path) -> None:
-    """Make the one local user and the key in `key_file` (mode 0600), or know them again."""
-    user = session.scalar(select(User).where(User.name == LOCAL_USER))
+def ensure_key(session: Session, name: str, key_file: Path) -> None:
+    """Make the user of that name and the key in `key_file` (mode 0600), or know them again."""
+    user = session.scalar(select(User).where(User.name == name))
     if user is None:
-        user = User(name=LOCAL_USER)
+        user = User(name=name)
         session.add(user)
         session.flush()
     key = _read_or_make(key_file)

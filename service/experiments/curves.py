@@ -33,7 +33,7 @@ def read_series(
     )
     if name is not None:
         query = query.where(Series.name == name)
-    rows = session.execute(query).tuples()
+    rows = session.execute(query)
     found = []
     for series, pairs in groupby(rows, key=lambda row: row[0]):
         own = json.loads(series.labels)

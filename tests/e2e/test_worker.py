@@ -1,0 +1,119 @@
+"""The local worker as a process that is killed, and one that is told to cancel."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from service.database import Database
+from service.experiments import queue, store
+from service.experiments.curves import read_series
+from service.experiments.models import Experiment
+from service.experiments.schemas import Submission
+from service.settings import Settings
+from tests.conftest import ppca_spec
+
+SHORT_LEASE = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3"}
+
+
+@contextmanager
+def local_worker(settings: Settings) -> Iterator[psutil.Popen]:
+    environment = {**os.environ, **SHORT_LEASE, "MPT_STORE": str(settings.store)}
+    with psutil.Popen([sys.executable, "-m", "worker.local"], env=environment) as process:
+        try:
+            yield process
+        finally:
+            if process.is_running():
+                process.terminate()
+                process.wait(15)
+
+
+def submit(database: Database, **changes: object) -> str:
+    submission = Submission.model_validate({"spec": ppca_spec(**changes)})
+    with database.transaction() as session:
+        return store.submit(session, 1, submission).id
+
+
+def wait_for(
+    database: Database, experiment_id: str, holds: Callable[[Experiment], bool]
+) -> Experiment:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with database.snapshot() as session:
+            experiment = session.get_one(Experiment, experiment_id)
+        if holds(experiment):
+            return experiment
+        time.sleep(0.02)
+    raise TimeoutError(experiment.status)
+
+
+def test_killed_midway_and_started_again(database: Database, settings: Settings) -> None:
+    experiment_id = submit(database, data__dim=60, evaluate__masks__per_size=4000)
+    with local_worker(settings) as worker:
+        wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
+        family = [worker, *worker.children(recursive=True)]
+        worker.send_signal(signal.SIGKILL)
+        _, orphans = psutil.wait_procs(family, timeout=10)
+        assert not orphans
+    with local_worker(settings):
+        ended = wait_for(database, experiment_id, lambda e: queue.is_terminal(e.status))
+    assert (ended.status, ended.attempt, ended.lost) == ("succeeded", 2, 1)
+    with database.snapshot() as session:
+        (series,) = read_series(session, experiment_id, max_points=1000)
+        names = [metric.name for metric in store.metrics(session, experiment_id)]
+    assert series.x == list(range(1, 61))
+    assert names == ["lml", "mpt", "difference"]
+
+
+def test_cancel_ends_a_run_within_5_s(database: Database, settings: Settings) -> None:
+    experiment_id = submit(database, data__dim=150, evaluate__masks__per_size=20_000)
+    with local_worker(settings):
+        wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
+        began = time.monotonic()
+        with database.transaction() as session:
+            queue.request_cancel(session, experiment_id)
+        ended = wait_for(database, experiment_id, lambda e: queue.is_terminal(e.status))
+        assert time.monotonic() - began < 5
+        assert ended.status == "cancelled"
+        after = submit(database)
+        assert (
+            wait_for(database, after, lambda e: queue.is_terminal(e.status)).status == "succeeded"
+        )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_stop_it_hands_back(
+    database: Database, settings: Settings, number: signal.Signals
+) -> None:
+    experiment_id = submit(database, data__dim=150, evaluate__masks__per_size=20_000)
+    with local_worker(settings) as worker:
+        wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
+        worker.send_signal(number)
+        assert worker.wait(15) == 0
+    with database.snapshot() as session:
+        experiment = session.get_one(Experiment, experiment_id)
+        assert (experiment.status, experiment.lost) == ("queued", 0)
+
+
+def test_serve_stops_all_it_started(tmp_path_factory: pytest.TempPathFactory) -> None:
+    store_ = tmp_path_factory.mktemp("serve")
+    environment = {**os.environ, "MPT_STORE": str(store_)}
+    code = "from client.cli import main; main()"
+    with psutil.Popen(
+        [sys.executable, "-c", code, "serve", "--port", "0"],
+        env=environment,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert b"serving http://127.0.0.1:" in process.stdout.readline()
+        family = process.children(recursive=True)
+        assert len(family) >= 3  # API, worker, spare runner
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        _, orphans = psutil.wait_procs(family, timeout=10)
+        assert not orphans

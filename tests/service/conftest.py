@@ -1,0 +1,21 @@
+"""The service in this process, with a real database."""
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.main import create_app
+from service.settings import Settings
+
+
+@pytest.fixture
+def api(settings: Settings) -> Iterator[TestClient]:
+    """A client that carries the local key. An error of the service is a 500 here, as for users."""
+    key = settings.key_file.read_text().strip()
+    with TestClient(
+        create_app(settings),
+        headers={"Authorization": f"Bearer {key}"},
+        raise_server_exceptions=False,
+    ) as client:
+        yield client

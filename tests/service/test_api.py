@@ -1,0 +1,177 @@
+"""The routes, on experiments that a real supervisor need not run."""
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from service.database import Database
+from service.experiments import queue
+from service.experiments.models import Status
+from service.experiments.recording import Batch, record
+from service.settings import Settings
+from service.users import ensure_key
+from tests.conftest import ppca_spec
+
+OPEN = {"/healthz", "/readyz"}
+
+
+def submit(api: TestClient, **beside: object) -> str:
+    answer = api.post("/v1/experiments", json={"spec": ppca_spec(), **beside})
+    assert answer.status_code == 202
+    experiment_id: str = answer.json()["id"]
+    assert answer.headers["location"] == f"/v1/experiments/{experiment_id}"
+    return experiment_id
+
+
+def run(database: Database) -> queue.Claim:
+    """Dispatch and claim the next experiment."""
+    with database.transaction() as session:
+        dispatch = queue.dispatch_next(session)
+        assert dispatch is not None
+        claim = queue.claim(session, *dispatch, worker="test", lease_s=60)
+    assert claim is not None
+    return claim
+
+
+def points(count: int, first: int = 1) -> Batch:
+    batch = Batch()
+    for i in range(first, first + count):
+        batch.add(
+            {
+                "seq": i,
+                "record": "point",
+                "series": "score",
+                "labels": {"seed": 4 + i % 2},
+                "x": i,
+                "value": None if i == 5 else -i / 10,
+                "std_err": None,
+                "n": 1,
+                "reason": "value is nan" if i == 5 else "one draw",
+            }
+        )
+    return batch
+
+
+def test_no_route_without_authorisation(api: TestClient) -> None:
+    app = api.app
+    assert isinstance(app, FastAPI)
+    paths = app.openapi()["paths"]
+    checked = 0
+    api.headers.pop("Authorization")
+    for path, methods in paths.items():
+        for method in methods:
+            answer = api.request(method, path.replace("{", "").replace("}", ""), json={})
+            assert (answer.status_code == 401) == (path not in OPEN), (method, path)
+            checked += 1
+    assert checked >= 10
+
+
+def test_health_and_contract(api: TestClient) -> None:
+    assert api.get("/healthz").json() == {"status": "ok"}
+    assert api.get("/readyz").json() == {"status": "ready"}
+    schema = api.get("/openapi.json").json()
+    assert "PpcaModel" in str(schema)
+
+
+def test_an_experiment_from_submission_to_curves(api: TestClient, database: Database) -> None:
+    first, second = submit(api, name="one"), submit(api, name="two", tags=["a"], note="b")
+    waiting = api.get(f"/v1/experiments/{second}").json()
+    assert waiting["status"] == "queued"
+    assert waiting["queue"] == {"position": 1, "reason": "1 before it"}
+    assert waiting["spec"]["model"]["family"] == "ppca"
+
+    claim = run(database)
+    assert claim.experiment_id == first
+    batch = points(9)
+    batch.add({"seq": 10, "record": "metric", "name": "lml", "labels": {"seed": 4},
+               "value": -1.5, "std_err": 0.0})  # fmt: skip
+    batch.add({"seq": 11, "record": "progress", "done": 3, "total": 6, "unit": "masks"})
+    with database.transaction() as session:
+        record(session, claim, batch, lease_s=60)
+    running = api.get(f"/v1/experiments/{first}").json()
+    assert running["status"] == "running"
+    assert running["progress"] == {"done": 3, "total": 6, "unit": "masks"}
+    assert running["metrics"] == [
+        {"name": "lml", "labels": {"seed": 4}, "value": -1.5, "std_err": 0.0, "reason": None}
+    ]
+
+    curves = api.get(f"/v1/experiments/{first}/curves").json()
+    assert curves["last_seq"] == 11
+    odd, even = curves["series"]
+    assert (odd["labels"], even["labels"]) == ({"seed": 5}, {"seed": 4})
+    assert odd["x"] == [1, 3, 5, 7, 9]
+    assert odd["value"] == [-0.1, -0.3, None, -0.7, -0.9]
+    assert odd["reasons"][1:3] == ["one draw", "value is nan"]
+    assert odd["total_points"] == 5
+    assert not odd["sampled"]
+    only = api.get(f"/v1/experiments/{first}/curves/score?seed=4").json()["series"]
+    assert only == [even]
+    sampled = api.get(f"/v1/experiments/{first}/curves?max_points=3").json()["series"][0]
+    assert sampled["x"] == [1, 5, 9]
+    assert sampled["sampled"]
+    assert sampled["total_points"] == 5
+    assert api.get(f"/v1/experiments/{first}/curves?after=11").json()["series"] == []
+
+
+def test_pages_follow_each_other(api: TestClient) -> None:
+    submitted = [submit(api) for _ in range(5)]
+    seen, cursor = [], None
+    for _ in range(3):
+        page = api.get("/v1/experiments", params={"limit": 2, "cursor": cursor}).json()
+        seen += [item["id"] for item in page["items"]]
+        cursor = page["next_cursor"]
+        submit(api)  # what comes meanwhile does not shift the pages
+    assert seen == submitted[::-1]
+    assert cursor is None
+    assert len(api.get("/v1/experiments?status=queued").json()["items"]) == 8
+    assert api.get("/v1/experiments?status=failed").json()["items"] == []
+
+
+def test_validate_stores_nothing(api: TestClient) -> None:
+    submit(api)
+    answer = api.post("/v1/experiments:validate", json={"spec": ppca_spec(seeds=[1, 2])}).json()
+    assert answer["masks"] == 2 * 6 * 4
+    assert answer["queue_position"] == 1
+    assert answer["spec"]["compute"]["max_runtime_s"] == 3600
+    assert len(api.get("/v1/experiments").json()["items"]) == 1
+
+
+def test_cancel(api: TestClient, database: Database) -> None:
+    running, waiting = submit(api), submit(api)
+    claim = run(database)
+    assert api.post(f"/v1/experiments/{waiting}:cancel").json()["status"] == "cancelled"
+    assert api.post(f"/v1/experiments/{waiting}:cancel").status_code == 202
+    answer = api.post(f"/v1/experiments/{running}:cancel").json()
+    assert (answer["status"], answer["desired_state"]) == ("running", "cancel")
+    with database.transaction() as session:
+        assert queue.heartbeat(session, claim, 60) == "cancel"
+        queue.finish(session, claim, Status.SUCCEEDED)
+    late = api.post(f"/v1/experiments/{running}:cancel")
+    assert late.status_code == 409
+    assert late.json()["reason"] == "already_ended"
+
+
+def test_others_experiments_are_not_there(
+    api: TestClient, database: Database, settings: Settings
+) -> None:
+    mine = submit(api)
+    with database.transaction() as session:
+        other_file = settings.store / "other-key"
+        ensure_key(session, "other", other_file)
+    api.headers["Authorization"] = f"Bearer {other_file.read_text().strip()}"
+    for path in ("", "/curves", "/metrics", "/curves/score"):
+        assert api.get(f"/v1/experiments/{mine}{path}").status_code == 404
+    assert api.post(f"/v1/experiments/{mine}:cancel").status_code == 404
+    assert api.get("/v1/experiments").json()["items"] == []
+
+
+def test_the_key_is_the_users_alone(settings: Settings) -> None:
+    assert settings.key_file.stat().st_mode & 0o777 == 0o600
+    assert settings.store.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/v1/nothing"])
+def test_unknown_paths_are_problems(api: TestClient, path: str) -> None:
+    answer = api.get(path)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"

@@ -1,0 +1,211 @@
+"""One run under supervision, with a real runner process and a real database."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
+
+from service.database import Database
+from service.experiments import queue, store
+from service.experiments.curves import read_series
+from service.experiments.models import Experiment
+from service.experiments.queue import Claim
+from service.experiments.schemas import Submission
+from service.settings import Settings
+from tests.conftest import ppca_spec
+from worker.runner import Runner
+from worker.supervisor import Supervision
+
+LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=20_000)
+"""About a minute of work, if nothing ends it."""
+
+
+def claimed(database: Database, spec: dict[str, Any]) -> Claim:
+    with database.transaction() as session:
+        store.submit(session, 1, Submission.model_validate({"spec": spec}))
+        dispatched = queue.dispatch_next(session)
+        assert dispatched is not None
+        claim = queue.claim(session, *dispatched, worker="w", lease_s=60)
+    assert claim is not None
+    return claim
+
+
+def outcome(
+    database: Database,
+    settings: Settings,
+    spec: dict[str, Any],
+    act: Callable[[Claim, Runner], object] = lambda claim, runner: None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> tuple[str, Experiment]:
+    """Run a spec while `act` happens beside it, once the first progress is there."""
+    claim = claimed(database, spec)
+    runner = Runner()
+
+    def beside() -> None:
+        while load(database, claim).progress_done is None:
+            time.sleep(0.05)
+        act(claim, runner)
+
+    thread = threading.Thread(target=beside, daemon=True)
+    thread.start()
+    ended = Supervision(database, settings, claim, runner).run(is_stopping)
+    assert not runner.alive
+    return ended, load(database, claim)
+
+
+def load(database: Database, claim: Claim) -> Experiment:
+    with database.snapshot() as session:
+        return session.get_one(Experiment, claim.experiment_id)
+
+
+def failure(experiment: Experiment) -> tuple[str | None, str]:
+    return experiment.failure_kind, experiment.failure_message or ""
+
+
+def test_every_record_arrives_once(database: Database, settings: Settings) -> None:
+    ended, experiment = outcome(database, settings, ppca_spec(evaluate__convergence=True))
+    assert (ended, experiment.status) == ("succeeded", "succeeded")
+    assert experiment.progress_done == experiment.progress_total == 24
+    with database.snapshot() as session:
+        found = {s.name: s for s in read_series(session, experiment.id, max_points=1000)}
+        names = {metric.name for metric in store.metrics(session, experiment.id)}
+    assert found["score"].x == [1, 2, 3, 4, 5, 6]
+    assert found["convergence"].x == [1, 2, 3, 4]
+    assert found["convergence"].std_err[0] is None
+    assert names == {"lml", "mpt", "difference"}
+
+
+def test_cancel_reaches_the_runner(database: Database, settings: Settings) -> None:
+    asked = []
+
+    def cancel(claim: Claim, runner: Runner) -> None:
+        asked.append(time.monotonic())
+        with database.transaction() as session:
+            queue.request_cancel(session, claim.experiment_id)
+
+    ended, experiment = outcome(database, settings, LONG, cancel)
+    assert time.monotonic() - asked[0] < 5
+    assert (ended, experiment.status) == ("cancelled", "cancelled")
+
+
+def test_a_runner_that_ignores_sigterm_is_killed(database: Database, settings: Settings) -> None:
+    def cancel(claim: Claim, runner: Runner) -> None:
+        os.kill(runner.process.pid, signal.SIGSTOP)  # it cannot even see a SIGTERM
+        with database.transaction() as session:
+            queue.request_cancel(session, claim.experiment_id)
+
+    impatient = settings.model_copy(update={"kill_grace_s": 0.5})
+    ended, _ = outcome(database, impatient, LONG, cancel)
+    assert ended == "cancelled"
+
+
+def test_time_limit(database: Database, settings: Settings) -> None:
+    spec = {**LONG, "compute": {"device": "cpu", "max_runtime_s": 1}}
+    ended, experiment = outcome(database, settings, spec)
+    assert ended == "failed"
+    kind, message = failure(experiment)
+    assert kind == "timeout"
+    assert "raise compute.max_runtime_s" in message
+
+
+def test_a_killed_runner_is_tried_again(database: Database, settings: Settings) -> None:
+    ended, experiment = outcome(database, settings, LONG, lambda claim, runner: runner.kill())
+    assert ended == "lost"
+    assert (experiment.status, experiment.lost) == ("queued", 1)
+
+
+def test_a_stopping_worker_hands_back(database: Database, settings: Settings) -> None:
+    stopping = threading.Event()
+    ended, experiment = outcome(
+        database, settings, LONG, lambda claim, runner: stopping.set(), stopping.is_set
+    )
+    assert ended == "handed back"
+    assert (experiment.status, experiment.lost) == ("queued", 0)
+
+
+def test_a_lost_lease_ends_the_run(database: Database, settings: Settings) -> None:
+    def take_over(claim: Claim, runner: Runner) -> None:
+        with database.transaction() as session:
+            session.execute(
+                update(Experiment)
+                .where(Experiment.id == claim.experiment_id)
+                .values(attempt=claim.attempt + 1)
+            )
+
+    ended, experiment = outcome(database, settings, LONG, take_over)
+    assert ended == "lease lost"
+    assert experiment.status == "running"  # the other attempt's
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "words"),
+    [
+        ({"model": {"family": "none"}}, "invalid", "/model/family: one of 'ppca'"),
+        (
+            ppca_spec(
+                model={"family": "ppca", "latent_dim": 5, "init": "maximum_likelihood"},
+                data__latent_dim=1,
+                data__noise="shared",
+                data__noise_precision=1e12,
+            ),
+            "invalid",
+            "lower latent_dim or give a noise_precision",
+        ),
+    ],
+)
+def test_a_run_that_fails_says_why(
+    database: Database, settings: Settings, spec: dict[str, Any], kind: str, words: str
+) -> None:
+    claim = claimed(database, ppca_spec())
+    broken = Claim(claim.experiment_id, claim.attempt, {**spec, "compute": {"max_runtime_s": 60}})
+    ended = Supervision(database, settings, broken, Runner()).run(lambda: False)
+    assert ended == "failed"
+    found_kind, message = failure(load(database, claim))
+    assert found_kind == kind
+    assert words in message
+
+
+def test_the_database_is_away_for_a_while(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands in for a lost connection, which SQLite does not have; PostgreSQL's is tested with a
+    real server."""
+    refused: list[int] = []
+    begin = Database.transaction
+
+    def transaction(self: Database) -> Any:
+        if len(refused) < 4:
+            refused.append(1)
+            raise OperationalError("away", None, Exception())
+        return begin(self)
+
+    claim = claimed(database, ppca_spec(data__dim=30))
+    monkeypatch.setattr(Database, "transaction", transaction)
+    ended = Supervision(database, settings, claim, Runner()).run(lambda: False)
+    assert ended == "succeeded"
+    assert len(refused) == 4
+    with database.snapshot() as session:
+        (series,) = read_series(session, claim.experiment_id, max_points=1000)
+    assert series.x == list(range(1, 31))
+
+
+def test_a_runner_dies_with_its_supervisor() -> None:
+    code = (
+        "import time; from worker.runner import Runner;"
+        " print(Runner().process.pid, flush=True); time.sleep(60)"
+    )
+    parent = psutil.Popen([sys.executable, "-c", code], stdout=-1)
+    runner = psutil.Process(int(parent.stdout.readline()))
+    time.sleep(0.5)
+    parent.kill()
+    parent.wait()
+    _, alive = psutil.wait_procs([runner], timeout=5)
+    assert not alive
