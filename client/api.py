@@ -68,6 +68,23 @@ class Client:
         """Ask for an experiment to end."""
         return self._call("POST", f"/v1/experiments/{experiment_id}:cancel")
 
+    def pause(self, experiment_id: str) -> Json:
+        """Ask for an experiment to be set aside."""
+        return self._call("POST", f"/v1/experiments/{experiment_id}:pause")
+
+    def resume(self, experiment_id: str) -> Json:
+        """Put a paused experiment back in the queue."""
+        return self._call("POST", f"/v1/experiments/{experiment_id}:resume")
+
+    def retry(self, experiment_id: str) -> Json:
+        """Queue a new experiment like one that failed or was cancelled."""
+        return self._call("POST", f"/v1/experiments/{experiment_id}:retry")
+
+    def workers(self) -> list[Json]:
+        """The workers that live."""
+        found: list[Json] = self._call("GET", "/v1/workers")["items"]
+        return found
+
     def wait(
         self,
         experiment_id: str,

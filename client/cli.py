@@ -1,10 +1,12 @@
 """The command `mpt`."""
 
 import json
+import os
 import signal
 import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import httpx
 import typer
@@ -13,6 +15,14 @@ from rich.console import Console
 from client import serve as server
 from client.api import Client, Refused, store
 from client.progress import shown_progress
+
+
+class Queue(StrEnum):
+    """The kinds of worker."""
+
+    cpu = "cpu"
+    gpu = "gpu"
+
 
 app = typer.Typer(help="Submit experiments to MPT Lab, read what came out.", no_args_is_help=True)
 
@@ -36,6 +46,46 @@ def serve(
             server.keep(revive)
         except KeyboardInterrupt:
             typer.echo("stopping")
+
+
+@app.command()
+def migrate() -> None:
+    """Lab mode: bring the database to the newest schema and make the local user's key."""
+    _become("service.prepare")
+
+
+@app.command()
+def api(
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="the port to listen on")] = 8765,
+) -> None:
+    """Lab mode: an API process; any number may run."""
+    _become("service", "--host", host, "--port", str(port))
+
+
+@app.command()
+def dispatcher() -> None:
+    """Lab mode: chooses what runs next and rings a worker; any number may run."""
+    _become("worker.dispatcher")
+
+
+@app.command()
+def reaper() -> None:
+    """Lab mode: puts back what a lost worker left; any number may run."""
+    _become("worker.reaper")
+
+
+@app.command()
+def worker(
+    queue: Annotated[Queue, typer.Argument(help="what it works for")] = Queue.cpu,
+) -> None:
+    """Lab mode: a worker of one slot; pin it to a GPU by CUDA_VISIBLE_DEVICES."""
+    _become("worker.node", queue.value)
+
+
+def _become(module: str, *arguments: str) -> NoReturn:
+    """Go on as another program: signals reach it, and the client imports none of it."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
 @app.command()

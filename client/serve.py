@@ -36,10 +36,9 @@ def embedded(store: Path, port: int, log: Path | None = None) -> Iterator[Callab
         if start("service.prepare").wait() != 0:
             raise RuntimeError(f"the store could not be prepared: see {log or 'above'}")
         commands = [
-            ("uvicorn", "--factory", "service.main:create_app", "--host", "127.0.0.1",
-             "--port", str(port), "--log-level", "warning"),
+            ("service", "--port", str(port)),
             ("worker.local",),
-        ]  # fmt: skip
+        ]
         processes = [start(*command) for command in commands]
 
         def revive() -> None:

@@ -1,18 +1,23 @@
 """Run migrations on the URL that service.prepare gives, or that the settings name."""
 
+from contextlib import closing
+
 from alembic import context
 
 from service.database import Base, Database
-from service.experiments import models as experiments
+from service.experiments.models import Experiment
 from service.settings import Settings
 from service.users import User
+from service.workers import Worker
 
-assert experiments.Experiment.metadata is User.metadata is Base.metadata
+assert {table.__tablename__ for table in (Experiment, User, Worker)} <= set(Base.metadata.tables)
 
 
 def run() -> None:
     url = context.config.attributes.get("url") or Settings().url
-    with Database(url).engine.connect() as connection:
+    with closing(Database(url)) as database, database.engine.connect() as connection:
+        if connection.dialect.name == "sqlite":  # a table that is altered is made anew
+            connection.connection.cursor().execute("PRAGMA foreign_keys=OFF")
         context.configure(
             connection,
             target_metadata=Base.metadata,

@@ -8,6 +8,7 @@ comes: it has torch imported by then, and has touched no GPU.
 
 import argparse
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ import threading
 
 from mptcore.records import Failure, Progress, Record, RunError, encode
 from mptcore.run import run
-from mptcore.specs import ExperimentSpec, SpecError, parse_spec
+from mptcore.specs import ExperimentSpec, SpecError, parse_json, parse_spec
 
 
 def main() -> int:
@@ -28,6 +29,9 @@ def main() -> int:
     if supervised and not text:
         return 0  # a spare that was never used
     try:
+        order = parse_json(text) if supervised else None
+        if isinstance(order, dict) and "spec" in order:
+            text = json.dumps(order["spec"]).encode()
         spec = parse_spec(text)
     except SpecError as error:
         for problem in error.problems:

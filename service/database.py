@@ -4,12 +4,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Float, MetaData, Table, create_engine, event
+from sqlalchemy import Connection, Engine, Float, MetaData, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
+
+AWAY = (OperationalError, InterfaceError)
+"""What is raised while the database does not answer: nothing was committed, or it is not known."""
 
 
 class Base(DeclarativeBase):
@@ -49,6 +53,10 @@ class Database:
     def __init__(self, url: str):
         self.engine = _engine(url)
 
+    def close(self) -> None:
+        """Close the connections that no one uses."""
+        self.engine.dispose()
+
     @contextmanager
     def transaction(self) -> Iterator[Session]:
         """A transaction that writes: committed at the end of the block, else rolled back."""
@@ -74,11 +82,22 @@ def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any
 
 
 def _engine(url: str) -> Engine:
-    engine = create_engine(url, pool_pre_ping=True)
-    if engine.dialect.name == "sqlite":
+    name = make_url(url).get_backend_name()
+    options = POSTGRESQL_OPTIONS if name == "postgresql" else {}
+    engine = create_engine(url, pool_pre_ping=True, connect_args=options)
+    if name == "sqlite":
         event.listen(engine, "connect", _open_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+POSTGRESQL_OPTIONS = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,  # a connection that no one answers is given up, in ms
+    "keepalives_idle": 5,
+    "options": "-c statement_timeout=60s -c lock_timeout=20s"
+    " -c idle_in_transaction_session_timeout=60s",
+}
 
 
 def _open_sqlite(connection: Any, record: object) -> None:

@@ -9,10 +9,10 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from mptcore.specs import Problem, problems_of
+from service.database import AWAY
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ def invalid(problems: Sequence[Problem]) -> ApiError:
 def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(StarletteHTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(OperationalError, _database_error)
+    for away in AWAY:
+        app.add_exception_handler(away, _database_error)
     app.add_exception_handler(Exception, _unexpected_error)
 
 

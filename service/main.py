@@ -3,7 +3,7 @@
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import Depends, FastAPI
 
-from service import health
+from service import health, monitoring
 from service.database import Database
 from service.dependencies import current_user
 from service.errors import ProblemDocument, install_handlers
@@ -24,6 +24,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(CorrelationIdMiddleware, header_name="X-Request-ID", validator=None)
     install_handlers(app)
     app.include_router(health.router)
-    for router in (experiments.custom, experiments.router):
+    for router in (experiments.custom, experiments.router, monitoring.router):
         app.include_router(router, dependencies=[Depends(current_user)])
     return app

@@ -1,6 +1,7 @@
 """`python -m service.prepare`: make the store ready for embedded use. Run again, it changes
 nothing: the directory, the tables (Alembic, to the newest), the local user and its key."""
 
+from contextlib import closing
 from pathlib import Path
 
 from alembic import command
@@ -23,7 +24,7 @@ def migrate(url: str) -> None:
 def prepare(settings: Settings) -> None:
     settings.store.mkdir(mode=0o700, parents=True, exist_ok=True)
     migrate(settings.url)
-    with Database(settings.url).transaction() as session:
+    with closing(Database(settings.url)) as database, database.transaction() as session:
         ensure_key(session, LOCAL_USER, settings.key_file)
 
 

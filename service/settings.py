@@ -4,7 +4,7 @@ from functools import cached_property
 from pathlib import Path
 
 from platformdirs import user_data_path
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mptcore.specs import Limits
@@ -20,6 +20,8 @@ class Settings(BaseSettings):
     database_url: str | None = None
     """SQLAlchemy's URL; unset is SQLite in the store."""
     limits: Limits = Limits()
+    redis_url: SecretStr | None = None
+    """The broker of lab mode."""
     max_body_bytes: int = 256 * 1024
 
     lease_s: float = Field(default=10.0, gt=0)
@@ -32,11 +34,23 @@ class Settings(BaseSettings):
     max_lost: int = Field(default=3, ge=0)
     """Lost leases after which an experiment fails."""
     poll_s: float = Field(default=0.1, gt=0)
-    """How often an idle worker looks for work."""
+    """How often an idle worker or dispatcher looks for work."""
+    stall_s: float = Field(default=1800.0, gt=0)
+    """A run that reports nothing for so long is ended."""
+    deaf_s: float = Field(default=10.0, gt=0)
+    """A node that is idle while a dispatch for it has waited so long is restarted."""
+    run_memory_bytes: int | None = Field(default=None, gt=0)
+    """Main memory that a run may take; unset is nine tenths of the machine's."""
 
     @cached_property
     def url(self) -> str:
         return self.database_url or f"sqlite:///{self.store / 'mptlab.sqlite3'}"
+
+    def checkpoints(self, experiment_id: str) -> Path:
+        return self.store / "checkpoints" / experiment_id
+
+    def artifacts(self, experiment_id: str) -> Path:
+        return self.store / "artifacts" / experiment_id
 
     @property
     def key_file(self) -> Path:

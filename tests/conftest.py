@@ -2,7 +2,10 @@
 
 import os
 import shutil
-from collections.abc import Generator
+import tempfile
+import uuid
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from service.database import Database
 from service.prepare import prepare
 from service.settings import Settings
+from tests.servers import PostgreSQL, Redis
 
 REQUIRE_ALL = os.environ.get("MPT_TEST_REQUIRE_ALL") == "1"
 
@@ -25,6 +29,48 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped, though MPT_TEST_REQUIRE_ALL=1: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="session")
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]:
+    """A real PostgreSQL server, with a migrated database to copy. Its folder is not pytest's, which
+    is closed to the user that the server runs as under root."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        server = PostgreSQL(Path(folder))
+        server.start()
+        server.create("prepared")
+        prepare(Settings(store=tmp_path_factory.mktemp("lab"), database_url=server.url("prepared")))
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
+    """A real Redis server on a port of its own."""
+    server = Redis(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def lab(postgresql: PostgreSQL, redis: Redis, tmp_path: Path) -> Settings:
+    """Settings of lab mode on real servers, with a database and a broker number of its own."""
+    name = f"test_{uuid.uuid4().hex}"
+    postgresql.create(name, template="prepared")
+    made = Settings(
+        store=tmp_path / "lab", database_url=postgresql.url(name), redis_url=redis.new_url()
+    )
+    prepare(made)
+    return made
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def either(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """The same test on both databases."""
+    fixture = "settings" if request.param == "sqlite" else "lab"
+    with closing(Database(request.getfixturevalue(fixture).url)) as database:
+        yield database
 
 
 @pytest.fixture(scope="session")

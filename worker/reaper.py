@@ -1,16 +1,20 @@
 """Putting back what no one will finish."""
 
 import logging
+import signal
 import threading
 import time
 
-from sqlalchemy.exc import OperationalError
-
-from service.database import Database
+from service import workers
+from service.database import AWAY, Database
 from service.experiments import queue
+from service.logs import configure_logs
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
+
+
+FORGET_S = 3600.0
 
 
 class Reaper:
@@ -29,7 +33,7 @@ class Reaper:
     def tick(self) -> None:
         try:
             self._tick()
-        except OperationalError as error:
+        except AWAY as error:
             log.warning("the database is away: %s", error)
             self._up_since = None
 
@@ -39,6 +43,20 @@ class Reaper:
                 self._up_since = time.monotonic()
             if time.monotonic() - self._up_since < self.settings.lease_s:
                 return
+            workers.forget_silent(session, FORGET_S)
             reaped = queue.reap(session, self.settings.dispatch_timeout_s, self.settings.max_lost)
         for experiment_id, status in reaped:
             log.warning("reaped %s: now %s", experiment_id, status)
+
+
+def main() -> None:
+    configure_logs()
+    settings = Settings()
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    Reaper(Database(settings.url), settings).run(stopping)
+
+
+if __name__ == "__main__":
+    main()

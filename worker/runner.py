@@ -48,9 +48,13 @@ class Runner:
         """The last lines it wrote to stderr."""
         return "".join(self._stderr).strip()
 
-    def start(self, spec: dict[str, Any]) -> None:
-        """Give it its spec."""
-        self._send(spec)
+    def start(self, order: dict[str, Any]) -> None:
+        """Give it its spec, and where its files go."""
+        self._send(order)
+
+    def request_stop(self) -> None:
+        """Ask it to save a checkpoint and to end."""
+        self._send({"stop": "checkpoint"})
 
     def acknowledge(self, seq: int) -> None:
         """Say that the records up to this one are in the database."""

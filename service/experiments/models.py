@@ -5,7 +5,6 @@ from typing import Any
 
 from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
-from uuid6 import uuid7
 
 from service.database import Base, now
 
@@ -30,7 +29,15 @@ class DesiredState(StrEnum):
     """What the owner wants of a running experiment."""
 
     RUN = "run"
+    PAUSE = "pause"
     CANCEL = "cancel"
+
+
+class Queue(StrEnum):
+    """Which kind of worker an experiment goes to."""
+
+    CPU = "cpu"
+    GPU = "gpu"
 
 
 class Experiment(Base):
@@ -41,18 +48,24 @@ class Experiment(Base):
     __table_args__ = (
         Index("ix_experiments_owner_id_id", "owner_id", "id"),
         Index("ix_experiments_queue", "status", "priority", "id"),
+        UniqueConstraint("owner_id", "idempotency_key"),
     )
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True, default=lambda: uuid7().hex)
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    """A UUID of version 7: ids of later experiments are greater."""
     owner_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     name: Mapped[str | None] = mapped_column(String(200))
     tags: Mapped[list[str]] = mapped_column(JSON)
     note: Mapped[str | None] = mapped_column(Text)
     priority: Mapped[int]
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
+    retry_of: Mapped[str | None] = mapped_column(String(32))
+    idempotency_key: Mapped[str | None] = mapped_column(String(200))
+    submission_sha256: Mapped[str | None] = mapped_column(String(64))
 
     status: Mapped[str] = mapped_column(String(16), default=Status.QUEUED)
     desired_state: Mapped[str] = mapped_column(String(16), default=DesiredState.RUN)
+    queue: Mapped[str | None] = mapped_column(String(16))
     dispatch_no: Mapped[int] = mapped_column(default=0)
     attempt: Mapped[int] = mapped_column(default=0)
     lost: Mapped[int] = mapped_column(default=0)
@@ -70,6 +83,32 @@ class Experiment(Base):
     progress_unit: Mapped[str | None] = mapped_column(String(32))
     failure_kind: Mapped[str | None] = mapped_column(String(16))
     failure_message: Mapped[str | None] = mapped_column(Text)
+
+
+class Checkpoint(Base):
+    """Where a run can go on: a file below the experiment's checkpoint directory, written after
+    the record `after_seq` was committed."""
+
+    __tablename__ = "checkpoints"
+
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
+    after_seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    file: Mapped[str] = mapped_column(String(500))
+    sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float] = mapped_column(default=now())
+
+
+class Artifact(Base):
+    """A file that a run left: below the experiment's artifact directory."""
+
+    __tablename__ = "artifacts"
+
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
+    file: Mapped[str] = mapped_column(String(200), primary_key=True)
+    seq: Mapped[int]
+    media_type: Mapped[str] = mapped_column(String(100))
+    sha256: Mapped[str] = mapped_column(String(64))
 
 
 class Event(Base):

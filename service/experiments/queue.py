@@ -3,21 +3,25 @@
 Every function takes a session and commits nothing. Times are the database's own (`now()`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, Update, delete, func, select, update
+from sqlalchemy import ColumnElement, Row, Update, case, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from service.database import now
 from service.experiments.models import (
     TERMINAL,
     WAITING,
+    Artifact,
     Block,
+    Checkpoint,
     DesiredState,
     Event,
     Experiment,
     Metric,
+    Queue,
     Series,
     Status,
 )
@@ -28,12 +32,23 @@ class LeaseLost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Dispatch:
+    """An experiment chosen to run next: what the doorbell says."""
+
+    experiment_id: str
+    dispatch_no: int
+    queue: Queue
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """One attempt at an experiment."""
 
     experiment_id: str
     attempt: int
     spec: dict[str, Any]
+    resume: Checkpoint | None = None
+    """Where it goes on from, if not from the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +64,15 @@ def note_status(session: Session, experiment_id: str, status: Status, **details:
     session.add(Event(experiment_id=experiment_id, kind="status", data=data))
 
 
-def dispatch_next(session: Session) -> tuple[str, int] | None:
-    """Choose the next queued experiment (priority, then age) and mark it dispatched, under a new
-    number that only one claim can use. None where nothing waits."""
+def dispatch_next(
+    session: Session, queues: Sequence[Queue] = tuple(Queue), *, gpu: bool = False
+) -> Dispatch | None:
+    """Choose the next queued experiment (priority, then age) for one of these queues and mark it
+    dispatched, under a new number that only one claim can use. None where nothing waits. `gpu`
+    says whether there are GPU workers, which device "auto" then goes to."""
     chosen = (
         select(Experiment.id)
-        .where(Experiment.status == Status.QUEUED)
+        .where(Experiment.status == Status.QUEUED, _queue(gpu).in_(queues))
         .order_by(Experiment.priority.desc(), Experiment.id)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -65,22 +83,38 @@ def dispatch_next(session: Session) -> tuple[str, int] | None:
         .where(Experiment.id == chosen, Experiment.status == Status.QUEUED)
         .values(
             status=Status.DISPATCHED,
+            queue=_queue(gpu),
             dispatch_no=Experiment.dispatch_no + 1,
             dispatched_at=now(),
         )
-        .returning(Experiment.id, Experiment.dispatch_no)
+        .returning(Experiment.id, Experiment.dispatch_no, Experiment.queue)
     ).one_or_none()
     if row is None:
         return None
     note_status(session, row.id, Status.DISPATCHED, dispatch_no=row.dispatch_no)
-    return row.id, row.dispatch_no
+    return Dispatch(row.id, row.dispatch_no, Queue(row.queue))
+
+
+def _queue(gpu: bool) -> ColumnElement[str]:
+    """The queue of an experiment, by the device that its spec asks for."""
+    on_gpu = ("cuda", "auto") if gpu else ("cuda",)
+    device = Experiment.spec["compute"]["device"].as_string()
+    return case((device.in_(on_gpu), Queue.GPU.value), else_=Queue.CPU.value)
 
 
 def claim(
-    session: Session, experiment_id: str, dispatch_no: int, worker: str, lease_s: float
+    session: Session,
+    experiment_id: str,
+    dispatch_no: int,
+    *,
+    worker: str,
+    lease_s: float,
+    resume: Checkpoint | None = None,
 ) -> Claim | None:
     """Begin an attempt: raise the fence and take the lease. None where the dispatch is not the
-    current one. The records of earlier attempts go, in the same transaction."""
+    current one. The records after the checkpoint that it resumes from (or all) go, in the same
+    transaction."""
+    after = resume.after_seq if resume else 0
     row = session.execute(
         update(Experiment)
         .where(
@@ -94,7 +128,7 @@ def claim(
             worker=worker,
             lease_expires_at=now() + lease_s,
             started_at=func.coalesce(Experiment.started_at, now()),
-            last_seq=0,
+            last_seq=after,
             progress_done=None,
             progress_total=None,
             progress_unit=None,
@@ -103,18 +137,38 @@ def claim(
     ).one_or_none()
     if row is None:
         return None
-    _delete_records(session, experiment_id)
-    note_status(session, experiment_id, Status.RUNNING, attempt=row.attempt, worker=worker)
-    return Claim(experiment_id, row.attempt, row.spec)
+    _delete_records(session, experiment_id, after)
+    details = {"attempt": row.attempt, "worker": worker}
+    if resume:
+        details["resumed_after"] = after
+    note_status(session, experiment_id, Status.RUNNING, **details)
+    return Claim(experiment_id, row.attempt, row.spec, resume)
 
 
-def _delete_records(session: Session, experiment_id: str) -> None:
-    series = select(Series.id).where(Series.experiment_id == experiment_id).scalar_subquery()
-    session.execute(delete(Block).where(Block.series_id.in_(series)))
-    session.execute(delete(Series).where(Series.experiment_id == experiment_id))
-    session.execute(delete(Metric).where(Metric.experiment_id == experiment_id))
+def checkpoints(session: Session, experiment_id: str) -> Sequence[Checkpoint]:
+    """An experiment's checkpoints, the latest first."""
+    query = select(Checkpoint).where(Checkpoint.experiment_id == experiment_id)
+    return session.scalars(
+        query.order_by(Checkpoint.after_seq.desc(), Checkpoint.attempt.desc())
+    ).all()
+
+
+def _delete_records(session: Session, experiment_id: str, after: int) -> None:
+    """Delete the records after `after`. A block never reaches over a checkpoint."""
+    series = select(Series.id).where(Series.experiment_id == experiment_id)
     session.execute(
-        delete(Event).where(Event.experiment_id == experiment_id, Event.seq.is_not(None))
+        delete(Block).where(Block.series_id.in_(series.scalar_subquery()), Block.last_seq > after)
+    )
+    kept = select(Block.series_id).where(Block.series_id == Series.id).exists()
+    session.execute(delete(Series).where(Series.experiment_id == experiment_id, ~kept))
+    for table in (Metric, Event, Artifact):
+        session.execute(
+            delete(table).where(table.experiment_id == experiment_id, table.seq > after)
+        )
+    session.execute(
+        delete(Checkpoint).where(
+            Checkpoint.experiment_id == experiment_id, Checkpoint.after_seq > after
+        )
     )
 
 
@@ -152,8 +206,8 @@ def finish(
 
 
 def lose(session: Session, claim: Claim, max_lost: int) -> Status:
-    """Say that this attempt's runner was killed from outside: back to the queue, as the reaper
-    would put it. Raises LeaseLost."""
+    """Say that this attempt's runner was killed from outside, and do what the reaper would.
+    Raises LeaseLost."""
     lost = session.execute(
         _owned(claim)
         .values(status=Status.QUEUED, lost=Experiment.lost + 1, lease_expires_at=None)
@@ -164,9 +218,22 @@ def lose(session: Session, claim: Claim, max_lost: int) -> Status:
     return _after_loss(session, lost, max_lost)
 
 
-def hand_back(session: Session, claim: Claim) -> None:
-    """Give an unfinished run back to the queue; not counted as lost. Raises LeaseLost."""
-    _end(session, claim, Status.QUEUED)
+def give_up_slot(session: Session, claim: Claim) -> Status:
+    """End the attempt unfinished, by its owner's wish or its worker's: paused or cancelled where
+    that is desired by now, else back in the queue; not counted as lost. Raises LeaseLost."""
+    desired = heartbeat(session, claim, lease_s=0)
+    status = UNFINISHED[desired]
+    columns = {"finished_at": now()} if status == Status.CANCELLED else {}
+    _end(session, claim, status, **columns)
+    return status
+
+
+UNFINISHED = {
+    DesiredState.RUN: Status.QUEUED,
+    DesiredState.PAUSE: Status.PAUSED,
+    DesiredState.CANCEL: Status.CANCELLED,
+}
+"""Where an unfinished run goes, by what its owner wants."""
 
 
 def _end(session: Session, claim: Claim, status: Status, **columns: object) -> None:
@@ -186,25 +253,42 @@ def _failure_columns(failure: FailureCause | None) -> dict[str, object]:
     return {"failure_kind": failure.kind, "failure_message": failure.message}
 
 
-def request_cancel(session: Session, experiment_id: str) -> Status | None:
-    """Cancel what waits; ask what runs to stop. The status after that, or None where it had
-    ended already."""
+def request(session: Session, experiment_id: str, desired: DesiredState) -> Status | None:
+    """Have an experiment cancelled, paused or (RUN) resumed: at once where it waits, by its
+    attempt where it runs. Its status after that, or None where its state does not allow it."""
+    from_states, to_state = AT_ONCE[desired]
     waiting = session.execute(
         update(Experiment)
-        .where(Experiment.id == experiment_id, Experiment.status.in_(WAITING))
-        .values(status=Status.CANCELLED, finished_at=now())
+        .where(Experiment.id == experiment_id, Experiment.status.in_(from_states))
+        .values(
+            status=to_state,
+            desired_state=desired,
+            finished_at=now() if to_state == Status.CANCELLED else None,
+        )
         .returning(Experiment.id)
     ).one_or_none()
     if waiting is not None:
-        note_status(session, experiment_id, Status.CANCELLED)
-        return Status.CANCELLED
+        note_status(session, experiment_id, to_state)
+        return to_state
     running = session.execute(
         update(Experiment)
-        .where(Experiment.id == experiment_id, Experiment.status == Status.RUNNING)
-        .values(desired_state=DesiredState.CANCEL)
+        .where(
+            Experiment.id == experiment_id,
+            Experiment.status == Status.RUNNING,
+            Experiment.desired_state != DesiredState.CANCEL,
+        )
+        .values(desired_state=desired)
         .returning(Experiment.id)
     ).one_or_none()
     return None if running is None else Status.RUNNING
+
+
+AT_ONCE = {
+    DesiredState.CANCEL: (WAITING, Status.CANCELLED),
+    DesiredState.PAUSE: ((Status.QUEUED, Status.DISPATCHED), Status.PAUSED),
+    DesiredState.RUN: ((Status.PAUSED,), Status.QUEUED),
+}
+"""By what is desired: from which waiting states it is had at once, and to which."""
 
 
 def reap(session: Session, dispatch_timeout_s: float, max_lost: int) -> list[tuple[str, Status]]:
@@ -237,10 +321,8 @@ def reap(session: Session, dispatch_timeout_s: float, max_lost: int) -> list[tup
 def _after_loss(session: Session, lost: Row[str, int, int, str], max_lost: int) -> Status:
     """What becomes of an experiment (id, lost, attempt, desired_state) that was put back to the
     queue because its attempt was lost."""
-    status, failure = Status.QUEUED, None
-    if lost.desired_state == DesiredState.CANCEL:
-        status = Status.CANCELLED
-    elif lost.lost > max_lost:
+    status, failure = UNFINISHED[DesiredState(lost.desired_state)], None
+    if status == Status.QUEUED and lost.lost > max_lost:
         status = Status.FAILED
         message = f"its worker was lost {lost.lost} times; at most {max_lost} are borne"
         failure = FailureCause("lost", message)
@@ -248,7 +330,11 @@ def _after_loss(session: Session, lost: Row[str, int, int, str], max_lost: int) 
         session.execute(
             update(Experiment)
             .where(Experiment.id == lost.id)
-            .values(status=status, finished_at=now(), **_failure_columns(failure))
+            .values(
+                status=status,
+                finished_at=None if status == Status.PAUSED else now(),
+                **_failure_columns(failure),
+            )
         )
     note_status(session, lost.id, status, lost_attempt=lost.attempt)
     return status

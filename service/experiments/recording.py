@@ -10,7 +10,15 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.database import insert_new
-from service.experiments.models import Block, DesiredState, Event, Metric, Series
+from service.experiments.models import (
+    Artifact,
+    Block,
+    Checkpoint,
+    DesiredState,
+    Event,
+    Metric,
+    Series,
+)
 from service.experiments.queue import Claim, heartbeat
 
 SeriesKey = tuple[str, str]
@@ -29,9 +37,13 @@ class Batch:
     points: dict[SeriesKey, list[dict[str, Any]]] = field(default_factory=dict)
     metrics: list[dict[str, Any]] = field(default_factory=list)
     logs: list[dict[str, Any]] = field(default_factory=list)
+    artifacts: list[dict[str, Any]] = field(default_factory=list)
+    checkpoint: dict[str, Any] | None = None
+    """Closes the batch, so that no block reaches over it."""
     progress: dict[str, Any] | None = None
     last_seq: int = 0
     size: int = 0
+    """How many records it holds; a checkpoint counts for one."""
 
     def add(self, record: dict[str, Any]) -> None:
         match record["record"]:
@@ -42,20 +54,27 @@ class Batch:
                 self.metrics.append(record)
             case "log":
                 self.logs.append(record)
+            case "artifact":
+                self.artifacts.append(record)
             case "progress":
                 self.progress = record
-        self.last_seq = record["seq"]
+            case "checkpoint":
+                self.checkpoint = record
+        self.last_seq = record["seq"] or self.last_seq  # a checkpoint has none of its own
         self.size += 1
 
 
 def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> DesiredState:
     """Store a batch. The same batch again changes nothing. Raises LeaseLost."""
-    columns: dict[str, object] = {"last_seq": batch.last_seq} if batch.size else {}
+    columns: dict[str, object] = {"last_seq": batch.last_seq} if batch.last_seq else {}
     if batch.progress is not None:
         columns |= {f"progress_{key}": batch.progress[key] for key in ("done", "total", "unit")}
     desired = heartbeat(session, claim, lease_s, **columns)
     _insert_points(session, claim.experiment_id, batch)
     insert_new(session, Metric, [_metric_row(claim.experiment_id, m) for m in batch.metrics])
+    insert_new(session, Artifact, [_artifact_row(claim.experiment_id, a) for a in batch.artifacts])
+    if batch.checkpoint is not None:
+        insert_new(session, Checkpoint, [_checkpoint_row(claim, batch.checkpoint)])
     insert_new(session, Event, [_log_row(claim.experiment_id, log) for log in batch.logs])
     return desired
 
@@ -100,6 +119,21 @@ def _column(values: list[float | None]) -> bytes:
 def _log_row(experiment_id: str, log: dict[str, Any]) -> dict[str, Any]:
     data = {"level": log["level"], "message": log["message"]}
     return {"experiment_id": experiment_id, "kind": "log", "data": data, "seq": log["seq"]}
+
+
+def _artifact_row(experiment_id: str, artifact: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: artifact[name] for name in ("seq", "file", "media_type", "sha256")}
+    return {"experiment_id": experiment_id, **kept}
+
+
+def _checkpoint_row(claim: Claim, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "experiment_id": claim.experiment_id,
+        "after_seq": checkpoint["after"],
+        "attempt": claim.attempt,
+        "file": f"{claim.attempt}/{checkpoint['file']}",
+        "sha256": checkpoint["sha256"],
+    }
 
 
 def _metric_row(experiment_id: str, metric: dict[str, Any]) -> dict[str, Any]:

@@ -1,34 +1,33 @@
 """The routes of experiments."""
 
 import base64
-import json
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import FileResponse
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, Limits, Problem
 from service.bodies import StrictRoute
+from service.database import Database
 from service.dependencies import DatabaseDep, SettingsDep, UserDep
 from service.errors import ApiError, invalid
 from service.experiments import queue, store
 from service.experiments.curves import read_series
-from service.experiments.models import Experiment, Metric, Status
+from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.schemas import (
+    ArtifactList,
     CurvesOut,
     ExperimentOut,
     ExperimentPage,
     ExperimentWithMetrics,
-    FailureOut,
-    MetricOut,
-    Progress,
-    QueuePlace,
+    MetricList,
     Submission,
-    Urls,
     Validation,
-    moment,
 )
+from service.experiments.views import artifact_out, experiment_out, metric_out
+from service.users import User
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
 
@@ -44,13 +43,17 @@ def submit(
     settings: SettingsDep,
     user: UserDep,
     response: Response,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
 ) -> ExperimentOut:
-    """Queue an experiment."""
+    """Queue an experiment. With an Idempotency-Key, the same request sent again is answered with
+    the experiment that the first one made; another request under the same key is refused."""
     _check_limits(submission.spec, settings.limits)
     with database.transaction() as session:
-        experiment = store.submit(session, user.id, submission)
-        session.refresh(experiment)
-        answer = _out(session, experiment)
+        experiment = store.submit(session, user.id, submission, idempotency_key)
+        if experiment is None:
+            detail = "another request was sent under this Idempotency-Key"
+            raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)
+        answer = experiment_out(session, experiment)
     response.headers["Location"] = answer.urls.self
     return answer
 
@@ -84,7 +87,7 @@ def list_experiments(
     before = _read_cursor(cursor) if cursor else None
     with database.snapshot() as session:
         found = store.newest(session, user.id, limit=limit + 1, before=before, status=status)
-        items = [_out(session, experiment) for experiment in found[:limit]]
+        items = [experiment_out(session, experiment) for experiment in found[:limit]]
     more = len(found) > limit
     return ExperimentPage(items=items, next_cursor=_cursor(items[-1].id) if more else None)
 
@@ -96,34 +99,95 @@ def get_experiment(
     """One experiment, where it stands, and its metrics so far."""
     with database.snapshot() as session:
         experiment = _find(session, user.id, experiment_id)
-        answer = _out(session, experiment)
+        answer = experiment_out(session, experiment)
         found = store.metrics(session, experiment_id)
-    return ExperimentWithMetrics(**dict(answer), metrics=[_metric_out(m) for m in found])
+    return ExperimentWithMetrics(**dict(answer), metrics=[metric_out(m) for m in found])
 
 
 @router.post("/{experiment_id}:cancel", status_code=HTTPStatus.ACCEPTED)
 def cancel(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) -> ExperimentOut:
-    """Cancel an experiment. What waits is cancelled at once, what runs within a heartbeat and the
-    grace it is given; what has ended stays as it is (409, but for what is cancelled already)."""
+    """Cancel an experiment: what waits at once, what runs within a heartbeat and the grace it is
+    given. What has ended stays as it is: 409, but for what is cancelled already."""
+    return _request(database, user, experiment_id, DesiredState.CANCEL, Status.CANCELLED)
+
+
+@router.post("/{experiment_id}:pause", status_code=HTTPStatus.ACCEPTED)
+def pause(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) -> ExperimentOut:
+    """Set an experiment aside: what runs saves a checkpoint and frees its slot."""
+    return _request(database, user, experiment_id, DesiredState.PAUSE, Status.PAUSED)
+
+
+@router.post("/{experiment_id}:resume", status_code=HTTPStatus.ACCEPTED)
+def resume(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) -> ExperimentOut:
+    """Put a paused experiment back in the queue; it goes on from its checkpoint."""
+    return _request(database, user, experiment_id, DesiredState.RUN, Status.QUEUED)
+
+
+@router.post("/{experiment_id}:retry", status_code=HTTPStatus.ACCEPTED)
+def retry(
+    experiment_id: ExperimentId, database: DatabaseDep, user: UserDep, response: Response
+) -> ExperimentOut:
+    """Queue a new experiment with the spec of one that failed or was cancelled."""
+    with database.transaction() as session:
+        old = _find(session, user.id, experiment_id)
+        if old.status not in (Status.FAILED, Status.CANCELLED):
+            detail = f"only what failed or was cancelled is retried; this is {old.status}"
+            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
+        answer = experiment_out(session, store.retry(session, old))
+    response.headers["Location"] = answer.urls.self
+    return answer
+
+
+def _request(
+    database: Database, user: User, experiment_id: str, desired: DesiredState, already: Status
+) -> ExperimentOut:
     with database.transaction() as session:
         experiment = _find(session, user.id, experiment_id)
-        if queue.request_cancel(session, experiment_id) is None:
-            session.refresh(experiment)
-            if experiment.status != Status.CANCELLED:
-                detail = f"the experiment has {experiment.status} already; that never changes"
-                raise ApiError(HTTPStatus.CONFLICT, "already_ended", detail)
+        accepted = queue.request(session, experiment_id, desired)
         session.refresh(experiment)
-        return _out(session, experiment)
+        if accepted is None and experiment.status != already:
+            what = "is being cancelled" if experiment.status == Status.RUNNING else "is"
+            detail = f"the experiment {what} {experiment.status}, which does not allow this"
+            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
+        return experiment_out(session, experiment)
+
+
+@router.get("/{experiment_id}/artifacts")
+def list_artifacts(
+    experiment_id: ExperimentId, database: DatabaseDep, user: UserDep
+) -> ArtifactList:
+    """The files that the run left, so far."""
+    with database.snapshot() as session:
+        _find(session, user.id, experiment_id)
+        found = store.artifacts(session, experiment_id)
+    return ArtifactList(items=[artifact_out(artifact) for artifact in found])
+
+
+@router.get("/{experiment_id}/artifacts/{name}", response_class=FileResponse)
+def get_artifact(
+    experiment_id: ExperimentId,
+    name: Annotated[str, Path(max_length=200)],
+    database: DatabaseDep,
+    settings: SettingsDep,
+    user: UserDep,
+) -> FileResponse:
+    """One of these files."""
+    with database.snapshot() as session:
+        _find(session, user.id, experiment_id)
+        known = {artifact.file: artifact for artifact in store.artifacts(session, experiment_id)}
+    if name not in known:
+        raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "the experiment left no such file")
+    file = settings.artifacts(experiment_id) / known[name].file
+    return FileResponse(file, media_type=known[name].media_type, filename=name)
 
 
 @router.get("/{experiment_id}/metrics")
-def get_metrics(
-    experiment_id: ExperimentId, database: DatabaseDep, user: UserDep
-) -> list[MetricOut]:
+def get_metrics(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) -> MetricList:
     """The metrics so far."""
     with database.snapshot() as session:
         _find(session, user.id, experiment_id)
-        return [_metric_out(metric) for metric in store.metrics(session, experiment_id)]
+        found = store.metrics(session, experiment_id)
+    return MetricList(items=[metric_out(metric) for metric in found])
 
 
 @router.get("/{experiment_id}/curves", response_model=CurvesOut)
@@ -182,60 +246,6 @@ def _find(session: Session, owner_id: int, experiment_id: str) -> Experiment:
     if found is None:
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "you have no experiment of this id")
     return found
-
-
-def _out(session: Session, experiment: Experiment) -> ExperimentOut:
-    place = None
-    if experiment.status == Status.QUEUED:
-        ahead = queue.position(session, experiment)
-        reason = "next in turn" if ahead == 0 else f"{ahead} before it"
-        place = QueuePlace(position=ahead, reason=reason)
-    progress = None
-    if experiment.progress_total is not None:
-        progress = Progress(
-            done=experiment.progress_done or 0,
-            total=experiment.progress_total,
-            unit=experiment.progress_unit or "",
-        )
-    failure = None
-    if experiment.failure_kind is not None:
-        failure = FailureOut(kind=experiment.failure_kind, message=experiment.failure_message or "")
-    created_at = moment(experiment.created_at)
-    assert created_at is not None
-    path = f"/v1/experiments/{experiment.id}"
-    return ExperimentOut(
-        id=experiment.id,
-        name=experiment.name,
-        tags=experiment.tags,
-        note=experiment.note,
-        priority=experiment.priority,
-        status=Status(experiment.status),
-        terminal=queue.is_terminal(experiment.status),
-        desired_state=experiment.desired_state,
-        attempt=experiment.attempt,
-        worker=experiment.worker,
-        created_at=created_at,
-        started_at=moment(experiment.started_at),
-        finished_at=moment(experiment.finished_at),
-        progress=progress,
-        queue=place,
-        failure=failure,
-        last_seq=experiment.last_seq,
-        spec=ExperimentSpec.model_validate(experiment.spec),
-        urls=Urls(
-            self=path, curves=f"{path}/curves", metrics=f"{path}/metrics", cancel=f"{path}:cancel"
-        ),
-    )
-
-
-def _metric_out(metric: Metric) -> MetricOut:
-    return MetricOut(
-        name=metric.name,
-        labels=json.loads(metric.labels),
-        value=metric.value,
-        std_err=metric.std_err,
-        reason=metric.reason,
-    )
 
 
 def _cursor(experiment_id: str) -> str:

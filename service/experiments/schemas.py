@@ -62,10 +62,28 @@ class MetricOut(BaseModel):
     reason: str | None
 
 
+class ArtifactOut(BaseModel):
+    """A file that a run left."""
+
+    name: str
+    media_type: str
+    sha256: str
+    url: str
+
+
+class MetricList(BaseModel):
+    items: list[MetricOut]
+
+
+class ArtifactList(BaseModel):
+    items: list[ArtifactOut]
+
+
 class Urls(BaseModel):
     self: str
     curves: str
     metrics: str
+    artifacts: str
     cancel: str
 
 
@@ -81,6 +99,7 @@ class ExperimentOut(BaseModel):
     terminal: bool
     desired_state: str
     attempt: int
+    retry_of: str | None
     worker: str | None
     created_at: datetime
     started_at: datetime | None

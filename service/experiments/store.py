@@ -1,25 +1,59 @@
 """Submitting and finding experiments. Every query of an owner's data names the owner."""
 
+import hashlib
 from collections.abc import Sequence
 
 from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
+from uuid6 import uuid7
 
-from service.experiments.models import Experiment, Metric, Status
+from service.experiments.models import Artifact, Experiment, Metric, Status
 from service.experiments.queue import note_status
 from service.experiments.schemas import Submission
 
 
-def submit(session: Session, owner_id: int, submission: Submission) -> Experiment:
-    """Store a new experiment in the queue."""
+def submit(
+    session: Session, owner_id: int, submission: Submission, idempotency_key: str | None = None
+) -> Experiment | None:
+    """Store a new experiment in the queue, or find what the same submission made under the same
+    key before; None where that was another submission."""
+    digest = hashlib.sha256(submission.model_dump_json().encode()).hexdigest()
     experiment = Experiment(
+        id=uuid7().hex,
         owner_id=owner_id,
         spec=submission.spec.model_dump(mode="json"),
+        idempotency_key=idempotency_key,
+        submission_sha256=digest,
         **submission.model_dump(include={"name", "tags", "note", "priority"}),
     )
+    if idempotency_key is None:
+        return _enqueue(session, experiment)
+    # A savepoint: the unique key decides between two requests at the same time.
+    try:
+        with session.begin_nested():
+            return _enqueue(session, experiment)
+    except IntegrityError:
+        first = session.scalar(
+            select(Experiment).where(
+                Experiment.owner_id == owner_id, Experiment.idempotency_key == idempotency_key
+            )
+        )
+        return first if first and first.submission_sha256 == digest else None
+
+
+def retry(session: Session, old: Experiment) -> Experiment:
+    """Queue a new experiment like an old one."""
+    kept = ("owner_id", "name", "tags", "note", "priority", "spec")
+    columns = {name: getattr(old, name) for name in kept}
+    return _enqueue(session, Experiment(id=uuid7().hex, retry_of=old.id, **columns))
+
+
+def _enqueue(session: Session, experiment: Experiment) -> Experiment:
     session.add(experiment)
     session.flush()
     note_status(session, experiment.id, Status.QUEUED)
+    session.refresh(experiment)
     return experiment
 
 
@@ -51,3 +85,9 @@ def metrics(session: Session, experiment_id: str) -> Sequence[Metric]:
     """An experiment's metrics, in the order they were found."""
     query = select(Metric).where(Metric.experiment_id == experiment_id)
     return session.scalars(query.order_by(Metric.seq)).all()
+
+
+def artifacts(session: Session, experiment_id: str) -> Sequence[Artifact]:
+    """The files that an experiment left, in the order they were made."""
+    query = select(Artifact).where(Artifact.experiment_id == experiment_id)
+    return session.scalars(query.order_by(Artifact.seq)).all()

@@ -90,7 +90,7 @@ def test_the_python_client(client: Client) -> None:
     (one,) = client.curves(submitted["id"], "score", seed=2)
     assert one["labels"] == {"seed": 2}
     assert submitted["id"] in [e["id"] for e in client.experiments(limit=1)]
-    with pytest.raises(Refused, match="already"):
+    with pytest.raises(Refused, match="is succeeded"):
         client.cancel(submitted["id"])
     with pytest.raises(Refused) as refused:
         client.submit({**spec, "seeds": []})

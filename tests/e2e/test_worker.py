@@ -14,7 +14,7 @@ import pytest
 from service.database import Database
 from service.experiments import queue, store
 from service.experiments.curves import read_series
-from service.experiments.models import Experiment
+from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from tests.conftest import ppca_spec
@@ -37,7 +37,9 @@ def local_worker(settings: Settings) -> Iterator[psutil.Popen]:
 def submit(database: Database, **changes: object) -> str:
     submission = Submission.model_validate({"spec": ppca_spec(**changes)})
     with database.transaction() as session:
-        return store.submit(session, 1, submission).id
+        made = store.submit(session, 1, submission)
+    assert made is not None
+    return made.id
 
 
 def wait_for(
@@ -77,7 +79,7 @@ def test_cancel_ends_a_run_within_5_s(database: Database, settings: Settings) ->
         wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
         began = time.monotonic()
         with database.transaction() as session:
-            queue.request_cancel(session, experiment_id)
+            queue.request(session, experiment_id, DesiredState.CANCEL)
         ended = wait_for(database, experiment_id, lambda e: queue.is_terminal(e.status))
         assert time.monotonic() - began < 5
         assert ended.status == "cancelled"

@@ -28,7 +28,9 @@ def run(database: Database) -> queue.Claim:
     with database.transaction() as session:
         dispatch = queue.dispatch_next(session)
         assert dispatch is not None
-        claim = queue.claim(session, *dispatch, worker="test", lease_s=60)
+        claim = queue.claim(
+            session, dispatch.experiment_id, dispatch.dispatch_no, worker="test", lease_s=60
+        )
     assert claim is not None
     return claim
 
@@ -148,7 +150,7 @@ def test_cancel(api: TestClient, database: Database) -> None:
         queue.finish(session, claim, Status.SUCCEEDED)
     late = api.post(f"/v1/experiments/{running}:cancel")
     assert late.status_code == 409
-    assert late.json()["reason"] == "already_ended"
+    assert late.json()["reason"] == "wrong_state"
 
 
 def test_others_experiments_are_not_there(

@@ -1,5 +1,6 @@
 """Migrations lead to what the models say, and back."""
 
+import uuid
 from pathlib import Path
 
 import pytest
@@ -7,17 +8,24 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect
+from sqlalchemy import inspect, text
 
 import migrations
 from service.database import Base, Database
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
+    """Of an empty database."""
+    url = f"sqlite:///{tmp_path / 'db.sqlite3'}"
+    if request.param == "postgresql":
+        server = request.getfixturevalue("postgresql")
+        name = f"empty_{uuid.uuid4().hex}"
+        server.create(name)
+        url = server.url(name)
     made = Config()
     made.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    made.attributes["url"] = f"sqlite:///{tmp_path / 'db.sqlite3'}"
+    made.attributes["url"] = url
     return made
 
 
@@ -30,3 +38,24 @@ def test_up_finds_no_difference_and_down_leaves_nothing(config: Config) -> None:
             assert compare_metadata(context, Base.metadata) == []
         command.downgrade(config, "base")
         assert set(inspect(database.engine).get_table_names()) <= {"alembic_version"}
+
+
+def test_what_is_stored_survives(config: Config) -> None:
+    database = Database(config.attributes["url"])
+    command.upgrade(config, "0001")
+    rows = [
+        "INSERT INTO users (id, name, created_at) VALUES (1, 'u', 0)",
+        "INSERT INTO experiments (id, owner_id, tags, priority, spec, status, desired_state,"
+        " dispatch_no, attempt, lost, created_at, last_seq)"
+        " VALUES ('a', 1, '[]', 0, '{}', 'queued', 'run', 0, 0, 0, 0, 0)",
+        "INSERT INTO series (id, experiment_id, name, labels) VALUES (1, 'a', 'score', '{}')",
+    ]
+    with database.transaction() as session:
+        for row in rows:
+            session.execute(text(row))
+    for revision in ("head", "0001", "head"):
+        move = command.upgrade if revision == "head" else command.downgrade
+        move(config, revision)
+        with database.snapshot() as session:
+            joined = "SELECT count(*) FROM series JOIN experiments e ON e.id = experiment_id"
+            assert session.scalar(text(joined)) == 1

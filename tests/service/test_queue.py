@@ -8,7 +8,7 @@ from sqlalchemy import func, select, update
 from service.database import Database, now
 from service.experiments import queue, store
 from service.experiments.curves import read_series
-from service.experiments.models import Experiment, Status
+from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.queue import Claim, LeaseLost
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
@@ -20,14 +20,16 @@ LEASE_S = 60.0
 def submit(database: Database, **beside: Any) -> str:
     submission = Submission.model_validate({"spec": ppca_spec(), **beside})
     with database.transaction() as session:
-        return store.submit(session, 1, submission).id
+        made = store.submit(session, 1, submission)
+    assert made is not None
+    return made.id
 
 
 def dispatch(database: Database) -> tuple[str, int]:
     with database.transaction() as session:
         dispatched = queue.dispatch_next(session)
     assert dispatched is not None
-    return dispatched
+    return dispatched.experiment_id, dispatched.dispatch_no
 
 
 def claim(database: Database, dispatched: tuple[str, int]) -> Claim | None:
@@ -84,66 +86,66 @@ def stored_x(database: Database, experiment_id: str) -> list[float]:
         return [x for series in found for x in series.x]
 
 
-def test_priority_then_age(database: Database) -> None:
-    first, second = submit(database), submit(database)
-    urgent = submit(database, priority=5)
-    assert [dispatch(database)[0] for _ in range(3)] == [urgent, first, second]
-    with database.transaction() as session:
+def test_priority_then_age(either: Database) -> None:
+    first, second = submit(either), submit(either)
+    urgent = submit(either, priority=5)
+    assert [dispatch(either)[0] for _ in range(3)] == [urgent, first, second]
+    with either.transaction() as session:
         assert queue.dispatch_next(session) is None
 
 
-def test_a_dispatch_is_claimed_once(database: Database) -> None:
-    experiment_id = submit(database)
-    dispatched = dispatch(database)
-    assert claim(database, (experiment_id, dispatched[1] - 1)) is None
-    claimed = claim(database, dispatched)
+def test_a_dispatch_is_claimed_once(either: Database) -> None:
+    experiment_id = submit(either)
+    dispatched = dispatch(either)
+    assert claim(either, (experiment_id, dispatched[1] - 1)) is None
+    claimed = claim(either, dispatched)
     assert claimed is not None
     assert claimed.attempt == 1
-    assert claim(database, dispatched) is None
-    assert status(database, experiment_id) == ("running", 1)
+    assert claim(either, dispatched) is None
+    assert status(either, experiment_id) == ("running", 1)
 
 
-def test_a_dispatch_from_before_the_reaper_is_stale(database: Database) -> None:
-    experiment_id = submit(database)
-    old = dispatch(database)
-    assert reap(database) == []
-    with database.transaction() as session:
+def test_a_dispatch_from_before_the_reaper_is_stale(either: Database) -> None:
+    experiment_id = submit(either)
+    old = dispatch(either)
+    assert reap(either) == []
+    with either.transaction() as session:
         assert queue.reap(session, dispatch_timeout_s=-1, max_lost=3) == [(experiment_id, "queued")]
-    new = dispatch(database)
-    assert claim(database, old) is None
-    assert claim(database, new) is not None
+    new = dispatch(either)
+    assert claim(either, old) is None
+    assert claim(either, new) is not None
 
 
-def test_a_batch_again_changes_nothing(database: Database) -> None:
-    claimed = running(database)
+def test_a_batch_again_changes_nothing(either: Database) -> None:
+    claimed = running(either)
     for _ in range(2):
-        assert write(database, claimed, batch(1, 5)) == "run"
-    write(database, claimed, batch(8, 5))
-    assert stored_x(database, claimed.experiment_id) == [*range(1, 6), *range(8, 13)]
-    with database.snapshot() as session:
+        assert write(either, claimed, batch(1, 5)) == "run"
+    write(either, claimed, batch(8, 5))
+    assert stored_x(either, claimed.experiment_id) == [*range(1, 6), *range(8, 13)]
+    with either.snapshot() as session:
         found = session.get_one(Experiment, claimed.experiment_id)
         assert found.last_seq == 14
 
 
-def test_the_fence_shuts_out_an_older_attempt(database: Database) -> None:
-    old = running(database)
-    write(database, old, batch(1, 5))
-    expire(database, old)
-    assert reap(database) == [(old.experiment_id, "queued")]
+def test_the_fence_shuts_out_an_older_attempt(either: Database) -> None:
+    old = running(either)
+    write(either, old, batch(1, 5))
+    expire(either, old)
+    assert reap(either) == [(old.experiment_id, "queued")]
     for write_late in (
-        lambda: write(database, old, batch(8, 5)),
-        lambda: end(database, old),
+        lambda: write(either, old, batch(8, 5)),
+        lambda: end(either, old),
     ):
         with pytest.raises(LeaseLost):
             write_late()
-    new = claim(database, dispatch(database))
+    new = claim(either, dispatch(either))
     assert new is not None
     assert new.attempt == 2
-    assert stored_x(database, old.experiment_id) == []  # the new attempt begins anew
+    assert stored_x(either, old.experiment_id) == []  # the new attempt begins anew
     with pytest.raises(LeaseLost):
-        write(database, old, batch(8, 5))
-    write(database, new, batch(1, 2))
-    assert stored_x(database, old.experiment_id) == [1, 2]
+        write(either, old, batch(8, 5))
+    write(either, new, batch(1, 2))
+    assert stored_x(either, old.experiment_id) == [1, 2]
 
 
 def end(database: Database, claimed: Claim) -> None:
@@ -151,56 +153,56 @@ def end(database: Database, claimed: Claim) -> None:
         queue.finish(session, claimed, Status.SUCCEEDED)
 
 
-def test_an_expired_lease_that_no_one_reaped_is_still_good(database: Database) -> None:
-    claimed = running(database)
-    expire(database, claimed)
-    write(database, claimed, batch(1, 5))
-    assert reap(database) == []
+def test_an_expired_lease_that_no_one_reaped_is_still_good(either: Database) -> None:
+    claimed = running(either)
+    expire(either, claimed)
+    write(either, claimed, batch(1, 5))
+    assert reap(either) == []
 
 
-def test_lost_too_often(database: Database) -> None:
-    claimed = running(database)
-    expire(database, claimed)
-    assert reap(database, max_lost=0) == [(claimed.experiment_id, "failed")]
-    with database.snapshot() as session:
+def test_lost_too_often(either: Database) -> None:
+    claimed = running(either)
+    expire(either, claimed)
+    assert reap(either, max_lost=0) == [(claimed.experiment_id, "failed")]
+    with either.snapshot() as session:
         found = session.get_one(Experiment, claimed.experiment_id)
         assert found.failure_kind == "lost"
         assert "lost 1 times; at most 0" in (found.failure_message or "")
 
 
-def test_a_hand_back_is_not_a_loss(database: Database) -> None:
-    claimed = running(database)
-    with database.transaction() as session:
-        queue.hand_back(session, claimed)
-    with database.snapshot() as session:
+def test_a_hand_back_is_not_a_loss(either: Database) -> None:
+    claimed = running(either)
+    with either.transaction() as session:
+        queue.give_up_slot(session, claimed)
+    with either.snapshot() as session:
         found = session.get_one(Experiment, claimed.experiment_id)
         assert (found.status, found.lost, found.lease_expires_at) == ("queued", 0, None)
 
 
-def test_a_cancelled_run_that_is_lost_is_cancelled(database: Database) -> None:
-    claimed = running(database)
-    with database.transaction() as session:
-        assert queue.request_cancel(session, claimed.experiment_id) == "running"
-    expire(database, claimed)
-    assert reap(database) == [(claimed.experiment_id, "cancelled")]
+def test_a_cancelled_run_that_is_lost_is_cancelled(either: Database) -> None:
+    claimed = running(either)
+    with either.transaction() as session:
+        assert queue.request(session, claimed.experiment_id, DesiredState.CANCEL) == "running"
+    expire(either, claimed)
+    assert reap(either) == [(claimed.experiment_id, "cancelled")]
 
 
-def test_no_write_after_a_cancel(database: Database) -> None:
-    claimed = running(database)
-    with database.transaction() as session:
+def test_no_write_after_a_cancel(either: Database) -> None:
+    claimed = running(either)
+    with either.transaction() as session:
         queue.finish(session, claimed, Status.CANCELLED)
     with pytest.raises(LeaseLost):
-        write(database, claimed, batch(1, 5))
-    assert stored_x(database, claimed.experiment_id) == []
+        write(either, claimed, batch(1, 5))
+    assert stored_x(either, claimed.experiment_id) == []
 
 
-def test_a_failed_transaction_leaves_nothing(database: Database) -> None:
+def test_a_failed_transaction_leaves_nothing(either: Database) -> None:
     def fail_midway() -> None:
-        with database.transaction() as session:
+        with either.transaction() as session:
             store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail_midway()
-    with database.snapshot() as session:
+    with either.snapshot() as session:
         assert session.scalar(select(func.count()).select_from(Experiment)) == 0

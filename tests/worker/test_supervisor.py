@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 from service.database import Database
 from service.experiments import queue, store
 from service.experiments.curves import read_series
-from service.experiments.models import Experiment
+from service.experiments.models import DesiredState, Experiment
 from service.experiments.queue import Claim
 from service.experiments.schemas import Submission
 from service.settings import Settings
@@ -33,7 +33,9 @@ def claimed(database: Database, spec: dict[str, Any]) -> Claim:
         store.submit(session, 1, Submission.model_validate({"spec": spec}))
         dispatched = queue.dispatch_next(session)
         assert dispatched is not None
-        claim = queue.claim(session, *dispatched, worker="w", lease_s=60)
+        claim = queue.claim(
+            session, dispatched.experiment_id, dispatched.dispatch_no, worker="w", lease_s=60
+        )
     assert claim is not None
     return claim
 
@@ -89,7 +91,7 @@ def test_cancel_reaches_the_runner(database: Database, settings: Settings) -> No
     def cancel(claim: Claim, runner: Runner) -> None:
         asked.append(time.monotonic())
         with database.transaction() as session:
-            queue.request_cancel(session, claim.experiment_id)
+            queue.request(session, claim.experiment_id, DesiredState.CANCEL)
 
     ended, experiment = outcome(database, settings, LONG, cancel)
     assert time.monotonic() - asked[0] < 5
@@ -100,7 +102,7 @@ def test_a_runner_that_ignores_sigterm_is_killed(database: Database, settings: S
     def cancel(claim: Claim, runner: Runner) -> None:
         os.kill(runner.process.pid, signal.SIGSTOP)  # it cannot even see a SIGTERM
         with database.transaction() as session:
-            queue.request_cancel(session, claim.experiment_id)
+            queue.request(session, claim.experiment_id, DesiredState.CANCEL)
 
     impatient = settings.model_copy(update={"kill_grace_s": 0.5})
     ended, _ = outcome(database, impatient, LONG, cancel)
@@ -127,7 +129,7 @@ def test_a_stopping_worker_hands_back(database: Database, settings: Settings) ->
     ended, experiment = outcome(
         database, settings, LONG, lambda claim, runner: stopping.set(), stopping.is_set
     )
-    assert ended == "handed back"
+    assert ended == "unfinished"
     assert (experiment.status, experiment.lost) == ("queued", 0)
 
 

@@ -1,0 +1,27 @@
+"""`python -m service`: an API process."""
+
+import argparse
+
+import uvicorn
+
+from service.logs import configure_logs
+from service.main import create_app
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m service", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8765)
+    arguments = parser.parse_args()
+    configure_logs()
+    uvicorn.run(
+        create_app(),
+        host=arguments.host,
+        port=arguments.port,
+        log_config=None,
+        access_log=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

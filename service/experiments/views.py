@@ -1,0 +1,87 @@
+"""From rows to answers."""
+
+import json
+
+from sqlalchemy.orm import Session
+
+from mptcore.specs import ExperimentSpec
+from service.experiments import queue
+from service.experiments.models import Artifact, Experiment, Metric, Status
+from service.experiments.schemas import (
+    ArtifactOut,
+    ExperimentOut,
+    FailureOut,
+    MetricOut,
+    Progress,
+    QueuePlace,
+    Urls,
+    moment,
+)
+
+
+def experiment_out(session: Session, experiment: Experiment) -> ExperimentOut:
+    place = None
+    if experiment.status == Status.QUEUED:
+        ahead = queue.position(session, experiment)
+        reason = "next in turn" if ahead == 0 else f"{ahead} before it"
+        place = QueuePlace(position=ahead, reason=reason)
+    progress = None
+    if experiment.progress_total is not None:
+        progress = Progress(
+            done=experiment.progress_done or 0,
+            total=experiment.progress_total,
+            unit=experiment.progress_unit or "",
+        )
+    failure = None
+    if experiment.failure_kind is not None:
+        failure = FailureOut(kind=experiment.failure_kind, message=experiment.failure_message or "")
+    created_at = moment(experiment.created_at)
+    assert created_at is not None
+    path = f"/v1/experiments/{experiment.id}"
+    return ExperimentOut(
+        id=experiment.id,
+        name=experiment.name,
+        tags=experiment.tags,
+        note=experiment.note,
+        priority=experiment.priority,
+        status=Status(experiment.status),
+        terminal=queue.is_terminal(experiment.status),
+        desired_state=experiment.desired_state,
+        attempt=experiment.attempt,
+        retry_of=experiment.retry_of,
+        worker=experiment.worker,
+        created_at=created_at,
+        started_at=moment(experiment.started_at),
+        finished_at=moment(experiment.finished_at),
+        progress=progress,
+        queue=place,
+        failure=failure,
+        last_seq=experiment.last_seq,
+        spec=ExperimentSpec.model_validate(experiment.spec),
+        urls=Urls(
+            self=path,
+            curves=f"{path}/curves",
+            metrics=f"{path}/metrics",
+            artifacts=f"{path}/artifacts",
+            cancel=f"{path}:cancel",
+        ),
+    )
+
+
+def metric_out(metric: Metric) -> MetricOut:
+    return MetricOut(
+        name=metric.name,
+        labels=json.loads(metric.labels),
+        value=metric.value,
+        std_err=metric.std_err,
+        reason=metric.reason,
+    )
+
+
+def artifact_out(artifact: Artifact) -> ArtifactOut:
+    return ArtifactOut(
+        name=artifact.file,
+        media_type=artifact.media_type,
+        sha256=artifact.sha256,
+        url=f"/v1/experiments/{artifact.experiment_id}/artifacts/{artifact.file}",
+    )

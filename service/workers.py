@@ -1,0 +1,102 @@
+"""Which workers there are: each says so itself, by heartbeats on the database's clock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import BigInteger, String, delete, func, select, text, update
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from service.database import Base, insert_new, now
+from service.experiments.models import Experiment, Queue, Status
+
+DISPATCH_LOCK = 7_301_523
+"""Of PostgreSQL's advisory locks: one dispatcher counts free slots at a time."""
+
+
+class Worker(Base):
+    """A worker process of one slot, as of its last heartbeat. Memory is in bytes."""
+
+    __tablename__ = "workers"
+
+    id: Mapped[str] = mapped_column(String(200), primary_key=True)
+    host: Mapped[str] = mapped_column(String(200))
+    queue: Mapped[str] = mapped_column(String(16))
+    memory_free: Mapped[int] = mapped_column(BigInteger)
+    gpu: Mapped[str | None] = mapped_column(String(200))
+    gpu_driver: Mapped[str | None] = mapped_column(String(50))
+    gpu_memory_total: Mapped[int | None] = mapped_column(BigInteger)
+    gpu_memory_free: Mapped[int | None] = mapped_column(BigInteger)
+    started_at: Mapped[float] = mapped_column(default=now())
+    heartbeat_at: Mapped[float] = mapped_column(default=now())
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What a worker says of itself; sizes in bytes."""
+
+    host: str
+    queue: Queue
+    memory_free: int
+    gpu: str | None = None
+    gpu_driver: str | None = None
+    gpu_memory_total: int | None = None
+    gpu_memory_free: int | None = None
+
+
+def beat(session: Session, worker_id: str, vitals: Vitals) -> None:
+    """A sign of life; the first one registers the worker."""
+    columns = {name: getattr(vitals, name) for name in Vitals.__dataclass_fields__}
+    insert_new(session, Worker, [{"id": worker_id, **columns}])
+    session.execute(
+        update(Worker).where(Worker.id == worker_id).values(heartbeat_at=now(), **columns)
+    )
+
+
+def leave(session: Session, worker_id: str) -> None:
+    """A worker that stops says so."""
+    session.execute(delete(Worker).where(Worker.id == worker_id))
+
+
+def forget_silent(session: Session, after_s: float) -> None:
+    """Delete workers that have been silent for so long."""
+    session.execute(delete(Worker).where(Worker.heartbeat_at < now() - after_s))
+
+
+def alive(session: Session, within_s: float) -> Sequence[tuple[Worker, str | None, float]]:
+    """The workers heard of within so many seconds, with the experiment that each runs and the
+    age of its heartbeat."""
+    running = select(Experiment.id).where(
+        Experiment.worker == Worker.id, Experiment.status == Status.RUNNING
+    )
+    age = now() - Worker.heartbeat_at
+    query = select(Worker, running.limit(1).scalar_subquery(), age).where(age <= within_s)
+    return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(Worker.id))]
+
+
+def free_slots(session: Session, within_s: float) -> dict[Queue, int]:
+    """Of each queue that has workers: how many are idle, less the dispatches on their way. Holds
+    a lock to the end of the transaction, so that no two dispatchers count the same slot."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": DISPATCH_LOCK})
+    free: dict[Queue, int] = {}
+    for worker, experiment_id, _ in alive(session, within_s):
+        queue = Queue(worker.queue)
+        free[queue] = free.get(queue, 0) + (experiment_id is None)
+    dispatched = session.execute(
+        select(Experiment.queue, func.count())
+        .where(Experiment.status == Status.DISPATCHED)
+        .group_by(Experiment.queue)
+    )
+    for name, count in dispatched:
+        if name in free:
+            free[Queue(name)] -= count
+    return free
+
+
+def oldest_dispatch_age(session: Session, queue: Queue) -> float:
+    """For how many seconds the oldest dispatch of a queue has been unclaimed; 0 without one."""
+    oldest = select(func.min(Experiment.dispatched_at)).where(
+        Experiment.status == Status.DISPATCHED, Experiment.queue == queue
+    )
+    age = session.scalar(select(now() - oldest.scalar_subquery()))
+    return age or 0.0

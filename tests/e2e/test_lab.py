@@ -1,0 +1,156 @@
+"""Lab mode: PostgreSQL, Redis, Celery, every part a process of its own."""
+
+import signal
+import time
+
+import psutil
+import pytest
+
+from service.settings import Settings
+from tests.conftest import ppca_spec
+from tests.processes import Lab, lab_processes, wait_until
+from tests.servers import PostgreSQL, Redis
+
+LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=20_000)
+MEDIUM = ppca_spec(data__dim=60, evaluate__masks__per_size=4000)
+
+
+def began(lab: Lab, experiment_id: str) -> None:
+    """Wait for the first progress."""
+    with lab.client() as client:
+        wait_until(lambda: bool(client.get(experiment_id)["progress"]), what="progress")
+
+
+def test_from_submission_to_curves(lab: Settings) -> None:
+    with lab_processes(lab) as running, running.client() as client:
+        wait_until(lambda: bool(client.workers()), what="a worker")
+        submitted = client.submit(ppca_spec())
+        ended = client.wait(submitted["id"], timeout_s=60)
+        assert ended["status"] == "succeeded"
+        assert ended["attempt"] == 1
+        (worker,) = client.workers()
+        assert ended["worker"] == worker["id"]
+        (series,) = client.curves(submitted["id"], "score")
+        assert series["x"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_cancel_and_pause_and_resume(lab: Settings) -> None:
+    with lab_processes(lab) as running, running.client() as client:
+        first = client.submit(LONG)["id"]
+        began(running, first)
+        client.pause(first)
+        wait_until(lambda: client.get(first)["status"] == "paused")
+        second = client.submit(ppca_spec())["id"]  # the slot is free
+        assert client.wait(second, timeout_s=60)["status"] == "succeeded"
+        client.resume(first)
+        began(running, first)
+        asked = time.monotonic()
+        client.cancel(first)
+        ended = client.wait(first, timeout_s=60)
+        assert ended["status"] == "cancelled"
+        assert time.monotonic() - asked < 15
+        again = client.retry(first)
+        assert (again["status"], again["retry_of"]) == ("queued", first)
+        client.cancel(again["id"])
+
+
+def test_a_node_told_to_stop_hands_back(lab: Settings) -> None:
+    with lab_processes(lab) as running, running.client() as client:
+        submitted = client.submit(MEDIUM)["id"]
+        began(running, submitted)
+        node = running.processes["worker0"]
+        family = [node, *node.children(recursive=True)]
+        node.send_signal(signal.SIGTERM)
+        _, alive = psutil.wait_procs(family, timeout=20)
+        assert not alive
+        assert client.get(submitted)["status"] == "queued"
+        assert client.workers() == []
+        running.start("worker0", "worker", "cpu")
+        ended = client.wait(submitted, timeout_s=60)
+        assert (ended["status"], ended["attempt"]) == ("succeeded", 2)
+
+
+def test_the_broker_is_away(lab: Settings, redis: Redis) -> None:
+    """Submitting and reading need no broker; what was dispatched meanwhile is not lost."""
+    with lab_processes(lab) as running, running.client() as client:
+        wait_until(lambda: bool(client.workers()), what="a worker")
+        redis.stop()
+        submitted = client.submit(ppca_spec())["id"]
+        time.sleep(1)
+        assert client.get(submitted)["status"] in ("queued", "dispatched")
+        redis.start()
+        assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
+
+
+def test_the_broker_forgets(lab: Settings, redis: Redis) -> None:
+    with lab_processes(lab) as running, running.client() as client:
+        wait_until(lambda: bool(client.workers()), what="a worker")
+        ids = []
+        for _ in range(5):
+            ids.append(client.submit(ppca_spec())["id"])
+            redis.flush()
+        for experiment_id in ids:
+            assert client.wait(experiment_id, timeout_s=60)["status"] == "succeeded"
+
+
+def test_the_broker_is_a_black_hole(lab: Settings, redis: Redis) -> None:
+    with lab_processes(lab) as running, running.client() as client:
+        wait_until(lambda: bool(client.workers()), what="a worker")
+        redis.freeze()
+        submitted = client.submit(ppca_spec())["id"]
+        time.sleep(5)
+        redis.thaw()
+        assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
+
+
+def test_the_database_is_away_during_a_run(lab: Settings, postgresql: PostgreSQL) -> None:
+    """The run goes on, its records wait, and nothing is reaped when the database is back."""
+    with lab_processes(lab) as running, running.client() as client:
+        submitted = client.submit(MEDIUM)["id"]
+        began(running, submitted)
+        postgresql.stop()
+        time.sleep(4)  # two leases
+        postgresql.start()
+        wait_until(client.is_ready)
+        ended = client.wait(submitted, timeout_s=90)
+        assert (ended["status"], ended["attempt"]) == ("succeeded", 1)
+        (series,) = client.curves(submitted, "score")
+        assert series["x"] == list(range(1, 61))
+
+
+@pytest.mark.parametrize("victim", ["node", "runner", "dispatcher", "api"])
+def test_killed(lab: Settings, victim: str) -> None:
+    with lab_processes(lab) as running, running.client() as client:
+        submitted = client.submit(MEDIUM)["id"]
+        began(running, submitted)
+        name = {"node": "worker0", "runner": "worker0"}.get(victim, victim)
+        process: psutil.Process = running.processes[name]
+        if victim == "runner":
+            process = max(process.children(), key=lambda child: child.cpu_times().user)
+        process.kill()
+        if victim != "runner":
+            process.wait()
+            arguments = {"worker0": ["worker", "cpu"], "api": ["api", "--port", str(running.port)]}
+            running.start(name, *arguments.get(name, [name]))
+        wait_until(client.is_ready)
+        ended = client.wait(submitted, timeout_s=90)
+        assert ended["status"] == "succeeded"
+        assert ended["attempt"] == (2 if victim in ("node", "runner") else 1)
+        (series,) = client.curves(submitted, "score")
+        assert series["x"] == list(range(1, 61))
+
+
+def test_a_node_stopped_past_its_lease_writes_nothing_more(lab: Settings) -> None:
+    with lab_processes(lab, workers=2) as running, running.client() as client:
+        submitted = client.submit(MEDIUM)["id"]
+        began(running, submitted)
+        holder = client.get(submitted)["worker"]
+        (frozen,) = [p for p in running.processes.values() if holder.endswith(f":{p.pid}")]
+        frozen.suspend()
+        wait_until(lambda: client.get(submitted)["attempt"] == 2, what="a second attempt")
+        frozen.resume()
+        ended = client.wait(submitted, timeout_s=90)
+        assert (ended["status"], ended["attempt"]) == ("succeeded", 2)
+        (series,) = client.curves(submitted, "score")
+        assert series["x"] == list(range(1, 61))
+        assert frozen.is_running()

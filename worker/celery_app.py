@@ -1,0 +1,48 @@
+"""Celery as a doorbell: messages say (experiment_id, dispatch_no) and may be lost or doubled.
+
+Early acknowledgement, no results, JSON only: nothing rests on the broker.
+"""
+
+from celery import Celery
+
+from service.experiments.models import Queue
+from service.settings import Settings
+
+RUN = "run"
+"""The name of the one task."""
+
+TIMEOUT_S = 3.0
+"""A broker that does not answer for so long is away."""
+
+
+def make_celery(settings: Settings) -> Celery:
+    """The Celery application on the broker that the settings name."""
+    if settings.redis_url is None:
+        raise SystemExit("MPT_REDIS_URL is not set: lab mode rings its workers through Redis")
+    app = Celery("mptlab", broker=settings.redis_url.get_secret_value())
+    app.conf.update(
+        accept_content=["json"],
+        task_serializer="json",
+        task_ignore_result=True,
+        task_acks_late=False,
+        worker_prefetch_multiplier=1,
+        worker_concurrency=1,
+        worker_pool="solo",
+        worker_hijack_root_logger=False,
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options={
+            "socket_timeout": TIMEOUT_S,
+            "socket_connect_timeout": TIMEOUT_S,
+            "retry_on_timeout": False,
+            "max_retries": 1,
+        },
+    )
+    return app
+
+
+def ring(app: Celery, queue: Queue, experiment_id: str, dispatch_no: int) -> None:
+    """Tell some worker of a queue. Raises what kombu raises where the broker is away."""
+    app.send_task(RUN, args=[experiment_id, dispatch_no], queue=queue.value, retry=False)

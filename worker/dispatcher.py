@@ -1,0 +1,74 @@
+"""The dispatcher: chooses what runs next, marks it, commits, then rings. Any number may run."""
+
+import logging
+import signal
+import threading
+
+from celery import Celery
+from kombu.exceptions import OperationalError as BrokerError
+
+from service import workers
+from service.database import AWAY, Database
+from service.experiments import queue
+from service.experiments.models import Queue
+from service.experiments.queue import Dispatch
+from service.logs import configure_logs
+from service.settings import Settings
+from worker.celery_app import make_celery, ring
+
+log = logging.getLogger(__name__)
+
+BEATS = 3
+"""A worker is alive while it has missed fewer heartbeats than this."""
+
+
+class Dispatcher:
+    """Dispatches as many experiments as there are idle workers, so that who is next is decided
+    as late as can be."""
+
+    def __init__(self, database: Database, settings: Settings, celery: Celery):
+        self.database = database
+        self.settings = settings
+        self.celery = celery
+
+    def run(self, stopping: threading.Event) -> None:
+        while not stopping.wait(self.settings.poll_s):
+            for dispatch in self.dispatch():
+                self._ring(dispatch)
+
+    def dispatch(self) -> list[Dispatch]:
+        """Mark what runs next, in one transaction."""
+        within_s = BEATS * self.settings.heartbeat_s + self.settings.kill_grace_s
+        try:
+            with self.database.transaction() as session:
+                free = workers.free_slots(session, within_s)
+                dispatched = []
+                while queues := [name for name, count in free.items() if count > 0]:
+                    chosen = queue.dispatch_next(session, queues, gpu=Queue.GPU in free)
+                    if chosen is None:
+                        break
+                    free[chosen.queue] -= 1
+                    dispatched.append(chosen)
+                return dispatched
+        except AWAY as error:
+            log.warning("the database is away: %s", error)
+            return []
+
+    def _ring(self, dispatch: Dispatch) -> None:
+        try:
+            ring(self.celery, dispatch.queue, dispatch.experiment_id, dispatch.dispatch_no)
+        except (BrokerError, OSError) as error:
+            log.warning("the broker is away, the reaper will put it back: %s", error)
+
+
+def main() -> None:
+    configure_logs()
+    settings = Settings()
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    Dispatcher(Database(settings.url), settings, make_celery(settings)).run(stopping)
+
+
+if __name__ == "__main__":
+    main()

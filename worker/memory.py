@@ -1,0 +1,36 @@
+"""How much main memory a runner takes, and whether the kernel killed for memory."""
+
+from pathlib import Path
+
+import psutil
+
+GIB = 2**30
+
+
+class Memory:
+    """The resident memory of a process and its limit, in bytes."""
+
+    def __init__(self, pid: int, limit: int | None):
+        self.limit = limit or int(0.9 * psutil.virtual_memory().total)
+        self.peak = 0
+        self._process = psutil.Process(pid)
+
+    def is_over(self) -> bool:
+        """Look; whether the limit is passed."""
+        try:
+            self.peak = max(self.peak, self._process.memory_info().rss)
+        except psutil.NoSuchProcess:
+            pass
+        return self.peak > self.limit
+
+    def __str__(self) -> str:
+        return f"peak {self.peak / GIB:.2f} GiB of main memory, limit {self.limit / GIB:.2f} GiB"
+
+
+def kernel_kills() -> int:
+    """How many processes of this machine the kernel has killed for memory; 0 where unknown."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

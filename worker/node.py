@@ -1,0 +1,76 @@
+"""A Celery node of one slot: `python -m worker.node cpu` or `gpu` (pinned by CUDA_VISIBLE_DEVICES).
+
+The solo pool runs the task in the main thread, which runners die with. SIGTERM hands the run back.
+"""
+
+import argparse
+import os
+import sys
+import threading
+from typing import Any
+
+from celery.signals import worker_shutting_down
+
+from service.database import Database
+from service.experiments.models import Queue
+from service.logs import configure_logs
+from service.settings import Settings
+from worker.celery_app import RUN, make_celery
+from worker.presence import Presence, worker_name
+from worker.slot import Slot
+
+
+class Node:
+    """One slot that a doorbell wakes, and its presence."""
+
+    def __init__(self, settings: Settings, queue: Queue):
+        self.settings = settings
+        self.queue = queue
+        self.stopping = threading.Event()
+        self.database = Database(settings.url)
+        self.slot = Slot(self.database, settings, worker_name())
+        self.celery = make_celery(settings)
+
+    def run(self) -> None:
+        """Work until told to stop. To be called in the main thread."""
+        self.celery.task(name=RUN)(self._run)
+        worker_shutting_down.connect(self._shut_down)
+        self.slot.warm_up()
+        presence = Presence(self.database, self.settings, self.slot.name, self.queue)
+        beats = threading.Thread(
+            target=presence.run,
+            args=[self.stopping, lambda: not self.slot.busy, restart],
+            daemon=True,
+        )
+        beats.start()
+        arguments = ["worker", "--queues", self.queue.value, "--pool", "solo", "--without-gossip",
+                     "--without-mingle", "--without-heartbeat", "--loglevel", "INFO"]  # fmt: skip
+        self.celery.worker_main(arguments)
+        self.stopping.set()
+        self.slot.close()
+        beats.join()
+
+    def _run(self, experiment_id: str, dispatch_no: int) -> None:
+        if not self.stopping.is_set():
+            self.slot.run(experiment_id, dispatch_no, self.stopping.is_set)
+            self.slot.warm_up()
+
+    def _shut_down(self, **_: Any) -> None:
+        self.stopping.set()
+
+
+def restart() -> None:
+    """Begin anew as the same process; open files and the spare runner end with the old one."""
+    os.execv(sys.executable, [sys.executable, "-m", "worker.node", *sys.argv[1:]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m worker.node", description=__doc__)
+    parser.add_argument("queue", type=Queue, choices=list(Queue), help="what it works for")
+    queue = parser.parse_args().queue
+    configure_logs()
+    Node(Settings(), queue).run()
+
+
+if __name__ == "__main__":
+    main()

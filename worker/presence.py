@@ -1,0 +1,101 @@
+"""A worker's signs of life: who it is, what it has, and whether it hears its doorbell."""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pynvml
+
+from service import workers
+from service.database import AWAY, Database
+from service.experiments.models import Queue
+from service.settings import Settings
+from service.workers import Vitals
+
+log = logging.getLogger(__name__)
+
+
+def worker_name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def vitals(queue: Queue) -> Vitals:
+    """What this process's machine has now; of several GPUs the first that is visible."""
+    common: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "queue": queue,
+        "memory_free": psutil.virtual_memory().available,
+    }
+    if queue == Queue.CPU:
+        return Vitals(**common)
+    return Vitals(**common, **_gpu())
+
+
+def _gpu() -> dict[str, Any]:
+    try:
+        pynvml.nvmlInit()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        by_index = visible.isdigit()
+        handle = (
+            pynvml.nvmlDeviceGetHandleByIndex(int(visible))
+            if by_index
+            else pynvml.nvmlDeviceGetHandleByUUID(visible)
+        )
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        return {
+            "gpu": str(pynvml.nvmlDeviceGetName(handle)),
+            "gpu_driver": str(pynvml.nvmlSystemGetDriverVersion()),
+            "gpu_memory_total": int(memory.total),
+            "gpu_memory_free": int(memory.free),
+        }
+    except pynvml.NVMLError as error:
+        log.warning("no GPU can be seen: %s", error)
+        return {}
+
+
+class Presence:
+    """Beats from a thread of its own, while the main thread is busy with a run."""
+
+    def __init__(self, database: Database, settings: Settings, name: str, queue: Queue):
+        self.database = database
+        self.settings = settings
+        self.name = name
+        self.queue = queue
+
+    def run(
+        self,
+        stopping: threading.Event,
+        is_idle: Callable[[], bool] = lambda: False,
+        on_deaf: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Beat until stopping, then leave. `on_deaf` is called where a dispatch has waited too
+        long although this worker was idle all the while."""
+        idle_beats = 0
+        while True:
+            idle_beats = idle_beats + 1 if is_idle() else 0
+            waited = self._beat()
+            if min(waited, idle_beats * self.settings.heartbeat_s) > self.settings.deaf_s:
+                log.error("a dispatch has waited %.1f s for this idle node: it is deaf", waited)
+                on_deaf()
+            if stopping.wait(self.settings.heartbeat_s):
+                return self._leave()
+
+    def _beat(self) -> float:
+        try:
+            with self.database.transaction() as session:
+                workers.beat(session, self.name, vitals(self.queue))
+                return workers.oldest_dispatch_age(session, self.queue)
+        except AWAY as error:
+            log.warning("the database is away: %s", error)
+            return 0.0
+
+    def _leave(self) -> None:
+        try:
+            with self.database.transaction() as session:
+                workers.leave(session, self.name)
+        except AWAY:
+            pass
