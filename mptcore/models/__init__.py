@@ -4,8 +4,9 @@ import torch
 
 from mptcore.data import Dataset
 from mptcore.models.base import MaskedModel, TractableModel
-from mptcore.models.linear_gaussian import LinearGaussianModel, second_moment
+from mptcore.models.linear_gaussian import LinearGaussianModel
 from mptcore.models.ppca import ppca
+from mptcore.moments import moment_of
 from mptcore.specs import Model
 
 __all__ = ["MaskedModel", "TractableModel", "build"]
@@ -20,5 +21,5 @@ def build(
 ) -> TractableModel:
     """The model of a spec on its data."""
     density = ppca(spec, data, generator)
-    moment = second_moment(data.x, density.mean)
-    return LinearGaussianModel(density.to(device, dtype), moment.to(device))
+    moment = moment_of(data.x, density.mean, density.noise_variance.min().item())
+    return LinearGaussianModel(density.to(device, dtype), moment)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from mptcore.data import Dataset
 from mptcore.gaussian import LowRankGaussian
-from mptcore.models.linear_gaussian import second_moment
+from mptcore.moments import second_moment
 from mptcore.records import RunError
 from mptcore.specs import PpcaModel
 

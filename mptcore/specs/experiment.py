@@ -18,21 +18,62 @@ class ExactLml(Spec):
 
 class Evaluate(Spec):
     """What is measured. `convergence` also gives the cumulative score from the first 1..P masks of
-    each size."""
+    each size; `bias` also gives D · S(m0) − LML for each size m0.
+
+    With `target_std_err` masks are spent on the sizes where they reduce the error most, until the
+    sum of the scores has that standard error or `max_masks` are scored (for each seed); `per_size`
+    is then the pilot's.
+    """
 
     masks: MaskSchedule = AllSizes()
     lml: ExactLml = ExactLml()
     convergence: bool = False
+    bias: bool = False
+    target_std_err: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    max_masks: Annotated[int, Field(ge=100, le=1_000_000_000)] = 200_000
+
+    def count(self, dim: int) -> int:
+        """The most masks that are scored for one seed."""
+        return self.masks.count(dim) if self.target_std_err is None else self.max_masks
+
+    def problems(self, dim: int) -> list[Problem]:
+        found = self.masks.problems(dim, "/evaluate/masks")
+        if self.convergence and not isinstance(self.masks, AllSizes | FixedSize):
+            detail = "convergence is for the schedules all and fixed, whose score has a limit"
+            found.append(Problem("/evaluate/convergence", detail))
+        if self.target_std_err is not None and not found:
+            found += self._target_problems(dim)
+        return found
+
+    def _target_problems(self, dim: int) -> list[Problem]:
+        found = []
+        if self.convergence:
+            detail = "convergence needs as many masks of each size: leave target_std_err out"
+            found.append(Problem("/evaluate/convergence", detail))
+        if self.masks.design != "independent":
+            detail = "target_std_err allocates independent masks: use the design independent"
+            found.append(Problem("/evaluate/masks/design", detail))
+        least = (max(self.masks.per_size, 8) + 2) * len(self.masks.mask_sizes(dim))
+        if self.max_masks < least:
+            detail = f"at least {least} here: a pilot of 8 or per_size masks of each size, and two"
+            found.append(Problem("/evaluate/max_masks", detail))
+        return found
 
 
 class Compute(Spec):
     """Where and how precisely it is computed. `threads` fixes the result to the last bit on a
-    CPU; `max_runtime_s` is the time limit of one attempt, in seconds."""
+    CPU; `max_runtime_s` is the time limit of one attempt, in seconds; `memory_mib` the memory for
+    the masks that are scored together, by default about what a processor's caches hold."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float64", "float32"] = "float64"
     threads: Annotated[int, Field(ge=1, le=256)] = 2
     max_runtime_s: Annotated[int, Field(ge=1, le=30 * 24 * 3600)] = 3600
+    memory_mib: Annotated[int, Field(ge=1, le=2**20)] | None = None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory_mib is None else self.memory_mib * 2**20
 
 
 class Limits(Spec):
@@ -45,9 +86,11 @@ class Limits(Spec):
 
 
 class ExperimentSpec(Spec):
-    """One experiment: a model scored on data with masks, once for each seed."""
+    """One experiment: a model scored on data with masks, once for each seed. `baseline` is a second
+    model scored on the same data and masks; series and metrics then carry the label `model`."""
 
     model: Model
+    baseline: Model | None = None
     data: DataSource
     evaluate: Evaluate = Evaluate()
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1, max_length=1000, strict=False)] = (0,)
@@ -55,11 +98,10 @@ class ExperimentSpec(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = self.data.problems() + self.model.problems(self.data)
-        problems += self.evaluate.masks.problems(self.data.dim, "/evaluate/masks")
-        if self.evaluate.convergence and not isinstance(self.evaluate.masks, AllSizes | FixedSize):
-            detail = "convergence is for the schedules all and fixed, whose score has a limit"
-            problems.append(Problem("/evaluate/convergence", detail))
+        problems = self.data.problems() + self.model.problems(self.data, "/model")
+        if self.baseline:
+            problems += self.baseline.problems(self.data, "/baseline")
+        problems += self.evaluate.problems(self.data.dim)
         if len(set(self.seeds)) < len(self.seeds):
             problems.append(Problem("/seeds", "a seed may be listed once only"))
         if problems:
@@ -68,7 +110,7 @@ class ExperimentSpec(Spec):
 
     def mask_count(self) -> int:
         """Masks scored in all, over all seeds."""
-        return self.evaluate.masks.count(self.data.dim) * len(self.seeds)
+        return self.evaluate.count(self.data.dim) * len(self.seeds)
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
         """What is too large."""
@@ -77,7 +119,7 @@ class ExperimentSpec(Spec):
         if n * dim > limits.elements:
             detail = f"N · D is at most {limits.elements}; {n} · {dim} is more"
             problems.append(Problem("/data", detail))
-        work = self.evaluate.masks.count(dim) * dim * latent_dim
+        work = self.evaluate.count(dim) * dim * latent_dim
         if work > limits.mask_work:
             detail = (
                 f"masks · D · K (P · D² · K for all sizes) is at most {limits.mask_work}; "

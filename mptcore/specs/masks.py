@@ -34,6 +34,16 @@ class Masks(Spec):
             return sum(math.comb(dim, size) for size in sizes)
         return self.per_size * len(sizes)
 
+    @property
+    def windows_per_permutation(self) -> int:
+        """How many masks of one size share one permutation. The balanced design takes the largest
+        divisor of P not above its square root, so that at least √P permutations remain to give a
+        standard error."""
+        if self.design != "balanced":
+            return 1
+        root = math.isqrt(self.per_size)
+        return max(w for w in range(1, root + 1) if self.per_size % w == 0)
+
     def mask_sizes(self, dim: int) -> Sequence[int]:
         """The mask sizes for data of `dim` dimensions."""
         raise NotImplementedError

@@ -21,28 +21,28 @@ class PpcaModel(Spec):
     noise_precision: Precision | None = None
     init: Literal["generator", "random", "maximum_likelihood"] = "random"
 
-    def problems(self, data: DataSource) -> list[Problem]:
+    def problems(self, data: DataSource, pointer: str) -> list[Problem]:
         """What is wrong with this model for that data."""
         found = []
         if self.latent_dim >= data.dim:
             detail = f"latent_dim is less than the data's {data.dim} dimensions"
-            found.append(Problem("/model/latent_dim", f"{detail}, not {self.latent_dim}"))
+            found.append(Problem(f"{pointer}/latent_dim", f"{detail}, not {self.latent_dim}"))
         if self.init == "generator":
-            found += self._unlike_generator(data)
+            found += self._unlike_generator(data, pointer)
         elif self.init == "random" and self.noise_precision is None:
             detail = (
                 "null is for init maximum_likelihood, which estimates it; give a number above 0"
             )
-            found.append(Problem("/model/noise_precision", detail))
+            found.append(Problem(f"{pointer}/noise_precision", detail))
         return found
 
-    def _unlike_generator(self, data: DataSource) -> list[Problem]:
+    def _unlike_generator(self, data: DataSource, pointer: str) -> list[Problem]:
         if not isinstance(data, PpcaData):
             detail = f"generator is for data.source ppca; {data.source} has no generator"
-            return [Problem("/model/init", f"{detail}: use random or maximum_likelihood")]
+            return [Problem(f"{pointer}/init", f"{detail}: use random or maximum_likelihood")]
         return [
             Problem(
-                f"/model/{name}",
+                f"{pointer}/{name}",
                 f"init generator takes the data's own {name}, {theirs}, not {ours}",
             )
             for name in ("latent_dim", "noise_precision")
