@@ -10,6 +10,7 @@ from torch import Tensor
 from mptcore.masks import draw_independent
 from mptcore.models import MaskedModel
 from mptcore.scores import SizeScores, score_masks
+from mptcore.session import Tape
 
 MARGIN = 1.1
 """Each round aims at this much less variance than asked for, so that one usually suffices."""
@@ -48,13 +49,15 @@ def score_to_target(
     max_masks: int,
     generator: torch.Generator,
     batch: int,
+    tape: Tape,
 ) -> Iterator[Round]:
     """Rounds of masks until the sum of the first model's scores over all sizes has the target
     standard error, or `max_masks` are scored; the pilot's masks count too."""
 
     def score(counts: Tensor) -> Curves:
         plan = zip(sizes, counts.tolist(), strict=True)
-        return list(score_masks(models, draw_independent(plan, models[0].dim, generator, batch)))
+        masks = draw_independent(plan, models[0].dim, generator, batch)
+        return list(score_masks(models, masks, tape))
 
     counts = torch.full((len(sizes),), max(PILOT, pilot))
     learned = score(counts)

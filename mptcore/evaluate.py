@@ -20,6 +20,7 @@ from mptcore.scores import (
     score_masks,
     size_estimate,
 )
+from mptcore.session import Tape
 from mptcore.specs import AllSizes, Evaluate, FixedSize
 
 BATCH_BYTES = 4 * 2**20
@@ -36,6 +37,7 @@ class Evaluation:
     spec: Evaluate
     models: Mapping[str, TractableModel]
     labels: Labels
+    tape: Tape
     memory_bytes: int | None = None
 
     @property
@@ -70,7 +72,7 @@ class Evaluation:
         batches = draw_masks(masks, self.first.dim, generator, self.batch)
         done = 0
         joint = isinstance(masks, FixedSize)
-        for scores in score_masks(list(self.models.values()), batches, joint):
+        for scores in score_masks(list(self.models.values()), batches, self.tape, joint):
             done += len(scores[0].values)
             curves.append(scores)
             for record in self._points(scores):
@@ -83,7 +85,7 @@ class Evaluation:
         sizes = masks.mask_sizes(self.first.dim)
         state = None
         for state in score_to_target(
-            models, sizes, masks.per_size, target, most, generator, self.batch
+            models, sizes, masks.per_size, target, most, generator, self.batch, self.tape
         ):
             yield state.masks_scored, None
         assert state is not None

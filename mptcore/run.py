@@ -1,29 +1,48 @@
 """From a spec to its records."""
 
-import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from mptcore import data
+from mptcore.data import Dataset
 from mptcore.evaluate import Evaluation, Work
-from mptcore.models import TractableModel, build
-from mptcore.records import Log, Record, RunError, with_progress
+from mptcore.gaussian import LowRankGaussian
+from mptcore.models import TractableModel, heldout_lml, initial_density, scorable
+from mptcore.records import Artifact, Labels, Log, Metric, Record, RunError, with_progress
+from mptcore.session import Session, Tape, TrainingState
 from mptcore.specs import Compute, ExperimentSpec
+from mptcore.streams import stream
+from mptcore.train import train
+from mptcore.trainer import Trainer
+from mptcore.weights import keep
 
 
 @dataclass(frozen=True)
-class _SeedRun:
-    """One seed's models and the stream its masks are drawn from."""
+class _Start:
+    """One seed's data and models, and the stream its masks are drawn from."""
 
     seed: int
-    models: dict[str, TractableModel]
+    dataset: Dataset
+    densities: dict[str, LowRankGaussian]
     masks: torch.Generator
 
 
 def run(spec: ExperimentSpec) -> Iterator[Record]:
     """All records of an experiment, in order. Raises RunError where it cannot go on."""
+    session = Session()
+    for record in resumable(spec, session):
+        if record is not None:
+            session.seq += 1
+            yield record
+
+
+def resumable(
+    spec: ExperimentSpec, session: Session, resumed: TrainingState | None = None
+) -> Iterator[Record | None]:
+    """The same with a None between records wherever the run rests: where session.at_rest is true it
+    may be saved there. The caller raises session.seq with every record."""
     torch.set_num_threads(spec.compute.threads)
     device, dtype = _device(spec.compute), getattr(torch, spec.compute.precision)
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -32,45 +51,115 @@ def run(spec: ExperimentSpec) -> Iterator[Record]:
         f"torch {torch.__version__} on {place}, {spec.compute.precision}, "
         f"{torch.get_num_threads()} threads",
     )
-    yield from with_progress(_evaluate(spec, device, dtype), spec.mask_count(), "masks")
+    work = _Run(spec, session, device, dtype)
+    try:
+        yield from with_progress(work.records(resumed), spec.mask_count(), "masks")
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        cure = "use precision float64, fewer latent dimensions or a lower noise_precision"
+        detail = f"a covariance is singular or too ill-conditioned for {spec.compute.precision}"
+        raise RunError("error", f"{detail}: {cure} ({error})") from error
 
 
-def _evaluate(spec: ExperimentSpec, device: torch.device, dtype: torch.dtype) -> Work:
-    done = 0
-    for one in _seed_runs(spec, device, dtype):
-        before = done
-        evaluation = Evaluation(
-            spec.evaluate, one.models, {"seed": one.seed}, spec.compute.memory_bytes
-        )
-        for of_this, record in evaluation.records(one.masks):
-            done = before + of_this
+@dataclass
+class _Run:
+    spec: ExperimentSpec
+    session: Session
+    device: torch.device
+    dtype: torch.dtype
+    done: int = 0
+
+    def records(self, resumed: TrainingState | None) -> Work:
+        starts = _starts(self.spec)
+        if self.spec.train is not None:
+            trained = list(starts)
+            yield from self._train(trained, resumed)
+            starts = iter(trained)
+        self.session.at_rest = True
+        for start in starts:
+            before = self.done
+            for scored, record in self._evaluate(start, {"seed": start.seed}, self.session.tape):
+                self.done = before + scored
+                yield self.done, record
+
+    def _evaluate(self, start: _Start, labels: Labels, tape: Tape) -> Work:
+        models: dict[str, TractableModel] = {
+            name: scorable(density, start.dataset, self.device, self.dtype)
+            for name, density in start.densities.items()
+        }
+        memory = self.spec.compute.memory_bytes
+        evaluation = Evaluation(self.spec.evaluate, models, labels, tape, memory)
+        done = 0
+        for done, record in evaluation.records(start.masks):
             yield done, record
+        if start.dataset.heldout is not None:
+            for name in models:
+                value = heldout_lml(start.densities[name], start.dataset.heldout)
+                yield done, Metric("lml_heldout", value, 0.0, evaluation.labels_of(name))
+
+    def _train(self, starts: list[_Start], resumed: TrainingState | None) -> Work:
+        """Trains the starts in place."""
+        assert self.spec.train is not None
+        trainer = Trainer(
+            self.spec.model,
+            self.spec.train,
+            [start.seed for start in starts],
+            [start.densities["model"] for start in starts],
+            [start.dataset for start in starts],
+            self.device,
+            self.dtype,
+        )
+
+        def curves(epoch: int) -> Work:
+            return self._curves(trainer, starts, epoch)
+
+        for done, record in train(trainer, self.session, resumed, curves):
+            self.done = done
+            yield done, record
+        final = trainer.state(self.session.seq, self.done)
+        self.session.training = lambda: final
+        for start, density in zip(starts, trainer.densities(), strict=True):
+            start.densities["model"] = density.to(torch.device("cpu"), torch.float64)
+        yield self.done, self._keep(starts)
+
+    def _curves(self, trainer: Trainer, starts: list[_Start], epoch: int) -> Work:
+        done = 0
+        for start, density in zip(starts, trainer.densities(), strict=True):
+            now = replace(
+                start,
+                densities={"model": density.to(torch.device("cpu"), torch.float64)},
+                masks=stream(start.seed, f"curve {epoch}"),
+            )
+            labels = {"seed": start.seed, "epoch": epoch}
+            before = done
+            for scored, record in self._evaluate(now, labels, Tape()):
+                done = before + scored
+                yield done, record
+
+    def _keep(self, starts: list[_Start]) -> Artifact | Log:
+        if self.session.work_dir is None:
+            return Log("info", "the weights are not kept: no work directory was given")
+        return keep({s.seed: s.densities["model"] for s in starts}, self.session.work_dir)
 
 
-def _seed_runs(
-    spec: ExperimentSpec, device: torch.device, dtype: torch.dtype
-) -> Iterator[_SeedRun]:
-    """Models for each seed. Data and models are made once where no seed changes them."""
+def _starts(spec: ExperimentSpec) -> Iterator[_Start]:
+    """Data and models for each seed, made once where no seed changes them."""
     models = {"model": spec.model} | ({"baseline": spec.baseline} if spec.baseline else {})
     shared_data = None
-    shared: dict[str, TractableModel] = {}
+    shared: dict[str, LowRankGaussian] = {}
     for seed in spec.seeds:
         masks = torch.Generator().manual_seed(seed)
         if spec.data.seed == "run":  # the published order: the data, then the masks, one stream
-            dataset = data.load(spec.data, masks)
+            dataset = data.load(spec.data, seed, masks)
         else:
-            stream = torch.Generator().manual_seed(spec.data.seed or 0)
-            dataset = shared_data = shared_data or data.load(spec.data, stream)
+            draws = torch.Generator().manual_seed(spec.data.seed)
+            dataset = shared_data = shared_data or data.load(spec.data, spec.data.seed, draws)
         for name, model in models.items():
-            if name not in shared or spec.data.seed == "run" or model.init == "random":
-                shared[name] = build(model, dataset, _stream(seed, "init"), device, dtype)
-        yield _SeedRun(seed, dict(shared), masks)
+            if name not in shared or spec.data.seed == "run" or model.init not in _SEEDLESS:
+                shared[name] = initial_density(model, dataset, seed, stream(seed, "init"))
+        yield _Start(seed, dataset, dict(shared), masks)
 
 
-def _stream(seed: int, purpose: str) -> torch.Generator:
-    """A stream of random numbers of its own for a purpose, so that no other draw moves it."""
-    digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+_SEEDLESS = ("generator", "maximum_likelihood")
 
 
 def _device(compute: Compute) -> torch.device:

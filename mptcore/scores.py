@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mptcore.masks import MaskBatch
 from mptcore.models import MaskedModel, TractableModel
+from mptcore.session import Tape
 from mptcore.specs import Masks
 
 ONE_DRAW = "one draw gives no standard error"
@@ -50,10 +51,13 @@ class SizeScores:
 
 
 def score_masks(
-    models: Sequence[MaskedModel], batches: Iterator[MaskBatch], joint: bool = False
+    models: Sequence[MaskedModel],
+    batches: Iterator[MaskBatch],
+    tape: Tape,
+    joint: bool = False,
 ) -> Iterator[tuple[SizeScores, ...]]:
     """The scores of all masks by each model, size by size; with `joint` the joint scores too."""
-    scored = itertools.chain.from_iterable(_score(models, batch, joint) for batch in batches)
+    scored = itertools.chain.from_iterable(_score(models, batch, tape, joint) for batch in batches)
     for size, parts in itertools.groupby(scored, key=lambda part: part[0]):
         values = torch.cat([part[1] for part in parts], dim=2)  # (models, 1 or 2, P)
         yield tuple(SizeScores(size, own[0], own[1] if joint else None) for own in values)
@@ -61,10 +65,12 @@ def score_masks(
 
 @torch.no_grad()
 def _score(
-    models: Sequence[MaskedModel], batch: MaskBatch, joint: bool
+    models: Sequence[MaskedModel], batch: MaskBatch, tape: Tape, joint: bool
 ) -> list[tuple[int, Tensor]]:
     """(size, scores (models, 1, b), or with the joint scores (models, 2, b)) of each run."""
-    values = torch.stack([_scores_of(model, batch.masked, joint) for model in models])
+    values = tape.scored(
+        lambda: torch.stack([_scores_of(model, batch.masked, joint) for model in models])
+    )
     lengths = [count for _, count in batch.runs]
     split = torch.split(values, lengths, dim=2)
     return [(size, part) for (size, _), part in zip(batch.runs, split, strict=True)]

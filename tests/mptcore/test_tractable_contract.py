@@ -139,6 +139,15 @@ class TestPpca(TractableContract):
         return LowRankGaussian(loadings, mean, torch.full((dim,), 0.2, dtype=torch.float64))
 
 
+class TestFactorAnalysis(TractableContract):
+    @pytest.fixture
+    def density(self, dim: int, latent_dim: int, generator: torch.Generator) -> LowRankGaussian:
+        loadings = torch.randn(dim, latent_dim, generator=generator, dtype=torch.float64)
+        mean = torch.randn(dim, generator=generator, dtype=torch.float64)
+        noise = 0.05 + torch.rand(dim, generator=generator, dtype=torch.float64)
+        return LowRankGaussian(loadings, mean, noise)
+
+
 def test_shapes_that_do_not_fit_are_named() -> None:
     with pytest.raises(ValueError, match=r"\(D, K\), \(D,\), \(D,\), not \[\(3, 2\), \(2,\)"):
         LowRankGaussian(torch.zeros(3, 2), torch.zeros(2), torch.ones(3))
