@@ -1,22 +1,34 @@
 """Drawing masks. A mask is a row of D booleans, true where masked."""
 
 import itertools
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mptcore.specs import Masks
 
+Plan = Iterable[tuple[int, int]]
+"""Sizes, and how many masks of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskBatch:
+    """Masks that are scored together; those of one size stand together."""
+
+    runs: list[tuple[int, int]]
+    """(size, how many masks of it), in the order of the rows."""
+    masked: Tensor  # (B, D)
+
 
 def draw_masks(
     spec: Masks, dim: int, generator: torch.Generator, max_masks: int
-) -> Iterator[tuple[int, Tensor]]:
-    """All masks of a spec, size by size, as (size, masks (b, D)) with b at most `max_masks`."""
+) -> Iterator[MaskBatch]:
+    """All masks of a spec, size by size, in batches of at most `max_masks`."""
     match spec.design:
         case "independent":
-            return _independent(spec, dim, generator, max_masks)
+            return draw_independent(mask_plan(spec, dim), dim, generator, max_masks)
         case "balanced":
             return _balanced(spec, dim, generator, max_masks)
         case "nested":
@@ -25,60 +37,78 @@ def draw_masks(
             return _exhaustive(spec, dim, max_masks)
 
 
-def windows_per_permutation(per_size: int) -> int:
-    """How many masks of one size the balanced design takes from one permutation: the largest
-    divisor of P not above its square root, so that at least √P permutations remain to give a
-    standard error."""
-    return max(w for w in range(1, math.isqrt(per_size) + 1) if per_size % w == 0)
+def mask_plan(spec: Masks, dim: int) -> Plan:
+    return [(size, spec.per_size) for size in spec.mask_sizes(dim)]
 
 
-def _independent(
-    spec: Masks, dim: int, generator: torch.Generator, max_masks: int
-) -> Iterator[tuple[int, Tensor]]:
+def draw_independent(
+    plan: Plan, dim: int, generator: torch.Generator, max_masks: int
+) -> Iterator[MaskBatch]:
     """The published order of draws: sizes, then P, one permutation each, its first m masked."""
-    for size in spec.mask_sizes(dim):
-        for count in _chunks(spec.per_size, max_masks):
-            first = torch.stack(
-                [torch.randperm(dim, generator=generator)[:size] for _ in range(count)]
-            )
-            yield size, _from_indices(first, dim)
+    places = torch.arange(dim)
+    for runs in _batches(plan, max_masks):
+        sizes = _each_size(runs)
+        orders = _permutations(len(sizes), dim, generator)
+        masked = torch.empty(orders.shape, dtype=torch.bool)
+        yield MaskBatch(runs, masked.scatter_(1, orders, places < sizes[:, None]))
 
 
 def _balanced(
     spec: Masks, dim: int, generator: torch.Generator, max_masks: int
-) -> Iterator[tuple[int, Tensor]]:
+) -> Iterator[MaskBatch]:
     """Cyclic windows at equal distances along common permutations."""
-    windows = windows_per_permutation(spec.per_size)
+    windows = spec.windows_per_permutation
     starts = torch.arange(windows) * dim // windows
-    for size in spec.mask_sizes(dim):
-        places = (starts[:, None] + torch.arange(size)) % dim  # (windows, size)
-        for count in _chunks(spec.per_size // windows, max(1, max_masks // windows)):
-            orders = torch.stack([torch.randperm(dim, generator=generator) for _ in range(count)])
-            yield size, _from_indices(orders[:, places].flatten(0, 1), dim)
+    plan = [(size, spec.per_size // windows) for size in spec.mask_sizes(dim)]
+    for runs in _batches(plan, max(1, max_masks // windows)):
+        sizes = _each_size(runs)
+        rank = _permutations(len(sizes), dim, generator).argsort(1)
+        from_start = (rank[:, None] - starts[:, None]) % dim  # (permutations, windows, D)
+        masked = (from_start < sizes[:, None, None]).flatten(0, 1)
+        yield MaskBatch([(size, count * windows) for size, count in runs], masked)
 
 
 def _nested(
     spec: Masks, dim: int, generator: torch.Generator, max_masks: int
-) -> Iterator[tuple[int, Tensor]]:
-    orders = [torch.randperm(dim, generator=generator) for _ in range(spec.per_size)]
-    rank = torch.stack(orders).argsort(1)  # (P, D)
-    for size in spec.mask_sizes(dim):
-        for part in torch.split(rank, max_masks):
-            yield size, part < size
+) -> Iterator[MaskBatch]:
+    rank = _permutations(spec.per_size, dim, generator).argsort(1)  # (P, D)
+    first = 0
+    for runs in _batches(mask_plan(spec, dim), max_masks):
+        sizes = _each_size(runs)
+        which = (torch.arange(len(sizes)) + first) % spec.per_size
+        first += len(sizes)
+        yield MaskBatch(runs, rank[which] < sizes[:, None])
 
 
-def _exhaustive(spec: Masks, dim: int, max_masks: int) -> Iterator[tuple[int, Tensor]]:
+def _exhaustive(spec: Masks, dim: int, max_masks: int) -> Iterator[MaskBatch]:
     for size in spec.mask_sizes(dim):
         subsets = itertools.combinations(range(dim), size)
         while part := list(itertools.islice(subsets, max_masks)):
-            yield size, _from_indices(torch.tensor(part), dim)
+            masked = torch.zeros(len(part), dim, dtype=torch.bool)
+            yield MaskBatch([(size, len(part))], masked.scatter_(1, torch.tensor(part), True))
 
 
-def _from_indices(index: Tensor, dim: int) -> Tensor:  # (b, size) to (b, D)
-    masked = torch.zeros(len(index), dim, dtype=torch.bool)
-    return masked.scatter_(1, index, True)
+def _permutations(count: int, dim: int, generator: torch.Generator) -> Tensor:  # (count, D)
+    return torch.stack([torch.randperm(dim, generator=generator) for _ in range(count)])
 
 
-def _chunks(total: int, most: int) -> Iterator[int]:
-    for start in range(0, total, most):
-        yield min(most, total - start)
+def _each_size(runs: list[tuple[int, int]]) -> Tensor:
+    """The size of each mask, (B,)."""
+    sizes, counts = zip(*runs, strict=True)
+    return torch.tensor(sizes).repeat_interleave(torch.tensor(counts))
+
+
+def _batches(plan: Plan, most: int) -> Iterator[list[tuple[int, int]]]:
+    """A plan cut into plans of at most `most` masks."""
+    runs: list[tuple[int, int]] = []
+    room = most
+    for size, count in plan:
+        while count:
+            part = min(count, room)
+            runs.append((size, part))
+            count, room = count - part, room - part
+            if not room:
+                yield runs
+                runs, room = [], most
+    if runs:
+        yield runs

@@ -58,6 +58,28 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file that the run keeps, under its work directory."""
+
+    kind: ClassVar = "artifact"
+    file: str
+    media_type: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A place from which the run can be resumed: `file` in the checkpoint directory holds all that
+    follows from the records up to `after`. When it is saved depends on the clock, so it has no
+    place in the run's sequence: its line has "seq": null, and no other record depends on it."""
+
+    kind: ClassVar = "checkpoint"
+    file: str
+    sha256: str
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """The last record of a run that failed: its cause and, where known, its cure."""
 
@@ -66,7 +88,7 @@ class Failure:
     message: str
 
 
-Record = Point | Metric | Progress | Log | Failure
+Record = Point | Metric | Progress | Log | Artifact | Checkpoint | Failure
 
 
 class RunError(Exception):
@@ -77,7 +99,7 @@ class RunError(Exception):
         self.cause = cause
 
 
-def encode(seq: int, record: Record) -> str:
+def encode(seq: int | None, record: Record) -> str:
     """A record as one line of JSON, without the newline."""
     line: dict[str, Any] = {"seq": seq, "record": record.kind}
     for name in (f.name for f in fields(record)):
@@ -99,14 +121,13 @@ def _null_what_is_not_finite(line: dict[str, Any]) -> None:
 
 def with_progress(
     work: Iterator[tuple[int, Record | None]], total: int, unit: str
-) -> Iterator[Record]:
+) -> Iterator[Record | None]:
     """The records of some work, given as (units done so far, record), with about a hundred
-    progress records among them."""
+    progress records among them. Each None is passed on: between records, at rest."""
     step = max(1, total // 100)
-    reported = 0
+    before = 0
     for done, record in work:
-        if record is not None:
-            yield record
-        if done >= reported + step or (done == total and reported < total):
-            reported = done
+        yield record
+        if done // step > before // step or (done == total and before < total):
             yield Progress(done, total, unit)
+        before = done

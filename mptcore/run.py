@@ -1,42 +1,48 @@
 """From a spec to its records."""
 
-import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from mptcore import data
-from mptcore.models import TractableModel, build
-from mptcore.records import Log, Metric, Point, Record, RunError, with_progress
-from mptcore.scores import (
-    DEPENDENT,
-    ONE_DRAW,
-    Estimate,
-    SizeScores,
-    convergence,
-    cumulative_estimate,
-    mask_mean,
-    score_masks,
-    size_estimate,
-)
-from mptcore.specs import AllSizes, Compute, ExperimentSpec, FixedSize
-
-BATCH_BYTES = 32 * 2**20
-"""Memory for the masks that are scored together: about what a processor's caches hold."""
+from mptcore.data import Dataset
+from mptcore.evaluate import Evaluation, Work
+from mptcore.gaussian import LowRankGaussian
+from mptcore.models import TractableModel, heldout_lml, initial_density, scorable
+from mptcore.records import Artifact, Labels, Log, Metric, Record, RunError, with_progress
+from mptcore.session import Session, Tape, TrainingState
+from mptcore.specs import Compute, ExperimentSpec
+from mptcore.streams import stream
+from mptcore.train import train
+from mptcore.trainer import Trainer
+from mptcore.weights import keep
 
 
 @dataclass(frozen=True)
-class _SeedRun:
-    """One seed's model and the stream its masks are drawn from."""
+class _Start:
+    """One seed's data and models, and the stream its masks are drawn from."""
 
     seed: int
-    model: TractableModel
+    dataset: Dataset
+    densities: dict[str, LowRankGaussian]
     masks: torch.Generator
 
 
 def run(spec: ExperimentSpec) -> Iterator[Record]:
     """All records of an experiment, in order. Raises RunError where it cannot go on."""
+    session = Session()
+    for record in resumable(spec, session):
+        if record is not None:
+            session.seq += 1
+            yield record
+
+
+def resumable(
+    spec: ExperimentSpec, session: Session, resumed: TrainingState | None = None
+) -> Iterator[Record | None]:
+    """The same with a None between records wherever the run rests: where session.at_rest is true it
+    may be saved there. The caller raises session.seq with every record."""
     torch.set_num_threads(spec.compute.threads)
     device, dtype = _device(spec.compute), getattr(torch, spec.compute.precision)
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -45,94 +51,115 @@ def run(spec: ExperimentSpec) -> Iterator[Record]:
         f"torch {torch.__version__} on {place}, {spec.compute.precision}, "
         f"{torch.get_num_threads()} threads",
     )
-    yield from with_progress(_evaluate(spec, device, dtype), spec.mask_count(), "masks")
+    work = _Run(spec, session, device, dtype)
+    try:
+        yield from with_progress(work.records(resumed), spec.mask_count(), "masks")
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        cure = "use precision float64, fewer latent dimensions or a lower noise_precision"
+        detail = f"a covariance is singular or too ill-conditioned for {spec.compute.precision}"
+        raise RunError("error", f"{detail}: {cure} ({error})") from error
 
 
-def _evaluate(
-    spec: ExperimentSpec, device: torch.device, dtype: torch.dtype
-) -> Iterator[tuple[int, Record | None]]:
-    done = 0
-    for one in _seed_runs(spec, device, dtype):
-        curve: list[SizeScores] = []
-        max_masks = max(1, BATCH_BYTES // one.model.bytes_per_mask)
-        for scores in score_masks(one.model, spec.evaluate.masks, one.masks, max_masks):
-            done += len(scores.values)
-            curve.append(scores)
-            estimate = size_estimate(scores, spec.evaluate.masks)
-            yield done, _point("score", scores.size, estimate, one.seed)
-        for record in _conclusions(spec, one, curve):
+@dataclass
+class _Run:
+    spec: ExperimentSpec
+    session: Session
+    device: torch.device
+    dtype: torch.dtype
+    done: int = 0
+
+    def records(self, resumed: TrainingState | None) -> Work:
+        starts = _starts(self.spec)
+        if self.spec.train is not None:
+            trained = list(starts)
+            yield from self._train(trained, resumed)
+            starts = iter(trained)
+        self.session.at_rest = True
+        for start in starts:
+            before = self.done
+            for scored, record in self._evaluate(start, {"seed": start.seed}, self.session.tape):
+                self.done = before + scored
+                yield self.done, record
+
+    def _evaluate(self, start: _Start, labels: Labels, tape: Tape) -> Work:
+        models: dict[str, TractableModel] = {
+            name: scorable(density, start.dataset, self.device, self.dtype)
+            for name, density in start.densities.items()
+        }
+        memory = self.spec.compute.memory_bytes
+        evaluation = Evaluation(self.spec.evaluate, models, labels, tape, memory)
+        done = 0
+        for done, record in evaluation.records(start.masks):
             yield done, record
+        if start.dataset.heldout is not None:
+            for name in models:
+                value = heldout_lml(start.densities[name], start.dataset.heldout)
+                yield done, Metric("lml_heldout", value, 0.0, evaluation.labels_of(name))
+
+    def _train(self, starts: list[_Start], resumed: TrainingState | None) -> Work:
+        """Trains the starts in place."""
+        assert self.spec.train is not None
+        trainer = Trainer(
+            self.spec.model,
+            self.spec.train,
+            [start.seed for start in starts],
+            [start.densities["model"] for start in starts],
+            [start.dataset for start in starts],
+            self.device,
+            self.dtype,
+        )
+
+        def curves(epoch: int) -> Work:
+            return self._curves(trainer, starts, epoch)
+
+        for done, record in train(trainer, self.session, resumed, curves):
+            self.done = done
+            yield done, record
+        final = trainer.state(self.session.seq, self.done)
+        self.session.training = lambda: final
+        for start, density in zip(starts, trainer.densities(), strict=True):
+            start.densities["model"] = density.to(torch.device("cpu"), torch.float64)
+        yield self.done, self._keep(starts)
+
+    def _curves(self, trainer: Trainer, starts: list[_Start], epoch: int) -> Work:
+        done = 0
+        for start, density in zip(starts, trainer.densities(), strict=True):
+            now = replace(
+                start,
+                densities={"model": density.to(torch.device("cpu"), torch.float64)},
+                masks=stream(start.seed, f"curve {epoch}"),
+            )
+            labels = {"seed": start.seed, "epoch": epoch}
+            before = done
+            for scored, record in self._evaluate(now, labels, Tape()):
+                done = before + scored
+                yield done, record
+
+    def _keep(self, starts: list[_Start]) -> Artifact | Log:
+        if self.session.work_dir is None:
+            return Log("info", "the weights are not kept: no work directory was given")
+        return keep({s.seed: s.densities["model"] for s in starts}, self.session.work_dir)
 
 
-def _seed_runs(
-    spec: ExperimentSpec, device: torch.device, dtype: torch.dtype
-) -> Iterator[_SeedRun]:
-    """A model for each seed. Data and model are made once where no seed changes them."""
+def _starts(spec: ExperimentSpec) -> Iterator[_Start]:
+    """Data and models for each seed, made once where no seed changes them."""
+    models = {"model": spec.model} | ({"baseline": spec.baseline} if spec.baseline else {})
     shared_data = None
-    shared_model = None
+    shared: dict[str, LowRankGaussian] = {}
     for seed in spec.seeds:
         masks = torch.Generator().manual_seed(seed)
         if spec.data.seed == "run":  # the published order: the data, then the masks, one stream
-            dataset = data.load(spec.data, masks)
+            dataset = data.load(spec.data, seed, masks)
         else:
-            stream = torch.Generator().manual_seed(spec.data.seed or 0)
-            dataset = shared_data = shared_data or data.load(spec.data, stream)
-        if shared_model is None or spec.data.seed == "run" or spec.model.init == "random":
-            shared_model = build(spec.model, dataset, _stream(seed, "init"), device, dtype)
-        yield _SeedRun(seed, shared_model, masks)
+            draws = torch.Generator().manual_seed(spec.data.seed)
+            dataset = shared_data = shared_data or data.load(spec.data, spec.data.seed, draws)
+        for name, model in models.items():
+            if name not in shared or spec.data.seed == "run" or model.init not in _SEEDLESS:
+                shared[name] = initial_density(model, dataset, seed, stream(seed, "init"))
+        yield _Start(seed, dataset, dict(shared), masks)
 
 
-def _stream(seed: int, purpose: str) -> torch.Generator:
-    """A stream of random numbers of its own for a purpose, so that no other draw moves it."""
-    digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
-
-
-def _conclusions(spec: ExperimentSpec, one: _SeedRun, curve: list[SizeScores]) -> Iterator[Record]:
-    """What is known once all masks of a seed are scored."""
-    lml = one.model.log_marginal_likelihood()
-    masks = spec.evaluate.masks
-    labels = {"seed": one.seed}
-    yield Metric("lml", lml, 0.0, labels)
-    match masks:
-        case AllSizes():
-            factor = 1
-            total = cumulative_estimate(curve, masks)
-            yield _metric("mpt", total, one.seed)
-            yield _metric("difference", total.shifted(-lml), one.seed)
-        case FixedSize():
-            factor = one.model.dim
-            total = size_estimate(curve[0], masks).scaled(factor)
-            yield _metric("biased_score", total, one.seed)
-            yield _metric("bias", total.shifted(-lml), one.seed)
-            assert curve[0].joint is not None, "scored with every fixed size"
-            yield _metric("joint_score", mask_mean(curve[0].joint, masks), one.seed)
-        case _:
-            return
-    if spec.evaluate.convergence:
-        yield from _convergence(spec, one.seed, curve, factor, lml)
-
-
-def _convergence(
-    spec: ExperimentSpec, seed: int, curve: list[SizeScores], factor: float, lml: float
-) -> Iterator[Point]:
-    mean, std_err = convergence(curve, spec.evaluate.masks)
-    for i, value in enumerate(mean.tolist()):
-        error = std_err[i].item() * factor if std_err is not None and i > 0 else None
-        reason = None if error is not None else ONE_DRAW if i == 0 else DEPENDENT
-        labels = {"seed": seed}
-        yield Point("convergence", i + 1, factor * value - lml, error, i + 1, labels, reason)
-
-
-def _point(series: str, x: float, estimate: Estimate, seed: int) -> Point:
-    reason = ONE_DRAW if estimate.std_err is None else None
-    labels = {"seed": seed}
-    return Point(series, x, estimate.mean, estimate.std_err, estimate.n, labels, reason)
-
-
-def _metric(name: str, estimate: Estimate, seed: int) -> Metric:
-    reason = ONE_DRAW if estimate.std_err is None else None
-    return Metric(name, estimate.mean, estimate.std_err, {"seed": seed}, reason)
+_SEEDLESS = ("generator", "maximum_likelihood")
 
 
 def _device(compute: Compute) -> torch.device:

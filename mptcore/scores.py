@@ -2,15 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mptcore.masks import draw_masks, windows_per_permutation
+from mptcore.masks import MaskBatch
 from mptcore.models import MaskedModel, TractableModel
-from mptcore.specs import FixedSize, Masks
+from mptcore.session import Tape
+from mptcore.specs import Masks
 
 ONE_DRAW = "one draw gives no standard error"
 DEPENDENT = "masks of one permutation depend on each other"
@@ -40,47 +41,48 @@ class SizeScores:
     values: Tensor  # (P,), float64, on the CPU
     joint: Tensor | None = None  # (P,), the joint score of each mask, where asked for
 
+    def __sub__(self, other: "SizeScores") -> "SizeScores":
+        """The differences, mask by mask."""
+        return SizeScores(self.size, self.values - other.values)
+
+    def joined(self, more: "SizeScores") -> "SizeScores":
+        """These masks and more of the same size."""
+        return SizeScores(self.size, torch.cat([self.values, more.values]))
+
 
 def score_masks(
-    model: MaskedModel, masks: Masks, generator: torch.Generator, max_masks: int
-) -> Iterator[SizeScores]:
-    """The scores of all masks of a spec, size by size; the masks of several sizes are scored
-    together, `max_masks` at a time. One fixed size is scored jointly too, if the model can."""
-    joint = isinstance(model, TractableModel) and isinstance(masks, FixedSize)
-    drawn = draw_masks(masks, model.dim, generator, max_masks)
-    scored = itertools.chain.from_iterable(
-        _score_together(model, parts, joint) for parts in _batches(drawn, max_masks)
-    )
+    models: Sequence[MaskedModel],
+    batches: Iterator[MaskBatch],
+    tape: Tape,
+    joint: bool = False,
+) -> Iterator[tuple[SizeScores, ...]]:
+    """The scores of all masks by each model, size by size; with `joint` the joint scores too."""
+    scored = itertools.chain.from_iterable(_score(models, batch, tape, joint) for batch in batches)
     for size, parts in itertools.groupby(scored, key=lambda part: part[0]):
-        values = torch.cat([part[1] for part in parts], dim=1)
-        yield SizeScores(size, values[0], values[1] if joint else None)
+        values = torch.cat([part[1] for part in parts], dim=2)  # (models, 1 or 2, P)
+        yield tuple(SizeScores(size, own[0], own[1] if joint else None) for own in values)
 
 
-def _batches(
-    drawn: Iterator[tuple[int, Tensor]], max_masks: int
-) -> Iterator[list[tuple[int, Tensor]]]:
-    """Masks (size, (b, D)), gathered into lists of at most `max_masks` masks."""
-    waiting: list[tuple[int, Tensor]] = []
-    for size, masked in drawn:
-        if waiting and sum(len(part) for _, part in waiting) + len(masked) > max_masks:
-            yield waiting
-            waiting = []
-        waiting.append((size, masked))
-    yield waiting
+@torch.no_grad()
+def _score(
+    models: Sequence[MaskedModel], batch: MaskBatch, tape: Tape, joint: bool
+) -> list[tuple[int, Tensor]]:
+    """(size, scores (models, 1, b), or with the joint scores (models, 2, b)) of each run."""
+    values = tape.scored(
+        lambda: torch.stack([_scores_of(model, batch.masked, joint) for model in models])
+    )
+    lengths = [count for _, count in batch.runs]
+    split = torch.split(values, lengths, dim=2)
+    return [(size, part) for (size, _), part in zip(batch.runs, split, strict=True)]
 
 
-def _score_together(
-    model: MaskedModel, parts: list[tuple[int, Tensor]], joint: bool
-) -> Iterator[tuple[int, Tensor]]:
-    """(size, scores (1, b), or with the joint scores (2, b)) of each part."""
-    masked = torch.cat([part for _, part in parts]).to(model.device)
+def _scores_of(model: MaskedModel, masked: Tensor, joint: bool) -> Tensor:  # (1 or 2, B)
+    masked = masked.to(model.device)
     values = [model.scores(masked)]
     if joint:
         assert isinstance(model, TractableModel)
         values.append(model.joint_scores(masked))
-    lengths = [len(part) for _, part in parts]
-    split = torch.split(torch.stack(values).cpu(), lengths, dim=1)
-    return zip((size for size, _ in parts), split, strict=True)
+    return torch.stack(values).cpu()
 
 
 def size_estimate(scores: SizeScores, masks: Masks) -> Estimate:
@@ -95,7 +97,7 @@ def mask_mean(values: Tensor, masks: Masks) -> Estimate:
     return _from_replicates(_replicates(values, masks), len(values))
 
 
-def cumulative_estimate(curve: list[SizeScores], masks: Masks) -> Estimate:
+def cumulative_estimate(curve: Sequence[SizeScores], masks: Masks) -> Estimate:
     """The sum of S(m) over the sizes of a curve: Eq. (5) of the paper where these are 1..D.
 
     Sizes are independent of each other, so their variances add up; but for the nested design,
@@ -105,14 +107,18 @@ def cumulative_estimate(curve: list[SizeScores], masks: Masks) -> Estimate:
     if masks.design == "nested":
         totals = torch.stack([scores.values for scores in curve]).sum(0)
         return _from_replicates(totals, n)
-    estimates = [size_estimate(scores, masks) for scores in curve]
+    return total_of([size_estimate(scores, masks) for scores in curve])
+
+
+def total_of(estimates: Sequence[Estimate]) -> Estimate:
+    """The sum of estimates that are independent of each other."""
     errors = [estimate.std_err for estimate in estimates if estimate.std_err is not None]
-    complete = len(errors) == len(estimates)
-    std_err = math.hypot(*errors) if complete else None
+    std_err = math.hypot(*errors) if len(errors) == len(estimates) else None
+    n = sum(estimate.n for estimate in estimates)
     return Estimate(math.fsum(estimate.mean for estimate in estimates), std_err, n)
 
 
-def convergence(curve: list[SizeScores], masks: Masks) -> tuple[Tensor, Tensor | None]:
+def convergence(curve: Sequence[SizeScores], masks: Masks) -> tuple[Tensor, Tensor | None]:
     """The sum of S(m) from the first p masks of each size for p = 1..P, (P,), and its standard
     error (P,), NaN at p = 1; none where the masks of one size depend on each other."""
     values = torch.stack([scores.values for scores in curve])  # (sizes, P)
@@ -120,7 +126,7 @@ def convergence(curve: list[SizeScores], masks: Masks) -> tuple[Tensor, Tensor |
         values = values.sum(0, keepdim=True)
     count = torch.arange(1, values.shape[1] + 1, dtype=torch.float64)
     mean = values.cumsum(1) / count
-    if masks.design == "balanced" and windows_per_permutation(masks.per_size) > 1:
+    if masks.windows_per_permutation > 1:
         return mean.sum(0), None
     centred = values - values.mean(1, keepdim=True)  # against cancellation
     drift = centred.cumsum(1) / count
@@ -130,10 +136,8 @@ def convergence(curve: list[SizeScores], masks: Masks) -> tuple[Tensor, Tensor |
 
 def _replicates(values: Tensor, masks: Masks) -> Tensor:
     """Means that are independent of each other, (R,)."""
-    if masks.design != "balanced":
-        return values
-    by_permutation: Tensor = values.view(-1, windows_per_permutation(masks.per_size))
-    return by_permutation.mean(1)
+    windows = masks.windows_per_permutation
+    return values if windows == 1 else values.view(-1, windows).mean(1)
 
 
 def _from_replicates(replicates: Tensor, n: int) -> Estimate:

@@ -1,19 +1,41 @@
 """The data a spec names, as one tensor."""
 
+from typing import assert_never
+
 import torch
 
 from mptcore.data.dataset import Dataset
 from mptcore.data.digits import digits
+from mptcore.data.images import images
 from mptcore.data.simulated import simulate_ppca
-from mptcore.specs import DataSource, DigitsData, PpcaData
+from mptcore.data.upload import uploaded
+from mptcore.specs import (
+    DataSource,
+    DigitsData,
+    FashionMnistData,
+    MnistData,
+    PpcaData,
+    UploadData,
+)
 
 __all__ = ["Dataset", "load"]
 
 
-def load(spec: DataSource, generator: torch.Generator) -> Dataset:
-    """The data of a spec; what is simulated is drawn from the generator."""
+def load(spec: DataSource, seed: int, generator: torch.Generator) -> Dataset:
+    """The data of a spec; what is simulated is drawn from the generator, what is held out is chosen
+    by the seed. Raises RunError where they cannot be had."""
+    return _load(spec, generator).held_out(spec.heldout_n, seed)
+
+
+def _load(spec: DataSource, generator: torch.Generator) -> Dataset:
     match spec:
         case PpcaData():
             return simulate_ppca(spec, generator)
         case DigitsData():
             return digits()
+        case MnistData() | FashionMnistData():
+            return images(spec, generator)
+        case UploadData():
+            return uploaded(spec)
+        case _:
+            assert_never(spec)

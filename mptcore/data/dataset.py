@@ -1,7 +1,8 @@
 """Data, and the density they were drawn from where that is known."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from mptcore.gaussian import LowRankGaussian
@@ -9,9 +10,18 @@ from mptcore.gaussian import LowRankGaussian
 
 @dataclass(frozen=True)
 class Dataset:
-    x: Tensor  # (N, D), float64
+    x: Tensor  # (N, D): what is trained on and scored
     density: LowRankGaussian | None = None
+    heldout: Tensor | None = None  # (H, D)
 
     @property
     def dim(self) -> int:
         return self.x.shape[1]
+
+    def held_out(self, count: int, seed: int) -> "Dataset":
+        """This, with `count` observations chosen at random set aside."""
+        if count == 0:
+            return self
+        order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed))
+        aside, kept = order[:count].sort().values, order[count:].sort().values
+        return replace(self, x=self.x[kept], heldout=self.x[aside])

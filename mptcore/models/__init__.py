@@ -1,24 +1,44 @@
-"""The families: from a spec and its data to a model that can be scored."""
+"""The families: from a spec and its data to a density and a model that can be scored."""
+
+from typing import assert_never
 
 import torch
+from torch import Tensor
 
 from mptcore.data import Dataset
+from mptcore.gaussian import LowRankGaussian
 from mptcore.models.base import MaskedModel, TractableModel
-from mptcore.models.linear_gaussian import LinearGaussianModel, second_moment
+from mptcore.models.factor_analysis import factor_analysis
+from mptcore.models.linear_gaussian import LinearGaussianModel
 from mptcore.models.ppca import ppca
-from mptcore.specs import Model
+from mptcore.moments import moment_of
+from mptcore.specs import FactorAnalysisModel, Model, PpcaModel
 
-__all__ = ["MaskedModel", "TractableModel", "build"]
+__all__ = ["MaskedModel", "TractableModel", "heldout_lml", "initial_density", "scorable"]
 
 
-def build(
-    spec: Model,
-    data: Dataset,
-    generator: torch.Generator,
-    device: torch.device,
-    dtype: torch.dtype,
+def initial_density(
+    spec: Model, data: Dataset, seed: int, generator: torch.Generator
+) -> LowRankGaussian:
+    """The density of a spec before any training, in float64 on the CPU."""
+    match spec:
+        case PpcaModel():
+            return ppca(spec, data, seed, generator)
+        case FactorAnalysisModel():
+            return factor_analysis(spec, data, seed, generator)
+        case _:
+            assert_never(spec)
+
+
+def scorable(
+    density: LowRankGaussian, data: Dataset, device: torch.device, dtype: torch.dtype
 ) -> TractableModel:
-    """The model of a spec on its data."""
-    density = ppca(spec, data, generator)
-    moment = second_moment(data.x, density.mean)
-    return LinearGaussianModel(density.to(device, dtype), moment.to(device))
+    """A density with its data."""
+    moment = moment_of(data.x, density.mean, density.noise_variance.min().item())
+    return LinearGaussianModel(density.to(device, dtype), moment)
+
+
+def heldout_lml(density: LowRankGaussian, heldout: Tensor) -> float:
+    """The mean over held-out observations (H, D) of log p(x)."""
+    moment = moment_of(heldout, density.mean, density.noise_variance.min().item())
+    return LinearGaussianModel(density, moment).log_marginal_likelihood()

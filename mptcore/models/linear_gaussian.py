@@ -7,39 +7,109 @@ from torch import Tensor
 
 from mptcore.gaussian import LOG_2PI, LowRankGaussian
 from mptcore.models.base import TractableModel
-
-
-def second_moment(x: Tensor, mean: Tensor) -> Tensor:
-    """C = (x − mean)ᵀ (x − mean) / N of x (N, D), (D, D), in float64."""
-    centred = (x - mean).double()
-    return centred.mT @ centred / len(x)
+from mptcore.moments import DenseMoment, FactoredMoment, Moment
 
 
 @dataclass(frozen=True)
 class _Observed:
-    """What the observed dimensions of each mask say about the latent variable, and the data's
-    moments with it: `posterior` holds the Cholesky factors of A_R = I + W_Rᵀ Ψ_R⁻¹ W_R."""
+    """What the observed dimensions R of each mask say about the latent variable, and the data's
+    moments with it. A leading dimension of several models may stand before each shape."""
 
-    posterior: Tensor  # (B, K, K)
-    cross: Tensor  # (B, K, D), B_R = W_Rᵀ Ψ_R⁻¹ C[R, :]
+    factor: Tensor  # (B, K, K), Cholesky factor of A_R = I + W_Rᵀ Ψ_R⁻¹ W_R
+    posterior: Tensor  # (B, K, K), Σ_R = A_R⁻¹
     moment: Tensor  # (B, K, K), G_R = B_R[:, R] Ψ_R⁻¹ W_R
+    cross: Tensor  # dense: B_R = W_Rᵀ Ψ_R⁻¹ C[R, :], (B, K, D); factored: B_R = L_R Fᵀ, (B, K, Q)
 
 
-class LinearGaussianModel(TractableModel):
-    """PPCA or factor analysis on data of which only the second moment is kept.
+class Conditionals:
+    """The conditionals of a low-rank Gaussian, averaged over data, for many masks at once.
 
     With Σ_R = A_R⁻¹ the conditional variance and the mean squared residual of x_j given x_R are
         v_j = psi_j + w_jᵀ Σ_R w_j
         e_j = C_jj − 2 w_jᵀ Σ_R B_R[:, j] + w_jᵀ Σ_R G_R Σ_R w_j
-    and the mean of log p(x_j | x_R) is −½ log(2π v_j) − ½ e_j / v_j.
+    and the mean of log p(x_j | x_R) is −½ log(2π v_j) − ½ e_j / v_j. Each quadratic form w_jᵀ S w_j
+    is a product of S, as a row of K² numbers, with the table of w_j w_jᵀ: so all that costs is a
+    matrix product over all masks. Where C = F Fᵀ has low rank Q, B_R[:, j] = L_R f_j with
+    L_R = W_Rᵀ Ψ_R⁻¹ F_R, and nothing of size K · D is made for a mask.
+
+    Differentiable. Several models, and moments, may be stacked along a leading dimension.
     """
 
-    def __init__(self, density: LowRankGaussian, moment: Tensor):  # moment: (D, D)
+    def __init__(self, loadings: Tensor, noise_variance: Tensor, moment: Moment):
+        self.loadings = loadings  # (D, K)
+        self.noise_variance = noise_variance  # (D,)
+        self.moment = moment
+        self.precise = loadings / noise_variance[..., None]  # Ψ⁻¹ W, (D, K)
+        self._outer = _outer(loadings, loadings)  # (D, K²)
+        self._information = _outer(self.precise, loadings)  # (D, K²)
+        match moment:
+            case FactoredMoment(factor):
+                self._seen = _outer(self.precise, factor)  # (D, K Q)
+                self._mixed = _outer(loadings, factor)  # (D, K Q)
+            case DenseMoment():
+                pass
+
+    @property
+    def latent_dim(self) -> int:
+        return self.loadings.shape[-1]
+
+    def scores(self, masked: Tensor) -> Tensor:  # (B, D) to (B,), float64
+        """The mean over observations and masked j of log p(x_j | x_R)."""
+        variance, residual = self._moments((~masked).to(self.loadings))
+        misfit = variance.log() + residual / variance
+        total = (misfit * masked.to(misfit)).sum(-1, dtype=torch.float64)
+        return -0.5 * (LOG_2PI + total / masked.sum(-1))
+
+    def log_probs(self, observed: Tensor) -> Tensor:  # (B, D) to (B,), float64
+        """The mean over observations of log p(x_R)."""
+        weight = observed.to(self.loadings)
+        seen = self._observe(weight)
+        log_det = (weight @ self.noise_variance.log()[..., None])[..., 0]
+        log_det = log_det + 2 * seen.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        squares = (weight @ (self.moment.diagonal / self.noise_variance)[..., None])[..., 0]
+        squares = squares - (seen.posterior * seen.moment).sum((-2, -1))
+        return -0.5 * (weight.sum(-1) * LOG_2PI + log_det + squares).double()
+
+    def _moments(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """v_j and e_j for all j, masked or not, (B, D) each."""
+        seen = self._observe(weight)
+        table = self._outer.mT
+        variance = self.noise_variance[..., None, :] + seen.posterior.flatten(-2) @ table
+        spread = seen.posterior @ seen.moment @ seen.posterior
+        residual = self.moment.diagonal[..., None, :] + spread.flatten(-2) @ table
+        match self.moment:
+            case FactoredMoment():
+                shared = (seen.posterior @ seen.cross).flatten(-2) @ self._mixed.mT
+            case DenseMoment():
+                gain = _rows(seen.posterior) @ self.loadings.mT  # w_jᵀ Σ_R, (B K, D)
+                shared = (gain.view_as(seen.cross) * seen.cross).sum(-2)
+        return variance, residual - 2 * shared
+
+    def _observe(self, weight: Tensor) -> _Observed:
+        square = (*weight.shape[:-1], self.latent_dim, self.latent_dim)
+        eye = torch.eye(self.latent_dim, dtype=weight.dtype, device=weight.device)
+        factor = torch.linalg.cholesky((weight @ self._information).view(square) + eye)
+        posterior = torch.cholesky_inverse(factor)
+        match self.moment:
+            case FactoredMoment():
+                cross = (weight @ self._seen).view(*square[:-1], -1)
+                moment = cross @ cross.mT
+            case DenseMoment(matrix):
+                picked = weight[..., None, :] * self.precise.mT[..., None, :, :]  # (B, K, D)
+                cross = (_rows(picked) @ matrix).view_as(picked)
+                moment = (_rows(cross * weight[..., None, :]) @ self.precise).view(square)
+        return _Observed(factor, posterior, moment, cross)
+
+
+class LinearGaussianModel(TractableModel):
+    """PPCA or factor analysis on data of which only the second moment is kept."""
+
+    def __init__(self, density: LowRankGaussian, moment: Moment):
         self.density = density
-        self.moment = moment.to(density.loadings)
-        self.device = self.moment.device
-        self._precise_loadings = density.loadings / density.noise_variance[:, None]  # Ψ⁻¹ W
-        self._outer = torch.einsum("dk,dl->dkl", self._precise_loadings, density.loadings)
+        self.conditionals = Conditionals(
+            density.loadings, density.noise_variance, moment.to(density.loadings)
+        )
+        self.device = density.loadings.device
 
     @property
     def dim(self) -> int:
@@ -47,45 +117,30 @@ class LinearGaussianModel(TractableModel):
 
     @property
     def bytes_per_mask(self) -> int:
-        return 6 * self.density.loadings.numel() * self.moment.element_size()
+        dim, latent_dim = self.density.loadings.shape
+        match self.conditionals.moment:
+            case FactoredMoment(factor):
+                numbers = 8 * dim + 4 * latent_dim * (latent_dim + factor.shape[1])
+            case DenseMoment():
+                numbers = (6 + 4 * latent_dim) * dim + 4 * latent_dim**2
+        return numbers * self.density.loadings.element_size()
 
     def scores(self, masked: Tensor) -> Tensor:
-        log_probs = self._mean_log_probs(masked).double()  # (B, D)
-        return torch.where(masked, log_probs, 0.0).sum(1) / masked.sum(1)
+        return self.conditionals.scores(masked)
 
     def log_marginal_likelihood(self) -> float:
-        everything = torch.ones(1, self.dim, dtype=torch.bool, device=self.moment.device)
-        return self._observed_log_prob(everything).item()
+        everything = torch.ones(1, self.dim, dtype=torch.bool, device=self.device)
+        return self.conditionals.log_probs(everything).item()
 
     def joint_scores(self, masked: Tensor) -> Tensor:
-        return self.log_marginal_likelihood() - self._observed_log_prob(~masked)
+        return self.log_marginal_likelihood() - self.conditionals.log_probs(~masked)
 
-    def _mean_log_probs(self, masked: Tensor) -> Tensor:
-        """The mean over observations of log p(x_j | x_R) for all j, masked or not, (B, D)."""
-        seen = self._observe(~masked)
-        loadings = self.density.loadings.mT.expand(len(masked), -1, -1)  # (B, K, D)
-        gain = torch.cholesky_solve(loadings, seen.posterior)  # Σ_R w_j for each j, (B, K, D)
-        variance = self.density.noise_variance + (loadings * gain).sum(1)
-        residual = (gain * (seen.moment @ gain - 2 * seen.cross)).sum(1)
-        residual = self.moment.diagonal() + residual
-        return -0.5 * (LOG_2PI + variance.log() + residual / variance)
 
-    def _observe(self, observed: Tensor) -> _Observed:
-        latent_dim = self.density.loadings.shape[1]
-        weight = observed.to(self.moment)  # (B, D)
-        information = (weight @ self._outer.flatten(1)).view(-1, latent_dim, latent_dim)
-        eye = torch.eye(latent_dim, dtype=weight.dtype, device=weight.device)
-        picked = weight[:, None, :] * self._precise_loadings.mT  # (B, K, D): W_Rᵀ Ψ_R⁻¹
-        cross = (picked.flatten(0, 1) @ self.moment).view_as(picked)
-        return _Observed(torch.linalg.cholesky(eye + information), cross, cross @ picked.mT)
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    """Row by row, all products of an entry of the one with an entry of the other: (D, I J)."""
+    return (left[..., :, None] * right[..., None, :]).flatten(-2)
 
-    def _observed_log_prob(self, observed: Tensor) -> Tensor:
-        """The mean over observations of log p(x_R) for each observed set R (B, D), float64 (B,)."""
-        seen = self._observe(observed)
-        weight = observed.to(self.moment)
-        log_det = weight @ self.density.noise_variance.log()
-        log_det = log_det + 2 * seen.posterior.diagonal(dim1=1, dim2=2).log().sum(1)
-        explained = torch.cholesky_solve(seen.moment, seen.posterior)
-        squares = weight @ (self.moment.diagonal() / self.density.noise_variance)
-        squares = squares - explained.diagonal(dim1=1, dim2=2).sum(1)
-        return -0.5 * (weight.sum(1) * LOG_2PI + log_det + squares).double()
+
+def _rows(matrices: Tensor) -> Tensor:
+    """(..., B, I, J) as one matrix (..., B I, J)."""
+    return matrices.flatten(-3, -2)

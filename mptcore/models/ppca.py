@@ -1,16 +1,20 @@
 """Probabilistic PCA (the paper, Sec. 3.1 and App. B; Tipping & Bishop 1999)."""
 
+from typing import assert_never
+
 import torch
 from torch import Tensor
 
 from mptcore.data import Dataset
 from mptcore.gaussian import LowRankGaussian
-from mptcore.models.linear_gaussian import second_moment
+from mptcore.models.starts import random_start
+from mptcore.moments import second_moment
 from mptcore.records import RunError
 from mptcore.specs import PpcaModel
+from mptcore.weights import weights_of
 
 
-def ppca(spec: PpcaModel, data: Dataset, generator: torch.Generator) -> LowRankGaussian:
+def ppca(spec: PpcaModel, data: Dataset, seed: int, generator: torch.Generator) -> LowRankGaussian:
     """The density that a spec asks for, in float64 on the CPU. Raises RunError where the data
     have no maximum."""
     match spec.init:
@@ -18,14 +22,15 @@ def ppca(spec: PpcaModel, data: Dataset, generator: torch.Generator) -> LowRankG
             assert data.density is not None, "the spec's check lets only generated data through"
             return data.density
         case "random":
-            assert spec.noise_precision is not None, "the spec's check asks for a number"
-            loadings = torch.randn(data.dim, spec.latent_dim, generator=generator).double()
-            variance = torch.full((data.dim,), 1 / spec.noise_precision, dtype=torch.float64)
-            return LowRankGaussian(loadings, torch.zeros(data.dim, dtype=torch.float64), variance)
+            return random_start(spec, data.dim, generator)
         case "maximum_likelihood":
-            mean = data.x.mean(0)
+            mean = data.x.double().mean(0)
             moment = second_moment(data.x, mean)
             return maximum_likelihood(moment, mean, spec.latent_dim, spec.noise_precision)
+        case "experiment":
+            return weights_of(spec, data.dim, seed)
+        case _:
+            assert_never(spec.init)
 
 
 def maximum_likelihood(

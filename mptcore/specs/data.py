@@ -1,5 +1,6 @@
 """What the model is scored on."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -8,9 +9,37 @@ from mptcore.specs.base import Problem, Seed, Spec
 
 Precision = Annotated[float, Field(gt=0, le=1e12)]
 """An inverse variance."""
+Dimensions = Annotated[int, Field(ge=2, le=1_000_000)]
+Observations = Annotated[int, Field(ge=1, le=100_000_000)]
 
 
-class PpcaData(Spec):
+class Data(Spec):
+    """`heldout`: the fraction of the observations, chosen at random by the data's seed, that is
+    kept out of training and scores and gives `lml_heldout`."""
+
+    n: int
+    heldout: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    def problems(self) -> list[Problem]:
+        """What is wrong with this source on its own."""
+        if self.heldout is not None and self.n < 2:
+            return [Problem("/data/heldout", "holding out needs two observations or more")]
+        return []
+
+    @property
+    def heldout_n(self) -> int:
+        """How many observations are held out: at least one, and not all."""
+        if self.heldout is None:
+            return 0
+        return min(max(1, math.floor(self.heldout * self.n)), self.n - 1)
+
+    @property
+    def kept_n(self) -> int:
+        """How many observations are left to train on and to score."""
+        return self.n - self.heldout_n
+
+
+class PpcaData(Data):
     """Data drawn from a PPCA generator (the paper, Sec. 4).
 
     `noise`: isotropic draws it per dimension with variance 1/noise_precision; shared is the
@@ -19,40 +48,88 @@ class PpcaData(Spec):
     """
 
     source: Literal["ppca"]
-    n: Annotated[int, Field(ge=1, le=100_000_000)]
-    dim: Annotated[int, Field(ge=2, le=1_000_000)]
+    n: Observations
+    dim: Dimensions
     latent_dim: Annotated[int, Field(ge=1, le=100_000)]
     noise_precision: Precision
     noise: Literal["isotropic", "shared"] = "isotropic"
     seed: Seed | Literal["run"] = 0
 
     def problems(self) -> list[Problem]:
-        if self.latent_dim < self.dim:
-            return []
-        detail = f"latent_dim is less than dim, {self.dim}, not {self.latent_dim}"
-        return [Problem("/data/latent_dim", detail)]
+        found = []
+        if self.latent_dim >= self.dim:
+            detail = f"latent_dim is less than dim, {self.dim}, not {self.latent_dim}"
+            found.append(Problem("/data/latent_dim", detail))
+        return found + super().problems()
 
 
-class DigitsData(Spec):
+class DigitsData(Data):
     """Scikit-learn's handwritten digits: 1797 images of 8 × 8 pixels, values 0 to 16."""
 
     source: Literal["digits"]
-
-    @property
-    def n(self) -> int:
-        return 1797
+    n: Literal[1797] = 1797
+    seed: Seed = 0
 
     @property
     def dim(self) -> int:
         return 64
 
+
+class ImageData(Data):
+    """The training images of a torchvision set, 28 × 28 pixels, values 0 to 1: all 60,000 in their
+    order, or `n` of them chosen at random by `seed`."""
+
+    n: Annotated[int, Field(ge=1, le=60_000)] = 60_000
+    seed: Seed = 0
+
     @property
-    def seed(self) -> None:
-        """Nothing is drawn."""
-        return None
+    def dim(self) -> int:
+        return 784
+
+
+class MnistData(ImageData):
+    """MNIST, from the folder MPT_DATA_DIR."""
+
+    source: Literal["mnist"]
+
+
+class FashionMnistData(ImageData):
+    """Fashion-MNIST, from the folder MPT_DATA_DIR."""
+
+    source: Literal["fashion_mnist"]
+
+
+class UploadData(Data):
+    """A data set that was uploaded, by its id. `n` and `dim` say what is expected of it: a file of
+    another shape is refused. `array` names one array of an .npz file; `columns` picks columns by
+    name (.csv, .parquet) in the order given."""
+
+    source: Literal["upload"]
+    dataset: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+    n: Observations
+    dim: Dimensions
+    array: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    columns: (
+        Annotated[
+            tuple[Annotated[str, Field(min_length=1, max_length=200)], ...],
+            Field(min_length=2, max_length=100_000, strict=False),
+        ]
+        | None
+    ) = None
+    seed: Seed = 0
 
     def problems(self) -> list[Problem]:
-        return []
+        found = []
+        if self.array is not None and self.columns is not None:
+            detail = "columns are for .csv and .parquet files, array for .npz: give one"
+            found.append(Problem("/data/columns", detail))
+        if self.columns is not None and len(self.columns) != self.dim:
+            detail = f"dim, {self.dim}, columns, not {len(self.columns)}"
+            found.append(Problem("/data/columns", detail))
+        return found + super().problems()
 
 
-DataSource = Annotated[PpcaData | DigitsData, Field(discriminator="source")]
+DataSource = Annotated[
+    PpcaData | DigitsData | MnistData | FashionMnistData | UploadData,
+    Field(discriminator="source"),
+]

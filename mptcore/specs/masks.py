@@ -12,6 +12,7 @@ EXHAUSTIVE_LIMIT = 100_000
 """The most masks of one size that the design `exhaustive` enumerates."""
 
 Design = Literal["independent", "balanced", "nested", "exhaustive"]
+Rate = Annotated[float, Field(gt=0, le=1)]
 MaskSize = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
@@ -34,6 +35,20 @@ class Masks(Spec):
             return sum(math.comb(dim, size) for size in sizes)
         return self.per_size * len(sizes)
 
+    @property
+    def windows_per_permutation(self) -> int:
+        """How many masks of one size share one permutation. The balanced design takes the largest
+        divisor of P not above its square root, so that at least √P permutations remain to give a
+        standard error."""
+        if self.design != "balanced":
+            return 1
+        root = math.isqrt(self.per_size)
+        return max(w for w in range(1, root + 1) if self.per_size % w == 0)
+
+    def step_count(self, dim: int) -> int:
+        """How many masks a training step draws."""
+        return self.per_size * len(self.mask_sizes(dim))
+
     def mask_sizes(self, dim: int) -> Sequence[int]:
         """The mask sizes for data of `dim` dimensions."""
         raise NotImplementedError
@@ -50,6 +65,11 @@ class Masks(Spec):
             f"{dim} dimensions have more: use independent, balanced or nested"
         )
         return [Problem(f"{pointer}/design", detail)]
+
+
+def size_of_rate(rate: float, dim: int) -> int:
+    """The mask size of a masking rate: 15 % of 512 is 76."""
+    return max(1, math.floor(rate * dim + 1e-9))
 
 
 def _size_problem(size: int, dim: int, pointer: str) -> list[Problem]:
@@ -96,7 +116,7 @@ class FixedSize(Masks):
 
     schedule: Literal["fixed"]
     size: MaskSize | None = None
-    rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    rate: Rate | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -108,7 +128,7 @@ class FixedSize(Masks):
         if self.size is not None:
             return (self.size,)
         assert self.rate is not None
-        return (max(1, math.floor(self.rate * dim + 1e-9)),)
+        return (size_of_rate(self.rate, dim),)
 
     def problems(self, dim: int, pointer: str) -> list[Problem]:
         wrong = _size_problem(self.mask_sizes(dim)[0], dim, f"{pointer}/size")
@@ -116,3 +136,45 @@ class FixedSize(Masks):
 
 
 MaskSchedule = Annotated[AllSizes | ListedSizes | FixedSize, Field(discriminator="schedule")]
+
+
+class UniformSize(Masks):
+    """For training: one size a step, uniform over 1..D, so that D · S(m) is unbiased."""
+
+    schedule: Literal["uniform"]
+
+    def mask_sizes(self, dim: int) -> Sequence[int]:
+        return range(1, dim + 1)
+
+    def step_count(self, dim: int) -> int:
+        return self.per_size
+
+
+class Rates(Masks):
+    """For training: the sizes of a list of masking rates in each step."""
+
+    schedule: Literal["rates"]
+    rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=10_000, strict=False)]
+
+    def mask_sizes(self, dim: int) -> Sequence[int]:
+        return tuple(size_of_rate(rate, dim) for rate in self.rates)
+
+
+class Ramp(Masks):
+    """For training: one size a step; its rate goes linearly from `start` to `end`."""
+
+    schedule: Literal["ramp"]
+    start: Rate
+    end: Rate
+
+    def size_at(self, fraction: float, dim: int) -> int:
+        """The size when this fraction of the training is done."""
+        return size_of_rate(self.start + fraction * (self.end - self.start), dim)
+
+    def mask_sizes(self, dim: int) -> Sequence[int]:
+        return (self.size_at(0, dim),)
+
+
+TrainSchedule = Annotated[
+    AllSizes | FixedSize | UniformSize | Rates | Ramp, Field(discriminator="schedule")
+]

@@ -12,7 +12,11 @@ from mptcore.specs.json_text import parse_json, pointer_token
 
 def parse_spec(text: bytes, limits: Limits | None = None) -> ExperimentSpec:
     """The spec in a JSON text. Raises SpecError with every problem found."""
-    value = parse_json(text)
+    return validate_spec(parse_json(text), limits)
+
+
+def validate_spec(value: object, limits: Limits | None = None) -> ExperimentSpec:
+    """The spec in what parse_json gave. Raises SpecError with every problem found."""
     try:
         spec = ExperimentSpec.model_validate(value)
     except ValidationError as error:

@@ -17,6 +17,7 @@ SMALL: dict[str, Any] = {
     "data": {"source": "ppca", "n": 20, "dim": 6, "latent_dim": 2, "noise_precision": 5.0},
     "evaluate": {"masks": {"schedule": "all", "per_size": 3}},
     "seeds": [4, 44],
+    "compute": {"threads": 1},
 }
 
 

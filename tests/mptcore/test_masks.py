@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.masks import draw_masks, windows_per_permutation
+from mptcore.masks import draw_masks
 from mptcore.specs import AllSizes, FixedSize, ListedSizes, Masks
 from mptcore.specs.masks import Design
 
@@ -17,9 +17,11 @@ DIM = 12
 def drawn(masks: Masks, seed: int = 0, max_masks: int = 1000, dim: int = DIM) -> dict[int, Tensor]:
     """All masks (P, D) of each size, in the order drawn."""
     parts: dict[int, list[Tensor]] = {}
-    for size, masked in draw_masks(masks, dim, torch.Generator().manual_seed(seed), max_masks):
-        assert len(masked) <= max_masks
-        parts.setdefault(size, []).append(masked)
+    for batch in draw_masks(masks, dim, torch.Generator().manual_seed(seed), max_masks):
+        assert len(batch.masked) <= max_masks
+        sizes, counts = zip(*batch.runs, strict=True)
+        for size, masked in zip(sizes, torch.split(batch.masked, list(counts)), strict=True):
+            parts.setdefault(size, []).append(masked)
     return {size: torch.cat(part) for size, part in parts.items()}
 
 
@@ -60,8 +62,9 @@ def test_independent_masks_come_in_the_published_order() -> None:
 
 @pytest.mark.parametrize(("per_size", "windows"), [(1, 1), (4, 2), (12, 3), (7, 1), (100, 10)])
 def test_balanced_masks_share_the_dimensions_evenly(per_size: int, windows: int) -> None:
-    assert windows_per_permutation(per_size) == windows
-    for size, masked in drawn(AllSizes(per_size=per_size, design="balanced")).items():
+    masks = AllSizes(per_size=per_size, design="balanced")
+    assert masks.windows_per_permutation == windows
+    for size, masked in drawn(masks).items():
         for group in masked.view(-1, windows, DIM):
             times = group.sum(0)
             covered = windows * size

@@ -29,6 +29,7 @@ def ppca(n: int, dim: int, latent_dim: int, data_seed: int | str, masks: dict[st
         },
         "evaluate": {"masks": masks},
         "seeds": SEEDS,
+        "compute": {"threads": 1},
     }
 
 
@@ -60,6 +61,7 @@ def test_digits_reach_the_closed_form_and_scikit_learn() -> None:
         "model": {"family": "ppca", "latent_dim": 10, "init": "maximum_likelihood"},
         "data": {"source": "digits"},
         "evaluate": {"masks": {"schedule": "all", "per_size": 2}},
+        "compute": {"threads": 1},
     }
     lml = metrics(spec)["lml"][0]
     pca = PCA(10).fit(load_digits().data)

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from mptcore.gaussian import LowRankGaussian
-from mptcore.models.linear_gaussian import LinearGaussianModel, second_moment
+from mptcore.models.linear_gaussian import LinearGaussianModel
+from mptcore.moments import DenseMoment, FactoredMoment, Moment, second_moment
 
 
 @dataclass(frozen=True)
 class Problem:
     density: LowRankGaussian
     x: Tensor  # (N, D)
+    factored: bool = False
 
     @property
     def dim(self) -> int:
@@ -24,7 +26,14 @@ class Problem:
 
     @property
     def model(self) -> LinearGaussianModel:
-        return LinearGaussianModel(self.density, second_moment(self.x, self.density.mean))
+        return LinearGaussianModel(self.density, self.moment)
+
+    @property
+    def moment(self) -> Moment:
+        if not self.factored:
+            return DenseMoment(second_moment(self.x, self.density.mean))
+        factor = (self.x - self.density.mean).mT / math.sqrt(len(self.x))
+        return FactoredMoment(factor, factor.square().sum(1))
 
     @property
     def lml(self) -> float:
@@ -61,10 +70,12 @@ class TractableContract:
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(7)
 
-    @pytest.fixture
-    def problem(self, density: LowRankGaussian, generator: torch.Generator) -> Problem:
+    @pytest.fixture(params=[False, True], ids=["dense", "factored"])
+    def problem(
+        self, request: pytest.FixtureRequest, density: LowRankGaussian, generator: torch.Generator
+    ) -> Problem:
         x = torch.randn(11, density.dim, generator=generator, dtype=torch.float64)
-        return Problem(density, 2 * x + 0.3)
+        return Problem(density, 2 * x + 0.3, request.param)
 
     def test_enumeration_is_the_log_density(self, problem: Problem) -> None:
         sizes = range(1, problem.dim + 1)
@@ -126,6 +137,15 @@ class TestPpca(TractableContract):
         loadings = torch.randn(dim, latent_dim, generator=generator, dtype=torch.float64)
         mean = torch.randn(dim, generator=generator, dtype=torch.float64)
         return LowRankGaussian(loadings, mean, torch.full((dim,), 0.2, dtype=torch.float64))
+
+
+class TestFactorAnalysis(TractableContract):
+    @pytest.fixture
+    def density(self, dim: int, latent_dim: int, generator: torch.Generator) -> LowRankGaussian:
+        loadings = torch.randn(dim, latent_dim, generator=generator, dtype=torch.float64)
+        mean = torch.randn(dim, generator=generator, dtype=torch.float64)
+        noise = 0.05 + torch.rand(dim, generator=generator, dtype=torch.float64)
+        return LowRankGaussian(loadings, mean, noise)
 
 
 def test_shapes_that_do_not_fit_are_named() -> None:

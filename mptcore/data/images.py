@@ -1,0 +1,43 @@
+"""MNIST and Fashion-MNIST, read by torchvision."""
+
+import os
+from typing import assert_never
+
+import torch
+
+from mptcore.data.dataset import Dataset
+from mptcore.data.vision import torchvision_datasets
+from mptcore.records import RunError
+from mptcore.specs import FashionMnistData, MnistData
+
+
+def images(spec: MnistData | FashionMnistData, generator: torch.Generator) -> Dataset:
+    """The training images as rows of 784 pixels, 0 to 1, in float32: they are multiples of 1/255,
+    and what is computed from them is computed in float64."""
+    pixels = _pixels(spec)
+    if spec.n < len(pixels):
+        pixels = pixels[torch.randperm(len(pixels), generator=generator)[: spec.n]]
+    return Dataset(pixels.flatten(1).to(torch.float32) / 255)
+
+
+def _pixels(spec: MnistData | FashionMnistData) -> torch.Tensor:  # (60000, 28, 28), uint8
+    folder = os.environ.get("MPT_DATA_DIR")
+    allowed = os.environ.get("MPT_ALLOW_DOWNLOAD") == "1"
+    if not folder:
+        raise RunError("invalid", f"{spec.source} is read from MPT_DATA_DIR, which is not set")
+    datasets = torchvision_datasets()
+    match spec:
+        case MnistData():
+            source = datasets.MNIST
+        case FashionMnistData():
+            source = datasets.FashionMNIST
+        case _:
+            assert_never(spec)
+    try:
+        pixels: torch.Tensor = source(folder, train=True, download=allowed).data
+    except RuntimeError as error:
+        if "Dataset not found" not in str(error):
+            raise
+        cure = "put it there, or set MPT_ALLOW_DOWNLOAD=1"
+        raise RunError("invalid", f"MPT_DATA_DIR has no {spec.source}: {cure}") from error
+    return pixels

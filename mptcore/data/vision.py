@@ -1,0 +1,27 @@
+"""The one place that imports torchvision."""
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_kept: list[torch.library.Library] = []
+
+
+def torchvision_datasets() -> ModuleType:
+    """The module torchvision.datasets, also beside a torch for which torchvision's compiled
+    operators were not built (a wheel of another index): there `import torchvision` fails because
+    two operator schemas are missing. They are defined and the import is tried again; the data sets
+    do not use them. Where torchvision defines them itself a second definition would raise, so this
+    comes after the failure only."""
+    try:
+        return importlib.import_module("torchvision.datasets")
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept.append(library)  # the definitions live as long as their library
+    return importlib.import_module("torchvision.datasets")

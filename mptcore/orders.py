@@ -1,0 +1,86 @@
+"""What a supervisor sends: the envelope of a run, then acknowledgements and requests."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mptcore.specs import ExperimentSpec, SpecError, parse_json, problems_of, validate_spec
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Resume(_Message):
+    """The checkpoint to go on from. Where its file is broken the newest whole one before it serves,
+    or none: the records are the same, and those up to `after` are not given again."""
+
+    file: str
+    sha256: str
+    after: int
+
+
+class Envelope(_Message):
+    """The first line of a supervised run. With `resume` the records after `resume.after` are given;
+    without it all, from the first."""
+
+    spec: Any
+    checkpoint_dir: str | None = None
+    work_dir: str | None = None
+    resume: Resume | None = None
+
+
+class Order(_Message):
+    """A later line: all records up to `committed` are kept, or a request to save and stop."""
+
+    committed: int | None = None
+    stop: Literal["checkpoint"] | None = None
+
+
+class Assignment(BaseModel):
+    """What the runner is to do."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    spec: ExperimentSpec
+    checkpoint_dir: Path | None = None
+    work_dir: Path | None = None
+    resume: Resume | None = None
+
+
+def parse_assignment(text: bytes) -> Assignment:
+    """The assignment in a line: an envelope, or a bare spec. Raises SpecError; the pointers are
+    those of the spec, or of the envelope's other fields."""
+    value = parse_json(text)
+    if not (isinstance(value, dict) and "spec" in value):
+        return Assignment(spec=validate_spec(value))
+    try:
+        envelope = Envelope.model_validate(value)
+    except ValidationError as error:
+        raise SpecError(problems_of(error.errors(), value, Envelope)) from None
+    return Assignment(
+        spec=validate_spec(envelope.spec),
+        checkpoint_dir=Path(envelope.checkpoint_dir) if envelope.checkpoint_dir else None,
+        work_dir=Path(envelope.work_dir) if envelope.work_dir else None,
+        resume=envelope.resume,
+    )
+
+
+def follow_orders(lines: BinaryIO, obey: Callable[[Order], None]) -> None:
+    """Obey the lines to come, in a thread. The end of the file ends the process; a line that is no
+    order is passed over."""
+
+    def follow() -> None:
+        for line in lines:
+            try:
+                order = Order.model_validate_json(line)
+            except ValidationError:
+                continue
+            obey(order)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

@@ -1,0 +1,57 @@
+"""How a model is trained: the objective, its masks, its steps."""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mptcore.specs.base import Problem, Spec
+from mptcore.specs.data import DataSource
+from mptcore.specs.masks import AllSizes, TrainSchedule
+
+DEFAULT_MASKS = AllSizes(per_size=1)
+
+
+class Train(Spec):
+    """All seeds are trained together, each from its own start, by Adam.
+
+    `objective`: mpt maximises the cumulative score estimated from `masks`; lml the exact log
+    marginal likelihood. `batch_size`: observations in a step, all where it is null. Every
+    `evaluate_every` epochs loss, mpt and lml are recorded; at the epochs `curve_at` the whole curve
+    that `evaluate` asks for. The mean is the data's own, or learned with `learn_mean`.
+    """
+
+    objective: Literal["mpt", "lml"] = "mpt"
+    epochs: Annotated[int, Field(ge=1, le=10_000_000)]
+    learning_rate: Annotated[float, Field(gt=0, le=100)] = 0.01
+    batch_size: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    masks: TrainSchedule = DEFAULT_MASKS
+    evaluate_every: Annotated[int, Field(ge=1, le=10_000_000)] = 1
+    curve_at: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=10_000_000)], ...],
+        Field(max_length=1000, strict=False),
+    ] = ()
+    learn_mean: bool = False
+    learn_noise_precision: bool = False
+
+    def steps_per_epoch(self, n: int) -> int:
+        return 1 if self.batch_size is None else math.ceil(n / self.batch_size)
+
+    def masks_per_step(self, dim: int) -> int:
+        return self.masks.step_count(dim) if self.objective == "mpt" else 1
+
+    def problems(self, data: DataSource) -> list[Problem]:
+        found = self.masks.problems(data.dim, "/train/masks")
+        if self.masks.design != "independent":
+            detail = "training draws independent masks: use the design independent"
+            found.append(Problem("/train/masks/design", detail))
+        if self.batch_size is not None and self.batch_size > data.kept_n:
+            detail = f"at most the {data.kept_n} observations that are trained on"
+            found.append(Problem("/train/batch_size", f"{detail}, not {self.batch_size}"))
+        if len(set(self.curve_at)) < len(self.curve_at):
+            found.append(Problem("/train/curve_at", "an epoch may be listed once only"))
+        for i, epoch in enumerate(self.curve_at):
+            if epoch > self.epochs:
+                detail = f"an epoch from 0 to {self.epochs}, not {epoch}"
+                found.append(Problem(f"/train/curve_at/{i}", detail))
+        return found

@@ -1,0 +1,228 @@
+"""Training all starts of an experiment together, as one batch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mptcore.data import Dataset
+from mptcore.gaussian import LowRankGaussian
+from mptcore.models.linear_gaussian import Conditionals
+from mptcore.moments import DenseMoment, FactoredMoment, Moment, compressed, second_moment
+from mptcore.records import Point, RunError
+from mptcore.session import TrainingState
+from mptcore.specs import FactorAnalysisModel, Model, Ramp, Train, UniformSize
+from mptcore.streams import stream
+
+ONE_STEP = "the masks of one step"
+
+
+@dataclass(frozen=True)
+class _Centred:
+    """Data's mean and their moment about it; one for all starts, or stacked for each."""
+
+    mean: Tensor  # (S or 1, D)
+    moment: Moment
+
+    def about(self, mean: Tensor) -> Moment:
+        """The moment about another mean (S, D): C + d dᵀ with d the distance between them."""
+        shift = self.mean - mean
+        match self.moment:
+            case DenseMoment(matrix):
+                return DenseMoment(matrix + shift[..., :, None] * shift[..., None, :])
+            case FactoredMoment(factor, diagonal):
+                starts = (len(shift), *factor.shape[1:])
+                wider = torch.cat([factor.expand(starts), shift[..., None]], dim=-1)
+                return FactoredMoment(wider, diagonal + shift.square())
+
+
+class Trainer:
+    """Adam on the loadings W (S, D, K) of S starts, and on the mean and the logarithm of the noise
+    variance where the spec says so. Every sum over starts has gradients that do not mix them."""
+
+    def __init__(
+        self,
+        model: Model,
+        spec: Train,
+        seeds: Sequence[int],
+        starts: Sequence[LowRankGaussian],
+        datasets: Sequence[Dataset],
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        self.spec, self.seeds = spec, seeds
+        self.device, self.dtype = device, dtype
+        shared = all(dataset is datasets[0] for dataset in datasets)
+        self._datasets = datasets[:1] if shared else datasets
+        self.loadings = self._tensor([d.loadings for d in starts], True)
+        self.mean = self._tensor([d.mean for d in starts], spec.learn_mean)
+        per_dimension = isinstance(model, FactorAnalysisModel)
+        noise = [d.noise_variance if per_dimension else d.noise_variance[:1] for d in starts]
+        self.log_noise = self._tensor([n.log() for n in noise], spec.learn_noise_precision)
+        self.learned = [p for p in (self.loadings, self.mean, self.log_noise) if p.requires_grad]
+        self.adam = torch.optim.Adam(self.learned, lr=spec.learning_rate, fused=True)
+        self.draws = [stream(seed, "train masks") for seed in seeds]
+        self.order = stream(seeds[0], "batches")
+        self.epoch = 0
+        self._full = self._centred([dataset.x for dataset in self._datasets])
+        held = [dataset.heldout for dataset in self._datasets if dataset.heldout is not None]
+        self._heldout = self._centred(held) if held else None
+
+    @property
+    def dim(self) -> int:
+        return self.loadings.shape[1]
+
+    @property
+    def observations(self) -> int:
+        return len(self._datasets[0].x)
+
+    def densities(self) -> list[LowRankGaussian]:
+        """Each start's density as it stands."""
+        noise = self._noise().expand(len(self.seeds), self.dim)
+        parts = [part.detach().clone() for part in (self.loadings, self.mean, noise)]
+        return [LowRankGaussian(*own) for own in zip(*parts, strict=True)]
+
+    def step(self) -> list[Point]:
+        """One epoch: its records, where it is recorded, and its steps. The last is not trained."""
+        last = self.epoch == self.spec.epochs
+        recorded = last or self.epoch % self.spec.evaluate_every == 0
+        points: list[Point] = []
+        for i, batch in enumerate(self._batches()):
+            fraction = self.epoch / self.spec.epochs
+            try:
+                loss = self._loss(batch, fraction)
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                raise DivergedError(self.epoch, self.seeds, points) from None
+            if i == 0 and recorded:
+                points = list(self._points(loss.detach()))
+            self._refuse_what_is_not_finite(loss.detach(), points)
+            if last:
+                break
+            self.adam.zero_grad(set_to_none=True)
+            loss.sum().backward()  # type: ignore[no-untyped-call]
+            self.adam.step()
+        return points
+
+    def _refuse_what_is_not_finite(self, loss: Tensor, points: list[Point]) -> None:
+        bad = (~loss.isfinite()).nonzero().flatten().tolist()
+        if bad:
+            raise DivergedError(self.epoch, [self.seeds[i] for i in bad], points)
+
+    def _loss(self, data: _Centred, fraction: float) -> Tensor:  # (S,)
+        conditionals = self._conditionals(data)
+        if self.spec.objective == "lml":
+            return -self._log_marginal(conditionals)
+        scores = conditionals.scores(self._masks(fraction))
+        return -self.dim * scores.mean(-1)
+
+    def _points(self, loss: Tensor) -> Iterator[Point]:
+        """The series of this epoch, one point for each start."""
+        with torch.no_grad():
+            series = {"loss": loss, "lml": self._log_marginal(self._conditionals(self._full))}
+            if self.spec.objective == "mpt":
+                series["mpt"] = -loss
+            if self._heldout is not None:
+                series["lml_heldout"] = self._log_marginal(self._conditionals(self._heldout))
+        values = torch.stack(list(series.values())).tolist()
+        masks = self.spec.masks_per_step(self.dim)
+        for name, of_starts in zip(series, values, strict=True):
+            sampled = self.spec.objective == "mpt" and name in ("loss", "mpt")
+            for seed, value in zip(self.seeds, of_starts, strict=True):
+                error, reason = (None, ONE_STEP) if sampled else (0.0, None)
+                n = masks if sampled else 0
+                yield Point(name, self.epoch, value, error, n, {"seed": seed}, reason)
+
+    def _conditionals(self, data: _Centred) -> Conditionals:
+        noise = self._noise().expand(len(self.seeds), self.dim)
+        return Conditionals(self.loadings, noise, data.about(self.mean))
+
+    def _log_marginal(self, conditionals: Conditionals) -> Tensor:  # (S,)
+        shape = (len(self.seeds), 1, self.dim)
+        everything = torch.ones(shape, dtype=torch.bool, device=self.device)
+        return conditionals.log_probs(everything)[:, 0]
+
+    def _noise(self) -> Tensor:
+        return self.log_noise.exp()
+
+    def _masks(self, fraction: float) -> Tensor:  # (S, B, D)
+        count = self.spec.masks_per_step(self.dim)
+        sizes = torch.stack([self._sizes(fraction, draws) for draws in self.draws])
+        noise = [torch.rand(count, self.dim, generator=draws) for draws in self.draws]
+        orders = torch.stack(noise).argsort(-1)
+        masked = torch.empty(orders.shape, dtype=torch.bool)
+        first = torch.arange(self.dim) < sizes[..., None]
+        return masked.scatter_(-1, orders, first).to(self.device)
+
+    def _sizes(self, fraction: float, draws: torch.Generator) -> Tensor:  # (B,)
+        masks = self.spec.masks
+        match masks:
+            case UniformSize():
+                sizes = torch.randint(1, self.dim + 1, (1,), generator=draws)
+            case Ramp():
+                sizes = torch.tensor([masks.size_at(fraction, self.dim)])
+            case _:
+                sizes = torch.tensor(masks.mask_sizes(self.dim))
+        return sizes.repeat_interleave(masks.per_size)
+
+    def _batches(self) -> Iterator[_Centred]:
+        """The moments of the observations of each step of an epoch."""
+        size = self.spec.batch_size
+        if size is None:
+            yield self._full
+            return
+        order = torch.randperm(len(self._datasets[0].x), generator=self.order)
+        for rows in torch.split(order, size):
+            yield self._centred([dataset.x[rows] for dataset in self._datasets])
+
+    def _centred(self, data: Sequence[Tensor]) -> _Centred:
+        means = [x.double().mean(0) for x in data]
+        matrices = [second_moment(x, mean) for x, mean in zip(data, means, strict=True)]
+        moment: Moment = DenseMoment(self._tensor(matrices))
+        if len(matrices) == 1 and not self.spec.learn_noise_precision:
+            found = compressed(matrices[0], self._noise().min().item())
+            if isinstance(found, FactoredMoment):
+                moment = FactoredMoment(found.factor[None], found.diagonal[None]).to(self.loadings)
+        return _Centred(self._tensor(means), moment)
+
+    def _tensor(self, parts: Sequence[Tensor], learned: bool = False) -> Tensor:
+        stacked = torch.stack([part.detach() for part in parts]).to(self.device, self.dtype)
+        return stacked.clone().requires_grad_(learned)
+
+    def state(self, seq: int, done: int) -> TrainingState:
+        """All that the rest of the training follows from."""
+        tensors = {f"parameter/{i}": p.detach().clone() for i, p in enumerate(self.learned)}
+        for i, parameter in enumerate(self.learned):
+            for name, value in self.adam.state[parameter].items():
+                tensors[f"adam/{i}/{name}"] = value.clone()
+        tensors |= {f"draws/{i}": draws.get_state() for i, draws in enumerate(self.draws)}
+        tensors["order"] = self.order.get_state()
+        return TrainingState(self.epoch, seq, done, tensors)
+
+    def restore(self, state: TrainingState) -> None:
+        self.epoch = state.epoch
+        with torch.no_grad():
+            for i, parameter in enumerate(self.learned):
+                parameter.copy_(state.tensors[f"parameter/{i}"])
+                prefix = f"adam/{i}/"
+                self.adam.state[parameter] = {
+                    name.removeprefix(prefix): value.to(
+                        "cpu" if name.endswith("step") else self.device
+                    )
+                    for name, value in state.tensors.items()
+                    if name.startswith(prefix)
+                }
+        for i, draws in enumerate(self.draws):
+            draws.set_state(state.tensors[f"draws/{i}"].cpu())
+        self.order.set_state(state.tensors["order"].cpu())
+
+
+class DivergedError(RunError):
+    """Training that reached a loss which is not finite; it carries that epoch's records."""
+
+    def __init__(self, epoch: int, seeds: Sequence[int], points: Sequence[Point]):
+        starts = ", ".join(map(str, seeds))
+        cure = "lower train.learning_rate, or use precision float64"
+        what = f"the loss of seed {starts} is not finite at epoch {epoch}"
+        super().__init__("error", f"{what}: {cure}")
+        self.points = points

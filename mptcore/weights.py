@@ -1,0 +1,72 @@
+"""Trained weights as a file: what an experiment keeps and a later one starts from."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from mptcore.gaussian import LowRankGaussian
+from mptcore.records import Artifact, RunError
+from mptcore.specs.models import LinearGaussian
+
+FILE = "weights.safetensors"
+MEDIA_TYPE = "application/octet-stream"
+PARTS = ("loadings", "mean", "noise_variance")
+
+
+def keep(densities: Mapping[int, LowRankGaussian], folder: Path) -> Artifact:
+    """Write the weights of each seed under `folder`: tensors named SEED/loadings and so on."""
+    tensors: dict[str, Tensor] = {
+        f"{seed}/{part}": getattr(density, part).double().cpu().contiguous()
+        for seed, density in densities.items()
+        for part in PARTS
+    }
+    content = save(tensors, {"seeds": ",".join(map(str, densities))})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(folder / FILE, content)
+    return Artifact(FILE, MEDIA_TYPE, hashlib.sha256(content).hexdigest())
+
+
+def weights_of(spec: LinearGaussian, dim: int, seed: int) -> LowRankGaussian:
+    """The weights that spec.experiment kept, for a seed: its own, or the first one's. Raises
+    RunError where there are none that fit."""
+    store = os.environ.get("MPT_STORE")
+    if not store:
+        raise RunError("invalid", "MPT_STORE, the folder that holds kept weights, is not set")
+    path = Path(store, "artifacts", str(spec.experiment), FILE)
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        detail = "has no weights: name a training run that succeeded"
+        raise RunError("invalid", f"experiment {spec.experiment} {detail}") from error
+    seeds = [int(name.split("/")[0]) for name in tensors]
+    chosen = seed if seed in seeds else min(seeds)
+    density = LowRankGaussian(*(tensors[f"{chosen}/{part}"] for part in PARTS))
+    shape = (density.dim, density.loadings.shape[1])
+    if shape != (dim, spec.latent_dim):
+        detail = f"has weights for D = {shape[0]}, K = {shape[1]}; this spec has D = {dim}, K = "
+        raise RunError("invalid", f"experiment {spec.experiment} {detail}{spec.latent_dim}")
+    noise = density.noise_variance
+    if spec.family == "ppca" and (noise - noise[0]).abs().max() > 1e-12 * noise[0]:
+        detail = "has a noise variance for each dimension: use family factor_analysis"
+        raise RunError("invalid", f"experiment {spec.experiment} {detail}")
+    return density
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """All of the content or nothing, kept when this returns: written aside, then renamed."""
+    aside = path.with_name(path.name + ".tmp")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
