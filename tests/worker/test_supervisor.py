@@ -119,7 +119,9 @@ def test_time_limit(database: Database, settings: Settings) -> None:
 
 
 def test_a_killed_runner_is_tried_again(database: Database, settings: Settings) -> None:
-    ended, experiment = outcome(database, settings, LONG, lambda claim, runner: runner.kill())
+    ended, experiment = outcome(
+        database, settings, LONG, lambda claim, runner: runner.process.kill()
+    )
     assert ended == "lost"
     assert (experiment.status, experiment.lost) == ("queued", 1)
 

@@ -1,0 +1,285 @@
+"""A state machine over the store with a virtual clock: what may happen, in any order.
+
+Three workers, two dispatchers, a reaper, users, and messages that are lost, doubled or late.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sqlalchemy import event
+
+from service.database import Database
+from service.experiments import queue, store
+from service.experiments.models import DesiredState, Experiment, Status
+from service.experiments.queue import Claim, Dispatch, FailureCause, LeaseLost
+from service.experiments.recording import Batch, record
+from service.experiments.schemas import Submission
+from tests.conftest import ppca_spec
+from tests.invariants import Record, check
+
+LEASE_S, DISPATCH_TIMEOUT_S, MAX_LOST = 10.0, 30.0, 3
+CLOCKS = {
+    "((julianday('now') - 2440587.5) * 86400.0)": "",
+    "extract(epoch from clock_timestamp())::float8": "::float8",
+}
+"""The database's clock as SQL, and the type of the number that takes its place."""
+
+
+def undisturbed() -> list[Record]:
+    """The records of a made-up run: two series, a log, a metric."""
+    records: list[Record] = [{"seq": 1, "record": "log", "level": "info", "message": "begun"}]
+    for seq in range(2, 14):
+        labels = {"seed": seq % 2}
+        records.append({"seq": seq, "record": "point", "series": "score", "labels": labels,
+                        "x": seq, "value": seq / 3, "std_err": 0.5, "n": 4})  # fmt: skip
+    records.append({"seq": 14, "record": "metric", "name": "lml", "labels": {}, "value": 1.0,
+                    "std_err": 0.0})  # fmt: skip
+    return records
+
+
+RECORDS = undisturbed()
+
+
+@dataclass
+class Run:
+    """A worker's own view of the run it believes to own."""
+
+    claim: Claim
+    written: int  # records it has committed
+
+    @property
+    def complete(self) -> bool:
+        return self.written == len(RECORDS)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Subclasses give `new_database`."""
+
+    new_database: Callable[[], Database]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.database = type(self).new_database()
+        self.clock = 1_000_000.0
+        event.listen(self.database.engine, "before_cursor_execute", self._set_clock, retval=True)
+        self.submitted: list[str] = []
+        self.touched: set[str] = set()  # since the last check
+        self.messages: list[Dispatch] = []
+        self.runs: dict[int, Run] = {}
+
+    def _set_clock(self, *arguments: Any) -> tuple[str, Any]:
+        """SQLAlchemy's before_cursor_execute: the statement is the third argument."""
+        statement, parameters = arguments[2:4]
+        for clock, cast in CLOCKS.items():
+            statement = statement.replace(clock, f"({self.clock!r}{cast})")
+        return statement, parameters
+
+    # Users
+
+    @rule(priority=st.integers(-1, 1))
+    def submit(self, priority: int) -> None:
+        submission = Submission.model_validate({"spec": ppca_spec(), "priority": priority})
+        with self.database.transaction() as session:
+            made = store.submit(session, 1, submission)
+        assert made is not None
+        self.submitted.append(made.id)
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data(), desired=st.sampled_from(list(DesiredState)))
+    def request(self, data: st.DataObject, desired: DesiredState) -> None:
+        experiment_id = data.draw(st.sampled_from(self.submitted))
+        before = self._load(experiment_id)
+        with self.database.transaction() as session:
+            queue.request(session, experiment_id, desired)
+        after = self._load(experiment_id)
+        if queue.is_terminal(before.status):
+            assert after.status == before.status
+
+    # Dispatchers and the broker
+
+    @rule(dispatcher=st.integers(1, 2), copies=st.integers(0, 2))
+    def dispatch(self, dispatcher: int, copies: int) -> None:
+        dispatched = self._dispatch_next()
+        if dispatched is not None:
+            self.messages += [dispatched] * copies
+
+    def _dispatch_next(self) -> Dispatch | None:
+        with self.database.transaction() as session:
+            return queue.dispatch_next(session)
+
+    @precondition(lambda self: self.messages)
+    @rule(data=st.data(), worker=st.integers(1, 3), keep=st.booleans())
+    def deliver(self, data: st.DataObject, worker: int, keep: bool) -> None:
+        """A worker hears a message, perhaps an old one, which may stay to be heard again."""
+        message = data.draw(st.sampled_from(self.messages))
+        if not keep:
+            self.messages.remove(message)
+        if worker not in self.runs:
+            self._claim(worker, message)
+
+    # Workers
+
+    def _claim(self, worker: int, message: Dispatch) -> None:
+        with self.database.snapshot() as session:
+            known = queue.checkpoints(session, message.experiment_id)
+        with self.database.transaction() as session:
+            claim = queue.claim(
+                session,
+                message.experiment_id,
+                message.dispatch_no,
+                worker=f"worker {worker}",
+                lease_s=LEASE_S,
+                resume=known[0] if known else None,
+            )
+        self.touched.add(message.experiment_id)
+        if claim is not None:
+            self.runs[worker] = Run(claim, claim.resume.after_seq if claim.resume else 0)
+
+    def _write(self, worker: int, count: int, checkpoint: bool = False, times: int = 1) -> None:
+        run = self.runs[worker]
+        self.touched.add(run.claim.experiment_id)
+        batch = Batch()
+        for r in RECORDS[run.written : run.written + count]:
+            batch.add(dict(r))
+        after = min(run.written + count, len(RECORDS))
+        if checkpoint and after:
+            line = {
+                "record": "checkpoint",
+                "seq": None,
+                "file": f"{after}",
+                "sha256": "",
+                "after": after,
+            }
+            batch.add(line)
+        try:
+            for _ in range(times):
+                with self.database.transaction() as session:
+                    desired = record(session, run.claim, batch, LEASE_S)
+        except LeaseLost:
+            assert not self._owns(run)
+            del self.runs[worker]
+            return
+        run.written = after
+        if desired != DesiredState.RUN:
+            self._end(worker, lambda session: queue.give_up_slot(session, run.claim))
+
+    def _end(self, worker: int, commit: Callable[[Any], object]) -> None:
+        run = self.runs.pop(worker)
+        owned = self._owns(run)
+        try:
+            with self.database.transaction() as session:
+                commit(session)
+        except LeaseLost:
+            assert not owned
+        else:
+            assert owned
+
+    @precondition(lambda self: self.runs)
+    @rule(
+        data=st.data(), count=st.integers(0, 6), checkpoint=st.booleans(), times=st.integers(1, 2)
+    )
+    def write(self, data: st.DataObject, count: int, checkpoint: bool, times: int) -> None:
+        """Commit records, perhaps twice: the first answer may not have arrived."""
+        self._write(data.draw(st.sampled_from(sorted(self.runs))), count, checkpoint, times)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def database_error(self, data: st.DataObject) -> None:
+        """A transaction that fails at its end leaves nothing; the worker keeps its batch."""
+        run = self.runs[data.draw(st.sampled_from(sorted(self.runs)))]
+        batch = Batch()
+        for r in RECORDS[run.written : run.written + 3]:
+            batch.add(dict(r))
+        try:
+            with self.database.transaction() as session:
+                record(session, run.claim, batch, LEASE_S)
+                raise ConnectionError
+        except (ConnectionError, LeaseLost):
+            pass
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
+        del self.runs[data.draw(st.sampled_from(sorted(self.runs)))]
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.runs)))
+        self._write(worker, len(RECORDS))
+        if worker in self.runs:
+            claim = self.runs[worker].claim
+            self._end(worker, lambda s: queue.finish(s, claim, Status.SUCCEEDED))
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), how=st.sampled_from(["fail", "hand back", "killed"]))
+    def end_early(self, data: st.DataObject, how: str) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.runs)))
+        claim = self.runs[worker].claim
+        commit = {
+            "fail": lambda s: queue.finish(s, claim, Status.FAILED, FailureCause("error", "x")),
+            "hand back": lambda s: queue.give_up_slot(s, claim),
+            "killed": lambda s: queue.lose(s, claim, MAX_LOST),
+        }
+        self._end(worker, commit[how])
+
+    # Time
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 11.0, 31.0]))
+    def advance(self, seconds: float) -> None:
+        self.clock += seconds
+
+    @rule()
+    def reap(self) -> None:
+        owned = {w: r for w, r in self.runs.items() if self._owns(r)}
+        fresh = {
+            w for w, r in owned.items()
+            if (self._load(r.claim.experiment_id).lease_expires_at or 0) >= self.clock
+        }  # fmt: skip
+        with self.database.transaction() as session:
+            queue.reap(session, DISPATCH_TIMEOUT_S, MAX_LOST)
+        for worker in fresh:
+            assert self._owns(self.runs[worker]), "a run within its lease was reaped"
+
+    # What always holds
+
+    @invariant()
+    def records_are_those_of_an_undisturbed_run(self) -> None:
+        counts = check(self.database, dict.fromkeys(self.touched, RECORDS), settled=False)
+        self.touched.clear()
+        assert counts.clean, str(counts)
+
+    @invariant()
+    def one_attempt_at_a_time_may_write(self) -> None:
+        owners = [r.claim.experiment_id for r in self.runs.values() if self._owns(r)]
+        assert len(owners) == len(set(owners))
+
+    def _owns(self, run: Run) -> bool:
+        experiment = self._load(run.claim.experiment_id)
+        return (experiment.status, experiment.attempt) == (Status.RUNNING, run.claim.attempt)
+
+    def _load(self, experiment_id: str) -> Experiment:
+        self.touched.add(experiment_id)
+        with self.database.snapshot() as session:
+            return session.get_one(Experiment, experiment_id)
+
+    def teardown(self) -> None:
+        """Let everything come to its end: nothing may be stuck."""
+        self.runs.clear()
+        self.messages.clear()
+        self.clock += DISPATCH_TIMEOUT_S + LEASE_S + 1
+        with self.database.transaction() as session:
+            queue.reap(session, DISPATCH_TIMEOUT_S, MAX_LOST)
+        while (dispatched := self._dispatch_next()) is not None:
+            self._claim(1, dispatched)
+            self._write(1, len(RECORDS))
+            if 1 in self.runs:
+                claim = self.runs[1].claim
+                self._end(1, partial(queue.finish, claim=claim, status=Status.SUCCEEDED))
+        counts = check(self.database, dict.fromkeys(self.submitted, RECORDS))
+        self.database.close()
+        assert counts.clean, str(counts)
