@@ -62,9 +62,7 @@ def test_columns_and_arrays_are_picked_by_name(
     assert np.array_equal(uploaded(second).x.numpy(), 2 * TABLE)
     with pytest.raises(RunError, match="no column d"):
         uploaded(UploadData(source="upload", dataset="t", n=4, dim=2, columns=("d", "a")))
-    with pytest.raises(
-        RunError, match="has 4 observations of 3 dimensions"
-    ):
+    with pytest.raises(RunError, match="has 4 observations of 3 dimensions"):
         uploaded(UploadData(source="upload", dataset="t", n=5, dim=3))
     with pytest.raises(RunError, match="may have been deleted"):
         uploaded(UploadData(source="upload", dataset="gone", n=5, dim=3))
