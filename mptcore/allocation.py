@@ -11,11 +11,10 @@ from mptcore.masks import draw_independent
 from mptcore.models import MaskedModel
 from mptcore.scores import SizeScores, score_masks
 from mptcore.session import Tape
+from mptcore.specs.experiment import PILOT
 
 MARGIN = 1.1
 """Each round aims at this much less variance than asked for, so that one usually suffices."""
-PILOT = 8
-"""Masks of each size, at least, from which its standard deviation is learned."""
 
 Curves = list[tuple[SizeScores, ...]]
 """For each size, the scores by each model."""
@@ -44,7 +43,6 @@ def neyman(deviation: Tensor, variance: float) -> Tensor:
 def score_to_target(
     models: Sequence[MaskedModel],
     sizes: Sequence[int],
-    pilot: int,
     target: float,
     max_masks: int,
     generator: torch.Generator,
@@ -59,7 +57,7 @@ def score_to_target(
         masks = draw_independent(plan, models[0].dim, generator, batch)
         return list(score_masks(models, masks, tape))
 
-    counts = torch.full((len(sizes),), max(PILOT, pilot))
+    counts = torch.full((len(sizes),), PILOT)
     learned = score(counts)
     masks_scored = int(counts.sum())
     yield Round([], masks_scored, math.inf)

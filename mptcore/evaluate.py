@@ -84,9 +84,7 @@ class Evaluation:
         models, masks, most = list(self.models.values()), self.spec.masks, self.spec.max_masks
         sizes = masks.mask_sizes(self.first.dim)
         state = None
-        for state in score_to_target(
-            models, sizes, masks.per_size, target, most, generator, self.batch, self.tape
-        ):
+        for state in score_to_target(models, sizes, target, most, generator, self.batch, self.tape):
             yield state.masks_scored, None
         assert state is not None
         curves.extend(state.curves)

@@ -10,6 +10,9 @@ from mptcore.specs.masks import AllSizes, FixedSize, MaskSchedule
 from mptcore.specs.models import Model
 from mptcore.specs.train import Train
 
+PILOT = 8
+"""Masks of each size from which a run with a target learns where to spend the others."""
+
 
 class ExactLml(Spec):
     """The log marginal likelihood from the model's density."""
@@ -22,8 +25,8 @@ class Evaluate(Spec):
     each size; `bias` also gives D · S(m0) − LML for each size m0.
 
     With `target_std_err` masks are spent on the sizes where they reduce the error most, until the
-    sum of the scores has that standard error or `max_masks` are scored (for each seed); `per_size`
-    is then the pilot's.
+    sum of the scores has that standard error or `max_masks` are scored (for each seed, a pilot of
+    PILOT masks of each size included); `per_size` is then not used.
     """
 
     masks: MaskSchedule = AllSizes()
@@ -54,9 +57,9 @@ class Evaluate(Spec):
         if self.masks.design != "independent":
             detail = "target_std_err allocates independent masks: use the design independent"
             found.append(Problem("/evaluate/masks/design", detail))
-        least = (max(self.masks.per_size, 8) + 2) * len(self.masks.mask_sizes(dim))
+        least = (PILOT + 2) * len(self.masks.mask_sizes(dim))
         if self.max_masks < least:
-            detail = f"at least {least} here: a pilot of 8 or per_size masks of each size, and two"
+            detail = f"at least {least} here: a pilot of {PILOT} masks of each size, and two"
             found.append(Problem("/evaluate/max_masks", detail))
         return found
 

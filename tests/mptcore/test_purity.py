@@ -29,3 +29,7 @@ def test_mptcore_loads_nothing_of_the_service() -> None:
 
 def test_the_specs_load_no_torch() -> None:
     assert not loaded("mptcore.specs") & {"torch", "numpy", "sklearn", "pandas", "scipy"}
+
+
+def test_the_presets_load_no_torch() -> None:
+    assert not loaded("mptcore.presets") & {"torch", "numpy", "sklearn", "pandas", "scipy"}

@@ -1,0 +1,232 @@
+"""PPCA: scores, standard errors and training against the direct route."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from benchmarks import direct
+from benchmarks.table import Benchmark, Row, SkippedError
+from mptcore import data
+from mptcore.data import Dataset
+from mptcore.masks import draw_masks
+from mptcore.models import scorable
+from mptcore.presets import PRESETS
+from mptcore.records import Metric
+from mptcore.run import run
+from mptcore.specs import AllSizes, ExperimentSpec, parse_spec
+
+PART = 20
+"""Baselines that would be long are timed on every PART-th of their masks: 5 %."""
+
+
+def table1(threads: int) -> Iterator[Row]:
+    """The same masks and the same numbers as the direct route."""
+    for noise in ("shared", "isotropic"):
+        spec = generated(1000, 200, 5, noise, threads, {"schedule": "all", "per_size": 100})
+        what = f"table1, P = 100, {noise} noise"
+        yield _scores_row("table1", what, spec, 100, 100)
+
+
+def wide(threads: int) -> Iterator[Row]:
+    for noise in ("shared", "isotropic"):
+        spec = generated(1000, 512, 2, noise, threads, {"schedule": "all", "per_size": 10})
+        yield _scores_row("wide", f"D = 512, K = 2, N = 1000, P = 10, {noise} noise", spec, 10, 80)
+
+
+def mnist(threads: int) -> Iterator[Row]:
+    if not os.environ.get("MPT_DATA_DIR"):
+        raise SkippedError("mnist: MPT_DATA_DIR is not set")
+    times = {}
+    for n in (1000, 60_000):
+        spec = _spec(
+            {"family": "ppca", "latent_dim": 50, "init": "maximum_likelihood"},
+            {"source": "mnist", "n": n},
+            threads,
+            {"schedule": "all", "per_size": 8, "design": "balanced"},
+        )
+        times[n] = time_of(spec)[0]
+    ratio = times[60_000] / times[1000]
+    work = "MNIST, D = 784, K = 50, balanced, P = 8, N = 60,000, all included"
+    met = ratio <= 1.5 and times[60_000] < 60
+    against = f"the same with N = 1,000: {times[1000]:.3g} s"
+    yield Row("mnist", work, times[60_000], against, ratio, "at most 1.5, and 60 s", met)
+
+
+def target(threads: int) -> Iterator[Row]:
+    """A standard error of 0.03 nats against equally many independent masks of each size."""
+    per_size = {"schedule": "all", "per_size": 100}
+    spec = generated(1000, 200, 5, "shared", threads, per_size)
+    _, metrics = time_of(spec)
+    needed = 100 * (metrics["mpt"][1] / 0.03) ** 2
+    per_mask = _direct_part(spec, 100)[0] / _masks_timed(spec, 100)
+    wanted = parse_spec(
+        json.dumps(
+            {**json.loads(spec.model_dump_json()), "evaluate": {"target_std_err": 0.03}}
+        ).encode()
+    )
+    seconds, reached = time_of(wanted)
+    baseline = per_mask * 200 * needed
+    remark = f"{reached['masks'][0]:.0f} masks, reached {reached['mpt'][1]:.4f}"
+    against = (
+        f"direct, P = {needed:.0f} for every size, from 5 % of table1's masks: {baseline:.3g} s"
+    )
+    ratio = baseline / seconds
+    work = "standard error 0.03 on table1's sum"
+    yield Row("target", work, seconds, against, ratio, "400", ratio >= 400, remark)
+
+
+def fig2(threads: int) -> Iterator[Row]:
+    spec = _on(PRESETS["fig2-left"].specs[0], threads)
+    x = _data(spec).x
+    part = sum(direct.time_to_train(x, 2, 0.2, 50, 1) for _ in range(5))
+    yield _training_row(
+        "fig2",
+        "fig2-left, five starts, 1000 epochs",
+        spec,
+        part * 20,
+        "50 epochs of each start",
+        30,
+    )
+
+
+def fig5(threads: int) -> Iterator[Row]:
+    spec = _on(PRESETS["fig5-left"].specs[0], threads)
+    part = direct.time_to_train(_data(spec).x, 2, 0.2, 60, 1)
+    how = (
+        "60 epochs of one start with P = 1, 0.5 % of its masks: training 5 % of them takes minutes"
+    )
+    yield _training_row(
+        "fig5", "fig5-left, five starts, 600 epochs, P = 20", spec, part * 20 * 10 * 5, how, 150
+    )
+
+
+def very_wide(threads: int) -> Iterator[Row]:
+    """In a process of its own, whose memory is then known."""
+    for noise in ("shared", "isotropic"):
+        spec = generated(5000, 4096, 10, noise, threads, {"schedule": "all", "per_size": 1})
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "mptcore"],
+            input=spec.model_dump_json().encode(),
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        seconds = time.perf_counter() - start
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+        work = (
+            f"D = 4096, K = 10, N = 5000, all sizes, P = 1, {noise} noise, data and start included"
+        )
+        met = seconds < 60 and peak < 4
+        remark = f"peak {peak:.2f} GiB"
+        yield Row("very-wide", work, seconds, "", None, "60 s and 4 GiB", met, remark)
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "table1": table1,
+    "wide": wide,
+    "mnist": mnist,
+    "target": target,
+    "fig2": fig2,
+    "fig5": fig5,
+    "very-wide": very_wide,
+}
+
+
+def _scores_row(name: str, work: str, spec: ExperimentSpec, per_size: int, goal: float) -> Row:
+    """The whole curve against the direct route on 5 % of the masks, and how far both differ."""
+    time_of(spec)  # warm
+    seconds = min(time_of(spec)[0] for _ in range(3))
+    timed, difference = _direct_part(spec, per_size)
+    baseline = timed * spec.mask_count() / _masks_timed(spec, per_size)
+    against = (
+        f"direct, {_masks_timed(spec, per_size)} of {spec.mask_count()} masks: {baseline:.3g} s"
+    )
+    ratio = baseline / seconds
+    remark = f"largest difference of a mask's score {difference:.1g}"
+    met = ratio >= goal and difference < 1e-8
+    return Row(name, work, seconds, against, ratio, f"{goal:g}", met, remark)
+
+
+def _direct_part(spec: ExperimentSpec, per_size: int) -> tuple[float, float]:
+    """Seconds of the direct route on part of the masks, and the largest difference to ours."""
+    dataset = _data(spec)
+    assert dataset.density is not None
+    loadings, variance = dataset.density.loadings, dataset.density.noise_variance[0].item()
+    masks = torch.cat([batch.masked for batch in _draw(spec, per_size)])[::PART]
+    torch.set_num_threads(spec.compute.threads)
+    seconds, scores = direct.time_of(dataset.x, loadings, variance, masks)
+    model = scorable(dataset.density, dataset, torch.device("cpu"), torch.float64)
+    ours = torch.cat([model.scores(part) for part in torch.split(masks, 100)])
+    return seconds, (ours - torch.tensor(scores, dtype=torch.float64)).abs().max().item()
+
+
+def _draw(spec: ExperimentSpec, per_size: int) -> Any:
+    generator = torch.Generator().manual_seed(spec.seeds[0])
+    return draw_masks(AllSizes(per_size=per_size), spec.data.dim, generator, 1000)
+
+
+def _masks_timed(spec: ExperimentSpec, per_size: int) -> int:
+    return -(-spec.data.dim * per_size // PART)
+
+
+def _training_row(
+    name: str, work: str, spec: ExperimentSpec, baseline: float, how: str, goal: float
+) -> Row:
+    assert spec.train is not None
+    bare = spec.model_copy(
+        update={"train": spec.train.model_copy(update={"curve_at": ()}), "baseline": None}
+    )
+    seconds = min(time_of(bare)[0] for _ in range(2))
+    ratio = baseline / seconds
+    against = f"direct, start by start, from {how}: {baseline:.3g} s"
+    return Row(name, work, seconds, against, ratio, f"{goal:g}", ratio >= goal)
+
+
+def time_of(spec: ExperimentSpec) -> tuple[float, dict[str, tuple[float, float]]]:
+    """Seconds of a whole run, data included, and its metrics."""
+    start = time.perf_counter()
+    records = list(run(spec))
+    seconds = time.perf_counter() - start
+    metrics = {r.name: (r.value or 0.0, r.std_err or 0.0) for r in records if isinstance(r, Metric)}
+    return seconds, metrics
+
+
+def generated(
+    n: int, dim: int, latent_dim: int, noise: str, threads: int, masks: dict[str, Any]
+) -> ExperimentSpec:
+    common = {"latent_dim": latent_dim, "noise_precision": 5.0}
+    model = {"family": "ppca", "init": "generator", **common}
+    source = {"source": "ppca", "n": n, "dim": dim, "noise": noise, "seed": 1991, **common}
+    return _spec(model, source, threads, masks)
+
+
+def _spec(
+    model: dict[str, Any], source: dict[str, Any], threads: int, masks: dict[str, Any]
+) -> ExperimentSpec:
+    spec = {
+        "model": model,
+        "data": source,
+        "evaluate": {"masks": masks},
+        "seeds": [4],
+        "compute": {"threads": threads, "device": "cpu"},
+    }
+    return parse_spec(json.dumps(spec).encode())
+
+
+def _on(spec: ExperimentSpec, threads: int) -> ExperimentSpec:
+    return spec.model_copy(
+        update={"compute": spec.compute.model_copy(update={"threads": threads, "device": "cpu"})}
+    )
+
+
+def _data(spec: ExperimentSpec) -> Dataset:
+    assert isinstance(spec.data.seed, int)
+    seed = spec.data.seed
+    return data.load(spec.data, seed, torch.Generator().manual_seed(seed))

@@ -1,0 +1,151 @@
+"""How the results of each preset are held against what was published."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, stdev
+
+from mptcore.presets.results import Comparison, Curve, Results, within
+
+Published = Mapping[str, tuple[float, ...]]
+SEEDS = (4, 44, 444, 4444, 44444)
+ERRORS = 4
+"""Estimates agree within this many standard errors."""
+
+
+def table1(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """One experiment for each P; figures to the last digit published, or measured since."""
+    for i, (per_size, result) in enumerate(zip((1, 10, 100), results, strict=True)):
+        lml = result.metric("lml", seed=SEEDS[0])
+        scores = [result.metric("mpt", seed=seed) for seed in SEEDS]
+        yield within(f"LML, P = {per_size}", published["lml"][0], lml, 0.005)
+        yield within(f"mean MPT, P = {per_size}", published["mpt"][i], fmean(scores), 0.005)
+        yield within(f"sd of MPT, P = {per_size}", published["sd"][i], stdev(scores), 0.015)
+
+
+def fig1_converges(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """MPT − LML goes to 0 within its standard error, and the LMLs are those published."""
+    (result,) = results
+    for seed, lml in zip(SEEDS, published["lml"], strict=True):
+        yield within(f"LML, seed {seed}", lml, result.metric("lml", seed=seed), 6e-5)
+        curve = result.curve("convergence", seed=seed)
+        value, error = curve.value[-1], curve.std_err[-1]
+        if value is None or error is None:
+            raise KeyError("the last point of convergence")
+        limit = published["limit"][0]
+        yield within(f"MPT − LML at the last P, seed {seed}", limit, value, ERRORS * error)
+
+
+def fig1_biased(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """D · S(76) − LML goes to the bias."""
+    (result,) = results
+    seed = SEEDS[0]
+    yield within("LML", published["lml"][0], result.metric("lml", seed=seed), 6e-4)
+    errors = [result.std_err("bias", seed=seed) for seed in SEEDS]
+    error = math.hypot(*errors) / len(errors)
+    for name, what in (("biased_score", "D · S(76)"), ("bias", "D · S(76) − LML")):
+        mean = fmean(result.metric(name, seed=seed) for seed in SEEDS)
+        tolerance = ERRORS * math.hypot(error, published["std_err"][0]) + 0.005
+        yield within(what, published[name][0], mean, tolerance)
+
+
+def fig2_maximised(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """Each start's LML rises to the closed-form maximum, and not past it."""
+    (result,) = results
+    maximum = published["maximum_lml"][0]
+    for seed in SEEDS:
+        values = _finite(result.curve("lml", seed=seed))
+        what = f"last LML, seed {seed}"
+        yield Comparison(what, maximum, values[-1], maximum - 0.1, maximum + 1e-3)
+        yield _at_least(f"rise of the LML, seed {seed}", 0, values[-1] - values[0])
+
+
+def fig2_biased(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """The score of a fixed size stands above the LML, by nearly as much all the while."""
+    (result,) = results
+    for seed in SEEDS:
+        score = _finite(result.curve("mpt", seed=seed))
+        lml = _finite(result.curve("lml", seed=seed))
+        gaps = [s - own for s, own in zip(score, lml, strict=True)]
+        thirds = [fmean(part) for part in _parts(gaps[len(gaps) // 4 :], 3)]
+        yield _at_least(f"MPT − LML, seed {seed}", published["least_bias"][0], min(thirds))
+        change = max(thirds) - min(thirds)
+        what = f"change of MPT − LML, seed {seed}"
+        yield Comparison(what, 0, change, 0, published["most_change"][0])
+
+
+def fig2_slower(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """The LML is maximised all the same, more slowly."""
+    (result,) = results
+    maximum = published["maximum_lml"][0]
+    for seed in SEEDS:
+        values = _finite(result.curve("lml", seed=seed))
+        what = f"last LML, seed {seed}"
+        yield Comparison(what, maximum, values[-1], maximum - 1.5, maximum + 1e-3)
+        yield _at_least(f"rise of the LML, seed {seed}", 0, values[-1] - values[0])
+
+
+def fig4_long_tail(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """The area is the LML, and most of the fall is above 90 %."""
+    yield from _area_is_lml(published, results)
+    curve = _mean_curve(results[0])
+    at, dim = published["tail_from"][0], len(curve)
+    before, after = _falls(curve, math.floor(at * dim))
+    yield _at_least("share of the fall above 90 %", 0.5, after / (before + after))
+
+
+def fig4_early_decay(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """The area is the LML, and the curve falls from about 50 %."""
+    yield from _area_is_lml(published, results)
+    curve = _mean_curve(results[0])
+    dim = len(curve)
+    early, _ = _falls(curve[: math.floor(0.9 * dim)], math.floor(published["decay_from"][0] * dim))
+    share = early / (curve[0] - curve[math.floor(0.9 * dim) - 1])
+    yield Comparison("share of the fall up to 90 % that is below 50 %", 0, share, -0.2, 0.4)
+
+
+def fig5_area(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """The area under the curve rises, epoch by epoch, to that of the true parameters."""
+    (result,) = results
+    for seed in SEEDS:
+        truth = result.metric("mpt", seed=seed, model="baseline")
+        area = result.metric("mpt", seed=seed, model="model")
+        start = result.metric("mpt", seed=seed, epoch=0)
+        gap = published["gap_to_truth"][0]
+        yield within(f"area less the true one, seed {seed}", gap, area - truth, 0.5)
+        yield _at_least(f"rise of the area, seed {seed}", published["least_rise"][0], area - start)
+
+
+def _area_is_lml(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """By the spread over the seeds, whose masks are independent."""
+    (result,) = results
+    gaps = [result.metric("difference", seed=seed) for seed in SEEDS]
+    tolerance = ERRORS * stdev(gaps) / math.sqrt(len(gaps))
+    yield within("area − LML", published["difference"][0], fmean(gaps), tolerance)
+
+
+def _mean_curve(result: Results) -> list[float]:
+    """S(m) for m = 1..D, the mean over seeds."""
+    curves = [_finite(result.curve("score", seed=seed)) for seed in SEEDS]
+    return [fmean(values) for values in zip(*curves, strict=True)]
+
+
+def _falls(curve: Sequence[float], place: int) -> tuple[float, float]:
+    """How much a curve falls before a place, and after it."""
+    return curve[0] - curve[place - 1], curve[place - 1] - curve[-1]
+
+
+def _finite(curve: Curve) -> list[float]:
+    values = [value for value in curve.value if value is not None]
+    if len(values) < len(curve.value):
+        raise KeyError("a value that is finite")
+    return values
+
+
+def _parts(values: Sequence[float], count: int) -> Iterator[Sequence[float]]:
+    size = len(values) // count
+    for i in range(count):
+        yield values[i * size : (i + 1) * size]
+
+
+def _at_least(what: str, published: float, measured: float) -> Comparison:
+    return Comparison(what, published, measured, published, math.inf)

@@ -1,0 +1,115 @@
+"""What a verdict is computed from, and what it says: plain values, whatever stored them."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Label = int | float | str
+Labels = frozenset[tuple[str, Label]]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The points of one series, by rising x; what is not finite is None."""
+
+    x: Sequence[float]
+    value: Sequence[float | None]
+    std_err: Sequence[float | None]
+    n: Sequence[int]
+
+    def at(self, x: float) -> float:
+        """The value at x. Raises KeyError where there is none."""
+        for own, value in zip(self.x, self.value, strict=True):
+            if own == x and value is not None:
+                return value
+        raise KeyError(f"x = {x}")
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The curves and metrics (value, standard error) of one experiment, by name and labels."""
+
+    curves: Mapping[tuple[str, Labels], Curve] = field(default_factory=dict)
+    metrics: Mapping[tuple[str, Labels], tuple[float | None, float | None]] = field(
+        default_factory=dict
+    )
+
+    @classmethod
+    def of_records(cls, records: Iterable[Mapping[str, Any]]) -> "Results":
+        """From a run's records, as decoded from its lines."""
+        points: dict[tuple[str, Labels], list[Mapping[str, Any]]] = {}
+        metrics: dict[tuple[str, Labels], tuple[float | None, float | None]] = {}
+        for record in records:
+            if record["record"] == "point":
+                key = (record["series"], frozenset(record["labels"].items()))
+                points.setdefault(key, []).append(record)
+            elif record["record"] == "metric":
+                key = (record["name"], frozenset(record["labels"].items()))
+                metrics[key] = (record["value"], record["std_err"])
+        return cls({key: _curve(rows) for key, rows in points.items()}, metrics)
+
+    def metric(self, name: str, **labels: Label) -> float:
+        """Raises KeyError where the metric is missing or not finite."""
+        value = self.metrics[name, frozenset(labels.items())][0]
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def std_err(self, name: str, **labels: Label) -> float:
+        value = self.metrics[name, frozenset(labels.items())][1]
+        if value is None:
+            raise KeyError(f"the standard error of {name}")
+        return value
+
+    def curve(self, series: str, **labels: Label) -> Curve:
+        return self.curves[series, frozenset(labels.items())]
+
+
+def _curve(rows: list[Mapping[str, Any]]) -> Curve:
+    rows = sorted(rows, key=lambda row: row["x"])
+    columns = ([row[name] for row in rows] for name in ("x", "value", "std_err", "n"))
+    return Curve(*columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One published figure beside ours, which agrees where `measured` is from `low` to `high`."""
+
+    what: str
+    published: float
+    measured: float
+    low: float
+    high: float
+
+    @property
+    def agrees(self) -> bool:
+        return math.isfinite(self.measured) and self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    verdict: Literal["agrees", "differs", "incomplete"]
+    comparisons: tuple[Comparison, ...]
+    missing: str | None = None
+    """What is not there, where the verdict is incomplete."""
+
+
+Judge = Callable[[Mapping[str, tuple[float, ...]], Sequence[Results]], Iterable[Comparison]]
+
+
+def within(what: str, published: float, measured: float, tolerance: float) -> Comparison:
+    """Agreement within a tolerance."""
+    return Comparison(what, published, measured, published - tolerance, published + tolerance)
+
+
+def judged(
+    judge: Judge, published: Mapping[str, tuple[float, ...]], results: Sequence[Results]
+) -> Verdict:
+    """The verdict of a judge; incomplete where a curve or metric is missing."""
+    try:
+        comparisons = tuple(judge(published, results))
+    except (KeyError, IndexError) as error:
+        return Verdict("incomplete", (), f"missing: {error}")
+    agrees = bool(comparisons) and all(c.agrees for c in comparisons)
+    return Verdict("agrees" if agrees else "differs", comparisons)

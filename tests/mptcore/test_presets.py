@@ -1,0 +1,99 @@
+"""Presets reproduce what was published, and would say so if they did not."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mptcore import data
+from mptcore.masks import draw_masks
+from mptcore.presets import PRESETS, Preset, Results
+from mptcore.records import encode
+from mptcore.run import run
+from mptcore.specs import ExperimentSpec, FixedSize, PpcaData
+
+QUICK = sorted(set(PRESETS) - {"fig5-left"})
+_results: dict[ExperimentSpec, Results] = {}
+
+
+def results_of(preset: Preset) -> list[Results]:
+    return [_run(_on_one_thread(spec)) for spec in preset.specs]
+
+
+def _on_one_thread(spec: ExperimentSpec) -> ExperimentSpec:
+    return spec.model_copy(update={"compute": spec.compute.model_copy(update={"threads": 1})})
+
+
+def _run(spec: ExperimentSpec) -> Results:
+    """Each spec runs once, whichever presets share it."""
+    if spec not in _results:
+        lines = (json.loads(encode(i, record)) for i, record in enumerate(run(spec), start=1))
+        _results[spec] = Results.of_records(lines)
+    return _results[spec]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_verdict_is_that_it_agrees(name: str) -> None:
+    verdict = PRESETS[name].verdict(results_of(PRESETS[name]))
+    assert [c for c in verdict.comparisons if not c.agrees] == []
+    assert verdict.verdict == "agrees", verdict.missing
+
+
+@pytest.mark.parametrize(
+    ("name", "figure"),
+    [
+        (name, figure)
+        for name in QUICK
+        for figure in PRESETS[name].published
+        if figure not in ("std_err", "true_lml")
+    ],
+)
+def test_another_published_value_makes_it_differ(name: str, figure: str) -> None:
+    preset = PRESETS[name]
+    wrong = tuple(_wrong(value, figure) for value in preset.published[figure])
+    published = {**preset.published, figure: wrong}
+    verdict = replace(preset, published=published).verdict(results_of(preset))
+    assert verdict.verdict == "differs"
+
+
+def _wrong(value: float, figure: str) -> float:
+    match figure:
+        case "most_change":
+            return 0.0
+        case "tail_from":
+            return 0.999
+        case "decay_from":
+            return 0.89
+        case "least_bias":
+            return value + 10
+        case _:
+            return value + 2
+
+
+def test_fig1_right_by_another_route() -> None:
+    """The bias by the direct route: other masks, a Cholesky factor for each, every residual."""
+    spec = PRESETS["fig1-right"].specs[0]
+    assert isinstance(spec.data, PpcaData)
+    dataset = data.load(spec.data, 111, torch.Generator().manual_seed(111))
+    assert dataset.density is not None
+    masks = FixedSize(schedule="fixed", size=76, per_size=60)
+    scores = []
+    for batch in draw_masks(masks, 512, torch.Generator().manual_seed(9), 60):
+        for mask in batch.masked:
+            scores.append(dataset.density.conditional_log_probs(dataset.x, mask).mean().item())
+    mean = 512 * sum(scores) / 60
+    error = 512 * torch.tensor(scores).std().item() / math.sqrt(60)
+    bias = mean - dataset.density.log_prob(dataset.x).mean().item()
+    result = results_of(PRESETS["fig1-right"])[0]
+    assert abs(bias - result.metric("bias", seed=4)) < 4 * error
+    assert abs(bias - PRESETS["fig1-right"].published["bias"][0]) < 4 * error
+
+
+def test_a_missing_curve_is_incomplete() -> None:
+    for preset in PRESETS.values():
+        verdict = preset.verdict([Results()] * len(preset.specs))
+        assert verdict.verdict == "incomplete"
+        assert verdict.missing
+        assert preset.verdict([]).verdict == "incomplete"
