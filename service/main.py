@@ -8,6 +8,7 @@ from service.database import Database
 from service.dependencies import current_user
 from service.errors import ProblemDocument, install_handlers
 from service.experiments import router as experiments
+from service.logs import AccessLog
 from service.settings import Settings
 
 ERRORS: dict[int | str, dict[str, object]] = {
@@ -21,6 +22,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = FastAPI(title="MPT Lab", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
     app.state.settings = settings
     app.state.database = Database(settings.url)
+    app.add_middleware(AccessLog)
     app.add_middleware(CorrelationIdMiddleware, header_name="X-Request-ID", validator=None)
     install_handlers(app)
     app.include_router(health.router)

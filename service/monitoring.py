@@ -130,6 +130,5 @@ def _families(session: Session) -> Iterator[Metric]:
 def _summary(
     session: Session, name: str, about: str, seconds: ColumnElement[float | None]
 ) -> Metric:
-    count = session.scalar(select(func.count(seconds))) or 0
-    total = session.scalar(select(func.sum(seconds))) or 0.0
-    return SummaryMetricFamily(name, about, count_value=count, sum_value=total)
+    count, total = session.execute(select(func.count(seconds), func.sum(seconds))).one()
+    return SummaryMetricFamily(name, about, count_value=count, sum_value=total or 0.0)

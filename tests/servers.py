@@ -37,13 +37,17 @@ class PostgreSQL:
         self.start()
 
     def create(self, name: str, template: str = "template1") -> None:
-        with psycopg.connect(self._address("postgres"), autocommit=True) as connection:
+        with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"'.encode())
 
     def url(self, name: str) -> str:
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{name}"
 
-    def _address(self, name: str) -> str:
+    def program(self, name: str) -> Path:
+        """One of the programs that come with the server."""
+        return Path(self._server.bin_path, name)
+
+    def address(self, name: str) -> str:
         return f"host=127.0.0.1 port={self.port} user=postgres dbname={name}"
 
     def _control(self, *arguments: str) -> None:

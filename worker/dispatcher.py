@@ -57,6 +57,8 @@ class Dispatcher:
     def _ring(self, dispatch: Dispatch) -> None:
         try:
             ring(self.celery, dispatch.queue, dispatch.experiment_id, dispatch.dispatch_no)
+            rung = {"experiment_id": dispatch.experiment_id, "dispatch_no": dispatch.dispatch_no}
+            log.info("dispatched to %s", dispatch.queue, extra=rung)
         except (BrokerError, OSError) as error:
             log.warning("the broker is away, the reaper will put it back: %s", error)
 

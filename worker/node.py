@@ -43,8 +43,9 @@ class Node:
             daemon=True,
         )
         beats.start()
-        arguments = ["worker", "--queues", self.queue.value, "--pool", "solo", "--without-gossip",
-                     "--without-mingle", "--without-heartbeat", "--loglevel", "INFO"]  # fmt: skip
+        arguments = ["--quiet", "worker", "--queues", self.queue.value, "--pool", "solo",
+                     "--without-gossip", "--without-mingle", "--without-heartbeat",
+                     "--loglevel", "INFO"]  # fmt: skip
         self.celery.worker_main(arguments)
         self.stopping.set()
         self.slot.close()

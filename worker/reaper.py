@@ -46,7 +46,7 @@ class Reaper:
             workers.forget_silent(session, FORGET_S)
             reaped = queue.reap(session, self.settings.dispatch_timeout_s, self.settings.max_lost)
         for experiment_id, status in reaped:
-            log.warning("reaped %s: now %s", experiment_id, status)
+            log.warning("reaped: now %s", status, extra={"experiment_id": experiment_id})
 
 
 def main() -> None:

