@@ -5,12 +5,15 @@ from contextlib import closing
 from alembic import context
 
 from service.database import Base, Database
+from service.datasets.models import Dataset
 from service.experiments.models import Experiment
 from service.settings import Settings
 from service.users import User
 from service.workers import Worker
 
-assert {table.__tablename__ for table in (Experiment, User, Worker)} <= set(Base.metadata.tables)
+assert {table.__tablename__ for table in (Dataset, Experiment, User, Worker)} <= set(
+    Base.metadata.tables
+)
 
 
 def run() -> None:

@@ -3,8 +3,9 @@
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import Depends, FastAPI
 
-from service import health, monitoring
+from service import health, monitoring, presets
 from service.database import Database
+from service.datasets import router as datasets
 from service.dependencies import current_user
 from service.errors import ProblemDocument, install_handlers
 from service.experiments import router as experiments
@@ -26,6 +27,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(CorrelationIdMiddleware, header_name="X-Request-ID", validator=None)
     install_handlers(app)
     app.include_router(health.router)
-    for router in (experiments.custom, experiments.router, monitoring.router):
+    routers = (
+        experiments.custom,
+        experiments.router,
+        datasets.router,
+        presets.router,
+        monitoring.router,
+    )
+    for router in routers:
         app.include_router(router, dependencies=[Depends(current_user)])
     return app

@@ -22,6 +22,7 @@ class Settings(BaseSettings):
     limits: Limits = Limits()
     redis_url: SecretStr | None = None
     """The broker of lab mode."""
+    max_upload_bytes: int = 4 * 2**30
     max_body_bytes: int = 256 * 1024
 
     lease_s: float = Field(default=10.0, gt=0)
@@ -45,6 +46,9 @@ class Settings(BaseSettings):
     @cached_property
     def url(self) -> str:
         return self.database_url or f"sqlite:///{self.store / 'mptlab.sqlite3'}"
+
+    def datasets(self, dataset_id: str) -> Path:
+        return self.store / "datasets" / dataset_id
 
     def checkpoints(self, experiment_id: str) -> Path:
         return self.store / "checkpoints" / experiment_id

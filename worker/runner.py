@@ -8,8 +8,11 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+COMMAND = (sys.executable, "-m", "mptcore", "--supervised")
 CHUNK_BYTES = 1 << 16
 CHUNKS_WAITING = 256
 """Beyond this the pipe fills up and the runner waits."""
@@ -18,12 +21,13 @@ CHUNKS_WAITING = 256
 class Runner:
     """A process group of its own that has imported torch and waits for its spec.
 
-    It dies with the thread that made it (see mptcore.__main__): make it in the main thread.
+    It finds uploads and kept weights in the store. It dies with the thread that made it (see mptcore.__main__): make it in the main thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: Path, command: Sequence[str] = COMMAND) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mptcore", "--supervised"],
+            command,
+            env={**os.environ, "MPT_STORE": str(store.absolute())},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

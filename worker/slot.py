@@ -32,7 +32,7 @@ class Slot:
     def warm_up(self) -> None:
         """Start a spare runner, if there is none."""
         if self._spare is None or not self._spare.alive:
-            self._spare = Runner()
+            self._spare = Runner(self.settings.store)
 
     def close(self) -> None:
         if self._spare is not None:

@@ -28,6 +28,7 @@ from service.experiments.schemas import (
     Validation,
 )
 from service.experiments.views import artifact_out, experiment_out, metric_out
+from service.references import reference_problems
 from service.users import User
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ def submit(
     the experiment that the first one made; another request under the same key is refused."""
     _check_limits(submission.spec, settings.limits)
     with database.transaction() as session:
+        _check_references(session, user, submission.spec)
         experiment = store.submit(session, user.id, submission, idempotency_key)
         if experiment is None:
             detail = "another request was sent under this Idempotency-Key"
@@ -73,6 +75,7 @@ def validate(
     """Say what a submission would become, and store nothing."""
     _check_limits(submission.spec, settings.limits)
     with database.snapshot() as session:
+        _check_references(session, user, submission.spec)
         ahead = queue.position(session, Experiment(id="g", priority=submission.priority))
     return Validation(
         spec=submission.spec, masks=submission.spec.mask_count(), queue_position=ahead
@@ -242,7 +245,16 @@ def _curves(experiment: Experiment, series: list[Any]) -> Response:
 
 def _check_limits(spec: ExperimentSpec, limits: Limits) -> None:
     if problems := spec.limit_problems(limits):
-        raise invalid([Problem(f"/spec{p.pointer}", p.detail) for p in problems])
+        raise _invalid_spec(problems)
+
+
+def _check_references(session: Session, user: User, spec: ExperimentSpec) -> None:
+    if problems := reference_problems(session, user.id, spec):
+        raise _invalid_spec(problems)
+
+
+def _invalid_spec(problems: list[Problem]) -> ApiError:
+    return invalid([Problem(f"/spec{p.pointer}", p.detail) for p in problems])
 
 
 def _find(session: Session, owner_id: int, experiment_id: str) -> Experiment:

@@ -15,7 +15,7 @@ from tests.conftest import ppca_spec
 MASKS = "/spec/evaluate/masks"
 
 BAD_SPECS = {
-    "unknown field": (ppca_spec(model__colour=1), "/spec/model/colour", "allowed here: family"),
+    "unknown field": (ppca_spec(model__colour=1), "/spec/model/colour", "family"),
     "unknown family": (ppca_spec(model__family="bert"), "/spec/model/family", "'ppca'"),
     "no family": (ppca_spec(model__family=...), "/spec/model/family", ""),
     "unknown source": (ppca_spec(data__source="x"), "/spec/data/source", "'ppca', 'digits'"),

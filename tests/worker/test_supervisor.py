@@ -49,7 +49,7 @@ def outcome(
 ) -> tuple[str, Experiment]:
     """Run a spec while `act` happens beside it, once the first progress is there."""
     claim = claimed(database, spec)
-    runner = Runner()
+    runner = Runner(settings.store)
 
     def beside() -> None:
         while load(database, claim).progress_done is None:
@@ -170,7 +170,7 @@ def test_a_run_that_fails_says_why(
 ) -> None:
     claim = claimed(database, ppca_spec())
     broken = Claim(claim.experiment_id, claim.attempt, {**spec, "compute": {"max_runtime_s": 60}})
-    ended = Supervision(database, settings, broken, Runner()).run(lambda: False)
+    ended = Supervision(database, settings, broken, Runner(settings.store)).run(lambda: False)
     assert ended == "failed"
     found_kind, message = failure(load(database, claim))
     assert found_kind == kind
@@ -193,7 +193,7 @@ def test_the_database_is_away_for_a_while(
 
     claim = claimed(database, ppca_spec(data__dim=30))
     monkeypatch.setattr(Database, "transaction", transaction)
-    ended = Supervision(database, settings, claim, Runner()).run(lambda: False)
+    ended = Supervision(database, settings, claim, Runner(settings.store)).run(lambda: False)
     assert ended == "succeeded"
     assert len(refused) == 4
     with database.snapshot() as session:
@@ -203,8 +203,8 @@ def test_the_database_is_away_for_a_while(
 
 def test_a_runner_dies_with_its_supervisor() -> None:
     code = (
-        "import time; from worker.runner import Runner;"
-        " print(Runner().process.pid, flush=True); time.sleep(60)"
+        "import time; from pathlib import Path; from worker.runner import Runner;"
+        " print(Runner(Path('.')).process.pid, flush=True); time.sleep(60)"
     )
     parent = psutil.Popen([sys.executable, "-c", code], stdout=-1)
     runner = psutil.Process(int(parent.stdout.readline()))

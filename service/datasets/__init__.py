@@ -1,0 +1,1 @@
+"""Uploaded data sets: streamed to the store, inspected, owned."""

@@ -1,0 +1,27 @@
+"""The table of uploads."""
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, ForeignKey, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.database import Base, now
+
+
+class Dataset(Base):
+    """A file in the store, `datasets/<id>/data.<format>`. `n` and `dim` are those of its first
+    array; an .npz has the shapes of all in `arrays`, a table its column names in `columns`."""
+
+    __tablename__ = "datasets"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    owner_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
+    name: Mapped[str] = mapped_column(String(200))
+    format: Mapped[str] = mapped_column(String(16))
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    n: Mapped[int]
+    dim: Mapped[int]
+    arrays: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    columns: Mapped[list[str] | None] = mapped_column(JSON)
+    created_at: Mapped[float] = mapped_column(default=now())

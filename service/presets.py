@@ -1,0 +1,146 @@
+"""The paper's experiments: their specs, what was published, and whether results agree."""
+
+import math
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+
+from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
+from mptcore.specs import ExperimentSpec, Problem
+from service.dependencies import DatabaseDep, UserDep
+from service.errors import ApiError, invalid
+from service.experiments import store
+from service.experiments.curves import read_series
+from service.experiments.models import Experiment, Status
+from service.experiments.views import metric_out
+
+router = APIRouter(prefix="/v1/presets", tags=["presets"])
+
+ALL_POINTS = 10_000_000
+
+
+class PresetOut(BaseModel):
+    """`specs` are to be submitted in their order; `published` is what the statement says, as
+    data."""
+
+    name: str
+    title: str
+    statement: str
+    published: dict[str, list[float]]
+    specs: list[ExperimentSpec]
+
+
+class PresetList(BaseModel):
+    items: list[PresetOut]
+
+
+class ComparisonOut(BaseModel):
+    """One figure beside the published one: it agrees from `low` to `high` (null: no bound)."""
+
+    what: str
+    published: float
+    measured: float | None
+    low: float | None
+    high: float | None
+    agrees: bool
+
+
+class VerdictOut(BaseModel):
+    """`verdict` is agrees, differs or incomplete."""
+
+    verdict: str
+    comparisons: list[ComparisonOut]
+    missing: str | None
+
+
+@router.get("")
+def list_presets() -> PresetList:
+    """The paper's tables and figures."""
+    return PresetList(items=[_out(preset) for preset in PRESETS.values()])
+
+
+@router.get("/{name}")
+def get_preset(name: Annotated[str, Path(max_length=64)]) -> PresetOut:
+    return _out(_find(name))
+
+
+@router.get("/{name}/verdict")
+def get_verdict(
+    name: Annotated[str, Path(max_length=64)],
+    experiment: Annotated[list[str], Query(max_length=100)],
+    database: DatabaseDep,
+    user: UserDep,
+) -> VerdictOut:
+    """Whether what experiments of the caller found agrees with what was published. Give their
+    ids in the order of the preset's specs."""
+    preset = _find(name)
+    with database.snapshot() as session:
+        found = [store.find(session, user.id, one) if one.isalnum() else None for one in experiment]
+        results = [
+            _results(session, one)
+            for one, spec in zip(found, preset.specs, strict=False)
+            if _is_result_of(one, spec)
+        ]
+    if len(results) != len(preset.specs) or len(found) != len(preset.specs):
+        detail = f"{len(preset.specs)} experiments of yours that ran the preset's specs, in order"
+        raise invalid([Problem("/query/experiment", detail)])
+    verdict = preset.verdict(results)
+    comparisons = [_comparison_out(one) for one in verdict.comparisons]
+    return VerdictOut(verdict=verdict.verdict, comparisons=comparisons, missing=verdict.missing)
+
+
+def _is_result_of(experiment: Experiment | None, spec: ExperimentSpec) -> bool:
+    if experiment is None or experiment.status != Status.SUCCEEDED:
+        return False
+    ran = ExperimentSpec.model_validate(experiment.spec)
+    return ran.model_copy(update={"compute": spec.compute}) == spec
+
+
+def _results(session: Session, experiment: Experiment | None) -> Results:
+    assert experiment is not None
+    series = read_series(session, experiment.id, max_points=ALL_POINTS)
+    metrics = [metric_out(metric) for metric in store.metrics(session, experiment.id)]
+    return Results(
+        {
+            (one.name, frozenset(one.labels.items())): Curve(
+                one.x, one.value, one.std_err, [int(n) for n in one.n]
+            )
+            for one in series
+        },
+        {(m.name, frozenset(m.labels.items())): (m.value, m.std_err) for m in metrics},
+    )
+
+
+def _find(name: str) -> Preset:
+    if name not in PRESETS:
+        detail = f"the presets are {', '.join(PRESETS)}"
+        raise ApiError(HTTPStatus.NOT_FOUND, "not_found", detail)
+    return PRESETS[name]
+
+
+def _out(preset: Preset) -> PresetOut:
+    return PresetOut(
+        name=preset.name,
+        title=preset.title,
+        statement=preset.statement,
+        published={key: list(values) for key, values in preset.published.items()},
+        specs=list(preset.specs),
+    )
+
+
+def _comparison_out(one: Comparison) -> ComparisonOut:
+    return ComparisonOut(
+        what=one.what,
+        published=one.published,
+        measured=_finite(one.measured),
+        low=_finite(one.low),
+        high=_finite(one.high),
+        agrees=one.agrees,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

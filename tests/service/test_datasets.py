@@ -1,0 +1,144 @@
+"""Uploads through the API: what is refused leaves nothing, what is kept is its owner's."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from service.database import Database
+from service.main import create_app
+from service.settings import Settings
+from service.users import ensure_key
+from tests.conftest import ppca_spec
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def npz(**arrays: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+GOOD = np.arange(40.0).reshape(10, 4)
+NAN = GOOD.copy()
+NAN[3, 2] = np.nan
+
+
+def post(api: TestClient, name: str, content: bytes) -> Any:
+    return api.post("/v1/datasets", params={"name": name}, content=content)
+
+
+def upload_spec(dataset: str, **changes: Any) -> dict[str, Any]:
+    model = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
+    data = {"source": "upload", "dataset": dataset, "n": 10, "dim": 4}
+    return ppca_spec(model=model, data={**data, **changes})
+
+
+def test_upload_list_use_delete(api: TestClient, settings: Settings) -> None:
+    answer = post(api, "good.npy", npy(GOOD))
+    assert answer.status_code == 201
+    made = answer.json()
+    assert (made["n"], made["dim"], made["format"]) == (10, 4, "npy")
+    assert api.get("/v1/datasets").json()["items"] == [made]
+    assert api.get(f"/v1/datasets/{made['id']}").json() == made
+    accepted = api.post("/v1/experiments", json={"spec": upload_spec(made["id"])})
+    assert accepted.status_code == 202
+    assert api.delete(f"/v1/datasets/{made['id']}").status_code == 204
+    assert not settings.datasets(made["id"]).exists()
+    assert api.get("/v1/datasets").json()["items"] == []
+    assert api.delete(f"/v1/datasets/{made['id']}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer", "words"),
+    [
+        ({"n": 11}, "/spec/data/n", "n is 10, not 11"),
+        ({"dim": 5}, "/spec/data/dim", "dim is 4, not 5"),
+        ({"array": "b"}, "/spec/data/array", "which has none"),
+        ({"dataset": "0" * 32}, "/spec/data/dataset", "no data set of this id"),
+    ],
+)
+def test_a_spec_unlike_the_upload(
+    api: TestClient, changes: dict[str, Any], pointer: str, words: str
+) -> None:
+    made = post(api, "good.npy", npy(GOOD)).json()
+    spec = upload_spec(**{"dataset": made["id"], **changes})
+    answer = api.post("/v1/experiments", json={"spec": spec})
+    assert answer.status_code == 422
+    errors = {e["pointer"]: e["detail"] for e in answer.json()["errors"]}
+    assert words in errors[pointer]
+
+
+def test_one_array_of_many(api: TestClient) -> None:
+    made = post(api, "two.npz", npz(a=GOOD[:, :3], b=GOOD)).json()
+    assert made["arrays"] == {"a": [10, 3], "b": [10, 4]}
+    spec = upload_spec(made["id"], array="b")
+    assert api.post("/v1/experiments", json={"spec": spec}).status_code == 202
+
+
+def pickled() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.npy", lambda: npy(NAN), "row 3, column 2 is nan"),
+        ("a.npy", pickled, "readable|real numbers"),
+        ("a.npy", lambda: b"PK\x03\x04 not an array", "not a .npy file"),
+        ("a.npz", lambda: b"garbage", "not a readable .npz"),
+        ("a.csv", lambda: b"x,y\n1,one\n", "column y is not numbers"),
+        ("a.parquet", lambda: b"PAR1", "not a readable .parquet"),
+        ("a.npy", lambda: npy(np.zeros(3)), "N observations"),
+        ("a.npy", lambda: b"", "not a .npy file"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(
+    api: TestClient, settings: Settings, name: str, content: Callable[[], bytes], words: str
+) -> None:
+    answer = post(api, name, content())
+    assert answer.status_code == 422
+    assert any(word in answer.json()["detail"] for word in words.split("|")), answer.json()
+    assert list((settings.store / "datasets").iterdir()) == []
+    assert api.get("/v1/datasets").json()["items"] == []
+
+
+@pytest.mark.parametrize("name", ["a.pkl", "../a.npy", "a", "a/b.npy", "a.npy\n", ".npy"])
+def test_a_bad_name(api: TestClient, name: str) -> None:
+    answer = post(api, name, npy(GOOD))
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == "/query/name"
+
+
+def test_too_large(settings: Settings) -> None:
+    small = settings.model_copy(update={"max_upload_bytes": 1000})
+    key = settings.key_file.read_text().strip()
+    with TestClient(create_app(small), headers={"Authorization": f"Bearer {key}"}) as api:
+        answer = post(api, "a.npy", npy(np.zeros((100, 4))))
+    assert answer.status_code == 413
+    assert "at most 1000 bytes" in answer.json()["detail"]
+    assert list((settings.store / "datasets").iterdir()) == []
+
+
+def test_others_uploads_are_not_there(
+    api: TestClient, database: Database, settings: Settings, tmp_path: Path
+) -> None:
+    made = post(api, "good.npy", npy(GOOD)).json()
+    with database.transaction() as session:
+        ensure_key(session, "other", tmp_path / "key")
+    api.headers["Authorization"] = f"Bearer {(tmp_path / 'key').read_text().strip()}"
+    assert api.get(f"/v1/datasets/{made['id']}").status_code == 404
+    assert api.delete(f"/v1/datasets/{made['id']}").status_code == 404
+    answer = api.post("/v1/experiments", json={"spec": upload_spec(made["id"])})
+    assert answer.json()["errors"][0]["pointer"] == "/spec/data/dataset"
