@@ -11,9 +11,8 @@ from service.settings import Settings
 from service.users import User
 from service.workers import Worker
 
-assert {table.__tablename__ for table in (Dataset, Experiment, User, Worker)} <= set(
-    Base.metadata.tables
-)
+TABLES = {table.__tablename__ for table in (Dataset, Experiment, User, Worker)}
+assert TABLES <= set(Base.metadata.tables)
 
 
 def run() -> None:

@@ -21,7 +21,8 @@ CHUNKS_WAITING = 256
 class Runner:
     """A process group of its own that has imported torch and waits for its spec.
 
-    It finds uploads and kept weights in the store. It dies with the thread that made it (see mptcore.__main__): make it in the main thread.
+    It finds uploads and kept weights in the store. It dies with the thread that made it (see
+    mptcore.__main__): make it in the main thread.
     """
 
     def __init__(self, store: Path, command: Sequence[str] = COMMAND) -> None:
