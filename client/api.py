@@ -41,9 +41,14 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def submit(self, spec: Mapping[str, Any], **beside: Any) -> Json:
-        """Queue an experiment; `beside` is name, tags, note, priority. Raises Refused."""
-        return self._call("POST", "/v1/experiments", json={"spec": spec, **beside})
+    def submit(
+        self, spec: Mapping[str, Any], *, idempotency_key: str | None = None, **beside: Any
+    ) -> Json:
+        """Queue an experiment; `beside` is name, tags, note, priority. What is sent again under
+        the same idempotency key is queued once. Raises Refused."""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        body = {"spec": spec, **beside}
+        return self._call("POST", "/v1/experiments", json=body, headers=headers)
 
     def validate(self, spec: Mapping[str, Any]) -> Json:
         """The resolved spec, and where it would stand in the queue. Raises Refused."""

@@ -4,9 +4,9 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mptcore.specs import ExperimentSpec, SpecError, parse_json, problems_of, validate_spec
 
@@ -32,6 +32,7 @@ class Envelope(_Message):
     checkpoint_dir: str | None = None
     work_dir: str | None = None
     resume: Resume | None = None
+    save_every_s: Annotated[float, Field(gt=0)] = 30.0
 
 
 class Order(_Message):
@@ -50,6 +51,8 @@ class Assignment(BaseModel):
     checkpoint_dir: Path | None = None
     work_dir: Path | None = None
     resume: Resume | None = None
+    save_every_s: float = 30.0
+    """How long a run goes on without a checkpoint, about."""
 
 
 def parse_assignment(text: bytes) -> Assignment:
@@ -67,6 +70,7 @@ def parse_assignment(text: bytes) -> Assignment:
         checkpoint_dir=Path(envelope.checkpoint_dir) if envelope.checkpoint_dir else None,
         work_dir=Path(envelope.work_dir) if envelope.work_dir else None,
         resume=envelope.resume,
+        save_every_s=envelope.save_every_s,
     )
 
 

@@ -13,7 +13,6 @@ from mptcore.records import Failure, Progress, Record, RunError, encode
 from mptcore.run import resumable
 from mptcore.session import Session
 
-SAVE_EVERY_S = 30
 COMPLETE, FAILED, STOPPED = 0, 1, 3
 
 
@@ -77,7 +76,7 @@ class Runner:
         folder, session = self.assignment.checkpoint_dir, self._session
         if folder is None or not session.at_rest or session.seq < self._given:
             return False
-        due = time.monotonic() - self._saved_at >= SAVE_EVERY_S
+        due = time.monotonic() - self._saved_at >= self.assignment.save_every_s
         if due or self.stop_requested:
             self.out.flush()  # what a checkpoint stands on is out before it
             saved = checkpoint.save(session, self.assignment.spec, folder)

@@ -36,6 +36,7 @@ class Settings(BaseSettings):
     """Lost leases after which an experiment fails."""
     poll_s: float = Field(default=0.1, gt=0)
     """How often an idle worker or dispatcher looks for work."""
+    checkpoint_every_s: float = Field(default=30.0, gt=0)
     stall_s: float = Field(default=1800.0, gt=0)
     """A run that reports nothing for so long is ended."""
     deaf_s: float = Field(default=10.0, gt=0)

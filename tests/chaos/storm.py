@@ -1,0 +1,311 @@
+"""Real processes on real servers, killed and stopped at random; then the invariants.
+
+`make chaos` runs the long form; the suite a short one.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from sqlalchemy import select
+
+from client import Client, Refused
+from service.database import AWAY, Database
+from service.experiments.models import Event, Experiment
+from service.experiments.queue import is_terminal
+from service.prepare import prepare
+from service.settings import Settings
+from tests.invariants import Counts, Record, check
+from tests.processes import Lab
+from tests.servers import PostgreSQL, Redis
+from tests.undisturbed import KINDS, undisturbed_records
+
+SETTLE_S = 240.0
+ORPHAN_S = 30.0
+LEASE_S = 2.0
+
+
+@dataclass
+class Plan:
+    """How much is to happen."""
+
+    kills: int
+    stops: int
+    flushes: int
+    broker_restarts: int
+    black_holes: int
+    database_restarts: int
+    database_away_s: float
+    seed: int = 0
+
+
+SHORT = Plan(kills=10, stops=3, flushes=1, broker_restarts=0, black_holes=0,
+             database_restarts=1, database_away_s=0.0)  # fmt: skip
+LONG = Plan(kills=200, stops=50, flushes=10, broker_restarts=10, black_holes=5,
+            database_restarts=30, database_away_s=90.0)  # fmt: skip
+
+
+@dataclass
+class Tally:
+    """What was done, and what may be blamed for a lost attempt: (time, worker's name)."""
+
+    done: dict[str, int] = field(default_factory=dict)
+    blame: list[tuple[float, str]] = field(default_factory=list)
+
+    def count(self, what: str) -> None:
+        self.done[what] = self.done.get(what, 0) + 1
+
+
+class Storm:
+    """A lab that is kept running, as a restart policy would, while it is disturbed."""
+
+    def __init__(self, settings: Settings, postgresql: PostgreSQL, redis: Redis, plan: Plan):
+        self.settings = settings
+        self.postgresql = postgresql
+        self.redis = redis
+        self.plan = plan
+        self.random = random.Random(plan.seed)
+        self.lab = Lab(settings, settings.store / "lab.log")
+        self.tally = Tally()
+        self.accepted: dict[str, list[Record]] = {}
+        self.commands: dict[str, tuple[str, ...]] = {
+            "api": ("api", "--port", str(self.lab.port)),
+            "dispatcher1": ("dispatcher",),
+            "dispatcher2": ("dispatcher",),
+            "reaper": ("reaper",),
+            "worker1": ("worker", "cpu"),
+            "worker2": ("worker", "cpu"),
+        }
+        self._calm = threading.Event()
+
+    def run(self) -> tuple[Counts, dict[str, int]]:
+        """Disturb, let it settle, stop; the invariants' counts, and the others that must be 0."""
+        expected = {name: undisturbed_records(spec) for name, spec in KINDS.items()}
+        for name, command in self.commands.items():
+            self.lab.start(name, *command)
+        submitter = threading.Thread(target=self._submit, args=[expected])
+        submitter.start()
+        try:
+            self._disturb()
+        finally:
+            self._calm.set()
+            submitter.join()
+        database = Database(self.settings.url)
+        self._settle(database)
+        counts = check(database, self.accepted)
+        zeros = {"false reaps": self._false_reaps(database), "orphan processes": self._orphans()}
+        database.close()
+        return counts, zeros
+
+    # What is asked of the lab meanwhile
+
+    def _submit(self, expected: dict[str, list[Record]]) -> None:
+        """Keep a few experiments waiting; a request without an answer is sent again."""
+        key = self.settings.key_file.read_text().strip()
+        pick = random.Random(self.plan.seed + 1)
+        with Client(f"http://127.0.0.1:{self.lab.port}", key, timeout_s=10) as client:
+            while not self._calm.is_set():
+                if self._outstanding(client) < 4:
+                    kind = pick.choice(sorted(KINDS))
+                    made = self._insist(client, KINDS[kind], f"storm-{uuid.uuid4().hex}")
+                    if made is not None:
+                        self.accepted[made["id"]] = expected[kind]
+                time.sleep(0.3)
+
+    def _insist(self, client: Client, spec: Any, key: str) -> dict[str, Any] | None:
+        while not self._calm.is_set():
+            try:
+                return client.submit(spec, idempotency_key=key)
+            except (httpx.TransportError, Refused):
+                time.sleep(0.2)
+        return None
+
+    def _outstanding(self, client: Client) -> int:
+        try:
+            return sum(not e["terminal"] for e in client.experiments(limit=20))
+        except (httpx.TransportError, Refused):
+            return 99
+
+    # What is done to the lab
+
+    def _disturb(self) -> None:
+        plan = self.plan
+        deeds = (
+            [self._kill] * plan.kills
+            + [self._stop_past_lease] * plan.stops
+            + [self._flush] * plan.flushes
+            + [self._restart_broker] * plan.broker_restarts
+            + [self._black_hole] * plan.black_holes
+            + [self._restart_database] * plan.database_restarts
+        )
+        self.random.shuffle(deeds)
+        if plan.database_away_s:
+            deeds.insert(len(deeds) // 2, self._database_away)
+        for i, deed in enumerate(deeds):
+            time.sleep(self.random.uniform(0.3, 2.5))
+            deed()
+            self._revive()
+            self.tally.count(deed.__name__.strip("_").replace("_", " "))
+            if i % 20 == 0:
+                say(f"{i}/{len(deeds)} disturbances, {len(self.accepted)} experiments accepted")
+
+    def _kill(self) -> None:
+        """kill -9 of a random runner, node, dispatcher or API."""
+        kind = self.random.choice(["runner", "worker", "dispatcher", "api"])
+        names = [
+            name for name in self.commands if name.startswith(kind.replace("runner", "worker"))
+        ]
+        victim: psutil.Process = self.lab.processes[self.random.choice(names)]
+        if kind in ("runner", "worker"):
+            self.tally.blame.append((time.time(), f":{victim.pid}"))
+        if kind == "runner":
+            children = victim.children()
+            if not children:
+                return
+            victim = self.random.choice(children)
+        victim.kill()
+
+    def _stop_past_lease(self) -> None:
+        """SIGSTOP of a worker, but not of its runner, for longer than its lease; SIGCONT."""
+        worker = self.lab.processes[self.random.choice(["worker1", "worker2"])]
+        self.tally.blame.append((time.time(), f":{worker.pid}"))
+        worker.suspend()
+        time.sleep(LEASE_S * self.random.uniform(0.5, 2.5))
+        worker.resume()
+        self.tally.blame.append((time.time(), f":{worker.pid}"))
+
+    def _flush(self) -> None:
+        self.redis.flush()
+
+    def _restart_broker(self) -> None:
+        self.redis.stop()
+        time.sleep(self.random.uniform(0, 2))
+        self.redis.start()
+
+    def _black_hole(self) -> None:
+        self.redis.freeze()
+        time.sleep(self.random.uniform(2, 8))
+        self.redis.thaw()
+
+    def _restart_database(self) -> None:
+        self.postgresql.restart()
+
+    def _database_away(self) -> None:
+        say(f"the database is away for {self.plan.database_away_s:.0f} s")
+        self.postgresql.stop()
+        time.sleep(self.plan.database_away_s)
+        self.postgresql.start()
+
+    def _revive(self) -> None:
+        """What a restart policy does."""
+        for name, command in self.commands.items():
+            process = self.lab.processes[name]
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                process.wait()
+                self.lab.start(name, *command)
+
+    # What must hold afterwards
+
+    def _settle(self, database: Database) -> None:
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline:
+            self._revive()
+            try:
+                with database.snapshot() as session:
+                    states = session.scalars(select(Experiment.status)).all()
+            except AWAY:
+                states = [""]
+            if all(is_terminal(status) for status in states):
+                return
+            time.sleep(1)
+
+    def _false_reaps(self, database: Database) -> int:
+        """Attempts that were lost although nothing was done to their worker."""
+        with database.snapshot() as session:
+            events = session.scalars(
+                select(Event).where(Event.kind == "status").order_by(Event.id)
+            ).all()
+        began: dict[tuple[str, int], tuple[float, str]] = {}
+        false = 0
+        for event in events:
+            if event.data["status"] == "running":
+                key = (event.experiment_id, event.data["attempt"])
+                began[key] = (event.at, event.data["worker"])
+            elif "lost_attempt" in event.data:
+                at, worker = began[event.experiment_id, event.data["lost_attempt"]]
+                false += not any(
+                    worker.endswith(who) and at - 30 <= when <= event.at
+                    for when, who in self.tally.blame
+                )
+        return false
+
+    def _orphans(self) -> int:
+        """Processes of the lab that are left 30 s after it was stopped."""
+        store = str(self.settings.store)
+        self.lab.stop()
+        deadline = time.monotonic() + ORPHAN_S
+        while (left := _with_store(store)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        for process in left:
+            process.kill()
+        return len(left)
+
+
+def _with_store(store: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("MPT_STORE") == store:
+                found.append(process)
+        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def say(text: str) -> None:
+    print(time.strftime("%H:%M:%S"), text, flush=True)
+
+
+def summary(tally: Tally, counts: Counts, zeros: dict[str, int]) -> str:
+    done = ", ".join(f"{count} × {what}" for what, count in sorted(tally.done.items()))
+    others = ", ".join(f"{name} {count}" for name, count in zeros.items())
+    return f"storm: {done}; {counts}, {others}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="as in the test suite")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    plan = SHORT if options.short else LONG
+    plan.seed = options.seed
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        postgresql, redis = PostgreSQL(Path(folder)), Redis(Path(folder))
+        postgresql.start()
+        redis.start()
+        postgresql.create("storm")
+        settings = Settings(
+            store=Path(folder, "store"),
+            database_url=postgresql.url("storm"),
+            redis_url=redis.new_url(),
+        )
+        prepare(settings)
+        storm = Storm(settings, postgresql, redis, plan)
+        counts, zeros = storm.run()
+        postgresql.stop()
+        redis.stop()
+    say(summary(storm.tally, counts, zeros))
+    return 0 if counts.clean and not any(zeros.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""The storm's short form, with servers of its own: they are restarted under it."""
+
+from pathlib import Path
+
+from service.settings import Settings
+from tests.chaos.storm import SHORT, Storm, summary
+from tests.servers import PostgreSQL, Redis
+
+
+def test_short_storm(lab: Settings, postgresql: PostgreSQL, redis: Redis, tmp_path: Path) -> None:
+    storm = Storm(lab, postgresql, redis, SHORT)
+    counts, zeros = storm.run()
+    print(summary(storm.tally, counts, zeros))
+    assert counts.experiments > 0
+    assert counts.clean, str(counts)
+    assert not any(zeros.values()), zeros
