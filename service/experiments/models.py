@@ -7,6 +7,7 @@ from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text, Uniqu
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database import Base, now
+from service.users import User
 
 
 class Status(StrEnum):
@@ -53,7 +54,7 @@ class Experiment(Base):
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     """A UUID of version 7: ids of later experiments are greater."""
-    owner_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
     name: Mapped[str | None] = mapped_column(String(200))
     tags: Mapped[list[str]] = mapped_column(JSON)
     note: Mapped[str | None] = mapped_column(Text)

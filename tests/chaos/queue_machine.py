@@ -18,8 +18,9 @@ from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.queue import Claim, Dispatch, FailureCause, LeaseLost
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
+from tests.chaos.records import RECORDS
 from tests.conftest import ppca_spec
-from tests.invariants import Record, check
+from tests.invariants import check
 
 LEASE_S, DISPATCH_TIMEOUT_S, MAX_LOST = 10.0, 30.0, 3
 CLOCKS = {
@@ -27,21 +28,6 @@ CLOCKS = {
     "extract(epoch from clock_timestamp())::float8": "::float8",
 }
 """The database's clock as SQL, and the type of the number that takes its place."""
-
-
-def undisturbed() -> list[Record]:
-    """The records of a made-up run: two series, a log, a metric."""
-    records: list[Record] = [{"seq": 1, "record": "log", "level": "info", "message": "begun"}]
-    for seq in range(2, 14):
-        labels = {"seed": seq % 2}
-        records.append({"seq": seq, "record": "point", "series": "score", "labels": labels,
-                        "x": seq, "value": seq / 3, "std_err": 0.5, "n": 4})  # fmt: skip
-    records.append({"seq": 14, "record": "metric", "name": "lml", "labels": {}, "value": 1.0,
-                    "std_err": 0.0})  # fmt: skip
-    return records
-
-
-RECORDS = undisturbed()
 
 
 @dataclass

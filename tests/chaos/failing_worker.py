@@ -1,0 +1,89 @@
+"""`python -m tests.chaos.failing_worker STEP before|after`: a local worker, or a reaper, that exits
+at a durable step: just before the transaction of that step commits, or just after."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from service.database import Database
+from service.experiments import queue
+from service.settings import Settings
+from tests.chaos.records import CHECKPOINT_AFTER
+from worker import reaper, slot, supervisor
+from worker.local import LocalWorker
+from worker.runner import Runner
+
+EXIT = 77
+
+STEPS = ("dispatch_next", "claim", "record", "checkpoint", "finish", "give_up_slot", "lose", "reap")
+"""Every transaction of a run; `submit` is the API's."""
+
+_reached = threading.local()
+
+
+def stub(*options: str) -> Callable[..., Runner]:
+    """A Runner whose process is the stub."""
+    command = (sys.executable, "-m", "tests.chaos.stub_runner", *options)
+    return partial(Runner, command=command)
+
+
+def exit_at(step: str, when: str) -> None:
+    """From here on this process exits at a step, before or after its commit."""
+    begin = Database.transaction
+
+    @contextmanager
+    def transaction(self: Database) -> Iterator[Session]:
+        _reached.steps = set()
+        with begin(self) as session:
+            yield session
+            if when == "before" and step in _reached.steps:
+                os._exit(EXIT)
+        if when == "after" and step in _reached.steps:
+            os._exit(EXIT)
+
+    Database.transaction = transaction  # type: ignore[method-assign]
+    for name in ("dispatch_next", "claim", "finish", "give_up_slot", "lose", "reap"):
+        setattr(queue, name, _noting(name, getattr(queue, name)))
+    supervisor.record = _noting_record(supervisor.record)  # type: ignore[attr-defined]
+
+
+def _noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(*arguments: Any, **named: Any) -> Any:
+        found = function(*arguments, **named)
+        if found is not None or name in ("finish",):
+            _reached.steps.add(name)
+        return found
+
+    return noting
+
+
+def _noting_record(function: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(session: Session, claim: Any, batch: Any, lease_s: float) -> Any:
+        found = function(session, claim, batch, lease_s)
+        if batch.size:
+            _reached.steps.add("record")
+        if batch.checkpoint and batch.checkpoint["after"] == CHECKPOINT_AFTER:
+            _reached.steps.add("checkpoint")
+        return found
+
+    return noting
+
+
+def main() -> None:
+    step, when, *options = sys.argv[1:]
+    exit_at(step, when)
+    settings = Settings()
+    if step == "reap":
+        reaper.Reaper(Database(settings.url), settings).run(threading.Event())
+    setattr(slot, "Runner", stub(*options))  # noqa: B010  # as mypy would not have it assigned
+    LocalWorker(settings).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Every durable step as a point where the process exits; then recovery, on both databases."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.database import Database
+from service.experiments import queue, store
+from service.experiments.models import DesiredState, Experiment
+from service.experiments.schemas import Submission
+from service.settings import Settings
+from tests.chaos.failing_worker import EXIT, STEPS, stub
+from tests.chaos.records import RECORDS
+from tests.conftest import ppca_spec
+from tests.invariants import check
+from tests.processes import environment, wait_until
+from tests.undisturbed import TRAINING, undisturbed_records
+from worker import slot
+from worker.local import LocalWorker
+
+QUICK = {"lease_s": 0.8, "heartbeat_s": 0.1, "dispatch_timeout_s": 0.5, "max_lost": 1000}
+QUICK_ENVIRONMENT = {f"MPT_{name.upper()}": str(value) for name, value in QUICK.items()}
+
+SCENARIO = {"give_up_slot": "--slow", "lose": "--die", "finish": "", "reap": ""}
+"""How the stub runner behaves, where a step needs it to."""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def quick(request: pytest.FixtureRequest) -> Settings:
+    """A store on either database, with very short leases."""
+    found: Settings = request.getfixturevalue("settings" if request.param == "sqlite" else "lab")
+    return found.model_copy(update=QUICK)
+
+
+def fail(settings: Settings, step: str, when: str) -> subprocess.Popen[bytes]:
+    options = [SCENARIO.get(step, "")] if SCENARIO.get(step) else []
+    command = [sys.executable, "-m", "tests.chaos.failing_worker", step, when, *options]
+    return subprocess.Popen(command, env=environment(settings, **QUICK_ENVIRONMENT))
+
+
+def status(database: Database, experiment_id: str) -> str:
+    with database.snapshot() as session:
+        return session.get_one(Experiment, experiment_id).status
+
+
+def recover(settings: Settings, database: Database, experiment_id: str) -> None:
+    """A healthy worker, until the experiment has ended or is paused."""
+    worker = LocalWorker(settings)
+
+    def watch() -> None:
+        wait_until(lambda: status(database, experiment_id) in ("succeeded", "paused", "failed"))
+        worker.stopping.set()
+
+    threading.Thread(target=watch).start()
+    worker.run()
+    worker.database.close()
+
+
+def leave_a_lost_run(database: Database) -> None:
+    """A claim whose worker is gone, for the reaper."""
+    with database.transaction() as session:
+        dispatch = queue.dispatch_next(session)
+        assert dispatch is not None
+        queue.claim(session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=0)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_exit_at_a_step(
+    quick: Settings, step: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(quick.url)
+    with database.transaction() as session:
+        made = store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+    assert made is not None
+    if step == "reap":
+        leave_a_lost_run(database)
+    failing = fail(quick, step, when)
+    if step == "give_up_slot":
+        wait_until(lambda: status(database, made.id) == "running")
+        with database.transaction() as session:
+            queue.request(session, made.id, DesiredState.PAUSE)
+    assert failing.wait(60) == EXIT
+    check_so_far = check(database, {made.id: RECORDS}, settled=False)
+    assert check_so_far.clean, str(check_so_far)
+    monkeypatch.setattr(slot, "Runner", stub())
+    recover(quick, database, made.id)
+    if step == "give_up_slot":
+        assert status(database, made.id) == "paused"
+        with database.transaction() as session:
+            queue.request(session, made.id, DesiredState.RUN)
+        recover(quick, database, made.id)
+    assert status(database, made.id) == "succeeded"
+    counts = check(database, {made.id: RECORDS})
+    database.close()
+    assert counts.clean, str(counts)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_api_exits_around_its_commit(quick: Settings, when: str) -> None:
+    """A caller that got no answer sends the request again under its key: one experiment."""
+    program = f"""
+import json, os, sys
+from service.database import Database
+from service.experiments import store
+from service.experiments.schemas import Submission
+from service.settings import Settings
+with Database(Settings().url).transaction() as session:
+    store.submit(session, 1, Submission.model_validate(json.load(sys.stdin)), "key")
+    if {when!r} == "before":
+        os._exit({EXIT})
+os._exit({EXIT})
+"""
+    body = json.dumps({"spec": ppca_spec()}).encode()
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(quick), input=body, check=False
+    )
+    assert done.returncode == EXIT
+    database = Database(quick.url)
+    for _ in range(2):
+        with database.transaction() as session:
+            made = store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}), "key")
+            assert made is not None
+            assert len(store.newest(session, 1, limit=10)) == 1
+    database.close()
+
+
+SAVE_STEPS = ["write", "fsync", "rename", "renamed"]
+
+
+@pytest.mark.parametrize("at", SAVE_STEPS)
+def test_the_runner_exits_while_it_saves(at: str, tmp_path: Path) -> None:
+    """A checkpoint is whole or not there: what is resumed ends with the undisturbed records."""
+    order = {"spec": TRAINING, "checkpoint_dir": str(tmp_path / "checkpoints"),
+             "work_dir": str(tmp_path / "work"), "save_every_s": 0.05}  # fmt: skip
+    patch = f"""
+import os, pathlib, sys
+calls = 0
+def exiting(name, function):
+    def call(*arguments, **named):
+        global calls
+        if name == {at!r}:
+            calls += 1
+            if calls == 3:
+                os._exit({EXIT})
+        found = function(*arguments, **named)
+        if name == "rename" and {at!r} == "renamed":
+            calls += 1
+            if calls == 3:
+                os._exit({EXIT})
+        return found
+    return call
+os.fsync = exiting("fsync", os.fsync)
+os.rename = exiting("rename", os.rename)
+from mptcore import checkpoint
+checkpoint.write_durably = exiting("write", checkpoint.write_durably)
+from mptcore.__main__ import main
+status = main()
+sys.stdout.flush()
+os._exit(status)
+"""
+    text = json.dumps(order).encode()
+    first = subprocess.run(
+        [sys.executable, "-c", patch], input=text, stdout=subprocess.PIPE, check=False
+    )
+    assert first.returncode == EXIT
+    second = subprocess.run(
+        [sys.executable, "-m", "mptcore"], input=text, stdout=subprocess.PIPE, check=True
+    )
+    expected = undisturbed_records(TRAINING)
+    given: dict[int, Any] = {}
+    for output in (first.stdout, second.stdout):
+        for line in output.decode().splitlines():
+            record = json.loads(line)
+            if record["seq"] is not None:
+                assert given.setdefault(record["seq"], record) == record
+    assert [given[seq] for seq in sorted(given)] == expected
