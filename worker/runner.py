@@ -8,7 +8,10 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
+
+MPTCORE = (sys.executable, "-m", "mptcore", "--supervised")
 
 CHUNK_BYTES = 1 << 16
 CHUNKS_WAITING = 256
@@ -21,9 +24,9 @@ class Runner:
     It dies with the thread that made it (see mptcore.__main__): make it in the main thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = MPTCORE) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mptcore", "--supervised"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
