@@ -52,6 +52,7 @@ class Database:
 
     def __init__(self, url: str):
         self.engine = _engine(url)
+        self._reader = _reader(self.engine)
 
     def close(self) -> None:
         """Close the connections that no one uses."""
@@ -65,9 +66,9 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[Session]:
-        """A transaction that only reads."""
-        reader = self.engine.execution_options(mpt_reads=True)
-        with Session(reader, expire_on_commit=False) as session:
+        """For reading: on SQLite a transaction that takes no lock. On PostgreSQL each statement
+        sees what is committed when it begins, in a transaction or out of one."""
+        with Session(self._reader, expire_on_commit=False) as session:
             yield session
 
 
@@ -83,13 +84,30 @@ def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any
 
 def _engine(url: str) -> Engine:
     name = make_url(url).get_backend_name()
-    options = POSTGRESQL_OPTIONS if name == "postgresql" else {}
-    engine = create_engine(url, pool_pre_ping=True, connect_args=options)
+    far = name == "postgresql"  # a connection may have been lost, which a file cannot be
+    engine = create_engine(
+        url,
+        pool_pre_ping=far,
+        pool_size=THREADS,
+        max_overflow=0,
+        connect_args=POSTGRESQL_OPTIONS if far else {},
+    )
     if name == "sqlite":
         event.listen(engine, "connect", _open_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
 
+
+def _reader(engine: Engine) -> Engine:
+    """The same connections, for reading: without BEGIN and ROLLBACK where these are messages."""
+    if engine.dialect.name == "postgresql":
+        return engine.execution_options(isolation_level="AUTOCOMMIT")
+    return engine.execution_options(mpt_reads=True)
+
+
+THREADS = 40
+"""As many as an API process has for its handlers: none waits for a connection, or closes one that
+the next needs. A process opens only as many as it uses at once."""
 
 POSTGRESQL_OPTIONS = {
     "connect_timeout": 5,

@@ -14,12 +14,13 @@ from service.users import User, user_of_key
 _bearer = HTTPBearer(auto_error=False, description="An API key, mpt_<id>_<secret>")
 
 
-def _database(request: Request) -> Database:
+# These two are async, though they wait for nothing: a plain function costs a change of threads.
+async def _database(request: Request) -> Database:
     database: Database = request.app.state.database
     return database
 
 
-def _settings(request: Request) -> Settings:
+async def _settings(request: Request) -> Settings:
     settings: Settings = request.app.state.settings
     return settings
 

@@ -2,17 +2,10 @@
 
 import logging
 import sys
-import time
 
 import structlog
 from asgi_correlation_id import correlation_id
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.typing import EventDict, WrappedLogger
-
-log = logging.getLogger(__name__)
-
-PROBES = ("/healthz", "/readyz")
-"""Asked every few seconds, and of no interest while they are answered with success."""
 
 
 def configure_logs(level: str = "INFO") -> None:
@@ -51,41 +44,3 @@ def _drop_colors(logger: WrappedLogger, name: str, event: EventDict) -> EventDic
     """uvicorn says some things twice, once for a terminal."""
     event.pop("color_message", None)
     return event
-
-
-class AccessLog:
-    """ASGI middleware: a line for each request. It stands inside of what sets the request id."""
-
-    def __init__(self, app: ASGIApp):
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        began = time.perf_counter()
-        status = 500  # what an exception that passes through here becomes
-
-        async def note_status(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self.app(scope, receive, note_status)
-        finally:
-            _note_request(scope, status, time.perf_counter() - began)
-
-
-def _note_request(scope: Scope, status: int, seconds: float) -> None:
-    if scope["path"] in PROBES and status < 400:
-        return
-    line = {
-        "method": scope["method"],
-        "path": scope["path"],
-        "status": status,
-        "duration_ms": round(1000 * seconds, 2),
-    }
-    if "experiment_id" in scope.get("path_params", {}):
-        line["experiment_id"] = scope["path_params"]["experiment_id"]
-    log.info("request", extra=line)

@@ -4,12 +4,12 @@ from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import Depends, FastAPI
 
 from service import health, monitoring, presets
+from service.access import AccessLog
 from service.database import Database
 from service.datasets import router as datasets
 from service.dependencies import current_user
 from service.errors import ProblemDocument, install_handlers
 from service.experiments import router as experiments
-from service.logs import AccessLog
 from service.settings import Settings
 
 ERRORS: dict[int | str, dict[str, object]] = {

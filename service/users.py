@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from sqlalchemy import ForeignKey, LargeBinary, String, select
+from sqlalchemy import ForeignKey, LargeBinary, String, bindparam, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from service.database import Base, now
@@ -36,18 +36,25 @@ class ApiKey(Base):
     revoked_at: Mapped[float | None]
 
 
+_KEY = (
+    select(User, ApiKey.secret_sha256)
+    .join(ApiKey, ApiKey.user_id == User.id)
+    .where(ApiKey.id == bindparam("key_id"), ApiKey.revoked_at.is_(None))
+)
+"""Asked by every request, hence made once."""
+
+
 def user_of_key(session: Session, key: str) -> User | None:
     """Whose key this is, if it is one that is in force."""
     prefix, _, rest = key.partition("_")
     key_id, _, secret = rest.partition("_")
     if prefix != "mpt" or not key_id.isalnum() or not key.isascii():
         return None
-    found = session.get(ApiKey, key_id)
-    if found is None or found.revoked_at is not None:
+    found = session.execute(_KEY, {"key_id": key_id}).one_or_none()
+    if found is None or not hmac.compare_digest(found.secret_sha256, _digest(secret)):
         return None
-    if not hmac.compare_digest(found.secret_sha256, _digest(secret)):
-        return None
-    return session.get(User, found.user_id)
+    user: User = found.User
+    return user
 
 
 def ensure_key(session: Session, name: str, key_file: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-COMMAND = (sys.executable, "-m", "mptcore", "--supervised")
+MPTCORE = (sys.executable, "-m", "mptcore", "--supervised")
 CHUNK_BYTES = 1 << 16
 CHUNKS_WAITING = 256
 """Beyond this the pipe fills up and the runner waits."""
@@ -25,7 +25,7 @@ class Runner:
     mptcore.__main__): make it in the main thread.
     """
 
-    def __init__(self, store: Path, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, store: Path, command: Sequence[str] = MPTCORE) -> None:
         self.process = subprocess.Popen(
             command,
             env={**os.environ, "MPT_STORE": str(store.absolute())},

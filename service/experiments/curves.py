@@ -21,16 +21,20 @@ def read_series(
     name: str | None = None,
     labels: dict[str, str] | None = None,
     after: int = 0,
+    upto: int | None = None,
     max_points: int,
 ) -> list[SeriesOut]:
     """The series of an experiment: of one name, where given; whose labels have the given values,
-    compared as text; of their points those recorded after the record `after`."""
+    compared as text; of their points those recorded after the record `after`, and no later than
+    `upto`."""
     query = (
         select(Series, Block)
         .join(Block, Block.series_id == Series.id)
         .where(Series.experiment_id == experiment_id, Block.last_seq > after)
         .order_by(Series.id, Block.first_seq)
     )
+    if upto is not None:
+        query = query.where(Block.last_seq <= upto)
     if name is not None:
         query = query.where(Series.name == name)
     rows = session.execute(query)

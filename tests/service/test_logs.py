@@ -25,7 +25,7 @@ def lines(lab: Settings) -> list[Line]:
         return [json.loads(line) for line in running.log.read_text().splitlines()]
 
 
-def test_every_line_says_what_it_is_about(lines: list[Line]) -> None:
+def test_every_line_says_what_it_is_about(lines: list[Line], lab: Settings) -> None:
     assert all({"event", "level", "logger", "timestamp"} <= set(line) for line in lines)
     (submitted,) = [line for line in lines if line["event"] == "submitted"]
     experiment_id = submitted["experiment_id"]
@@ -48,7 +48,5 @@ def test_every_line_says_what_it_is_about(lines: list[Line]) -> None:
     told = {line["event"] for line in about_it if "request_id" not in line}
     assert told == {"dispatched to cpu", "attempt 1 begins", "attempt 1: succeeded"}
 
-
-def test_no_secret_is_logged(lines: list[Line], lab: Settings) -> None:
     _, _, secret = lab.key_file.read_text().strip().split("_")
     assert secret not in json.dumps(lines)

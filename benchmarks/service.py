@@ -1,0 +1,296 @@
+"""What the service promises of speed: `python -m benchmarks.service [claim…]`.
+
+Each claim is measured in the embedded mode (SQLite) and in lab mode (PostgreSQL, Redis), with the
+processes that users run. Latencies are those that a client on the same machine sees.
+"""
+
+import argparse
+import os
+import platform
+import sqlite3
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+
+from client import Client, serve
+from service.database import Database
+from service.experiments import queue, store
+from service.experiments.queue import Claim
+from service.experiments.schemas import Submission
+from service.prepare import prepare
+from service.settings import Settings
+from tests.conftest import ppca_spec
+from tests.processes import Lab, wait_until
+from tests.servers import PostgreSQL, Redis
+from worker.runner import Runner
+from worker.supervisor import Supervision
+
+CLIENTS = 20
+PERIOD_S = 0.2
+"""Between two looks of a client that waits for its experiment: as `client.wait` does."""
+LOOKS = 20
+"""How often a client looks between two submissions."""
+MEASURED_S = 15.0
+FLAT_OUT_S = 5.0
+POINTS = 200_000
+READERS = 2
+
+SMALL = ppca_spec()
+LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=100_000)
+"""Keeps a worker computing for as long as the clients ask."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured number and the bound that it is to keep, if it has one."""
+
+    name: str
+    value: float
+    unit: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def __str__(self) -> str:
+        bound, missed = "", False
+        if self.at_most is not None:
+            bound, missed = f"< {self.at_most:g}", self.value > self.at_most
+        if self.at_least is not None:
+            bound, missed = f"≥ {self.at_least:g}", self.value < self.at_least
+        return f"{self.name:34}{self.value:12,.2f} {self.unit:9}{bound:>10}{'  missed' * missed}"
+
+
+@contextmanager
+def sqlite() -> Iterator[Settings]:
+    """A fresh embedded store."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        settings = Settings(store=Path(folder, "store"), database_url=None, redis_url=None)
+        prepare(settings)
+        yield settings
+
+
+@contextmanager
+def postgresql() -> Iterator[Settings]:
+    """A fresh lab on servers of its own."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        database, broker = PostgreSQL(Path(folder)), Redis(Path(folder))
+        database.start()
+        broker.start()
+        try:
+            database.create("lab")
+            url, redis_url = database.url("lab"), broker.new_url()
+            made = Settings(store=Path(folder, "store"), database_url=url, redis_url=redis_url)
+            prepare(made)
+            yield made
+        finally:
+            broker.stop()
+            database.stop()
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[Client]:
+    """The whole service on these settings, with one idle worker."""
+    port = serve.free_port()
+    key = settings.key_file.read_text().strip()
+    log = settings.store / "log"
+    with Client(f"http://127.0.0.1:{port}", key) as client:
+        if settings.database_url is None:
+            with serve.embedded(settings.store, port, log):
+                _wait_for_worker(client)
+                yield client
+        else:
+            lab = Lab(settings, log)
+            lab.port = port
+            lab.start_all()
+            try:
+                _wait_for_worker(client)
+                yield client
+            finally:
+                lab.stop()
+
+
+def _wait_for_worker(client: Client) -> None:
+    serve.wait_until(client.is_ready)
+    wait_until(lambda: bool(client.workers()), what="a worker")
+    client.wait(client.submit(SMALL)["id"], timeout_s=60)  # its spare runner is warm
+
+
+def requests(settings: Settings) -> Iterator[Figure]:
+    """20 clients submit and look every 0.2 s, and then without a pause, while a worker computes."""
+    with running(settings) as client:
+        client.submit(LONG, priority=100)
+        posts, gets = _ask(client.url, settings, MEASURED_S, PERIOD_S)
+        yield Figure("POST p50", _percentile(posts, 50), "ms")
+        yield Figure("POST p99", _percentile(posts, 99), "ms", at_most=50)
+        yield Figure("status p50", _percentile(gets, 50), "ms")
+        yield Figure("status p99", _percentile(gets, 99), "ms", at_most=20)
+        posts, gets = _ask(client.url, settings, FLAT_OUT_S, 0)
+        yield Figure("flat out", (len(posts) + len(gets)) / FLAT_OUT_S, "1/s")
+        yield Figure("flat out, status p99", _percentile(gets, 99), "ms")
+
+
+def _ask(
+    url: str, settings: Settings, seconds: float, period_s: float
+) -> tuple[list[float], list[float]]:
+    """The latencies in ms of all clients' submissions and looks."""
+    headers = {"Authorization": f"Bearer {settings.key_file.read_text().strip()}"}
+    posts: list[float] = []
+    gets: list[float] = []
+    stop_at = time.monotonic() + seconds
+
+    def one(number: int) -> None:
+        time.sleep(period_s * LOOKS * number / CLIENTS)  # so that they do not submit as one
+        with httpx.Client(base_url=url, headers=headers, timeout=60) as http:
+            http.get("/healthz")  # connected
+            while time.monotonic() < stop_at:
+                answer = _timed(posts, lambda: http.post("/v1/experiments", json={"spec": SMALL}))
+                path = answer.json()["urls"]["self"]
+                for _ in range(LOOKS):
+                    time.sleep(period_s)
+                    _timed(gets, lambda path=path: http.get(path))  # type: ignore[misc]
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(one, range(CLIENTS)))
+    return posts, gets
+
+
+def _timed(into: list[float], ask: Callable[[], httpx.Response]) -> httpx.Response:
+    began = time.perf_counter()
+    answer = ask()
+    into.append(1000 * (time.perf_counter() - began))
+    return answer.raise_for_status()
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def start(settings: Settings) -> Iterator[Figure]:
+    """From submission to running on an idle slot, by the database's clock: the median of 10."""
+    with running(settings) as client:
+        delays = []
+        for _ in range(10):
+            time.sleep(0.5)
+            ended = client.wait(client.submit(SMALL)["id"], timeout_s=60)
+            delays.append(_seconds(ended["started_at"]) - _seconds(ended["created_at"]))
+    yield Figure("submission to running, median", statistics.median(delays), "s", at_most=1)
+    yield Figure("submission to running, slowest", max(delays), "s")
+
+
+def _seconds(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp()
+
+
+WRITER = f"""
+import sys
+sys.stdin.readline()
+line = '{{"seq":%d,"record":"point","series":"score","labels":{{"seed":4}},"x":%d,"value":-1.25,' \
+    '"std_err":0.01,"n":100}}'
+for first in range(1, {POINTS} + 1, 1000):
+    numbers = range(first, min(first + 1000, {POINTS} + 1))
+    print("\\n".join(line % (seq, seq) for seq in numbers), flush=True)
+"""
+"""Stands in for mptcore, and writes points as fast as they are taken."""
+
+
+def recording(settings: Settings) -> Iterator[Figure]:
+    """Points through the supervisor while readers ask an API process for the curves."""
+    api = Lab(settings, settings.store / "log")
+    api.start("api", "api", "--port", str(api.port))
+    try:
+        with closing(Database(settings.url)) as database, api.client() as client:
+            claim = _claim(database)
+            stopping = threading.Event()
+            with ThreadPoolExecutor(READERS) as pool:
+                reads = [
+                    pool.submit(_read, client, claim.experiment_id, stopping)
+                    for _ in range(READERS)
+                ]
+                began = time.perf_counter()
+                runner = Runner(settings.store, [sys.executable, "-c", WRITER])
+                ended = Supervision(database, settings, claim, runner).run(lambda: False)
+                took = time.perf_counter() - began
+                stopping.set()
+            latencies = [latency for read in reads for latency in read.result()]
+            (series,) = client.curves(claim.experiment_id, "score", max_points=POINTS)
+    finally:
+        api.stop()
+    assert (ended, series["total_points"]) == ("succeeded", POINTS)
+    assert series["x"] == list(range(1, POINTS + 1))
+    yield Figure("recording", POINTS / took, "points/s", at_least=20_000)
+    yield Figure("curves meanwhile, p50", _percentile(latencies, 50), "ms")
+
+
+def _claim(database: Database) -> Claim:
+    with database.transaction() as session:
+        store.submit(session, 1, Submission.model_validate({"spec": SMALL}))
+        dispatch = queue.dispatch_next(session)
+        assert dispatch is not None
+        claim = queue.claim(
+            session, dispatch.experiment_id, dispatch.dispatch_no, worker="bench", lease_s=60
+        )
+    assert claim is not None
+    return claim
+
+
+def _read(client: Client, experiment_id: str, stopping: threading.Event) -> list[float]:
+    latencies: list[float] = []
+    while not stopping.wait(0.1):
+        began = time.perf_counter()
+        client.curves(experiment_id, max_points=1000)
+        latencies.append(1000 * (time.perf_counter() - began))
+    return latencies
+
+
+CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
+    "requests": requests,
+    "start": start,
+    "recording": recording,
+}
+MODES: dict[str, Any] = {"embedded, SQLite": sqlite, "lab, PostgreSQL": postgresql}
+
+
+def machine() -> str:
+    """What the figures were measured on, and how busy it was with other things before."""
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    packages = ("fastapi", "uvicorn", "pydantic", "SQLAlchemy", "psycopg")
+    versions = ", ".join(f"{name} {version(name)}" for name in packages)
+    return (
+        f"{cpu}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before\n"
+        f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, {versions}"
+    )
+
+
+def main(names: Sequence[str] = ()) -> None:
+    """Measure these claims, or all, and print one table."""
+    print(machine())
+    for mode, settings_of in MODES.items():
+        print(f"\n{mode}")
+        for name in names or CLAIMS:
+            with settings_of() as settings:
+                for figure in CLAIMS[name](settings):
+                    print(f"  {figure}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
+    parser.add_argument("claim", nargs="*", choices=[[], *CLAIMS], default=[])
+    main(parser.parse_args().claim)
