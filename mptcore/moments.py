@@ -74,6 +74,13 @@ def compressed(matrix: Tensor, least_variance: float) -> Moment:
     return FactoredMoment(factor, matrix.diagonal().clone())
 
 
+def root(matrix: Tensor) -> Tensor:
+    """F (D, D) with C = F Fᵀ to rounding."""
+    eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
+    factor: Tensor = eigenvectors * eigenvalues.clamp(min=0).sqrt()
+    return factor
+
+
 def _pivoted_cholesky(matrix: Tensor, max_rank: int, negligible: float) -> Tensor:
     """Columns F (D, Q), Q at most `max_rank`, with C − F Fᵀ as small as they can make it."""
     factor = matrix.new_zeros(len(matrix), max_rank)
