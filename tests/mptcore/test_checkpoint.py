@@ -79,7 +79,7 @@ def test_stopping_again_and_again_changes_nothing(tmp_path: Path) -> None:
 def test_a_broken_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     spec = spec_of(SPECS["training"])
     records(spec, tmp_path, 10)
-    records(spec, tmp_path, 20)
+    records(spec, tmp_path, 60)
     older, newer = sorted(tmp_path.glob("*.safetensors"))
     content = bytearray(newer.read_bytes())
     content[-3] ^= 1
