@@ -175,6 +175,15 @@ class LinearGaussianModel(TractableModel):
                 numbers = (6 + 4 * latent_dim) * dim + 4 * latent_dim**2
         return numbers * self.density.loadings.element_size()
 
+    @property
+    def least_batch(self) -> int:
+        """The dense moment, D² numbers, is read once for each batch: for 512 rows at least."""
+        match self.conditionals.moment:
+            case FactoredMoment():
+                return 1
+            case DenseMoment():
+                return -(-512 // self.conditionals.latent_dim)
+
     def scores(self, masked: Tensor) -> Tensor:
         return self.conditionals.scores(masked)
 
