@@ -47,8 +47,11 @@ class Evaluation:
     @property
     def batch(self) -> int:
         """Masks scored together."""
-        memory = self.memory_bytes or BATCH_BYTES
-        return max(1, memory // max(model.bytes_per_mask for model in self.models.values()))
+        one_mask = max(model.bytes_per_mask for model in self.models.values())
+        if self.memory_bytes is not None:
+            return max(1, self.memory_bytes // one_mask)
+        least = max(model.least_batch for model in self.models.values())
+        return max(least, BATCH_BYTES // one_mask)
 
     def labels_of(self, model: str) -> Labels:
         """The label `model` only tells models apart."""

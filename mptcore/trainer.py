@@ -3,19 +3,23 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mptcore.data import Dataset
 from mptcore.gaussian import LowRankGaussian
+from mptcore.gradients import score_gradient
 from mptcore.models.linear_gaussian import Conditionals
-from mptcore.moments import DenseMoment, FactoredMoment, Moment, compressed, second_moment
+from mptcore.moments import DenseMoment, FactoredMoment, Moment, compressed, root, second_moment
 from mptcore.records import Point, RunError
 from mptcore.session import TrainingState
 from mptcore.specs import FactorAnalysisModel, Model, Ramp, Train, UniformSize
 from mptcore.streams import stream
 
 ONE_STEP = "the masks of one step"
+SMALL = 64
+"""Up to so many dimensions a moment has its factor, whatever its rank, for gradients by hand."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class _Centred:
 
     def about(self, mean: Tensor) -> Moment:
         """The moment about another mean (S, D): C + d dᵀ with d the distance between them."""
+        if mean is self.mean:
+            return self.moment
         shift = self.mean - mean
         match self.moment:
             case DenseMoment(matrix):
@@ -91,16 +97,14 @@ class Trainer:
         for i, batch in enumerate(self._batches()):
             fraction = self.epoch / self.spec.epochs
             try:
-                loss = self._loss(batch, fraction)
+                loss = self._descent(batch, fraction)
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                 raise DivergedError(self.epoch, self.seeds, points) from None
             if i == 0 and recorded:
-                points = list(self._points(loss.detach()))
-            self._refuse_what_is_not_finite(loss.detach(), points)
+                points = list(self._points(loss))
+            self._refuse_what_is_not_finite(loss, points)
             if last:
                 break
-            self.adam.zero_grad(set_to_none=True)
-            loss.sum().backward()  # type: ignore[no-untyped-call]
             self.adam.step()
         return points
 
@@ -108,6 +112,26 @@ class Trainer:
         bad = (~loss.isfinite()).nonzero().flatten().tolist()
         if bad:
             raise DivergedError(self.epoch, [self.seeds[i] for i in bad], points)
+
+    def _descent(self, data: _Centred, fraction: float) -> Tensor:  # (S,)
+        """The loss; its gradient is left with the parameters."""
+        by_hand = isinstance(data.moment, FactoredMoment) and not self.spec.learn_mean
+        if by_hand and self.spec.objective == "mpt":
+            return self._descent_by_hand(data, fraction)
+        self.adam.zero_grad(set_to_none=True)
+        loss = self._loss(data, fraction)
+        loss.sum().backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _descent_by_hand(self, data: _Centred, fraction: float) -> Tensor:
+        with torch.no_grad():
+            found = score_gradient(self._conditionals(data), self._masks(fraction))
+            self.loadings.grad = -self.dim * found.loadings
+            if self.log_noise.requires_grad:
+                gradient = -self.dim * found.noise_variance * self._noise()
+                alike = self.log_noise.shape[1] == 1
+                self.log_noise.grad = gradient.sum(-1, keepdim=True) if alike else gradient
+        return -self.dim * found.score
 
     def _loss(self, data: _Centred, fraction: float) -> Tensor:  # (S,)
         conditionals = self._conditionals(data)
@@ -138,32 +162,33 @@ class Trainer:
         return Conditionals(self.loadings, noise, data.about(self.mean))
 
     def _log_marginal(self, conditionals: Conditionals) -> Tensor:  # (S,)
-        shape = (len(self.seeds), 1, self.dim)
-        everything = torch.ones(shape, dtype=torch.bool, device=self.device)
-        return conditionals.log_probs(everything)[:, 0]
+        return conditionals.log_prob()
 
     def _noise(self) -> Tensor:
         return self.log_noise.exp()
 
     def _masks(self, fraction: float) -> Tensor:  # (S, B, D)
-        count = self.spec.masks_per_step(self.dim)
-        sizes = torch.stack([self._sizes(fraction, draws) for draws in self.draws])
-        noise = [torch.rand(count, self.dim, generator=draws) for draws in self.draws]
-        orders = torch.stack(noise).argsort(-1)
-        masked = torch.empty(orders.shape, dtype=torch.bool)
-        first = torch.arange(self.dim) < sizes[..., None]
-        return masked.scatter_(-1, orders, first).to(self.device)
+        """Each mask covers the places of its smallest keys."""
+        sizes = self._sizes(fraction)
+        shape = (sizes.shape[1], self.dim)
+        keys = torch.stack(
+            [torch.rand(shape, generator=g, dtype=torch.float64) for g in self.draws]
+        )
+        ranked = torch.from_numpy(np.sort(keys.numpy(), -1))  # ten times as fast as torch's
+        last = (sizes - 1).expand(len(keys), -1)[..., None]
+        return (keys <= ranked.gather(-1, last)).to(self.device)
 
-    def _sizes(self, fraction: float, draws: torch.Generator) -> Tensor:  # (B,)
-        masks = self.spec.masks
+    def _sizes(self, fraction: float) -> Tensor:  # (S or 1, B)
+        masks, dim = self.spec.masks, self.dim
         match masks:
             case UniformSize():
-                sizes = torch.randint(1, self.dim + 1, (1,), generator=draws)
+                drawn = [torch.randint(1, dim + 1, (1,), generator=draws) for draws in self.draws]
+                sizes = torch.stack(drawn)
             case Ramp():
-                sizes = torch.tensor([masks.size_at(fraction, self.dim)])
+                sizes = torch.tensor([[masks.size_at(fraction, dim)]])
             case _:
-                sizes = torch.tensor(masks.mask_sizes(self.dim))
-        return sizes.repeat_interleave(masks.per_size)
+                sizes = torch.tensor([list(masks.mask_sizes(dim))])
+        return sizes.repeat_interleave(masks.per_size, dim=1)
 
     def _batches(self) -> Iterator[_Centred]:
         """The moments of the observations of each step of an epoch."""
@@ -183,7 +208,13 @@ class Trainer:
             found = compressed(matrices[0], self._noise().min().item())
             if isinstance(found, FactoredMoment):
                 moment = FactoredMoment(found.factor[None], found.diagonal[None]).to(self.loadings)
-        return _Centred(self._tensor(means), moment)
+        if self.dim <= SMALL and isinstance(moment, DenseMoment):
+            roots = self._tensor([root(matrix) for matrix in matrices])
+            moment = FactoredMoment(roots, moment.diagonal)
+        centred = _Centred(self._tensor(means), moment)
+        if self.spec.learn_mean:
+            return centred
+        return _Centred(self.mean, centred.about(self.mean))  # once for all steps
 
     def _tensor(self, parts: Sequence[Tensor], learned: bool = False) -> Tensor:
         stacked = torch.stack([part.detach() for part in parts]).to(self.device, self.dtype)

@@ -17,6 +17,11 @@ class MaskedModel(ABC):
         """About how much memory scoring one more mask at a time takes."""
 
     @property
+    def least_batch(self) -> int:
+        """Fewer masks at a time waste the machine, whatever its caches hold."""
+        return 1
+
+    @property
     @abstractmethod
     def dim(self) -> int:
         """D, the number of dimensions that can be masked."""

@@ -79,7 +79,7 @@ def test_stopping_again_and_again_changes_nothing(tmp_path: Path) -> None:
 def test_a_broken_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     spec = spec_of(SPECS["training"])
     records(spec, tmp_path, 10)
-    records(spec, tmp_path, 20)
+    records(spec, tmp_path, 60)
     older, newer = sorted(tmp_path.glob("*.safetensors"))
     content = bytearray(newer.read_bytes())
     content[-3] ^= 1
@@ -123,7 +123,7 @@ def rest_of(process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
 
 
 def test_a_supervisor_stops_a_run_and_another_goes_on(tmp_path: Path) -> None:
-    spec = {**BASE, "train": {"epochs": 3000}, "seeds": [4]}
+    spec = {**BASE, "train": {"epochs": 1200}, "seeds": [4]}
     envelope = {"spec": spec, "checkpoint_dir": str(tmp_path / "c"), "work_dir": str(tmp_path)}
     process = start(envelope)
     assert process.stdout is not None
@@ -137,7 +137,7 @@ def test_a_supervisor_stops_a_run_and_another_goes_on(tmp_path: Path) -> None:
     saved = first.pop()
     assert saved["record"] == "checkpoint"
     assert saved["seq"] is None
-    assert saved["after"] == first[-1]["seq"] < 9000
+    assert saved["after"] == first[-1]["seq"] < 3600
     resume = {name: saved[name] for name in ("file", "sha256", "after")}
     again = start({**envelope, "resume": resume})
     second = rest_of(again)
