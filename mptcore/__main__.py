@@ -19,15 +19,25 @@ import signal
 import sys
 from pathlib import Path
 
-from mptcore.orders import Assignment, follow_orders, parse_assignment
-from mptcore.runner import Runner
-from mptcore.specs import SpecError
+
+def _die_with_parent() -> None:
+    """Ask Linux for SIGKILL when the thread that started this process ends. Where it has ended
+    already, the end of stdin says so."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+if __name__ == "__main__" and "--supervised" in sys.argv:
+    _die_with_parent()  # before torch is imported, which takes seconds
+
+from mptcore.orders import Assignment, follow_orders, parse_assignment  # noqa: E402
+from mptcore.runner import Runner  # noqa: E402
+from mptcore.specs import SpecError  # noqa: E402
 
 
 def main() -> int:
     options = _options()
-    if options.supervised:
-        _die_with_parent()
     text = sys.stdin.buffer.readline() if options.supervised else sys.stdin.buffer.read()
     if options.supervised and not text:
         return 0  # a spare that was never used
@@ -59,14 +69,6 @@ def _options() -> argparse.Namespace:
 def _with_options(assignment: Assignment, options: argparse.Namespace) -> Assignment:
     given = {"checkpoint_dir": options.checkpoint, "work_dir": options.work_dir}
     return assignment.model_copy(update={k: v for k, v in given.items() if v is not None})
-
-
-def _die_with_parent() -> None:
-    """Ask Linux for SIGKILL when the thread that started this process ends. Where it has ended
-    already, the end of stdin says so."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Node:
         presence = Presence(self.database, self.settings, self.slot.name, self.queue)
         beats = threading.Thread(
             target=presence.run,
-            args=[self.stopping, lambda: not self.slot.busy, restart],
+            args=[self.stopping, lambda: not self.slot.occupied.locked(), self._restart],
             daemon=True,
         )
         beats.start()
@@ -56,13 +56,14 @@ class Node:
             self.slot.run(experiment_id, dispatch_no, self.stopping.is_set)
             self.slot.warm_up()
 
+    def _restart(self) -> None:
+        """Begin anew as the same process, unless a run has come after all; open files and the
+        spare runner end with the old one."""
+        if self.slot.occupied.acquire(blocking=False):
+            os.execv(sys.executable, [sys.executable, "-m", "worker.node", *sys.argv[1:]])
+
     def _shut_down(self, **_: Any) -> None:
         self.stopping.set()
-
-
-def restart() -> None:
-    """Begin anew as the same process; open files and the spare runner end with the old one."""
-    os.execv(sys.executable, [sys.executable, "-m", "worker.node", *sys.argv[1:]])
 
 
 def main() -> None:

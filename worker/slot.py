@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import shutil
+import threading
 from collections.abc import Callable
 
 import structlog
@@ -26,7 +27,8 @@ class Slot:
         self.database = database
         self.settings = settings
         self.name = name
-        self.busy = False
+        self.occupied = threading.Lock()
+        """Held from before a claim to the end of its run."""
         self._spare: Runner | None = None
 
     def warm_up(self) -> None:
@@ -41,7 +43,7 @@ class Slot:
     def run(self, experiment_id: str, dispatch_no: int, is_stopping: Callable[[], bool]) -> bool:
         """Claim and run; false where the dispatch is not the current one, or the database is
         away (the reaper then puts the experiment back)."""
-        with structlog.contextvars.bound_contextvars(experiment_id=experiment_id):
+        with self.occupied, structlog.contextvars.bound_contextvars(experiment_id=experiment_id):
             try:
                 claim = self._claim(experiment_id, dispatch_no)
             except AWAY as error:
@@ -50,11 +52,7 @@ class Slot:
             if claim is None:
                 log.info("dispatch %d is stale", dispatch_no)
                 return False
-            self.busy = True
-            try:
-                self._supervise(claim, is_stopping)
-            finally:
-                self.busy = False
+            self._supervise(claim, is_stopping)
             return True
 
     def _claim(self, experiment_id: str, dispatch_no: int) -> Claim | None:

@@ -5,6 +5,7 @@
 
 import argparse
 import random
+import shutil
 import sys
 import tempfile
 import threading
@@ -241,11 +242,16 @@ class Storm:
                 key = (event.experiment_id, event.data["attempt"])
                 began[key] = (event.at, event.data["worker"])
             elif "lost_attempt" in event.data:
-                at, worker = began[event.experiment_id, event.data["lost_attempt"]]
-                false += not any(
+                attempt = event.data["lost_attempt"]
+                at, worker = began[event.experiment_id, attempt]
+                if not any(
                     worker.endswith(who) and at - 30 <= when <= event.at
                     for when, who in self.tally.blame
-                )
+                ):
+                    false += 1
+                    say(
+                        f"false reap at {event.at:.1f} of attempt {attempt}, {worker}, from {at:.1f}"
+                    )
         return false
 
     def _orphans(self) -> int:
@@ -303,8 +309,12 @@ def main() -> int:
         counts, zeros = storm.run()
         postgresql.stop()
         redis.stop()
+        clean = counts.clean and not any(zeros.values())
+        if not clean:
+            shutil.copy(storm.lab.log, "storm.log")
+            say("the lab's log is kept in storm.log")
     say(summary(storm.tally, counts, zeros))
-    return 0 if counts.clean and not any(zeros.values()) else 1
+    return 0 if clean else 1
 
 
 if __name__ == "__main__":
