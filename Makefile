@@ -38,3 +38,4 @@ chaos: setup ## processes killed and servers restarted at random, for most of an
 
 bench: setup ## the performance claims, each a ratio within one run
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.service

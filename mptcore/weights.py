@@ -59,7 +59,7 @@ def weights_of(spec: LinearGaussian, dim: int, seed: int) -> LowRankGaussian:
 
 def write_durably(path: Path, content: bytes) -> None:
     """All of the content or nothing, kept when this returns: written aside, then renamed."""
-    aside = path.with_name(path.name + ".tmp")
+    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with aside.open("wb") as file:
         file.write(content)
         file.flush()

@@ -16,6 +16,8 @@ from service.prepare import prepare
 from service.settings import Settings
 from tests.servers import PostgreSQL, Redis
 
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as worker.runner, before torch is loaded
+
 REQUIRE_ALL = os.environ.get("MPT_TEST_REQUIRE_ALL") == "1"
 
 

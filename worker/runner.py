@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 MPTCORE = (sys.executable, "-m", "mptcore", "--supervised")
+ENVIRONMENT = {"GOMP_SPINCOUNT": "10000"}
+"""OpenMP's threads wait for each other by spinning. On cores that others use too, as in a lab, that
+makes a run of two threads tens of times slower, unless they soon go to sleep."""
+
 CHUNK_BYTES = 1 << 16
 CHUNKS_WAITING = 256
 """Beyond this the pipe fills up and the runner waits."""
@@ -28,7 +32,7 @@ class Runner:
     def __init__(self, store: Path, command: Sequence[str] = MPTCORE) -> None:
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, "MPT_STORE": str(store.absolute())},
+            env={**ENVIRONMENT, **os.environ, "MPT_STORE": str(store.absolute())},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
