@@ -17,19 +17,22 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
-def _die_with_parent() -> None:
-    """Ask Linux for SIGKILL when the thread that started this process ends. Where it has ended
-    already, the end of stdin says so."""
+def _be_expendable() -> None:
+    """Ask Linux for SIGKILL when the thread that started this process ends (where it has ended
+    already, the end of stdin says so), and to be the first to go when memory runs out."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 if __name__ == "__main__" and "--supervised" in sys.argv:
-    _die_with_parent()  # before torch is imported, which takes seconds
+    _be_expendable()  # before torch is imported, which takes seconds
 
 from mptcore.orders import Assignment, follow_orders, parse_assignment  # noqa: E402
 from mptcore.runner import Runner  # noqa: E402

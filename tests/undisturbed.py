@@ -32,9 +32,9 @@ TRAINING = ppca_spec(
     data__dim=12,
     train={
         "objective": "mpt",
-        "epochs": 1500,
+        "epochs": 500,
         "masks": {"schedule": "all", "per_size": 1},
-        "curve_at": [0, 700, 1500],
+        "curve_at": [0, 300, 500],
     },
     seeds=[4, 44],
 )

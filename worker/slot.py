@@ -29,6 +29,8 @@ class Slot:
         self.name = name
         self.occupied = threading.Lock()
         """Held from before a claim to the end of its run."""
+        self.runner: Runner | None = None
+        """Of the run that is under way."""
         self._spare: Runner | None = None
 
     def warm_up(self) -> None:
@@ -56,9 +58,7 @@ class Slot:
             return True
 
     def _claim(self, experiment_id: str, dispatch_no: int) -> Claim | None:
-        with self.database.snapshot() as session:
-            known = queue.checkpoints(session, experiment_id)
-        resume = next((one for one in known if self._is_whole(one)), None)
+        resume = self.newest_whole(experiment_id)
         with self.database.transaction() as session:
             return queue.claim(
                 session,
@@ -68,6 +68,12 @@ class Slot:
                 lease_s=self.settings.lease_s,
                 resume=resume,
             )
+
+    def newest_whole(self, experiment_id: str) -> Checkpoint | None:
+        """The latest checkpoint whose file is what was recorded."""
+        with self.database.snapshot() as session:
+            known = queue.checkpoints(session, experiment_id)
+        return next((one for one in known if self._is_whole(one)), None)
 
     def _is_whole(self, checkpoint: Checkpoint) -> bool:
         file = self.settings.checkpoints(checkpoint.experiment_id) / checkpoint.file
@@ -84,11 +90,13 @@ class Slot:
     def _supervise(self, claim: Claim, is_stopping: Callable[[], bool]) -> None:
         self.warm_up()
         assert self._spare is not None
-        runner, self._spare = self._spare, None
+        runner = self.runner = self._spare
+        self._spare = None
         log.info("attempt %d begins", claim.attempt)
         supervision = Supervision(self.database, self.settings, claim, runner)
         self.warm_up()
         outcome = supervision.run(is_stopping)
+        self.runner = None
         log.info("attempt %d: %s", claim.attempt, outcome)
         self._clean_up(claim.experiment_id)
 

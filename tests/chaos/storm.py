@@ -249,9 +249,7 @@ class Storm:
                     for when, who in self.tally.blame
                 ):
                     false += 1
-                    say(
-                        f"false reap at {event.at:.1f} of attempt {attempt}, {worker}, from {at:.1f}"
-                    )
+                    say(f"false reap of {worker}: {event.data}, {at:.1f} to {event.at:.1f}")
         return false
 
     def _orphans(self) -> int:

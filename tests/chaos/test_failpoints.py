@@ -17,7 +17,7 @@ from service.settings import Settings
 from tests.chaos.failing_worker import EXIT, STEPS, stub
 from tests.chaos.records import RECORDS
 from tests.conftest import ppca_spec
-from tests.invariants import check
+from tests.invariants import Record, check
 from tests.processes import environment, wait_until
 from tests.undisturbed import TRAINING, undisturbed_records
 from worker import slot
@@ -130,11 +130,16 @@ os._exit({EXIT})
     database.close()
 
 
+@pytest.fixture(scope="module")
+def expected() -> list[Record]:
+    return undisturbed_records(TRAINING)
+
+
 SAVE_STEPS = ["write", "fsync", "rename", "renamed"]
 
 
 @pytest.mark.parametrize("at", SAVE_STEPS)
-def test_the_runner_exits_while_it_saves(at: str, tmp_path: Path) -> None:
+def test_the_runner_exits_while_it_saves(at: str, tmp_path: Path, expected: list[Record]) -> None:
     """A checkpoint is whole or not there: what is resumed ends with the undisturbed records."""
     order = {"spec": TRAINING, "checkpoint_dir": str(tmp_path / "checkpoints"),
              "work_dir": str(tmp_path / "work"), "save_every_s": 0.05}  # fmt: skip
@@ -172,7 +177,6 @@ os._exit(status)
     second = subprocess.run(
         [sys.executable, "-m", "mptcore"], input=text, stdout=subprocess.PIPE, check=True
     )
-    expected = undisturbed_records(TRAINING)
     given: dict[int, Any] = {}
     for output in (first.stdout, second.stdout):
         for line in output.decode().splitlines():

@@ -6,10 +6,14 @@ import time
 import psutil
 import pytest
 
+from service.database import Database
+from service.experiments import queue
+from service.experiments.models import Queue
 from service.settings import Settings
 from tests.conftest import ppca_spec
 from tests.processes import Lab, lab_processes, wait_until
 from tests.servers import PostgreSQL, Redis
+from worker.celery_app import make_celery, ring
 
 LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=20_000)
 MEDIUM = ppca_spec(data__dim=60, evaluate__masks__per_size=4000)
@@ -154,3 +158,37 @@ def test_a_node_stopped_past_its_lease_writes_nothing_more(lab: Settings) -> Non
         (series,) = client.curves(submitted, "score")
         assert series["x"] == list(range(1, 61))
         assert frozen.is_running()
+
+
+def test_every_doorbell_rung_ten_times(lab: Settings) -> None:
+    """Doubled and old messages find a dispatch that is not theirs: one attempt per claim."""
+    with lab_processes(lab) as running, running.client() as client:
+        wait_until(lambda: bool(client.workers()), what="a worker")
+        celery = make_celery(lab)
+        ids = [client.submit(ppca_spec())["id"] for _ in range(4)]
+        for _ in range(10):
+            for experiment_id in ids:
+                for dispatch_no in (0, 1, 2):
+                    ring(celery, Queue.CPU, experiment_id, dispatch_no)
+        for experiment_id in ids:
+            ended = client.wait(experiment_id, timeout_s=60)
+            assert (ended["status"], ended["attempt"]) == ("succeeded", 1)
+        for experiment_id in ids:
+            ring(celery, Queue.CPU, experiment_id, 1)
+        last = client.submit(ppca_spec())["id"]
+        assert client.wait(last, timeout_s=60)["status"] == "succeeded"
+        assert [client.get(i)["attempt"] for i in ids] == [1, 1, 1, 1]
+
+
+def test_a_deaf_node_begins_anew(lab: Settings) -> None:
+    """A dispatch whose doorbell no one heard, while the only node is idle."""
+    with lab_processes(lab, MPT_DISPATCH_TIMEOUT_S="6") as running, running.client() as client:
+        wait_until(lambda: bool(client.workers()), what="a worker")
+        running.processes["dispatcher"].kill()
+        submitted = client.submit(ppca_spec())["id"]
+        with Database(lab.url).transaction() as session:
+            assert queue.dispatch_next(session) is not None
+        wait_until(lambda: "it is deaf" in running.log.read_text(), what="deafness")
+        running.start("dispatcher", "dispatcher")
+        assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
+        assert running.processes["worker0"].is_running()

@@ -1,0 +1,104 @@
+"""A run that is interrupted gives the records of one that is not, record for record."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from service.database import Database
+from service.experiments import queue, store
+from service.experiments.models import DesiredState, Experiment
+from service.experiments.schemas import Submission
+from service.settings import Settings
+from tests.invariants import Record, check
+from tests.undisturbed import KINDS, undisturbed_records
+from worker.slot import Slot
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[Record]]:
+    return {name: undisturbed_records(spec) for name, spec in KINDS.items()}
+
+
+def submit(database: Database, kind: str) -> str:
+    with database.transaction() as session:
+        made = store.submit(session, 1, Submission.model_validate({"spec": KINDS[kind]}))
+    assert made is not None
+    return made.id
+
+
+def load(database: Database, experiment_id: str) -> Experiment:
+    with database.snapshot() as session:
+        return session.get_one(Experiment, experiment_id)
+
+
+def attempt(slot: Slot, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    with slot.database.transaction() as session:
+        dispatch = queue.dispatch_next(session)
+    assert dispatch is not None
+    assert slot.run(dispatch.experiment_id, dispatch.dispatch_no, is_stopping)
+
+
+def interrupt(slot: Slot, experiment_id: str, how: str, further: int) -> None:
+    """One attempt that is ended `further` units of progress after it began to report."""
+    stopping = threading.Event()
+
+    def act() -> None:
+        first = wait_for_progress(slot.database, experiment_id, 0)
+        wait_for_progress(slot.database, experiment_id, first + further)
+        if how == "hand back":
+            stopping.set()
+        elif how == "pause":
+            with slot.database.transaction() as session:
+                queue.request(session, experiment_id, DesiredState.PAUSE)
+        elif slot.runner is not None:
+            os.kill(slot.runner.process.pid, signal.SIGKILL)
+
+    beside = threading.Thread(target=act)
+    beside.start()
+    attempt(slot, stopping.is_set)
+    beside.join()
+    with slot.database.transaction() as session:
+        queue.request(session, experiment_id, DesiredState.RUN)
+
+
+def wait_for_progress(database: Database, experiment_id: str, least: int) -> int:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        experiment = load(database, experiment_id)
+        if queue.is_terminal(experiment.status):
+            return least
+        if experiment.progress_done is not None and experiment.progress_done >= least:
+            return experiment.progress_done
+        time.sleep(0.01)
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("times", [1, 5])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_interrupted_is_uninterrupted(
+    database: Database,
+    settings: Settings,
+    expected: dict[str, list[Record]],
+    kind: str,
+    times: int,
+) -> None:
+    quick = settings.model_copy(update={"checkpoint_every_s": 0.2, "max_lost": 100})
+    chance = random.Random(f"{kind} {times}")
+    experiment_id = submit(database, kind)
+    slot = Slot(database, quick, "test")
+    for _ in range(times):
+        if not queue.is_terminal(load(database, experiment_id).status):
+            how = chance.choice(["hand back", "pause", "kill"])
+            interrupt(slot, experiment_id, how, chance.randrange(1, 20))
+    if not queue.is_terminal(load(database, experiment_id).status):
+        attempt(slot)
+    slot.close()
+    assert load(database, experiment_id).status == "succeeded"
+    counts = check(database, {experiment_id: expected[kind]})
+    assert counts.clean, str(counts)
+    assert not quick.checkpoints(experiment_id).exists()

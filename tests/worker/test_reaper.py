@@ -1,0 +1,68 @@
+"""The reaper waits a whole lease after the database was away."""
+
+import time
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from service.database import Database
+from service.experiments import queue, store
+from service.experiments.models import Experiment
+from service.experiments.schemas import Submission
+from service.settings import Settings
+from tests.conftest import ppca_spec
+from worker.reaper import Reaper
+
+LEASE_S = 0.6
+
+
+@pytest.fixture
+def running(database: Database) -> str:
+    """A run whose lease is over: its worker could not renew it, or is gone."""
+    with database.transaction() as session:
+        made = store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+        dispatch = queue.dispatch_next(session)
+        assert dispatch is not None
+        queue.claim(session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=-1)
+    assert made is not None
+    return made.id
+
+
+@pytest.fixture
+def reaper(database: Database, settings: Settings) -> Reaper:
+    return Reaper(database, settings.model_copy(update={"lease_s": LEASE_S}))
+
+
+def status(database: Database, experiment_id: str) -> str:
+    with database.snapshot() as session:
+        return session.get_one(Experiment, experiment_id).status
+
+
+def test_grace_at_the_start(database: Database, running: str, reaper: Reaper) -> None:
+    reaper.tick()
+    assert status(database, running) == "running"
+    time.sleep(LEASE_S)
+    reaper.tick()
+    assert status(database, running) == "queued"
+
+
+def test_grace_after_the_database_was_away(
+    database: Database, running: str, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def away(self: Database) -> Any:
+        raise OperationalError("away", None, Exception())
+        yield
+
+    reaper.tick()
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "transaction", away)
+        time.sleep(LEASE_S)
+        reaper.tick()
+    reaper.tick()
+    assert status(database, running) == "running"
+    time.sleep(LEASE_S)
+    reaper.tick()
+    assert status(database, running) == "queued"

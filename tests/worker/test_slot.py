@@ -1,0 +1,129 @@
+"""Where a claim goes on from, and what ends a run that its runner would not end."""
+
+import sys
+from functools import partial
+
+import pytest
+from sqlalchemy import select
+
+from service.database import Database
+from service.experiments import queue, store
+from service.experiments.models import Checkpoint, Event, Experiment
+from service.experiments.schemas import Submission
+from service.settings import Settings
+from tests.chaos.failing_worker import stub
+from tests.chaos.records import CHECKPOINT_AFTER, RECORDS
+from tests.conftest import ppca_spec
+from tests.invariants import check
+from worker import slot as slots
+from worker.runner import Runner
+from worker.slot import Slot
+
+
+def submitted(database: Database, **changes: object) -> str:
+    with database.transaction() as session:
+        spec = ppca_spec(**changes)
+        made = store.submit(session, 1, Submission.model_validate({"spec": spec}))
+    assert made is not None
+    return made.id
+
+
+def attempt(slot: Slot) -> None:
+    with slot.database.transaction() as session:
+        dispatch = queue.dispatch_next(session)
+    assert dispatch is not None
+    assert slot.run(dispatch.experiment_id, dispatch.dispatch_no, lambda: False)
+
+
+def load(database: Database, experiment_id: str) -> Experiment:
+    with database.snapshot() as session:
+        return session.get_one(Experiment, experiment_id)
+
+
+def resumed_after(database: Database, experiment_id: str) -> list[int | None]:
+    """For each attempt, the record it went on from."""
+    with database.snapshot() as session:
+        events = session.scalars(
+            select(Event.data).where(Event.experiment_id == experiment_id).order_by(Event.id)
+        )
+        return [e.get("resumed_after") for e in events if e.get("status") == "running"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "resumes"), [("none", CHECKPOINT_AFTER), ("bytes", None), ("missing", None)]
+)
+def test_a_broken_checkpoint_is_not_used(
+    database: Database,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+    resumes: int | None,
+) -> None:
+    monkeypatch.setattr(slots, "Runner", stub("--die"))
+    experiment_id = submitted(database)
+    slot = Slot(database, settings, "test")
+    attempt(slot)
+    slot.close()
+    (file,) = settings.checkpoints(experiment_id).rglob(str(CHECKPOINT_AFTER))
+    if damage == "bytes":
+        file.write_bytes(b"something else")
+    elif damage == "missing":
+        file.unlink()
+    monkeypatch.setattr(slots, "Runner", stub())
+    slot = Slot(database, settings, "test")
+    attempt(slot)
+    slot.close()
+    assert resumed_after(database, experiment_id) == [None, resumes]
+    counts = check(database, {experiment_id: RECORDS})
+    assert counts.clean, str(counts)
+
+
+def test_the_checkpoint_before_a_broken_one(database: Database, settings: Settings) -> None:
+    experiment_id = submitted(database)
+    slot = Slot(database, settings, "test")
+    folder = settings.checkpoints(experiment_id) / "1"
+    folder.mkdir(parents=True)
+    with database.transaction() as session:
+        for after, digest in ((3, "0" * 64), (2, EMPTY), (1, EMPTY)):
+            (folder / str(after)).write_bytes(b"")
+            session.add(
+                Checkpoint(experiment_id=experiment_id, after_seq=after, attempt=1,
+                                 file=f"1/{after}", sha256=digest)
+            )  # fmt: skip
+    found = slot.newest_whole(experiment_id)
+    assert found is not None
+    assert found.after_seq == 2
+
+
+EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+def test_over_its_memory(database: Database, settings: Settings) -> None:
+    """Two gigabytes of data where half of one is allowed: ended, with the peak, and the slot
+    goes on."""
+    limited = settings.model_copy(update={"run_memory_bytes": 700 * 2**20})
+    slot = Slot(database, limited, "test")
+    big = submitted(database, data__n=1_200_000, data__dim=100)
+    attempt(slot)
+    after = submitted(database)
+    attempt(slot)
+    slot.close()
+    failed = load(database, big)
+    assert (failed.status, failed.failure_kind) == ("failed", "oom")
+    assert "peak" in (failed.failure_message or "")
+    assert "limit 0.68 GiB" in (failed.failure_message or "")
+    assert load(database, after).status == "succeeded"
+
+
+def test_a_runner_that_reports_nothing(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = (sys.executable, "-c", "import time; time.sleep(600)")
+    monkeypatch.setattr(slots, "Runner", partial(Runner, command=silent))
+    experiment_id = submitted(database)
+    slot = Slot(database, settings.model_copy(update={"stall_s": 1.0}), "test")
+    attempt(slot)
+    slot.close()
+    failed = load(database, experiment_id)
+    assert (failed.status, failed.failure_kind) == ("failed", "timeout")
+    assert "reported nothing for 1 s" in (failed.failure_message or "")
