@@ -76,9 +76,10 @@ def _run(client: Client, console: Console) -> None:
 
 
 def _table(ended: dict[str, dict[str, Any]]) -> Table:
-    table = Table(title="nats per observation; ± is the sd over mask seeds", box=box.SIMPLE)
-    table.add_column("")
-    for heading in ("LML", "paper", "MPT score", "paper", "std. error", "difference"):
+    title = "nats per observation; ± is the sd over mask seeds, s.e. the standard error"
+    table = Table(title=title, box=box.SIMPLE, pad_edge=False, collapse_padding=True)
+    table.add_column("", no_wrap=True)
+    for heading in ("LML", "paper", "MPT score", "paper", "s.e.", "difference"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, experiment in ended.items():
         lml = statistics.fmean(_values(experiment, "lml"))
