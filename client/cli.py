@@ -152,6 +152,6 @@ def main() -> None:
     """Run a command; an answer that is a refusal becomes one line and exit status 1."""
     try:
         app()
-    except (Refused, httpx.TransportError) as error:
+    except (Refused, httpx.TransportError, RuntimeError) as error:
         typer.echo(f"mpt: {error}", err=True)
         sys.exit(1)

@@ -25,6 +25,8 @@ def free_port() -> int:
 def embedded(store: Path, port: int, log: Path | None = None) -> Iterator[Callable[[], None]]:
     """The service on a loopback port with everything in `store`, while the block runs; output
     goes to the file `log` or to stderr. Gives a function that starts again what has died."""
+    if _is_taken(port):
+        raise RuntimeError(f"port {port} is in use: choose another")
     environment = {**os.environ, "MPT_STORE": str(store.absolute())}
     with open(log or os.devnull, "ab") as file:
         output = file if log else None
@@ -66,6 +68,16 @@ def wait_until(is_ready: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"the service does not answer after {START_TIMEOUT_S:.0f} s")
         time.sleep(0.05)
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+        return False
 
 
 def _stop(processes: list[subprocess.Popen[bytes]]) -> None:

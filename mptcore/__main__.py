@@ -17,6 +17,7 @@ import ctypes
 import os
 import signal
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,7 +55,13 @@ def main() -> int:
         return Runner(_with_options(assignment, options), sys.stdout).run()
     runner = Runner(assignment, sys.stdout)
     follow_orders(sys.stdin.buffer, runner.obey)
-    os._exit(runner.run())  # an interpreter that shuts down would wait for the reader of stdin
+    status = 1
+    try:
+        status = runner.run()
+    except Exception:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(status)  # an interpreter that shuts down would wait for the reader of stdin
 
 
 def _options() -> argparse.Namespace:

@@ -8,7 +8,10 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mptcore.specs import ExperimentSpec, SpecError, parse_json, problems_of, validate_spec
+from mptcore.specs import ExperimentSpec, Limits, SpecError, parse_json, problems_of, validate_spec
+
+UNLIMITED = Limits(**dict.fromkeys(Limits.model_fields, 2**62))
+"""Who sends an envelope has limits of its own."""
 
 
 class _Message(BaseModel):
@@ -66,7 +69,7 @@ def parse_assignment(text: bytes) -> Assignment:
     except ValidationError as error:
         raise SpecError(problems_of(error.errors(), value, Envelope)) from None
     return Assignment(
-        spec=validate_spec(envelope.spec),
+        spec=validate_spec(envelope.spec, UNLIMITED),
         checkpoint_dir=Path(envelope.checkpoint_dir) if envelope.checkpoint_dir else None,
         work_dir=Path(envelope.work_dir) if envelope.work_dir else None,
         resume=envelope.resume,

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -40,11 +40,13 @@ def weights_of(spec: LinearGaussian, dim: int, seed: int) -> LowRankGaussian:
     path = Path(store, "artifacts", str(spec.experiment), FILE)
     try:
         tensors = load_file(path)
+        with safe_open(path, "pt") as file:
+            first = int(file.metadata()["seeds"].split(",")[0])
     except (OSError, SafetensorError) as error:
         detail = "has no weights: name a training run that succeeded"
         raise RunError("invalid", f"experiment {spec.experiment} {detail}") from error
     seeds = [int(name.split("/")[0]) for name in tensors]
-    chosen = seed if seed in seeds else min(seeds)
+    chosen = seed if seed in seeds else first
     density = LowRankGaussian(*(tensors[f"{chosen}/{part}"] for part in PARTS))
     shape = (density.dim, density.loadings.shape[1])
     if shape != (dim, spec.latent_dim):

@@ -30,20 +30,23 @@ class LocalWorker:
         name = worker_name()
         presence = Presence(self.database, self.settings, name, Queue.CPU)
         beside = [
-            threading.Thread(target=Reaper(self.database, self.settings).run, args=[self.stopping]),
-            threading.Thread(target=presence.run, args=[self.stopping]),
+            threading.Thread(target=run, args=[self.stopping], daemon=True)
+            for run in (Reaper(self.database, self.settings).run, presence.run)
         ]
         for thread in beside:
             thread.start()
         slot = Slot(self.database, self.settings, name)
-        slot.warm_up()
-        while not self.stopping.is_set():
-            dispatch = self._next()
-            if dispatch is None:
-                self.stopping.wait(self.settings.poll_s)
-            else:
-                slot.run(dispatch.experiment_id, dispatch.dispatch_no, self.stopping.is_set)
-        slot.close()
+        try:
+            slot.warm_up()
+            while not self.stopping.is_set():
+                dispatch = self._next()
+                if dispatch is None:
+                    self.stopping.wait(self.settings.poll_s)
+                else:
+                    slot.run(dispatch.experiment_id, dispatch.dispatch_no, self.stopping.is_set)
+        finally:
+            self.stopping.set()
+            slot.close()
         for thread in beside:
             thread.join()
 

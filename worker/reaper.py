@@ -3,10 +3,12 @@
 import logging
 import signal
 import threading
-import time
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from service import workers
-from service.database import AWAY, Database
+from service.database import AWAY, Database, now
 from service.experiments import queue
 from service.logs import configure_logs
 from service.settings import Settings
@@ -24,7 +26,8 @@ class Reaper:
     def __init__(self, database: Database, settings: Settings):
         self.database = database
         self.settings = settings
-        self._up_since: float | None = None
+        self._up_since = 0.0
+        self._last_tick: float | None = None  # by the database's clock, as the above
 
     def run(self, stopping: threading.Event) -> None:
         while not stopping.wait(self.settings.heartbeat_s):
@@ -35,18 +38,27 @@ class Reaper:
             self._tick()
         except AWAY as error:
             log.warning("the database is away: %s", error)
-            self._up_since = None
+            self._last_tick = None
 
     def _tick(self) -> None:
         with self.database.transaction() as session:
-            if self._up_since is None:
-                self._up_since = time.monotonic()
-            if time.monotonic() - self._up_since < self.settings.lease_s:
+            if not self._has_been_up(session):
                 return
             workers.forget_silent(session, FORGET_S)
             reaped = queue.reap(session, self.settings.dispatch_timeout_s, self.settings.max_lost)
         for experiment_id, status in reaped:
             log.warning("reaped: now %s", status, extra={"experiment_id": experiment_id})
+
+    def _has_been_up(self, session: Session) -> bool:
+        """Whether nothing kept workers from their heartbeats for a whole lease. A gap between two
+        ticks is a database that hung, a machine that slept or a clock that was set: it counts as
+        being away."""
+        clock: float = session.execute(select(now())).scalar_one()
+        gap_s = max(self.settings.lease_s / 2, 3 * self.settings.heartbeat_s)
+        if self._last_tick is None or not 0 <= clock - self._last_tick <= gap_s:
+            self._up_since = clock
+        self._last_tick = clock
+        return clock - self._up_since >= self.settings.lease_s
 
 
 def main() -> None:

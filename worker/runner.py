@@ -119,9 +119,20 @@ class Runner:
         rest = b""
         while chunk := os.read(self.process.stdout.fileno(), CHUNK_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")
-            if lines:
-                self._records.put([json.loads(line) for line in lines])
+            if records := [record for line in lines if (record := self._parse(line))]:
+                self._records.put(records)
         self._records.put(None)
+
+    def _parse(self, line: bytes) -> dict[str, Any] | None:
+        """A record; what else a library may print goes where its complaints go."""
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict) and "record" in record:
+            return record
+        self._stderr.append(line.decode(errors="replace") + "\n")
+        return None
 
     def _read_stderr(self) -> None:
         assert self.process.stderr is not None

@@ -135,7 +135,7 @@ class Supervision:
             self.runner.end(self.settings.kill_grace_s)
             return self._finish(Status.CANCELLED)
         if (failure := self._over_limit(deadline)) is not None:
-            self.runner.end(self.settings.kill_grace_s)
+            self.runner.kill()  # no grace, in which the lease would run out
             return self._finish(Status.FAILED, failure)
         if stopping or self.desired == DesiredState.PAUSE:
             return self._stop_with_checkpoint()
@@ -165,7 +165,7 @@ class Supervision:
         if time.monotonic() < self._stop_by:
             return None
         log.warning("the runner left no checkpoint in time")
-        self.runner.end(self.settings.kill_grace_s)
+        self.runner.kill()
         return self._give_up_slot()
 
     def _give_up_slot(self) -> Outcome:

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,17 @@ from mptcore.specs import UploadData
 
 FORMATS = ("npy", "npz", "csv", "parquet")
 MOST_REPORTED = 5
+
+UNREADABLE = (
+    ValueError,
+    OSError,
+    EOFError,
+    KeyError,
+    RuntimeError,  # an encrypted archive
+    NotImplementedError,  # a compression that zipfile does not know
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class UnreadableError(ValueError):
@@ -112,7 +124,7 @@ def _read(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]], lis
                 return _read_table(path, suffix)
     except UnreadableError:
         raise
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         reason = " ".join(str(error).split())[:200]
         raise UnreadableError(f"not a readable .{suffix} file of numbers: {reason}") from error
 

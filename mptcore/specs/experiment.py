@@ -45,6 +45,11 @@ class Evaluate(Spec):
         if self.convergence and not isinstance(self.masks, AllSizes | FixedSize):
             detail = "convergence is for the schedules all and fixed, whose score has a limit"
             found.append(Problem("/evaluate/convergence", detail))
+        if self.convergence and self.masks.design == "exhaustive":
+            detail = (
+                "convergence is for masks that are drawn; exhaustive leaves nothing to converge"
+            )
+            found.append(Problem("/evaluate/convergence", detail))
         if self.target_std_err is not None and not found:
             found += self._target_problems(dim)
         return found
@@ -132,9 +137,13 @@ class ExperimentSpec(Spec):
         steps = self.train.epochs * self.train.steps_per_epoch(self.data.kept_n) + 1
         return steps * self.train.masks_per_step(self.data.dim)
 
+    def _latent_dims(self) -> int:
+        """K, that of the baseline added."""
+        return self.model.latent_dim + (self.baseline.latent_dim if self.baseline else 0)
+
     def memory_estimate(self) -> int:
         """About how many bytes a run takes, but for the masks scored together."""
-        n, dim, latent_dim = self.data.n, self.data.dim, self.model.latent_dim
+        n, dim, latent_dim = self.data.n, self.data.dim, self._latent_dims()
         starts = len(self.seeds) * self._train_bytes_per_start() if self.train else 0
         return 8 * (2 * n * dim + 2 * dim**2 + 2 * dim * latent_dim**2) + starts
 
@@ -147,7 +156,7 @@ class ExperimentSpec(Spec):
     def limit_problems(self, limits: Limits) -> list[Problem]:
         """What is too large."""
         problems = []
-        n, dim, latent_dim = self.data.n, self.data.dim, self.model.latent_dim
+        n, dim, latent_dim = self.data.n, self.data.dim, self._latent_dims()
         if n * dim > limits.elements:
             detail = f"N · D is at most {limits.elements}; {n} · {dim} is more"
             problems.append(Problem("/data", detail))
@@ -177,6 +186,9 @@ class ExperimentSpec(Spec):
                 f"{needed >> 20}: N · D, D², D · K² and the masks of a step count"
             )
             return [Problem("/data", detail)]
+        if (self.compute.memory_bytes or 0) > limits.memory_bytes:
+            detail = f"at most {limits.memory_bytes >> 20}, as for the whole run"
+            return [Problem("/compute/memory_mib", detail)]
         one_mask = 8 * self.data.dim * (6 + 4 * self.model.latent_dim)
         if self.compute.memory_bytes is not None and self.compute.memory_bytes < one_mask:
             detail = f"one mask takes up to {(one_mask >> 20) + 1} MiB here: give that or more"

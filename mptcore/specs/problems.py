@@ -85,9 +85,11 @@ def _locate(
         holder = members[0] if members else holder
         if isinstance(value, dict) and not (step in value or step in holder.model_fields):
             continue  # a branch of a union of plain types
+        if isinstance(value, list) and not isinstance(step, int):
+            continue  # the same
         if not isinstance(value, dict | list):
             continue
-        value = value.get(step) if isinstance(value, dict) else None
+        value = value.get(step) if isinstance(value, dict) else value[int(step)]
         field = holder.model_fields.get(str(step)) if members else None
         members = _models(field.annotation) if field else []
         pointer += pointer_token(step)

@@ -3,7 +3,16 @@
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    String,
+    Text,
+    UniqueConstraint,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database import Base, now
@@ -79,8 +88,8 @@ class Experiment(Base):
     finished_at: Mapped[float | None]
 
     last_seq: Mapped[int] = mapped_column(default=0)
-    progress_done: Mapped[int | None]
-    progress_total: Mapped[int | None]
+    progress_done: Mapped[int | None] = mapped_column(BigInteger)
+    progress_total: Mapped[int | None] = mapped_column(BigInteger)
     progress_unit: Mapped[str | None] = mapped_column(String(32))
     failure_kind: Mapped[str | None] = mapped_column(String(16))
     failure_message: Mapped[str | None] = mapped_column(Text)

@@ -257,6 +257,7 @@ def request(session: Session, experiment_id: str, desired: DesiredState) -> Stat
     """Have an experiment cancelled, paused or (RUN) resumed: at once where it waits, by its
     attempt where it runs. Its status after that, or None where its state does not allow it."""
     from_states, to_state = AT_ONCE[desired]
+    session.execute(select(Experiment.id).where(Experiment.id == experiment_id).with_for_update())
     waiting = session.execute(
         update(Experiment)
         .where(Experiment.id == experiment_id, Experiment.status.in_(from_states))
@@ -275,7 +276,7 @@ def request(session: Session, experiment_id: str, desired: DesiredState) -> Stat
         .where(
             Experiment.id == experiment_id,
             Experiment.status == Status.RUNNING,
-            Experiment.desired_state != DesiredState.CANCEL,
+            Experiment.desired_state.in_((desired, DesiredState.RUN, DesiredState.PAUSE)),
         )
         .values(desired_state=desired)
         .returning(Experiment.id)

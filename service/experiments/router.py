@@ -38,7 +38,7 @@ router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=S
 
 ExperimentId = Annotated[str, Path(max_length=100)]
 MaxPoints = Annotated[int, Query(ge=2, le=1_000_000)]
-After = Annotated[int, Query(ge=0, le=2**63 - 1)]
+After = Annotated[int, Query(ge=0, le=2**31 - 1)]
 
 
 @router.post("", status_code=HTTPStatus.ACCEPTED)

@@ -145,6 +145,8 @@ def test_cancel(api: TestClient, database: Database) -> None:
     assert api.post(f"/v1/experiments/{waiting}:cancel").status_code == 202
     answer = api.post(f"/v1/experiments/{running}:cancel").json()
     assert (answer["status"], answer["desired_state"]) == ("running", "cancel")
+    assert api.post(f"/v1/experiments/{running}:cancel").status_code == 202
+    assert api.post(f"/v1/experiments/{running}:resume").status_code == 409
     with database.transaction() as session:
         assert queue.heartbeat(session, claim, 60) == "cancel"
         queue.finish(session, claim, Status.SUCCEEDED)

@@ -69,6 +69,30 @@ BAD_SPECS = {
         f"{MASKS}/per_size",
         "at most 10000000000",
     ),
+    "exhaustive for very many dimensions": (
+        ppca_spec(
+            data__dim=1_000_000,
+            data__n=1,
+            evaluate__masks={"schedule": "all", "design": "exhaustive"},
+        ),
+        f"{MASKS}/design",
+        "at most 100000",
+    ),
+    "convergence of all masks": (
+        ppca_spec(evaluate__masks__design="exhaustive", evaluate__convergence=True),
+        "/spec/evaluate/convergence",
+        "drawn",
+    ),
+    "a large baseline": (
+        ppca_spec(
+            data__dim=10_000,
+            evaluate__masks={"schedule": "fixed", "size": 1, "per_size": 1},
+            baseline={"family": "ppca", "latent_dim": 9_999, "noise_precision": 1.0},
+        ),
+        "/spec/data",
+        "MiB",
+    ),
+    "a list for a seed": (ppca_spec(data__seed=[1]), "/spec/data/seed", "run|integer"),
     "no seeds": (ppca_spec(seeds=[]), "/spec/seeds", "at least 1"),
     "a seed twice": (ppca_spec(seeds=[1, 1]), "/spec/seeds", "once"),
     "not an object": ([], "/spec", "object"),
@@ -156,7 +180,16 @@ def test_unknown_id(api: TestClient, experiment_id: str, action: str) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=501", "limit=x", "cursor=%ff", "cursor=!!", "cursor=AA", "status=lost"],
+    [
+        "limit=0",
+        "limit=501",
+        "limit=x",
+        "cursor=%ff",
+        "cursor=!!",
+        "cursor=AA",
+        "status=lost",
+        "limit=9223372036854775808",
+    ],
 )
 def test_bad_query(api: TestClient, query: str) -> None:
     answer = api.get(f"/v1/experiments?{query}")

@@ -66,3 +66,21 @@ def test_grace_after_the_database_was_away(
     time.sleep(LEASE_S)
     reaper.tick()
     assert status(database, running) == "queued"
+
+
+def test_grace_after_a_gap(
+    database: Database, running: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that slept, or a database that hung: no error, but the clock has moved."""
+    quick = {"lease_s": LEASE_S, "heartbeat_s": 0.05}
+    reaper = Reaper(database, settings.model_copy(update=quick))
+    for _ in range(4):
+        reaper.tick()
+        time.sleep(0.1)
+    time.sleep(LEASE_S)
+    reaper.tick()
+    assert status(database, running) == "running"
+    for _ in range(8):
+        time.sleep(0.1)
+        reaper.tick()
+    assert status(database, running) == "queued"
