@@ -26,6 +26,8 @@ def plot(threads: int, folder: Path) -> list[Path]:
         for noise, label in (("shared", "published data"), ("isotropic", "isotropic noise")):
             seconds = [_seconds(axis, value, noise, threads) for value in values]
             axes.loglog(values, seconds, marker="o", label=label)
+        axes.set_xticks(values, [str(value) for value in values])
+        axes.minorticks_off()
         fixed = ", ".join(f"{name} = {AT[name]}" for name in AT if name != axis)
         axes.set(xlabel=axis, ylabel="seconds", title=f"Whole MPT curve, K = 5, {fixed}")
         axes.legend()
