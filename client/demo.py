@@ -79,7 +79,7 @@ def _table(ended: dict[str, dict[str, Any]]) -> Table:
     title = "nats per observation; ± is the sd over mask seeds, s.e. the standard error"
     table = Table(title=title, box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     table.add_column("", no_wrap=True)
-    for heading in ("LML", "paper", "MPT score", "paper", "s.e.", "difference"):
+    for heading in ("LML", "paper", "MPT score", "paper", "s.e.", "diff."):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, experiment in ended.items():
         lml = statistics.fmean(_values(experiment, "lml"))
