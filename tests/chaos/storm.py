@@ -209,9 +209,7 @@ class Storm:
     def _revive(self) -> None:
         """What a restart policy does."""
         for name in self.commands:
-            process = self.lab.processes[name]
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                process.wait()
+            if self.lab.processes[name].poll() is not None:
                 self._start(name)
 
     def _start(self, name: str) -> None:
