@@ -108,7 +108,8 @@ class ExperimentOut(BaseModel):
     queue: QueuePlace | None
     failure: FailureOut | None
     last_seq: int
-    spec: ExperimentSpec
+    spec: dict[str, Any]
+    """As it was accepted: a later version of the service may not accept it again."""
     urls: Urls
 
 

@@ -4,7 +4,6 @@ import json
 
 from sqlalchemy.orm import Session
 
-from mptcore.specs import ExperimentSpec
 from service.experiments import queue
 from service.experiments.models import Artifact, Experiment, Metric, Status
 from service.experiments.schemas import (
@@ -57,7 +56,7 @@ def experiment_out(session: Session, experiment: Experiment) -> ExperimentOut:
         queue=place,
         failure=failure,
         last_seq=experiment.last_seq,
-        spec=ExperimentSpec.model_validate(experiment.spec),
+        spec=experiment.spec,
         urls=Urls(
             self=path,
             curves=f"{path}/curves",
