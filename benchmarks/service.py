@@ -84,7 +84,7 @@ def sqlite() -> Iterator[Settings]:
 def postgresql() -> Iterator[Settings]:
     """A fresh lab on servers of its own."""
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        database, broker = PostgreSQL(Path(folder)), Redis(Path(folder))
+        database, broker = PostgreSQL(Path(folder), options=""), Redis(Path(folder))
         database.start()
         broker.start()
         try:
