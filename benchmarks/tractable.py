@@ -1,6 +1,5 @@
 """PPCA: scores, standard errors and training against the direct route."""
 
-import json
 import os
 import resource
 import subprocess
@@ -20,7 +19,7 @@ from mptcore.models import scorable
 from mptcore.presets import PRESETS
 from mptcore.records import Metric
 from mptcore.run import run
-from mptcore.specs import AllSizes, ExperimentSpec, parse_spec
+from mptcore.specs import AllSizes, Evaluate, VectorExperiment
 
 PART = 20
 """Baselines that would be long are timed on every PART-th of their masks: 5 %."""
@@ -67,11 +66,7 @@ def target(threads: int) -> Iterator[Row]:
     _, metrics = time_of(spec)
     needed = 100 * (metrics["mpt"][1] / 0.03) ** 2
     per_mask = _direct_part(spec, 100)[0] / _masks_timed(spec, 100)
-    wanted = parse_spec(
-        json.dumps(
-            {**json.loads(spec.model_dump_json()), "evaluate": {"target_std_err": 0.03}}
-        ).encode()
-    )
+    wanted = spec.model_copy(update={"evaluate": Evaluate(target_std_err=0.03)})
     seconds, reached = time_of(wanted)
     baseline = per_mask * 200 * needed
     remark = f"{reached['masks'][0]:.0f} masks, reached {reached['mpt'][1]:.4f}"
@@ -84,7 +79,7 @@ def target(threads: int) -> Iterator[Row]:
 
 
 def fig2(threads: int) -> Iterator[Row]:
-    spec = _on(PRESETS["fig2-left"].specs[0], threads)
+    spec = _preset("fig2-left", threads)
     x = _data(spec).x
     part = sum(direct.time_to_train(x, 2, 0.2, 50, 1) for _ in range(5))
     yield _training_row(
@@ -98,7 +93,7 @@ def fig2(threads: int) -> Iterator[Row]:
 
 
 def fig5(threads: int) -> Iterator[Row]:
-    spec = _on(PRESETS["fig5-left"].specs[0], threads)
+    spec = _preset("fig5-left", threads)
     part = direct.time_to_train(_data(spec).x, 2, 0.2, 600, 1)
     how = "one start with P = 1 for 20, 5 % of its masks"
     work = "fig5-left, five starts, 600 epochs, P = 20"
@@ -138,7 +133,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def _scores_row(
-    name: str, work: str, spec: ExperimentSpec, per_size: int, goal: float | None
+    name: str, work: str, spec: VectorExperiment, per_size: int, goal: float | None
 ) -> Row:
     """The whole curve against the direct route on 5 % of the masks, and how far both differ."""
     time_of(spec)  # warm
@@ -154,7 +149,7 @@ def _scores_row(
     return Row(name, work, seconds, against, ratio, "" if goal is None else f"{goal}", met, remark)
 
 
-def _direct_part(spec: ExperimentSpec, per_size: int) -> tuple[float, float]:
+def _direct_part(spec: VectorExperiment, per_size: int) -> tuple[float, float]:
     """Seconds of the direct route on part of the masks, and the largest difference to ours."""
     dataset = _data(spec)
     assert dataset.density is not None
@@ -167,17 +162,17 @@ def _direct_part(spec: ExperimentSpec, per_size: int) -> tuple[float, float]:
     return seconds, (ours - torch.tensor(scores, dtype=torch.float64)).abs().max().item()
 
 
-def _draw(spec: ExperimentSpec, per_size: int) -> Any:
+def _draw(spec: VectorExperiment, per_size: int) -> Any:
     generator = torch.Generator().manual_seed(spec.seeds[0])
     return draw_masks(AllSizes(per_size=per_size), spec.data.dim, generator, 1000)
 
 
-def _masks_timed(spec: ExperimentSpec, per_size: int) -> int:
+def _masks_timed(spec: VectorExperiment, per_size: int) -> int:
     return -(-spec.data.dim * per_size // PART)
 
 
 def _training_row(
-    name: str, work: str, spec: ExperimentSpec, baseline: float, how: str, goal: float
+    name: str, work: str, spec: VectorExperiment, baseline: float, how: str, goal: float
 ) -> Row:
     assert spec.train is not None
     bare = spec.model_copy(
@@ -189,7 +184,7 @@ def _training_row(
     return Row(name, work, seconds, against, ratio, f"{goal:g}", ratio >= goal)
 
 
-def time_of(spec: ExperimentSpec) -> tuple[float, dict[str, tuple[float, float]]]:
+def time_of(spec: VectorExperiment) -> tuple[float, dict[str, tuple[float, float]]]:
     """Seconds of a whole run, data included, and its metrics."""
     start = time.perf_counter()
     records = list(run(spec))
@@ -200,7 +195,7 @@ def time_of(spec: ExperimentSpec) -> tuple[float, dict[str, tuple[float, float]]
 
 def generated(
     n: int, dim: int, latent_dim: int, noise: str, threads: int, masks: dict[str, Any]
-) -> ExperimentSpec:
+) -> VectorExperiment:
     common = {"latent_dim": latent_dim, "noise_precision": 5.0}
     model = {"family": "ppca", "init": "generator", **common}
     source = {"source": "ppca", "n": n, "dim": dim, "noise": noise, "seed": 1991, **common}
@@ -209,7 +204,7 @@ def generated(
 
 def _spec(
     model: dict[str, Any], source: dict[str, Any], threads: int, masks: dict[str, Any]
-) -> ExperimentSpec:
+) -> VectorExperiment:
     spec = {
         "model": model,
         "data": source,
@@ -217,16 +212,22 @@ def _spec(
         "seeds": [4],
         "compute": {"threads": threads, "device": "cpu"},
     }
-    return parse_spec(json.dumps(spec).encode())
+    return VectorExperiment.model_validate(spec)
 
 
-def _on(spec: ExperimentSpec, threads: int) -> ExperimentSpec:
+def _on(spec: VectorExperiment, threads: int) -> VectorExperiment:
     return spec.model_copy(
         update={"compute": spec.compute.model_copy(update={"threads": threads, "device": "cpu"})}
     )
 
 
-def _data(spec: ExperimentSpec) -> Dataset:
+def _preset(name: str, threads: int) -> VectorExperiment:
+    spec = PRESETS[name].specs[0]
+    assert isinstance(spec, VectorExperiment)
+    return _on(spec, threads)
+
+
+def _data(spec: VectorExperiment) -> Dataset:
     assert isinstance(spec.data.seed, int)
     seed = spec.data.seed
     return data.load(spec.data, seed, torch.Generator().manual_seed(seed))

@@ -24,10 +24,12 @@ from pathlib import Path
 
 def _be_expendable() -> None:
     """Ask Linux for SIGKILL when the thread that started this process ends (where it has ended
-    already, the end of stdin says so), and to be the first to go when memory runs out."""
+    already, the end of stdin says so), to be the first to go when memory runs out, and to let a
+    service on the same processors answer first."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        os.nice(5)
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
 

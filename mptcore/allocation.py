@@ -11,7 +11,7 @@ from mptcore.masks import draw_independent
 from mptcore.models import MaskedModel
 from mptcore.scores import SizeScores, score_masks
 from mptcore.session import Tape
-from mptcore.specs.experiment import PILOT
+from mptcore.specs.vectors import PILOT
 
 MARGIN = 1.1
 """Each round aims at this much less variance than asked for, so that one usually suffices."""
@@ -64,7 +64,7 @@ def score_to_target(
     curves: Curves = []
     while masks_scored + 2 * len(sizes) <= max_masks:
         wanted = neyman(_deviations(curves or learned), target**2 / MARGIN)
-        more = _affordable(_missing(wanted, curves), max_masks - masks_scored)
+        more = affordable(_missing(wanted, curves), max_masks - masks_scored)
         curves = _joined(curves, score(more))
         masks_scored += int(more.sum())
         yield (state := Round(curves, masks_scored, _std_err(curves)))
@@ -80,7 +80,7 @@ def _missing(wanted: Tensor, curves: Curves) -> Tensor:
     return torch.maximum(wanted - drawn, drawn // 20 + 1)
 
 
-def _affordable(counts: Tensor, most: int) -> Tensor:
+def affordable(counts: Tensor, most: int) -> Tensor:
     """Counts with a sum of `most` or less, at least two each."""
     total = int(counts.sum())
     if total <= most:

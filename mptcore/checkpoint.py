@@ -85,7 +85,7 @@ def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (OSError, SafetensorError):
         return None
-    if ExperimentSpec.model_validate_json(header["spec"]) != spec:
+    if header["spec"] != spec.model_dump_json():
         return None
     tape = (
         Tape.of(tensors["scores"], json.loads(header["batches"])) if "batches" in header else Tape()

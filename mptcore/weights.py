@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from mptcore.gaussian import LowRankGaussian
@@ -21,30 +21,43 @@ PARTS = ("loadings", "mean", "noise_variance")
 def keep(densities: Mapping[int, LowRankGaussian], folder: Path) -> Artifact:
     """Write the weights of each seed under `folder`: tensors named SEED/loadings and so on."""
     tensors: dict[str, Tensor] = {
-        f"{seed}/{part}": getattr(density, part).double().cpu().contiguous()
+        f"{seed}/{part}": getattr(density, part).double()
         for seed, density in densities.items()
         for part in PARTS
     }
-    content = save(tensors, {"seeds": ",".join(map(str, densities))})
+    return keep_tensors(tensors, {"seeds": ",".join(map(str, densities))}, folder)
+
+
+def keep_tensors(tensors: Mapping[str, Tensor], said: dict[str, str], folder: Path) -> Artifact:
+    """Write tensors, and what is said of them, under `folder`."""
+    content = save({name: value.cpu().contiguous() for name, value in tensors.items()}, said)
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / FILE, content)
     return Artifact(FILE, MEDIA_TYPE, hashlib.sha256(content).hexdigest())
 
 
-def weights_of(spec: LinearGaussian, dim: int, seed: int) -> LowRankGaussian:
-    """The weights that spec.experiment kept, for a seed: its own, or the first one's. Raises
-    RunError where there are none that fit."""
+def load_kept(experiment: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors that an experiment kept, and what it said of them. Raises RunError."""
     store = os.environ.get("MPT_STORE")
     if not store:
         raise RunError("invalid", "MPT_STORE, the folder that holds kept weights, is not set")
-    path = Path(store, "artifacts", str(spec.experiment), FILE)
+    path = Path(store, "artifacts", experiment, FILE)
     try:
-        tensors = load_file(path)
         with safe_open(path, "pt") as file:
-            first = int(file.metadata()["seeds"].split(",")[0])
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
     except (OSError, SafetensorError) as error:
         detail = "has no weights: name a training run that succeeded"
-        raise RunError("invalid", f"experiment {spec.experiment} {detail}") from error
+        raise RunError("invalid", f"experiment {experiment} {detail}") from error
+
+
+def weights_of(spec: LinearGaussian, dim: int, seed: int) -> LowRankGaussian:
+    """The weights that spec.experiment kept, for a seed: its own, or the first one's. Raises
+    RunError where there are none that fit."""
+    tensors, said = load_kept(str(spec.experiment))
+    if "seeds" not in said:
+        detail = "trained a model of another family"
+        raise RunError("invalid", f"experiment {spec.experiment} {detail}")
+    first = int(said["seeds"].split(",")[0])
     seeds = [int(name.split("/")[0]) for name in tensors]
     chosen = seed if seed in seeds else first
     density = LowRankGaussian(*(tensors[f"{chosen}/{part}"] for part in PARTS))

@@ -7,7 +7,7 @@ from service import health, monitoring, presets
 from service.access import AccessLog
 from service.database import Database
 from service.datasets import router as datasets
-from service.dependencies import current_user
+from service.dependencies import current_user, known_keys
 from service.errors import ProblemDocument, install_handlers
 from service.experiments import router as experiments
 from service.settings import Settings
@@ -23,6 +23,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = FastAPI(title="MPT Lab", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
     app.state.settings = settings
     app.state.database = Database(settings.url)
+    app.state.known_keys = known_keys()
     app.add_middleware(AccessLog)
     app.add_middleware(CorrelationIdMiddleware, header_name="X-Request-ID", validator=None)
     install_handlers(app)

@@ -66,7 +66,7 @@ def inspect(path: Path) -> Inspection:
 def uploaded(spec: UploadData) -> Dataset:
     """The data set of an upload, from $MPT_STORE/datasets/<id>/. Raises RunError."""
     try:
-        array = _array(_file(spec.dataset), spec)
+        array = _array(stored_file(spec.dataset, FORMATS), spec)
     except UnreadableError as error:
         raise RunError("invalid", f"the upload {spec.dataset} cannot be used: {error}") from error
     if array.shape != (spec.n, spec.dim):
@@ -76,14 +76,17 @@ def uploaded(spec: UploadData) -> Dataset:
     return Dataset(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64)))
 
 
-def _file(dataset: str) -> Path:
+def stored_file(dataset: str, formats: Sequence[str]) -> Path:
+    """The file of an upload. Raises UnreadableError where there is none of these formats."""
     store = os.environ.get("MPT_STORE")
     if not store:
         raise UnreadableError("MPT_STORE, the folder that holds it, is not set")
     folder = Path(store, "datasets", dataset)
-    files = [path for path in folder.glob("*") if path.suffix.lstrip(".") in FORMATS]
+    files = [path for path in folder.glob("*") if path.suffix.lstrip(".") in formats]
     if len(files) != 1:
-        raise UnreadableError("it is not in the store; it may have been deleted")
+        known = ", ".join(formats)
+        detail = f"the store has no file of it that is {known}"
+        raise UnreadableError(f"{detail}; it may have been deleted")
     return files[0]
 
 

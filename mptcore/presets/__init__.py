@@ -9,7 +9,7 @@ from typing import Any
 
 from mptcore.presets import judges
 from mptcore.presets.results import Comparison, Curve, Judge, Results, Verdict, judged
-from mptcore.specs import ExperimentSpec
+from mptcore.specs import ExperimentSpec, VectorExperiment
 
 __all__ = ["PRESETS", "Comparison", "Curve", "Preset", "Results", "Verdict"]
 
@@ -42,14 +42,14 @@ def _ppca(
     data_seed: int | str = 1991,
     train: dict[str, Any] | None = None,
     **evaluate: Any,
-) -> ExperimentSpec:
+) -> VectorExperiment:
     """A model on the published data, from the data's parameters or, in training, at random."""
     common = {"latent_dim": latent_dim, "noise_precision": 5.0}
     generator = {"family": "ppca", "init": "generator", **common}
     start = {"family": "ppca", "init": "random", **common}
     baseline = evaluate.pop("baseline", False)
     data = {"source": "ppca", "n": n, "dim": dim, "noise": "shared", "seed": data_seed, **common}
-    return ExperimentSpec.model_validate(
+    return VectorExperiment.model_validate(
         {
             "model": start if train else generator,
             "baseline": generator if baseline else None,

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 INT64_MAX = 2**63 - 1
 
 Seed = Annotated[int, Field(ge=0, le=INT64_MAX)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1, max_length=1000, strict=False)]
 
 
 class Spec(BaseModel):
@@ -42,3 +43,10 @@ def reject(problems: list[Problem]) -> NoReturn:
         "the fields contradict each other",
         {"problems": [(p.pointer, p.detail) for p in problems]},
     )
+
+
+def seed_problems(seeds: tuple[int, ...]) -> list[Problem]:
+    """What is wrong with a list of seeds."""
+    if len(set(seeds)) == len(seeds):
+        return []
+    return [Problem("/seeds", "a seed may be listed once only")]

@@ -1,196 +1,46 @@
 """The experiment spec: the one language of client, service, database and runner."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, get_args
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Discriminator, Tag, TypeAdapter
 
-from mptcore.specs.base import Problem, Seed, Spec, reject
-from mptcore.specs.data import DataSource
-from mptcore.specs.masks import AllSizes, FixedSize, MaskSchedule
+from mptcore.specs.language import MaskedLmModel, TextExperiment
 from mptcore.specs.models import Model
-from mptcore.specs.train import Train
+from mptcore.specs.vectors import VectorExperiment
 
-PILOT = 8
-"""Masks of each size from which a run with a target learns where to spend the others."""
-
-
-class ExactLml(Spec):
-    """The log marginal likelihood from the model's density."""
-
-    method: Literal["exact"] = "exact"
-
-
-class Evaluate(Spec):
-    """What is measured. `convergence` also gives the cumulative score from the first 1..P masks of
-    each size; `bias` also gives D · S(m0) − LML for each size m0.
-
-    With `target_std_err` masks are spent on the sizes where they reduce the error most, until the
-    sum of the scores has that standard error or `max_masks` are scored (for each seed, a pilot of
-    PILOT masks of each size included); `per_size` is then not used.
-    """
-
-    masks: MaskSchedule = AllSizes()
-    lml: ExactLml = ExactLml()
-    convergence: bool = False
-    bias: bool = False
-    target_std_err: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    max_masks: Annotated[int, Field(ge=100, le=1_000_000_000)] = 200_000
-
-    def count(self, dim: int) -> int:
-        """The most masks that are scored for one seed."""
-        return self.masks.count(dim) if self.target_std_err is None else self.max_masks
-
-    def problems(self, dim: int) -> list[Problem]:
-        found = self.masks.problems(dim, "/evaluate/masks")
-        if self.convergence and not isinstance(self.masks, AllSizes | FixedSize):
-            detail = "convergence is for the schedules all and fixed, whose score has a limit"
-            found.append(Problem("/evaluate/convergence", detail))
-        if self.convergence and self.masks.design == "exhaustive":
-            detail = (
-                "convergence is for masks that are drawn; exhaustive leaves nothing to converge"
-            )
-            found.append(Problem("/evaluate/convergence", detail))
-        if self.target_std_err is not None and not found:
-            found += self._target_problems(dim)
-        return found
-
-    def _target_problems(self, dim: int) -> list[Problem]:
-        found = []
-        if self.convergence:
-            detail = "convergence needs as many masks of each size: leave target_std_err out"
-            found.append(Problem("/evaluate/convergence", detail))
-        if self.masks.design != "independent":
-            detail = "target_std_err allocates independent masks: use the design independent"
-            found.append(Problem("/evaluate/masks/design", detail))
-        least = (PILOT + 2) * len(self.masks.mask_sizes(dim))
-        if self.max_masks < least:
-            detail = f"at least {least} here: a pilot of {PILOT} masks of each size, and two"
-            found.append(Problem("/evaluate/max_masks", detail))
-        return found
+_MODELS: dict[str, tuple[type[BaseModel], ...]] = {
+    "VectorExperiment": get_args(get_args(Model)[0]),
+    "TextExperiment": (MaskedLmModel,),
+}
+_OF_FAMILY = {
+    family: name
+    for name, models in _MODELS.items()
+    for model in models
+    for family in get_args(model.model_fields["family"].annotation)
+}
 
 
-class Compute(Spec):
-    """Where and how precisely it is computed. `threads` fixes the result to the last bit on a
-    CPU; `max_runtime_s` is the time limit of one attempt, in seconds; `memory_mib` the memory for
-    the masks that are scored together, by default about what a processor's caches hold."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["float64", "float32"] = "float64"
-    threads: Annotated[int, Field(ge=1, le=256)] = 2
-    max_runtime_s: Annotated[int, Field(ge=1, le=30 * 24 * 3600)] = 3600
-    memory_mib: Annotated[int, Field(ge=1, le=2**20)] | None = None
-
-    @property
-    def memory_bytes(self) -> int | None:
-        return None if self.memory_mib is None else self.memory_mib * 2**20
+def _kind(value: Any) -> str | None:
+    """Which kind of experiment a value is meant to be: its model's family says so."""
+    if isinstance(value, BaseModel):
+        return type(value).__name__
+    model = value.get("model") if isinstance(value, dict) else None
+    if not isinstance(model, dict):
+        return "VectorExperiment"  # which will say what is wrong
+    family = model.get("family")
+    return _OF_FAMILY.get(family) if isinstance(family, str) else None
 
 
-class Limits(Spec):
-    """The largest experiment that is accepted."""
-
-    elements: int = 200_000_000
-    """Numbers in the data, N · D."""
-    mask_work: int = 10_000_000_000
-    """Masks times dimensions times latent dimensions; P · D² · K where all sizes are scored."""
-    train_work: int = 1_000_000_000_000
-    """The same for the masks of all training steps, over all seeds."""
-    memory_bytes: int = 16 * 2**30
-    """What a run may take."""
-
-
-class ExperimentSpec(Spec):
-    """One experiment: a model, trained first where `train` says how, is scored on data with masks,
-    once for each seed. `baseline` is a second
-    model scored on the same data and masks; series and metrics then carry the label `model`."""
-
-    model: Model
-    baseline: Model | None = None
-    data: DataSource
-    train: Train | None = None
-    evaluate: Evaluate = Evaluate()
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1, max_length=1000, strict=False)] = (0,)
-    compute: Compute = Compute()
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        problems = self.data.problems() + self.model.problems(self.data, "/model")
-        if self.baseline:
-            problems += self.baseline.problems(self.data, "/baseline")
-        if self.train:
-            problems += self.train.problems(self.data)
-        problems += self.evaluate.problems(self.data.dim)
-        if len(set(self.seeds)) < len(self.seeds):
-            problems.append(Problem("/seeds", "a seed may be listed once only"))
-        if problems:
-            reject(problems)
-        return self
-
-    def mask_count(self) -> int:
-        """Masks scored in all, over all seeds, those of training among them."""
-        curves = 1 + len(self.train.curve_at if self.train else ())
-        return len(self.seeds) * (self.evaluate.count(self.data.dim) * curves + self._train_masks())
-
-    def _train_masks(self) -> int:
-        """Masks that one seed's training scores; the last epoch is recorded, and not trained."""
-        if self.train is None:
-            return 0
-        steps = self.train.epochs * self.train.steps_per_epoch(self.data.kept_n) + 1
-        return steps * self.train.masks_per_step(self.data.dim)
-
-    def _latent_dims(self) -> int:
-        """K, that of the baseline added."""
-        return self.model.latent_dim + (self.baseline.latent_dim if self.baseline else 0)
-
-    def memory_estimate(self) -> int:
-        """About how many bytes a run takes, but for the masks scored together."""
-        n, dim, latent_dim = self.data.n, self.data.dim, self._latent_dims()
-        starts = len(self.seeds) * self._train_bytes_per_start() if self.train else 0
-        return 8 * (2 * n * dim + 2 * dim**2 + 2 * dim * latent_dim**2) + starts
-
-    def _train_bytes_per_start(self) -> int:
-        assert self.train is not None
-        dim, latent_dim = self.data.dim, self.model.latent_dim
-        per_mask = 8 * (20 * dim + 6 * dim * latent_dim)
-        return 8 * 6 * dim * latent_dim**2 + per_mask * self.train.masks_per_step(dim)
-
-    def limit_problems(self, limits: Limits) -> list[Problem]:
-        """What is too large."""
-        problems = []
-        n, dim, latent_dim = self.data.n, self.data.dim, self._latent_dims()
-        if n * dim > limits.elements:
-            detail = f"N · D is at most {limits.elements}; {n} · {dim} is more"
-            problems.append(Problem("/data", detail))
-        work = self.evaluate.count(dim) * dim * latent_dim
-        if work > limits.mask_work:
-            field = "per_size" if self.evaluate.target_std_err is None else "max_masks"
-            detail = (
-                f"masks · D · K (P · D² · K for all sizes) is at most {limits.mask_work}; "
-                f"this is {work}: lower {field}"
-            )
-            pointer = "/evaluate/masks/per_size" if field == "per_size" else "/evaluate/max_masks"
-            problems.append(Problem(pointer, detail))
-        training = len(self.seeds) * self._train_masks() * dim * latent_dim
-        if training > limits.train_work:
-            detail = (
-                f"steps · masks · D · K over all seeds is at most {limits.train_work}; "
-                f"this is {training}: lower epochs or train.masks.per_size"
-            )
-            problems.append(Problem("/train/epochs", detail))
-        return problems + self._memory_problems(limits)
-
-    def _memory_problems(self, limits: Limits) -> list[Problem]:
-        needed = self.memory_estimate()
-        if needed > limits.memory_bytes:
-            detail = (
-                f"a run takes at most {limits.memory_bytes >> 20} MiB; this takes about "
-                f"{needed >> 20}: N · D, D², D · K² and the masks of a step count"
-            )
-            return [Problem("/data", detail)]
-        if (self.compute.memory_bytes or 0) > limits.memory_bytes:
-            detail = f"at most {limits.memory_bytes >> 20}, as for the whole run"
-            return [Problem("/compute/memory_mib", detail)]
-        one_mask = 8 * self.data.dim * (6 + 4 * self.model.latent_dim)
-        if self.compute.memory_bytes is not None and self.compute.memory_bytes < one_mask:
-            detail = f"one mask takes up to {(one_mask >> 20) + 1} MiB here: give that or more"
-            return [Problem("/compute/memory_mib", detail)]
-        return []
+_FAMILIES = ", ".join(map(repr, _OF_FAMILY))
+ExperimentSpec = Annotated[
+    Annotated[VectorExperiment, Tag("VectorExperiment")]
+    | Annotated[TextExperiment, Tag("TextExperiment")],
+    Discriminator(
+        _kind,
+        custom_error_type="spec_problems",
+        custom_error_message="the family is unknown",
+        custom_error_context={"problems": [("/model/family", f"one of {_FAMILIES}")]},
+    ),
+]
+EXPERIMENT: TypeAdapter[ExperimentSpec] = TypeAdapter(ExperimentSpec)
+"""Reads what was accepted before; what comes from a user goes through validate_spec."""

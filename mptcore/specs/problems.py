@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from mptcore.specs.base import Problem, SpecError
-from mptcore.specs.experiment import ExperimentSpec, Limits
+from mptcore.specs.compute import Limits
+from mptcore.specs.experiment import EXPERIMENT, ExperimentSpec
 from mptcore.specs.json_text import parse_json, pointer_token
 
 
@@ -18,7 +19,7 @@ def parse_spec(text: bytes, limits: Limits | None = None) -> ExperimentSpec:
 def validate_spec(value: object, limits: Limits | None = None) -> ExperimentSpec:
     """The spec in what parse_json gave. Raises SpecError with every problem found."""
     try:
-        spec = ExperimentSpec.model_validate(value)
+        spec = EXPERIMENT.validate_python(value)
     except ValidationError as error:
         raise SpecError(problems_of(error.errors(), value, ExperimentSpec)) from None
     if problems := spec.limit_problems(limits or Limits()):
@@ -26,8 +27,8 @@ def validate_spec(value: object, limits: Limits | None = None) -> ExperimentSpec
     return spec
 
 
-def problems_of(errors: Sequence[Any], value: object, model: type[BaseModel]) -> list[Problem]:
-    """Pydantic's errors about `value`, which was to be a `model`."""
+def problems_of(errors: Sequence[Any], value: object, model: Any) -> list[Problem]:
+    """Pydantic's errors about `value`, which was to be a `model`: one, or a union of some."""
     return [
         problem
         for error in errors
@@ -45,7 +46,7 @@ def _follows_from_another(error: Any, errors: Sequence[Any]) -> bool:
     )
 
 
-def _problems(error: Any, value: object, model: type[BaseModel]) -> list[Problem]:
+def _problems(error: Any, value: object, model: Any) -> list[Problem]:
     context = error.get("ctx", {})
     pointer, holder, members = _locate(error["loc"], value, model)
     match error["type"]:
@@ -73,14 +74,16 @@ def _problems(error: Any, value: object, model: type[BaseModel]) -> list[Problem
 
 
 def _locate(
-    location: Sequence[str | int], value: object, model: type[BaseModel]
+    location: Sequence[str | int], value: object, model: Any
 ) -> tuple[str, type[BaseModel], list[type[BaseModel]]]:
     """The JSON pointer of a location, the model that holds its last step, and the models that may
     stand there. A location also names the tag of each union it passes: those are left out."""
-    pointer, holder, members = "", model, [model]
+    members = _models(model)
+    pointer, holder = "", members[0]
     for step in location:
         if len(members) > 1:
-            members = [member for member in members if step in _tags(member)] or members[:1]
+            members = [member for member in members if step in _names(member)] or members[:1]
+            holder = members[0]
             continue
         holder = members[0] if members else holder
         if isinstance(value, dict) and not (step in value or step in holder.model_fields):
@@ -103,6 +106,11 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     if get_origin(annotation) is Annotated:
         return _models(get_args(annotation)[0])
     return [member for part in get_args(annotation) for member in _models(part)]
+
+
+def _names(model: type[BaseModel]) -> list[Any]:
+    """What a location may call a member of a union."""
+    return [model.__name__, *_tags(model)]
 
 
 def _tags(model: type[BaseModel], name: str | None = None) -> list[Any]:

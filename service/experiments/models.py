@@ -13,7 +13,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column, query_expression
 
 from service.database import Base, now
 from service.users import User
@@ -93,6 +93,10 @@ class Experiment(Base):
     progress_unit: Mapped[str | None] = mapped_column(String(32))
     failure_kind: Mapped[str | None] = mapped_column(String(16))
     failure_message: Mapped[str | None] = mapped_column(Text)
+
+    ahead: Mapped[int | None] = query_expression()
+    """How many queued experiments come before this one, where it is queued and was asked for by
+    `queue.with_place`."""
 
 
 class Checkpoint(Base):

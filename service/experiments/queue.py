@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Update, case, delete, func, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Row, ScalarSelect, Update, case, delete, func, select, update
+from sqlalchemy.orm import Session, aliased, with_expression
 
 from service.database import now
 from service.experiments.models import (
@@ -341,14 +341,33 @@ def _after_loss(session: Session, lost: Row[str, int, int, str], max_lost: int) 
     return status
 
 
-def position(session: Session, experiment: Experiment) -> int:
-    """How many queued experiments come before this one."""
-    before = select(func.count()).where(
-        Experiment.status == Status.QUEUED,
-        (Experiment.priority > experiment.priority)
-        | ((Experiment.priority == experiment.priority) & (Experiment.id < experiment.id)),
+_other = aliased(Experiment)
+
+
+def _count_before(priority: Any, experiment_id: Any) -> ScalarSelect[int]:
+    """How many queued experiments come before one of this priority and id."""
+    sooner = (_other.priority > priority) | (
+        (_other.priority == priority) & (_other.id < experiment_id)
     )
-    return session.scalar(before) or 0
+    query = select(func.count()).select_from(_other).where(_other.status == Status.QUEUED, sooner)
+    return query.scalar_subquery()
+
+
+with_place = with_expression(
+    Experiment.ahead,
+    case(
+        (
+            Experiment.status == Status.QUEUED,
+            _count_before(Experiment.priority, Experiment.id),
+        )
+    ),
+)
+"""An option of queries for experiments: they come with their places in the queue."""
+
+
+def place_of_next(session: Session, priority: int) -> int:
+    """How many queued experiments come before one that were submitted now."""
+    return session.scalar(select(_count_before(priority, "g"))) or 0  # g is after every id
 
 
 def is_terminal(status: str) -> bool:

@@ -59,7 +59,7 @@ def submit(
         if experiment is None:
             detail = "another request was sent under this Idempotency-Key"
             raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)
-        answer = experiment_out(session, experiment)
+        answer = experiment_out(experiment)
     log.info("submitted", extra={"experiment_id": answer.id})
     response.headers["Location"] = answer.urls.self
     return answer
@@ -77,7 +77,7 @@ def validate(
     _check_limits(submission.spec, settings.limits)
     with database.snapshot() as session:
         _check_references(session, user, submission.spec)
-        ahead = queue.position(session, Experiment(id="g", priority=submission.priority))
+        ahead = queue.place_of_next(session, submission.priority)
     return Validation(
         spec=submission.spec, masks=submission.spec.mask_count(), queue_position=ahead
     )
@@ -95,7 +95,7 @@ def list_experiments(
     before = _read_cursor(cursor) if cursor else None
     with database.snapshot() as session:
         found = store.newest(session, user.id, limit=limit + 1, before=before, status=status)
-        items = [experiment_out(session, experiment) for experiment in found[:limit]]
+        items = [experiment_out(experiment) for experiment in found[:limit]]
     more = len(found) > limit
     return ExperimentPage(items=items, next_cursor=_cursor(items[-1].id) if more else None)
 
@@ -105,8 +105,8 @@ def get_experiment(experiment_id: ExperimentId, database: DatabaseDep, user: Use
     """One experiment, where it stands, and its metrics so far."""
     with database.snapshot() as session:
         experiment = _find(session, user.id, experiment_id)
-        answer = experiment_out(session, experiment)
-        found = store.metrics(session, experiment_id)
+        answer = experiment_out(experiment)
+        found = store.metrics(session, experiment_id) if experiment.last_seq else []
     metrics = [metric_out(m) for m in found]
     return _json(ExperimentWithMetrics.model_construct(**dict(answer), metrics=metrics))
 
@@ -140,7 +140,7 @@ def retry(
         if old.status not in (Status.FAILED, Status.CANCELLED):
             detail = f"only what failed or was cancelled is retried; this is {old.status}"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        answer = experiment_out(session, store.retry(session, old))
+        answer = experiment_out(store.retry(session, old))
     response.headers["Location"] = answer.urls.self
     return answer
 
@@ -149,14 +149,14 @@ def _request(
     database: Database, user: User, experiment_id: str, desired: DesiredState, already: Status
 ) -> ExperimentOut:
     with database.transaction() as session:
-        experiment = _find(session, user.id, experiment_id)
+        _find(session, user.id, experiment_id)
         accepted = queue.request(session, experiment_id, desired)
-        session.refresh(experiment)
+        experiment = _find(session, user.id, experiment_id)
         if accepted is None and experiment.status != already:
             what = "is being cancelled" if experiment.status == Status.RUNNING else "is"
             detail = f"the experiment {what} {experiment.status}, which does not allow this"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        return experiment_out(session, experiment)
+        return experiment_out(experiment)
 
 
 @router.get("/{experiment_id}/artifacts")

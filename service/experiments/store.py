@@ -3,14 +3,23 @@
 import hashlib
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from service.experiments.models import Artifact, Experiment, Metric, Status
-from service.experiments.queue import note_status
+from service.experiments.queue import note_status, with_place
 from service.experiments.schemas import Submission
+
+_OWN = (
+    select(Experiment)
+    .where(Experiment.id == bindparam("id"), Experiment.owner_id == bindparam("owner_id"))
+    .options(with_place)
+    .execution_options(populate_existing=True)
+)
+_METRICS = select(Metric).where(Metric.experiment_id == bindparam("id")).order_by(Metric.seq)
+"""Made once: to make a statement costs as much as to execute it."""
 
 
 def submit(
@@ -53,15 +62,14 @@ def _enqueue(session: Session, experiment: Experiment) -> Experiment:
     session.add(experiment)
     session.flush()
     note_status(session, experiment.id, Status.QUEUED)
-    session.refresh(experiment)
-    return experiment
+    stored = find(session, experiment.owner_id, experiment.id)
+    assert stored is not None
+    return stored
 
 
 def find(session: Session, owner_id: int, experiment_id: str) -> Experiment | None:
-    """The experiment of that id, if it is the owner's."""
-    return session.scalar(
-        select(Experiment).where(Experiment.id == experiment_id, Experiment.owner_id == owner_id)
-    )
+    """The experiment of that id as it stands, if it is the owner's."""
+    return session.scalar(_OWN, {"id": experiment_id, "owner_id": owner_id})
 
 
 def newest(
@@ -73,7 +81,7 @@ def newest(
     status: Status | None = None,
 ) -> Sequence[Experiment]:
     """The owner's experiments, newest first, that are older than `before`."""
-    query = select(Experiment).where(Experiment.owner_id == owner_id)
+    query = select(Experiment).where(Experiment.owner_id == owner_id).options(with_place)
     if before is not None:
         query = query.where(Experiment.id < before)
     if status is not None:
@@ -83,8 +91,7 @@ def newest(
 
 def metrics(session: Session, experiment_id: str) -> Sequence[Metric]:
     """An experiment's metrics, in the order they were found."""
-    query = select(Metric).where(Metric.experiment_id == experiment_id)
-    return session.scalars(query.order_by(Metric.seq)).all()
+    return session.scalars(_METRICS, {"id": experiment_id}).all()
 
 
 def artifacts(session: Session, experiment_id: str) -> Sequence[Artifact]:

@@ -2,8 +2,6 @@
 
 import json
 
-from sqlalchemy.orm import Session
-
 from service.experiments import queue
 from service.experiments.models import Artifact, Experiment, Metric, Status
 from service.experiments.schemas import (
@@ -18,10 +16,10 @@ from service.experiments.schemas import (
 )
 
 
-def experiment_out(session: Session, experiment: Experiment) -> ExperimentOut:
-    place = None
-    if experiment.status == Status.QUEUED:
-        ahead = queue.position(session, experiment)
+def experiment_out(experiment: Experiment) -> ExperimentOut:
+    """From an experiment that the store found."""
+    place, ahead = None, experiment.ahead
+    if ahead is not None:
         reason = "next in turn" if ahead == 0 else f"{ahead} before it"
         place = QueuePlace(position=ahead, reason=reason)
     progress = None

@@ -19,8 +19,8 @@ from mptcore.run import run
 from mptcore.scores import Estimate, cumulative_estimate, score_masks, total_of
 from mptcore.session import Tape
 from mptcore.specs import AllSizes, parse_spec
-from mptcore.specs.experiment import PILOT
 from mptcore.specs.masks import Design
+from mptcore.specs.vectors import PILOT
 
 REPEATS = 200
 

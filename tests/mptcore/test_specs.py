@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mptcore.specs import ExperimentSpec, Limits, SpecError, parse_spec
+from mptcore.specs import EXPERIMENT, Limits, SpecError, parse_spec
 
 GOOD: dict[str, Any] = {
     "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "generator"},
@@ -38,7 +38,7 @@ def problems(text: bytes, limits: Limits | None = None) -> dict[str, str]:
 
 def test_a_good_spec_round_trips() -> None:
     spec = parse_spec(json.dumps(GOOD).encode())
-    assert ExperimentSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert EXPERIMENT.validate_json(spec.model_dump_json()) == spec
     assert parse_spec(spec.model_dump_json().encode()) == spec
 
 

@@ -15,7 +15,7 @@ from mptcore.moments import second_moment
 from mptcore.records import Artifact, Metric, Point, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.session import Session
-from mptcore.specs import ExperimentSpec, parse_spec
+from mptcore.specs import VectorExperiment, parse_spec
 from mptcore.streams import stream
 from mptcore.trainer import Trainer
 
@@ -37,13 +37,13 @@ SCHEDULES: list[dict[str, Any]] = [
 ]
 
 
-def spec_of(**changes: Any) -> ExperimentSpec:
+def spec_of(**changes: Any) -> VectorExperiment:
     value = {**BASE, **changes}
     value["train"] = {**BASE["train"], **changes.get("train", {})}
-    return parse_spec(json.dumps(value).encode())
+    return VectorExperiment.model_validate(value)
 
 
-def trainer_of(spec: ExperimentSpec) -> Trainer:
+def trainer_of(spec: VectorExperiment) -> Trainer:
     assert spec.train is not None
     dataset = data.load(spec.data, 0, torch.Generator().manual_seed(0))
     starts = [initial_density(spec.model, dataset, s, stream(s, "init")) for s in spec.seeds]
@@ -181,7 +181,7 @@ def test_a_loss_that_is_not_finite_stops_training_and_says_so() -> None:
     assert points[0].value is not None
 
 
-def _collect(spec: ExperimentSpec, into: list[Record]) -> None:
+def _collect(spec: VectorExperiment, into: list[Record]) -> None:
     """What a run gives before it ends or fails."""
     for record in run(spec):
         into.append(record)

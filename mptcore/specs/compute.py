@@ -1,0 +1,41 @@
+"""Where a run is computed, and how large it may be."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mptcore.specs.base import Spec
+
+
+class Machine(Spec):
+    """`threads` fixes the result to the last bit on a CPU; `max_runtime_s` is the time limit of one
+    attempt, in seconds; `memory_mib` the memory for the masks that are scored together, by default
+    about what a processor's caches hold."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Annotated[int, Field(ge=1, le=256)] = 2
+    max_runtime_s: Annotated[int, Field(ge=1, le=30 * 24 * 3600)] = 3600
+    memory_mib: Annotated[int, Field(ge=1, le=2**20)] | None = None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory_mib is None else self.memory_mib * 2**20
+
+
+class Compute(Machine):
+    """Where and how precisely it is computed."""
+
+    precision: Literal["float64", "float32"] = "float64"
+
+
+class Limits(Spec):
+    """The largest experiment that is accepted."""
+
+    elements: int = 200_000_000
+    """Numbers in the data, N · D."""
+    mask_work: int = 10_000_000_000
+    """Masks times dimensions times latent dimensions; P · D² · K where all sizes are scored."""
+    train_work: int = 1_000_000_000_000
+    """The same for the masks of all training steps, over all seeds."""
+    memory_bytes: int = 16 * 2**30
+    """What a run may take."""

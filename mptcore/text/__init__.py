@@ -1,0 +1,1 @@
+"""Masked language models: their text, their masks, their scores, their training."""
