@@ -4,26 +4,46 @@ from collections.abc import Iterator
 
 from sqlalchemy.orm import Session
 
-from mptcore.specs import ExperimentSpec, Problem, UploadData
+from mptcore.specs import ExperimentSpec, PlainText, Problem, UploadData
 from service.datasets import store as datasets
 from service.datasets.models import Dataset
 from service.experiments import store as experiments
 from service.experiments.models import Status
 
+NO_UPLOAD = "you have no data set of this id; POST /v1/datasets makes one"
+
 
 def reference_problems(session: Session, owner_id: int, spec: ExperimentSpec) -> list[Problem]:
     """What is wrong with the uploads and experiments that a spec names."""
     problems = list(_experiment_problems(session, owner_id, spec))
-    if isinstance(spec.data, UploadData):
-        problems += _upload_problems(session, owner_id, spec.data)
+    match spec.data:
+        case UploadData():
+            problems += _upload_problems(session, owner_id, spec.data)
+        case PlainText() if spec.data.dataset is not None:
+            problems += _text_problems(session, owner_id, spec.data.dataset, spec.data.column)
     return problems
+
+
+def _text_problems(
+    session: Session, owner_id: int, dataset_id: str, column: str
+) -> Iterator[Problem]:
+    dataset = datasets.find(session, owner_id, dataset_id)
+    if dataset is None:
+        yield Problem("/data/dataset", NO_UPLOAD)
+    elif dataset.dim is not None:
+        yield Problem("/data/dataset", "this upload holds numbers, not text")
+    elif dataset.columns is not None and column not in dataset.columns:
+        have = ", ".join(dataset.columns)
+        yield Problem("/data/column", f"the upload's columns of text are {have}; not {column}")
 
 
 def _upload_problems(session: Session, owner_id: int, data: UploadData) -> Iterator[Problem]:
     dataset = datasets.find(session, owner_id, data.dataset)
     if dataset is None:
-        detail = "you have no data set of this id; POST /v1/datasets makes one"
-        yield Problem("/data/dataset", detail)
+        yield Problem("/data/dataset", NO_UPLOAD)
+        return
+    if dataset.dim is None:
+        yield Problem("/data/dataset", "this upload holds text, which the source text reads")
         return
     shape = _shape(dataset, data)
     if shape is None:
@@ -37,7 +57,7 @@ def _upload_problems(session: Session, owner_id: int, data: UploadData) -> Itera
             yield Problem(f"/data/{name}", detail)
 
 
-def _shape(dataset: Dataset, data: UploadData) -> tuple[int, int] | None:
+def _shape(dataset: Dataset, data: UploadData) -> tuple[int, int | None] | None:
     """N and D of the part of an upload that is asked for; None where it has no such part."""
     if data.columns is not None:
         known = set(dataset.columns or ())

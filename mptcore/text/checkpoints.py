@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from mptcore.data.vision import torchvision_datasets
 from mptcore.records import RunError
@@ -105,7 +106,7 @@ class Checkpoint:
     def _read(self, read: Callable[..., Any], what: str, **options: Any) -> Any:
         try:
             return read(self.place, revision=self.revision, trust_remote_code=False, **options)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())[:300]
             cure = "put it into the folder MPT_MODELS_DIR, or let this machine reach the hub"
             detail = f"{what} could not be had, here or from the hub: {cure} ({reason})"
@@ -150,7 +151,9 @@ def _kept(experiment: str) -> Network:
         detail = "trained a model of another family"
         raise RunError("invalid", f"experiment {experiment} {detail}")
     network = fresh(transformers.AutoConfig.for_model(**json.loads(said["config"])), 0)
-    network.load_state_dict(tensors)
+    if set(tensors) != {name for name, _ in network.named_parameters()}:
+        raise RunError("invalid", f"experiment {experiment} kept the weights of another network")
+    network.load_state_dict(tensors, strict=False)  # what is tied goes by its first name alone
     return network
 
 

@@ -11,7 +11,7 @@ from mptcore.session import Tape
 from mptcore.text.checkpoints import Network
 from mptcore.text.draws import Draws
 
-CPU_BYTES = 128 * 2**20
+CPU_BYTES = 256 * 2**20
 """Memory for the activations and logits of one batch on a processor."""
 GPU_SHARE = 0.4
 """Of the free memory of a GPU."""
@@ -110,14 +110,13 @@ def _memory(device: torch.device) -> int:
 
 
 Scoring = Generator[int, None, Tensor]
-"""Yields how many masks were scored more, and returns the scores (rows, 1 or 2, B)."""
+"""Yields how many masks were scored more, and returns the scores (rows, 2, B)."""
 
 
 def score(models: Mapping[str, MaskedLm], draws: Draws, tape: Tape) -> Scoring:
     """Scores the draws by each model: the sum of the log probabilities of the masked tokens and,
-    where the draws have a `next`, its own. What has no masked token gets 0."""
-    height = 1 if draws.next is None else 2
-    values = torch.zeros(len(models), height, len(draws), dtype=torch.float64)
+    where the draws have a `next`, its own. What there is not is 0."""
+    values = torch.zeros(len(models), 2, len(draws), dtype=torch.float64)
     every = list(models.values())
     empty = int((draws.counts == 0).sum())
     if empty:
@@ -130,7 +129,7 @@ def score(models: Mapping[str, MaskedLm], draws: Draws, tape: Tape) -> Scoring:
 
 
 def _scored(models: Sequence[MaskedLm], draws: Draws) -> Tensor:
-    """(models, 1 or 2, B); in two halves where the device has no memory for the whole."""
+    """(models, 2, B); in two halves where the device has no memory for the whole."""
     try:
         return torch.stack([_sums(model, draws) for model in models])
     except torch.OutOfMemoryError:
@@ -144,10 +143,11 @@ def _scored(models: Sequence[MaskedLm], draws: Draws) -> Tensor:
 
 
 @torch.inference_mode()
-def _sums(model: MaskedLm, draws: Draws) -> Tensor:  # (1 or 2, B)
+def _sums(model: MaskedLm, draws: Draws) -> Tensor:  # (2, B)
     found = model.log_probs(draws).double().cpu()
     rows, places = draws.masked.nonzero(as_tuple=True)
-    sums = torch.zeros(len(draws), dtype=torch.float64).index_add_(0, rows, found)
-    if draws.next is None:
-        return sums[None]
-    return torch.stack([sums, found[places == draws.next[rows]]])
+    sums = torch.zeros(2, len(draws), dtype=torch.float64)
+    sums[0].index_add_(0, rows, found)
+    if draws.next is not None:
+        sums[1] = found[places == draws.next[rows]]
+    return sums

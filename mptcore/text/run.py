@@ -127,22 +127,22 @@ class TextRun:
     def _check_vocabularies(
         self, models: dict[str, MaskedLm], tokenizer: Tokenizer, text: Corpus
     ) -> None:
-        for name, model in models.items():
-            size = model.config.vocab_size
-            if int(text.ids.max()) >= size or tokenizer.mask_token_id >= size:
-                detail = f"its tokenizer has more tokens than its {size} weights"
-                raise RunError("invalid", f"the {name}'s checkpoint does not fit: {detail}")
         if self.spec.baseline is not None:
             other = Checkpoint.of(self.spec.baseline).tokenizer()
             if other.get_vocab() != tokenizer.get_vocab():
                 detail = "score differences are between models of one vocabulary"
                 raise RunError("invalid", f"the baseline has another tokenizer: {detail}")
+        for name, model in models.items():
+            size = model.config.vocab_size
+            if int(text.ids.max()) >= size or tokenizer.mask_token_id >= size:
+                detail = f"its tokenizer has more tokens than its {size} weights"
+                raise RunError("invalid", f"the {name}'s checkpoint does not fit: {detail}")
 
     def _keep(self, trainer: TextTrainer) -> Artifact | Log:
         if self.session.work_dir is None:
             return Log("info", "the weights are not kept: no work directory was given")
         config: Config = trainer.model.config
-        said = {"config": json.dumps(config.to_dict()), "format": "pt"}
+        said = {"config": json.dumps(config.to_dict(), sort_keys=True)}
         return keep_tensors(trainer.weights(), said, self.session.work_dir)
 
 

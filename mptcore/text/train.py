@@ -44,7 +44,7 @@ class TextTrainer:
         self._order = torch.empty(0, dtype=torch.long)
 
     def step(self) -> float:
-        """Descend once; the loss that was seen, in nats per token."""
+        """Descend once; the loss that was seen, in nats per token, finite or not."""
         spec = self.spec
         self._set_learning_rate()
         self.adam.zero_grad(set_to_none=True)
@@ -60,8 +60,7 @@ class TextTrainer:
                 total += loss.item()
         self.network.eval()
         if not math.isfinite(total):
-            detail = f"the loss is {total} at step {self.step_no}: lower learning_rate"
-            raise RunError("error", f"training diverged: {detail}")
+            return total
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), spec.max_grad_norm)
         self.adam.step()
         return total
@@ -101,9 +100,7 @@ class TextTrainer:
 
     def weights(self) -> dict[str, Tensor]:
         """The network's weights, each once: what is tied goes by its first name."""
-        return {name: p.detach() for name, p in self.network.named_parameters()} | {
-            name: b for name, b in self.network.named_buffers() if b.is_floating_point()
-        }
+        return {name: p.detach() for name, p in self.network.named_parameters()}
 
     def load(self, weights: dict[str, Tensor]) -> None:
         self.network.load_state_dict(weights, strict=False)
@@ -189,8 +186,11 @@ def train(
         if step < spec.steps:
             loss = trainer.step()
             done += spec.batch_size
-            if recorded:
+            if recorded or not math.isfinite(loss):
                 yield done, Point("loss", step, loss, None, spec.batch_size, labels, ONE_DRAW)
+            if not math.isfinite(loss):
+                detail = f"the loss is {loss} at step {step}: lower learning_rate"
+                raise RunError("error", f"training diverged: {detail}")
             yield done, None  # progress is told of here, and not at the place of rest
         trainer.step_no += 1
 

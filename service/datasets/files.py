@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -15,6 +16,8 @@ from mptcore.specs import Problem
 from service.errors import ApiError, invalid
 
 INSPECTION_TIMEOUT_S = 120.0
+_inspections = threading.BoundedSemaphore(2)
+"""As many at once: each may take gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,14 @@ async def receive(request: Request, file: Path, limit: int) -> Received:
 
 
 def inspect(file: Path) -> dict[str, Any]:
-    """What a file holds. Raises ApiError where it is not numbers, or not what its name says."""
+    """What a file holds. Raises ApiError where it is neither numbers nor text, or not
+    what its name says."""
     command = [sys.executable, "-m", "mptcore.data.inspect", str(file)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=INSPECTION_TIMEOUT_S, check=False
-        )
+        with _inspections:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=INSPECTION_TIMEOUT_S, check=False
+            )
         found: dict[str, Any] = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError):
         found = {"problems": ["it could not be read: it takes too much time or memory"]}

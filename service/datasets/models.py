@@ -11,7 +11,8 @@ from service.users import User
 
 class Dataset(Base):
     """A file in the store, `datasets/<id>/data.<format>`. `n` and `dim` are those of its first
-    array; an .npz has the shapes of all in `arrays`, a table its column names in `columns`."""
+    array; an .npz has the shapes of all in `arrays`, a table its column names in `columns`. Text
+    has no `dim`; `n` then counts texts, and `columns` names those that hold them."""
 
     __tablename__ = "datasets"
 
@@ -22,7 +23,7 @@ class Dataset(Base):
     bytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(String(64))
     n: Mapped[int]
-    dim: Mapped[int]
+    dim: Mapped[int | None]
     arrays: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     columns: Mapped[list[str] | None] = mapped_column(JSON)
     created_at: Mapped[float] = mapped_column(default=now())

@@ -24,7 +24,7 @@ router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 FileName = Annotated[
     str,
     Query(
-        pattern=r"^[A-Za-z0-9 ._()-]{1,150}\.(npy|npz|csv|parquet)$",
+        pattern=r"^[A-Za-z0-9 ._()-]{1,150}\.(npy|npz|csv|parquet|txt|jsonl)$",
         description="the file's own name, which says its format",
     ),
 ]
@@ -32,7 +32,9 @@ DatasetId = Annotated[str, Path(max_length=100)]
 
 
 class DatasetOut(BaseModel):
-    """An upload; give `id`, `n` and `dim` in a spec with the source upload."""
+    """An upload: of numbers, whose `id`, `n` and `dim` go into a spec with the source upload; or of
+    text (`dim` is null), whose `id` and the `column` that holds it go into one with the source
+    text."""
 
     id: str
     name: str
@@ -40,7 +42,7 @@ class DatasetOut(BaseModel):
     bytes: int
     sha256: str
     n: int
-    dim: int
+    dim: int | None
     arrays: dict[str, list[int]] | None
     columns: list[str] | None
     created_at: datetime
@@ -58,7 +60,8 @@ class DatasetList(BaseModel):
 async def upload(
     name: FileName, request: Request, database: DatabaseDep, settings: SettingsDep, user: UserDep
 ) -> DatasetOut:
-    """Upload a file (the body, as it is) of numbers: N observations × D dimensions."""
+    """Upload a file (the body, as it is) of numbers, N observations × D dimensions, or
+    of text."""
     dataset_id = uuid7().hex
     folder = settings.datasets(dataset_id)
     folder.mkdir(parents=True)
