@@ -4,8 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from benchmarks import language, tractable
 from benchmarks.table import Row, SkippedError, markdown
-from benchmarks.tractable import BENCHMARKS
+
+BENCHMARKS = {**tractable.BENCHMARKS, **language.BENCHMARKS}
 
 
 def main() -> int:

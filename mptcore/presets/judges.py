@@ -116,6 +116,29 @@ def fig5_area(published: Published, results: Sequence[Results]) -> Iterator[Comp
         yield _at_least(f"rise of the area, seed {seed}", published["least_rise"][0], area - start)
 
 
+def fig5_bert(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """Pretrained, the curve falls, and more in its last tenth than in its first half; random, it is
+    flat."""
+    pretrained, random = (_finite(r.curve("score_by_rate", seed=SEEDS[0])) for r in results)
+    tenth, half = len(pretrained) // 10, len(pretrained) // 2
+    early, late = pretrained[0] - pretrained[half], pretrained[-tenth] - pretrained[-1]
+    least = published["least_fall"][0]
+    yield _at_least("fall of the pretrained curve", least, pretrained[0] - pretrained[-1])
+    yield _at_least("its fall in the last tenth less that in the first half", 0, late - early)
+    level = published["flat_at"][0]
+    yield within("mean of the random curve", level, fmean(random), 0.5)
+    yield Comparison("range of the random curve", 0, max(random) - min(random), 0, 0.5)
+
+
+def table2(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """The areas, within 5 % for the pretrained model; random weights differ from draw to draw, as
+    the published ones do: within 2.5 %."""
+    for result, name, share in zip(results, ("pretrained", "random"), (0.05, 0.025), strict=True):
+        figure = published[name][0]
+        measured = result.metric("area", seed=SEEDS[0])
+        yield within(f"area, {name}", figure, measured, share * abs(figure))
+
+
 def _area_is_lml(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
     """By the spread over the seeds, whose masks are independent."""
     (result,) = results

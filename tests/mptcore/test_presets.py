@@ -12,9 +12,11 @@ from mptcore.masks import draw_masks
 from mptcore.presets import PRESETS, Preset, Results
 from mptcore.records import encode
 from mptcore.run import run
-from mptcore.specs import ExperimentSpec, FixedSize, PpcaData
+from mptcore.specs import ExperimentSpec, FixedSize, PpcaData, TextExperiment
 
-QUICK = sorted(set(PRESETS) - {"fig5-left"})
+LANGUAGE = [n for n, p in PRESETS.items() if isinstance(p.specs[0], TextExperiment)]
+"""These need a checkpoint and text from a hub, which tests do not reach."""
+QUICK = sorted(set(PRESETS) - {"fig5-left"} - set(LANGUAGE))
 _results: dict[ExperimentSpec, Results] = {}
 
 
@@ -70,6 +72,29 @@ def _wrong(value: float, figure: str) -> float:
             return value + 10
         case _:
             return value + 2
+
+
+def made_up(area: float, curve: list[float]) -> Results:
+    """Stands in for a run of BERT on GLUE."""
+    labels = {"seed": 4}
+    metric = {"record": "metric", "name": "area", "value": area, "std_err": 1.0, "labels": labels}
+    rows = [
+        {"record": "point", "series": "score_by_rate", "labels": labels}
+        | {"x": x / 100, "value": value, "std_err": 0.1, "n": 9}
+        for x, value in enumerate(curve, 1)
+    ]
+    return Results.of_records([metric, *rows])
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_language_models_are_judged_by_curve_and_area(name: str) -> None:
+    preset = PRESETS[name]
+    falling = [-1 - 5 * (x / 99) ** 8 for x in range(99)]
+    areas = [preset.published.get(kind, (0.0,))[0] for kind in ("pretrained", "random")]
+    pretrained, random = made_up(areas[0], falling), made_up(areas[1], [-10.4] * 99)
+    assert preset.verdict([pretrained, random]).verdict == "agrees"
+    assert preset.verdict([random, pretrained]).verdict == "differs"
+    assert preset.verdict([random, random]).verdict == "differs"
 
 
 def test_fig1_right_by_another_route() -> None:

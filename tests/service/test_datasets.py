@@ -1,11 +1,13 @@
 """Uploads through the API: what is refused leaves nothing, what is kept is its owner's."""
 
 import io
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from fastapi.testclient import TestClient
 
@@ -142,3 +144,83 @@ def test_others_uploads_are_not_there(
     assert api.delete(f"/v1/datasets/{made['id']}").status_code == 404
     answer = api.post("/v1/experiments", json={"spec": upload_spec(made["id"])})
     assert answer.json()["errors"][0]["pointer"] == "/spec/data/dataset"
+
+
+def parquet(**columns: Any) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
+
+
+TEXTS: list[tuple[str, bytes, int, list[str] | None]] = [
+    ("a.txt", "the cat sat\n\nона ушла\n".encode(), 2, None),
+    ("a.jsonl", b'{"text": "the cat"}\n{"text": "a dog", "stars": 2}\n', 2, ["text"]),
+    ("a.parquet", parquet(text=["the cat", "a dog", None], stars=[1, 2, 3]), 2, ["text"]),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "n", "columns"), TEXTS)
+def test_text_is_uploaded(
+    api: TestClient, name: str, content: bytes, n: int, columns: list[str] | None
+) -> None:
+    answer = post(api, name, content)
+    assert answer.status_code == 201, answer.json()
+    made = answer.json()
+    assert (made["n"], made["dim"], made["columns"]) == (n, None, columns)
+    model = {"family": "masked_lm", "checkpoint": "any"}
+    data = {"source": "text", "dataset": made["id"]}
+    accepted = api.post("/v1/experiments", json={"spec": {"model": model, "data": data}})
+    assert accepted.status_code == 202, accepted.json()
+    if columns:
+        spec = {"model": model, "data": {**data, "column": "body"}}
+        errors = api.post("/v1/experiments", json={"spec": spec}).json()["errors"]
+        assert errors[0]["pointer"] == "/spec/data/column"
+        assert "are text; not body" in errors[0]["detail"]
+    numbers = api.post("/v1/experiments", json={"spec": upload_spec(made["id"])}).json()
+    assert "holds text" in numbers["errors"][0]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
+        ("a.txt", b"\n \n", "no text in it"),
+        ("a.jsonl", b'{"text": "a"}\nnot json\n', "line 2 is not JSON"),
+        ("a.jsonl", b"[1, 2]\n", "line 1 is no JSON object"),
+        ("a.jsonl", b'{"n": 1}\n', "none of its columns holds text"),
+        ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
+    ],
+)
+def test_text_that_is_none_is_refused(
+    api: TestClient, settings: Settings, name: str, content: bytes, words: str
+) -> None:
+    answer = post(api, name, content)
+    assert answer.status_code == 422
+    assert words in answer.json()["errors"][0]["detail"]
+    assert not list((settings.store / "datasets").glob("*"))
+
+
+def test_numbers_are_not_read_as_text(api: TestClient) -> None:
+    made = post(api, "good.npy", npy(GOOD)).json()
+    model = {"family": "masked_lm", "checkpoint": "any"}
+    data = {"source": "text", "dataset": made["id"]}
+    answer = api.post("/v1/experiments", json={"spec": {"model": model, "data": data}})
+    assert "holds numbers" in answer.json()["errors"][0]["detail"]
+    data["dataset"] = "0" * 32
+    answer = api.post("/v1/experiments", json={"spec": {"model": model, "data": data}})
+    assert "no data set of this id" in answer.json()["errors"][0]["detail"]
+
+
+def test_a_file_that_promises_more_than_memory_is_refused(api: TestClient) -> None:
+    """A deflated archive of a few megabytes that unpacks to eight gigabytes."""
+    file = io.BytesIO()
+    header = np.lib.format.header_data_from_array_1_0(np.zeros((1, 2)))
+    header["shape"] = (2**29, 2)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("a.npy", "w", force_zip64=True) as entry:
+            np.lib.format.write_array_header_1_0(entry, header)
+            entry.write(bytes(2**24))
+    answer = post(api, "bomb.npz", file.getvalue())
+    assert answer.status_code == 422, answer.json()
+    detail = answer.json()["errors"][0]["detail"]
+    assert "memory" in detail or "not a readable" in detail

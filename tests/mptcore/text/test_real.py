@@ -14,7 +14,6 @@ HAVE = Path(os.environ.get("MPT_MODELS_DIR", "/nowhere"), "rxnfp-bert").is_dir()
 pytestmark = pytest.mark.skipif(not HAVE, reason="needs the checkpoints of MPT_MODELS_DIR")
 
 RATES = [0.01, 0.15, 0.5, 0.85, 0.99]
-MOLECULES = {"source": "text", "file": "nci_smiles.txt"}
 SENTENCES = {"source": "text", "file": "rotten_tomatoes.txt"}
 
 
@@ -43,29 +42,34 @@ def area(found: list[Record], **labels: Any) -> Metric:
     return one
 
 
-@pytest.mark.parametrize(
-    ("name", "first", "last", "random"),
-    [("rxnfp-bert", -1.2, -3.05, -6.4), ("rxnmapper-albert", -1.4, -12.0, -6.4)],
-)
-def test_pretrained_against_random(name: str, first: float, last: float, random: float) -> None:
+EXPECTED = {
+    "rxnfp-bert": [-0.6, -0.9, -1.9, -2.7, -2.9],
+    "rxnmapper-albert": [-0.8, -1.1, -2.3, -4.0, -12.0],
+}
+"""Measured before by another program (../shared/data/README.md), to a digit."""
+ALL_BUT_ONE = 1.0
+"""At 99 % a molecule of thirty tokens has 29 or 30 of them masked, and rxnmapper-albert scores 1.5
+nats less with none to see (−12.4 at 100 %): how that program rounded is not known."""
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_pretrained_against_random(name: str) -> None:
     """Fig. 5 (right) on molecules: a pretrained model's curve falls, most of it at the end; a
-    random one's is flat at −log V. One in two of the molecules that the README was measured on."""
-    pretrained = {"checkpoint": name}
-    masks = {"schedule": "rates", "rates": RATES, "per_size": 2}
+    random one's is flat at about −log 591 = −6.4."""
+    text = Path(os.environ["MPT_DATA_DIR"], "text", "nci_smiles.txt").read_text().splitlines()
     found = ran(
-        pretrained,
-        {**MOLECULES, "n": 128},
+        {"checkpoint": name},
+        {"source": "text", "lines": text[:256]},
         baseline={"family": "masked_lm", "checkpoint": name, "init": "random"},
-        evaluate={"masks": masks},
+        evaluate={"masks": {"schedule": "rates", "rates": RATES}},
     )
     learned, flat = curve(found, model="model"), curve(found, model="baseline")
-    assert all((p.std_err or 0) > 0 and p.n == 256 for p in learned.values())
-    values = [learned[rate].value or 0 for rate in RATES]
-    assert values[1:] == sorted(values[1:], reverse=True)
-    assert values[0] == pytest.approx(first, abs=0.4)
-    assert values[-1] == pytest.approx(last, abs=0.8)
+    for rate, expected in zip(RATES, EXPECTED[name], strict=True):
+        point = learned[rate]
+        tolerance = 0.06 + 4 * (point.std_err or 0) + (ALL_BUT_ONE if rate == 0.99 else 0)
+        assert point.value == pytest.approx(expected, abs=tolerance)
     level = [flat[rate].value or 0 for rate in RATES]
-    assert level == pytest.approx([random] * 5, abs=0.35)
+    assert level == pytest.approx([-6.5] * 5, abs=0.4)
     assert max(level) - min(level) < 0.2
     assert (area(found, model="model").value or 0) > (area(found, model="baseline").value or 0)
 

@@ -1,0 +1,161 @@
+"""Language models against the tools that one would use instead: transformers' Trainer."""
+
+import importlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from benchmarks.table import Row, SkippedError
+from mptcore.data.vision import torchvision_datasets
+from mptcore.records import Metric
+from mptcore.run import run
+from mptcore.specs import TextExperiment
+
+SENTENCES = 1024
+AREA_RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""The passes of the Trainer that are timed, of 99."""
+BERT_BASE = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
+
+
+def throughput(threads: int) -> Iterator[Row]:
+    """One pass at 15 % over sentences, by a BERT of the base size with random weights."""
+    spec = _spec(
+        {"checkpoint": "bert-uncased-tokenizer", "init": "random", "architecture": BERT_BASE},
+        {"file": "rotten_tomatoes.txt", "n": SENTENCES},
+        {"masks": {"schedule": "rates", "rates": [0.15]}},
+        threads,
+    )
+    parts = _Parts(spec)
+    ours, encoder = parts.time_of_pass(0.15), parts.encoder_rate()
+    theirs = parts.time_of_trainer(0.15)
+    rate = parts.tokens / ours
+    ratio = theirs / ours
+    work = f"bert-base (random), {SENTENCES} sentences at 15 %, float32"
+    remark = f"{rate:.0f} tokens/s, {100 * rate / encoder:.0f} % of the encoder's own rate"
+    against = f"Trainer.evaluate: {parts.tokens / theirs:.0f} tokens/s"
+    yield Row("lm-throughput", work, ours, against, ratio, "2", ratio >= 2, remark)
+
+
+def area(threads: int) -> Iterator[Row]:
+    """The area under the curve of a real pretrained model to half a percent."""
+    model, data = {"checkpoint": "rxnfp-bert"}, {"file": "nci_smiles.txt"}
+    rough = _measured(_spec(model, {**data, "n": 200}, {"masks": {"rates": [0.3, 0.7]}}, threads))
+    target = 0.005 * abs(rough["area"].value or math.nan) / 0.8  # the two stand for 0.8 of the axis
+    spec = _spec(model, data, {"target_std_err": target}, threads)
+    began = time.perf_counter()
+    found = _measured(spec)
+    seconds = time.perf_counter() - began
+    parts = _Parts(spec)
+    passes = sum(parts.time_of_trainer(rate) for rate in AREA_RATES)
+    baseline = passes * 99 / len(AREA_RATES)
+    value, error = found["area"].value or math.nan, found["area"].std_err or math.nan
+    remark = f"{value:.1f} ± {error:.1f} from {found['masks'].value:.0f} masks"
+    against = f"99 passes of Trainer.evaluate, from {len(AREA_RATES)} of them: {baseline:.0f} s"
+    ratio = baseline / seconds
+    work = "area of rxnfp-bert on 4,999 molecules to 0.5 %, all told"
+    met = ratio >= 20 and error <= 0.0055 * abs(value)
+    yield Row("lm-area", work, seconds, against, ratio, "20", met, remark)
+
+
+class _Parts:
+    """The model and the text of a spec, for both ways."""
+
+    def __init__(self, spec: TextExperiment):
+        torchvision_datasets()
+        self.checkpoints = importlib.import_module("mptcore.text.checkpoints")
+        corpora = importlib.import_module("mptcore.text.corpus")
+        self.spec = spec
+        torch.set_num_threads(spec.compute.threads)
+        self.tokenizer = self.checkpoints.Checkpoint.of(spec.model).tokenizer()
+        self.network = self.checkpoints.network_of(spec.model, self.tokenizer, 0).eval()
+        self.corpus = corpora.read(spec.data, self.tokenizer, 512)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are no padding, in one pass."""
+        return len(self.corpus.ids)
+
+    def time_of_pass(self, rate: float) -> float:
+        """Seconds for one pass as the runs make it, the masks included."""
+        draws = importlib.import_module("mptcore.text.draws")
+        lm = importlib.import_module("mptcore.text.masked_lm")
+        masker = draws.Masker(self.corpus, self.tokenizer.mask_token_id, len(self.tokenizer))
+        model = lm.MaskedLm(self.network, torch.device("cpu"), torch.float32)
+        sequences = torch.arange(len(self.corpus))
+        rates = torch.full((len(sequences),), rate, dtype=torch.float64)
+
+        def one_pass(part: torch.Tensor) -> None:
+            found, _ = masker.at_rates(part, rates[: len(part)], torch.Generator().manual_seed(1))
+            for _ in lm.score({"model": model}, found, lm.Tape()):
+                pass
+
+        one_pass(sequences[:32])  # warm
+        began = time.perf_counter()
+        one_pass(sequences)
+        return time.perf_counter() - began
+
+    def encoder_rate(self) -> float:
+        """Tokens per second of the encoder alone, on full batches without padding."""
+        length = int(self.corpus.lengths.double().mean())
+        ids = torch.randint(1000, (2048 // length, length))
+        with torch.inference_mode():
+            self.network.base_model(input_ids=ids)
+            began = time.perf_counter()
+            for _ in range(8):
+                self.network.base_model(input_ids=ids)
+        return 8 * ids.numel() / (time.perf_counter() - began)
+
+    def time_of_trainer(self, rate: float) -> float:
+        """Seconds of Trainer.evaluate with the usual collator, both at their defaults."""
+        transformers = self.checkpoints.transformers
+        ends = self.corpus.offsets.tolist()
+        ids = self.corpus.ids.tolist()
+        rows = [{"input_ids": ids[a:b]} for a, b in pairwise(ends)]
+        collator = transformers.DataCollatorForLanguageModeling(
+            self.tokenizer, mlm_probability=rate
+        )
+        with TemporaryDirectory() as folder:
+            options: Any = {"report_to": [], "disable_tqdm": True, "use_cpu": True}
+            arguments = transformers.TrainingArguments(folder, **options)
+            trainer = transformers.Trainer(
+                self.network, arguments, data_collator=collator, eval_dataset=rows
+            )
+            trainer.evaluate(rows[:32])  # warm
+            began = time.perf_counter()
+            trainer.evaluate()
+            return time.perf_counter() - began
+
+
+def _spec(
+    model: dict[str, Any], data: dict[str, Any], evaluate: dict[str, Any], threads: int
+) -> TextExperiment:
+    folder = os.environ.get("MPT_MODELS_DIR", "")
+    if not Path(folder, model["checkpoint"]).is_dir():
+        raise SkippedError(f"{model['checkpoint']} is not in MPT_MODELS_DIR")
+    value = {
+        "model": {"family": "masked_lm", **model},
+        "data": {"source": "text", **data},
+        "evaluate": evaluate,
+        "compute": {"threads": threads},
+    }
+    return TextExperiment.model_validate(json.loads(json.dumps(value)))
+
+
+def _measured(spec: TextExperiment) -> dict[str, Metric]:
+    return {r.name: r for r in run(spec) if isinstance(r, Metric)}
+
+
+BENCHMARKS = {"lm-throughput": throughput, "lm-area": area}

@@ -1,0 +1,70 @@
+"""Language models through the whole service: text uploaded, trained on, scored, over HTTP."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import Client, serve
+from tests.mptcore.text import tiny
+
+TINY = {"family": "masked_lm", "checkpoint": "tiny"}
+COMPUTE = {"threads": 1}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """An embedded service that has one checkpoint."""
+    folder = tmp_path_factory.mktemp("language")
+    tiny.checkpoint(folder / "models" / "tiny")
+    port = serve.free_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MPT_MODELS_DIR", str(folder / "models"))
+        with serve.embedded(folder / "store", port, folder / "log"):
+            key = (folder / "store" / "api-key").read_text().strip()
+            with Client(f"http://127.0.0.1:{port}", key) as client:
+                serve.wait_until(client.is_ready)
+                yield client
+
+
+def upload(client: Client, path: Path, content: str) -> dict[str, Any]:
+    path.write_text(content)
+    made: dict[str, Any] = client.upload(path)
+    return made
+
+
+def test_trained_on_an_upload_and_scored(client: Client, tmp_path: Path) -> None:
+    rows = "\n".join(json.dumps({"text": line, "stars": 3}) for line in tiny.lines(40))
+    made = upload(client, tmp_path / "reviews.jsonl", rows)
+    assert (made["n"], made["dim"], made["columns"]) == (40, None, ["text"])
+    data = {"source": "text", "dataset": made["id"], "heldout": 0.2}
+    train = {"steps": 10, "batch_size": 8, "masks": {"schedule": "uniform"}, "curve_at": [5]}
+    spec = {"model": {**TINY, "init": "random"}, "data": data, "train": train, "compute": COMPUTE}
+    trained = client.wait(client.submit(spec)["id"], timeout_s=120)
+    assert trained["status"] == "succeeded", trained["failure"]
+
+    model = {**TINY, "init": "experiment", "experiment": trained["id"]}
+    data = {"source": "text", "dataset": made["id"]}
+    spec = {"model": model, "baseline": TINY, "data": data, "compute": COMPUTE}
+    scored = client.wait(client.submit(spec)["id"], timeout_s=120)
+    assert scored["status"] == "succeeded", scored["failure"]
+    curves = client.curves(scored["id"], "score_by_rate")
+    assert [curve["labels"]["model"] for curve in curves] == ["model", "baseline"]
+    for curve in curves:
+        assert len(curve["x"]) == 99
+        assert all(value is not None for value in curve["value"])
+        assert all(error > 0 for error in curve["std_err"])
+    area = {m["labels"].get("model"): m for m in scored["metrics"] if m["name"] == "area"}
+    assert area["model"]["std_err"] > 0
+
+
+def test_what_cannot_run_fails_with_cause_and_cure(client: Client) -> None:
+    data = {"source": "text", "lines": tiny.lines(3)}
+    model = {**TINY, "checkpoint": "nobody/nothing"}
+    submitted = client.submit({"model": model, "data": data, "compute": COMPUTE})
+    ended = client.wait(submitted["id"], timeout_s=120)
+    assert ended["status"] == "failed"
+    assert ended["failure"]["kind"] == "invalid"
+    assert "MPT_MODELS_DIR" in ended["failure"]["message"]
