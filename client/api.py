@@ -128,6 +128,15 @@ class Client:
         found: list[Json] = answer["series"]
         return found
 
+    def preset(self, name: str) -> Json:
+        """One of the paper's tables and figures: its specs, and what was published."""
+        return self._call("GET", f"/v1/presets/{name}")
+
+    def verdict(self, name: str, experiment_ids: list[str]) -> Json:
+        """Whether experiments that ran a preset's specs, in order, agree with what was published."""
+        query = {"experiment": experiment_ids}
+        return self._call("GET", f"/v1/presets/{name}/verdict", params=query)
+
     def is_ready(self) -> bool:
         """Whether the service answers."""
         try:

@@ -181,11 +181,9 @@ class TextEvaluation:
         over the population of sequences."""
         factor = self.spec.dimensions
         yield self._metric("area", name, mean.scaled(factor))
-        reason = "sequences were sampled, or there is one" if among is None else None
-        population = None if among is None else among * factor
-        labels = self._labels_of(name)
-        metric = "area" if name != DIFFERENCE else "area_difference"
-        yield Metric(f"{metric}_population", mean.mean * factor, population, labels, reason)
+        population = Estimate(mean.mean, among).scaled(factor)
+        reason = "sequences were sampled, or there is one"
+        yield self._metric("area", name, population, "_population", reason)
         yield from self._rates_of_text(name, mean.scaled(1 / width), "area")
 
     def _rates_of_text(self, name: str, score: Estimate, of: str) -> Iterator[Record]:
@@ -258,7 +256,7 @@ class TextEvaluation:
         """A score of whole sequences: its mean, that over the population, and per token."""
         yield self.done, self._metric(metric, name, estimates.finite_mean(values, noise, n))
         population = estimates.population_mean(values)
-        yield self.done, self._metric(f"{metric}_population", name, population)
+        yield self.done, self._metric(metric, name, population, "_population")
         token = estimates.per_token(values, noise, sizes, n)
         for record in self._rates_of_text(name, token, metric):
             yield self.done, record
@@ -300,9 +298,11 @@ class TextEvaluation:
         reason = ONE_DRAW if value.std_err is None else None
         return Point(series, rate, value.mean, value.std_err, n, self._labels_of(name), reason)
 
-    def _metric(self, metric: str, name: str, value: Estimate) -> Metric:
-        full = f"{metric}_difference" if name == DIFFERENCE else metric
-        return _metric(full, value, self._labels_of(name))
+    def _metric(
+        self, metric: str, name: str, value: Estimate, suffix: str = "", reason: str = ONE_DRAW
+    ) -> Metric:
+        difference = "_difference" if name == DIFFERENCE else ""
+        return _metric(f"{metric}{difference}{suffix}", value, self._labels_of(name), reason)
 
 
 def total_masks(spec: TextEvaluate, corpus: Corpus) -> int:
@@ -320,6 +320,6 @@ def _split(values: Tensor, parts: list[Draws]) -> tuple[Tensor, ...]:
     return torch.split(values, [len(part) for part in parts], 1)
 
 
-def _metric(name: str, value: Estimate, labels: Labels) -> Metric:
-    reason = ONE_DRAW if value.std_err is None else None
-    return Metric(name, value.mean, value.std_err, labels, reason)
+def _metric(name: str, value: Estimate, labels: Labels, reason: str = ONE_DRAW) -> Metric:
+    said = reason if value.std_err is None else None
+    return Metric(name, value.mean, value.std_err, labels, said)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from client import Client, serve
+from client import Client, Refused, serve
 from tests.mptcore.text import tiny
 
 TINY = {"family": "masked_lm", "checkpoint": "tiny"}
@@ -68,3 +68,10 @@ def test_what_cannot_run_fails_with_cause_and_cure(client: Client) -> None:
     assert ended["status"] == "failed"
     assert ended["failure"]["kind"] == "invalid"
     assert "MPT_MODELS_DIR" in ended["failure"]["message"]
+
+
+def test_the_paper_s_presets_by_the_client(client: Client) -> None:
+    preset = client.preset("table2-cola")
+    assert [spec["model"]["init"] for spec in preset["specs"]] == ["pretrained", "random"]
+    with pytest.raises(Refused, match="2 experiments of yours"):
+        client.verdict("table2-cola", ["0" * 32, "1" * 32])
