@@ -133,7 +133,7 @@ class Client:
         return self._call("GET", f"/v1/presets/{name}")
 
     def verdict(self, name: str, experiment_ids: list[str]) -> Json:
-        """Whether experiments that ran a preset's specs, in order, agree with what was published."""
+        """Whether experiments that ran a preset's specs, in order, agree with the paper."""
         query = {"experiment": experiment_ids}
         return self._call("GET", f"/v1/presets/{name}/verdict", params=query)
 

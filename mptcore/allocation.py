@@ -1,7 +1,7 @@
 """Spending masks where they reduce the error most, until a target standard error is reached."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,24 +48,31 @@ def score_to_target(
     generator: torch.Generator,
     batch: int,
     tape: Tape,
-) -> Iterator[Round]:
+) -> Iterator[int | Round]:
     """Rounds of masks until the sum of the first model's scores over all sizes has the target
-    standard error, or `max_masks` are scored; the pilot's masks count too."""
+    standard error, or `max_masks` are scored; the pilot's masks count too. Between them, how many
+    masks were scored more."""
 
-    def score(counts: Tensor) -> Curves:
+    def score(counts: Tensor) -> Generator[int, None, Curves]:
         plan = zip(sizes, counts.tolist(), strict=True)
         masks = draw_independent(plan, models[0].dim, generator, batch)
-        return list(score_masks(models, masks, tape))
+        curves: Curves = []
+        for found in score_masks(models, masks, tape):
+            if isinstance(found, int):
+                yield found
+            else:
+                curves.append(found)
+        return curves
 
     counts = torch.full((len(sizes),), PILOT)
-    learned = score(counts)
+    learned = yield from score(counts)
     masks_scored = int(counts.sum())
     yield Round([], masks_scored, math.inf)
     curves: Curves = []
     while masks_scored + 2 * len(sizes) <= max_masks:
         wanted = neyman(_deviations(curves or learned), target**2 / MARGIN)
         more = affordable(_missing(wanted, curves), max_masks - masks_scored)
-        curves = _joined(curves, score(more))
+        curves = _joined(curves, (yield from score(more)))
         masks_scored += int(more.sum())
         yield (state := Round(curves, masks_scored, _std_err(curves)))
         if state.reached(target):

@@ -76,7 +76,10 @@ class Evaluation:
         done = 0
         joint = isinstance(masks, FixedSize)
         for scores in score_masks(list(self.models.values()), batches, self.tape, joint):
-            done += len(scores[0].values)
+            if isinstance(scores, int):
+                done += scores
+                yield done, None
+                continue
             curves.append(scores)
             for record in self._points(scores):
                 yield done, record
@@ -87,8 +90,13 @@ class Evaluation:
         models, masks, most = list(self.models.values()), self.spec.masks, self.spec.max_masks
         sizes = masks.mask_sizes(self.first.dim)
         state = None
-        for state in score_to_target(models, sizes, target, most, generator, self.batch, self.tape):
-            yield state.masks_scored, None
+        done = 0
+        for found in score_to_target(models, sizes, target, most, generator, self.batch, self.tape):
+            if isinstance(found, int):
+                done += found
+                yield done, None
+            else:
+                state = found
         assert state is not None
         curves.extend(state.curves)
         for scores in curves:

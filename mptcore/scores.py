@@ -1,6 +1,5 @@
 """From scored masks to estimates: the MPT curve, its sum, and their standard errors."""
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -55,12 +54,26 @@ def score_masks(
     batches: Iterator[MaskBatch],
     tape: Tape,
     joint: bool = False,
-) -> Iterator[tuple[SizeScores, ...]]:
-    """The scores of all masks by each model, size by size; with `joint` the joint scores too."""
-    scored = itertools.chain.from_iterable(_score(models, batch, tape, joint) for batch in batches)
-    for size, parts in itertools.groupby(scored, key=lambda part: part[0]):
-        values = torch.cat([part[1] for part in parts], dim=2)  # (models, 1 or 2, P)
-        yield tuple(SizeScores(size, own[0], own[1] if joint else None) for own in values)
+) -> Iterator[int | tuple[SizeScores, ...]]:
+    """The scores of all masks by each model, size by size; with `joint` the joint scores too.
+    After each batch, how many masks it scored: a run may rest there."""
+
+    def of_size(size: int, parts: list[Tensor]) -> tuple[SizeScores, ...]:
+        values = torch.cat(parts, dim=2)  # (models, 1 or 2, P)
+        return tuple(SizeScores(size, own[0], own[1] if joint else None) for own in values)
+
+    parts: list[Tensor] = []
+    last = 0
+    for batch in batches:
+        for size, part in _score(models, batch, tape, joint):
+            if parts and size != last:
+                yield of_size(last, parts)
+                parts = []
+            parts.append(part)
+            last = size
+        yield len(batch.masked)
+    if parts:
+        yield of_size(last, parts)
 
 
 @torch.no_grad()

@@ -51,8 +51,12 @@ class Settings(BaseSettings):
     def datasets(self, dataset_id: str) -> Path:
         return self.store / "datasets" / dataset_id
 
+    @property
+    def all_checkpoints(self) -> Path:
+        return self.store / "checkpoints"
+
     def checkpoints(self, experiment_id: str) -> Path:
-        return self.store / "checkpoints" / experiment_id
+        return self.all_checkpoints / experiment_id
 
     def artifacts(self, experiment_id: str) -> Path:
         return self.store / "artifacts" / experiment_id

@@ -319,6 +319,21 @@ def reap(session: Session, dispatch_timeout_s: float, max_lost: int) -> list[tup
     return done
 
 
+def forget_checkpoints(
+    session: Session, experiment_ids: Sequence[str], after_s: float
+) -> Sequence[str]:
+    """Those of these experiments that ended more than `after_s` seconds ago: their checkpoints
+    serve no one, and are taken off the books. Their files may go."""
+    over = select(Experiment.id).where(
+        Experiment.id.in_(experiment_ids),
+        Experiment.status.in_(TERMINAL),
+        Experiment.finished_at < now() - after_s,
+    )
+    ended = session.scalars(over).all()
+    session.execute(delete(Checkpoint).where(Checkpoint.experiment_id.in_(ended)))
+    return ended
+
+
 def _after_loss(session: Session, lost: Row[str, int, int, str], max_lost: int) -> Status:
     """What becomes of an experiment (id, lost, attempt, desired_state) that was put back to the
     queue because its attempt was lost."""

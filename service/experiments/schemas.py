@@ -28,7 +28,7 @@ class Validation(BaseModel):
     """What a submission would become."""
 
     spec: ExperimentSpec
-    masks: int
+    masks: int | None
     """How many masks would be scored."""
     queue_position: int
     """How many queued experiments would run before it."""

@@ -25,6 +25,10 @@ BASE: dict[str, Any] = {
 TRAIN = {"epochs": 9, "batch_size": 8, "curve_at": [0, 5], "learn_noise_precision": True}
 SPECS: dict[str, dict[str, Any]] = {
     "scores": {**BASE, "evaluate": {"masks": {"schedule": "all", "per_size": 3000}}},
+    "one size": {
+        **BASE,
+        "evaluate": {"masks": {"schedule": "fixed", "size": 3, "per_size": 40_000}},
+    },
     "target": {**BASE, "evaluate": {"target_std_err": 0.05}},
     "training": {**BASE, "train": TRAIN, "data": {**BASE["data"], "heldout": 0.2}},
     "own data": {**BASE, "train": {"epochs": 5}, "data": {**BASE["data"], "seed": "run"}},

@@ -1,5 +1,6 @@
 """The reaper waits a whole lease after the database was away."""
 
+import math
 import time
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ from sqlalchemy.exc import OperationalError
 
 from service.database import Database
 from service.experiments import queue, store
-from service.experiments.models import Experiment
+from service.experiments.models import Checkpoint, DesiredState, Experiment, Status
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from tests.conftest import ppca_spec
@@ -84,3 +85,32 @@ def test_grace_after_a_gap(
         time.sleep(0.1)
         reaper.tick()
     assert status(database, running) == "queued"
+
+
+def test_checkpoints_of_what_ended_without_a_worker_are_removed(
+    database: Database, running: str, settings: Settings
+) -> None:
+    """Paused with a checkpoint, then cancelled by the API: no worker is there to clean up. What is
+    paused still keeps its own."""
+    reaper = Reaper(database, settings.model_copy(update={"lease_s": 0.1}))
+    folder = settings.checkpoints(running)
+    folder.mkdir(parents=True)
+    (folder / "000000000001-abc.safetensors").write_bytes(b"")
+    with database.transaction() as session:
+        row = {"experiment_id": running, "after_seq": 1, "attempt": 1, "file": "f", "sha256": "0"}
+        session.add(Checkpoint(**row))
+        session.get_one(Experiment, running).status = Status.PAUSED
+
+    def swept() -> bool:
+        for _ in range(2):
+            reaper._swept_at = -math.inf
+            reaper.tick()
+            time.sleep(0.3)
+        return not folder.exists()
+
+    assert not swept()
+    with database.transaction() as session:
+        queue.request(session, running, DesiredState.CANCEL)
+    assert swept()
+    with database.snapshot() as session:
+        assert queue.checkpoints(session, running) == []
