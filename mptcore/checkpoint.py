@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as as_bytes
 from torch import Tensor
 
 from mptcore.records import Checkpoint
 from mptcore.session import Session, Tape, TrainingState
-from mptcore.specs import ExperimentSpec
+from mptcore.specs import EXPERIMENT, ExperimentSpec
 from mptcore.weights import write_durably
 
 KEPT = 2
@@ -85,7 +86,7 @@ def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (OSError, SafetensorError):
         return None
-    if header["spec"] != spec.model_dump_json():
+    if not _is_of(header["spec"], spec):
         return None
     tape = (
         Tape.of(tensors["scores"], json.loads(header["batches"])) if "batches" in header else Tape()
@@ -96,6 +97,13 @@ def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
         epoch, seq, done = json.loads(header["training"])
         training = TrainingState(epoch, seq, done, own)
     return Resumed(int(header["after"]), tape, training)
+
+
+def _is_of(text: str, spec: ExperimentSpec) -> bool:
+    try:
+        return bool(EXPERIMENT.validate_json(text) == spec)
+    except ValidationError:
+        return False  # of a version that knew other fields
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -51,7 +51,7 @@ class Runner:
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
-            advice = "lower data.n, per_size or latent_dim"
+            advice = "lower data.n, compute.memory_mib or the size of the model"
             return self._fail(Failure("oom", f"out of memory: {advice} ({error})"))
         self.out.flush()
         return COMPLETE

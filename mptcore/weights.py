@@ -36,12 +36,21 @@ def keep_tensors(tensors: Mapping[str, Tensor], said: dict[str, str], folder: Pa
     return Artifact(FILE, MEDIA_TYPE, hashlib.sha256(content).hexdigest())
 
 
-def load_kept(experiment: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors that an experiment kept, and what it said of them. Raises RunError."""
+def kept_digest(experiment: str) -> str:
+    """The SHA-256 of the weights that an experiment kept."""
+    return hashlib.sha256(_kept_file(experiment).read_bytes()).hexdigest()
+
+
+def _kept_file(experiment: str) -> Path:
     store = os.environ.get("MPT_STORE")
     if not store:
         raise RunError("invalid", "MPT_STORE, the folder that holds kept weights, is not set")
-    path = Path(store, "artifacts", experiment, FILE)
+    return Path(store, "artifacts", experiment, FILE)
+
+
+def load_kept(experiment: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors that an experiment kept, and what it said of them. Raises RunError."""
+    path = _kept_file(experiment)
     try:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()

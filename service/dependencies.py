@@ -53,8 +53,9 @@ async def current_user(
         user = known.get(digest)
         if user is None:
             user = await run_in_threadpool(_look_up, database, credentials.credentials)
+            if user is not None:
+                known[digest] = user
         if user is not None:
-            known.setdefault(digest, user)
             return user
     raise ApiError(
         HTTPStatus.UNAUTHORIZED,

@@ -1,5 +1,7 @@
 """The application: `uvicorn --factory service.main:create_app`."""
 
+import asyncio
+
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import Depends, FastAPI
 
@@ -24,6 +26,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.database = Database(settings.url)
     app.state.known_keys = known_keys()
+    app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
     app.add_middleware(AccessLog)
     app.add_middleware(CorrelationIdMiddleware, header_name="X-Request-ID", validator=None)
     install_handlers(app)

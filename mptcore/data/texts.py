@@ -1,7 +1,6 @@
 """Texts: from GLUE, from files, from uploads, from the spec itself."""
 
 import importlib
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple, assert_never
 
 from mptcore.data.upload import Inspection, UnreadableError, stored_file
 from mptcore.records import RunError
-from mptcore.specs import GlueText, PlainText, TextSource
+from mptcore.specs import GlueText, PlainText, SpecError, TextSource, parse_json
 
 FORMATS = ("txt", "jsonl", "parquet")
 GLUE_HUB = "nyu-mll/glue"
@@ -49,7 +48,7 @@ def texts(spec: TextSource) -> Rows:
         case PlainText(lines=lines) if lines is not None:
             return [(line,) for line in lines]
         case PlainText(file=name) if name is not None:
-            return _named(name)
+            return _named(name, spec.column)
         case PlainText():
             return _uploaded(str(spec.dataset), spec.column)
         case _:
@@ -78,8 +77,10 @@ def read(path: Path) -> Table:
         case ".jsonl":
             rows = _json_rows(path)
             names = dict.fromkeys(n for row in rows for n, x in row.items() if isinstance(x, str))
-        case _:
+        case ".parquet":
             rows, names = _parquet(path)
+        case suffix:
+            raise UnreadableError(f"text is in .txt, .jsonl or .parquet files, not {suffix}")
     if not names:
         raise UnreadableError("none of its columns holds text")
     kept = [tuple(x if isinstance(x := row.get(n), str) else None for n in names) for row in rows]
@@ -88,7 +89,8 @@ def read(path: Path) -> Table:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        text = path.read_text(encoding="utf-8")
+        return [line for line in text.split("\n") if line.strip()]  # U+2028 may be in a text
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableError(f"it is not UTF-8 text: {error}") from error
 
@@ -97,9 +99,10 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(_lines(path), 1):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UnreadableError(f"line {number} is not JSON: {error}") from error
+            row = parse_json(line.encode())
+        except SpecError as error:
+            detail = error.problems[0].detail
+            raise UnreadableError(f"line {number} is not JSON: {detail}") from error
         if not isinstance(row, dict):
             raise UnreadableError(f"line {number} is no JSON object")
         rows.append(row)
@@ -112,7 +115,7 @@ def _parquet(path: Path) -> tuple[list[dict[str, Any]], dict[str, None]]:
     try:
         names = dict.fromkeys(text_columns(path))
         return parquet.read_table(path, columns=list(names)).to_pylist(), names
-    except arrow.ArrowException as error:
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UnreadableError(f"not a readable .parquet file: {reason}") from error
 
@@ -126,14 +129,14 @@ def text_columns(path: Path) -> list[str]:
     return [column.name for column in schema if any(is_text(column.type) for is_text in texts)]
 
 
-def _named(name: str) -> Rows:
+def _named(name: str, column: str) -> Rows:
     folder = os.environ.get("MPT_DATA_DIR")
     if not folder:
         raise RunError("invalid", "MPT_DATA_DIR, the folder that holds texts, is not set")
     path = Path(folder, "text", name)
     if not path.is_file():
         raise RunError("invalid", f"there is no text {name} in the folder MPT_DATA_DIR/text")
-    return _texts_of(path, None, f"the text {name}")
+    return _texts_of(path, column, f"the text {name}")
 
 
 def _uploaded(dataset: str, column: str) -> Rows:
@@ -142,13 +145,21 @@ def _uploaded(dataset: str, column: str) -> Rows:
         path = stored_file(dataset, FORMATS)
     except UnreadableError as error:
         raise RunError("invalid", f"{what} cannot be used: {error}") from error
-    return _texts_of(path, (LINES if path.suffix == ".txt" else column,), what)
+    return _texts_of(path, column, what)
 
 
-def _texts_of(path: Path, columns: Sequence[str] | None, what: str) -> Rows:
+def _texts_of(path: Path, column: str, what: str) -> Rows:
+    try:
+        return read(path).of((LINES if path.suffix == ".txt" else column,))
+    except UnreadableError as error:
+        raise RunError("invalid", f"{what} cannot be used: {error}") from error
+
+
+def _pairs(path: Path, what: str) -> Rows:
+    """The one or two texts of each row of GLUE."""
     try:
         found = read(path)
-        return found.of(columns or found.columns)
+        return found.of([name for name in found.columns if name not in NO_TEXT][:2])
     except UnreadableError as error:
         raise RunError("invalid", f"{what} cannot be used: {error}") from error
 
@@ -160,7 +171,7 @@ def _glue(spec: GlueText) -> Rows:
     for suffix in FORMATS:
         local = Path(folder, "glue", spec.subset, f"{spec.split}.{suffix}") if folder else None
         if local is not None and local.is_file():
-            return _texts_of(local, None, what)
+            return _pairs(local, what)
     datasets: Any = importlib.import_module("datasets")
     try:
         found = datasets.load_dataset(GLUE_HUB, spec.subset, split=spec.split)
@@ -168,5 +179,5 @@ def _glue(spec: GlueText) -> Rows:
         reason = " ".join(str(error).split())[:300]
         cure = f"put {spec.split}.parquet into MPT_DATA_DIR/glue/{spec.subset}, or let this machine"
         raise RunError("invalid", f"{what} is not here: {cure} reach the hub ({reason})") from error
-    names = [name for name in found.column_names if name not in NO_TEXT]
+    names = [name for name in found.column_names if name not in NO_TEXT][:2]
     return [tuple(row[name] for name in names) for row in found]

@@ -27,6 +27,12 @@ class Architecture(Spec):
     intermediate_size: Annotated[int, Field(ge=4, le=65_536)]
     max_position_embeddings: Annotated[int, Field(ge=4, le=32_768)] = 512
 
+    def least_parameters(self) -> int:
+        """Those of the layers and positions; the vocabulary comes on top."""
+        width = self.hidden_size
+        layer = 4 * width**2 + 2 * width * self.intermediate_size
+        return self.num_hidden_layers * layer + self.max_position_embeddings * width
+
 
 class MaskedLmModel(Spec):
     """A masked language model of transformers with its tokenizer.
@@ -36,6 +42,7 @@ class MaskedLmModel(Spec):
     experiment takes the weights that the finished training run `experiment` kept. `corruption`:
     mask replaces an exact number of tokens by the mask token; bert draws each token by itself, and
     of those drawn replaces 80 %, gives 10 % a random token and leaves 10 % as they are.
+    `loss_heldout` is under exact masks, whatever the corruption.
     """
 
     family: Literal["masked_lm"]
@@ -117,8 +124,8 @@ class FixedRate(Spec):
 
 
 class UniformRate(Spec):
-    """A size for each sequence, uniform from 1 to its length: the objective is then an unbiased
-    estimate of the cumulative score per token."""
+    """A size for each sequence, uniform from 1 to its length: the objective then estimates the
+    cumulative score per token."""
 
     schedule: Literal["uniform"]
 
@@ -213,10 +220,25 @@ class TextExperiment(Spec):
         elif self.data.heldout is not None:
             detail = "it is kept out of training, and there is none: leave it null"
             problems.append(Problem("/data/heldout", detail))
+        if self.model.corruption == "bert":
+            problems += self._bernoulli_problems()
         problems += self.evaluate.problems() + seed_problems(self.seeds)
         if problems:
             reject(problems)
         return self
+
+    def _bernoulli_problems(self) -> list[Problem]:
+        """What needs exact numbers of masked tokens."""
+        found = []
+        exact = "exact numbers of tokens, which the corruption bert does not mask"
+        if self.train and isinstance(self.train.masks, UniformRate):
+            detail = f"uniform is for {exact}: use fixed, ramp or rates"
+            found.append(Problem("/train/masks/schedule", detail))
+        if self.evaluate.orders:
+            found.append(Problem("/evaluate/orders", f"these are for {exact}: leave it 0"))
+        if self.evaluate.pll:
+            found.append(Problem("/evaluate/pll", f"this is for {exact}: leave it out"))
+        return found
 
     def mask_count(self) -> int | None:
         """How many masks are scored is known once the text is read."""
@@ -224,15 +246,14 @@ class TextExperiment(Spec):
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
         """What is too large, as far as the spec tells."""
-        size = self.model.architecture
-        if size is None:
-            return []
-        layer = 4 * size.hidden_size**2 + 2 * size.hidden_size * size.intermediate_size
-        needed = 16 * size.num_hidden_layers * layer  # weights, gradients, two moments
-        if needed <= limits.memory_bytes:
-            return []
-        detail = (
-            f"a run takes at most {limits.memory_bytes >> 20} MiB; the layers alone take "
-            f"{needed >> 20} in training"
-        )
-        return [Problem("/model/architecture", detail)]
+        found = []
+        for pointer, model in (("/model", self.model), ("/baseline", self.baseline)):
+            size = model.architecture if model else None
+            needed = 16 * size.least_parameters() if size else 0  # with gradients and two moments
+            if needed > limits.memory_bytes:
+                detail = (
+                    f"a run takes at most {limits.memory_bytes >> 20} MiB; this takes "
+                    f"{needed >> 20} in training, the vocabulary not counted"
+                )
+                found.append(Problem(f"{pointer}/architecture", detail))
+        return found

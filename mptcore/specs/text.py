@@ -6,8 +6,10 @@ from pydantic import Field, model_validator
 
 from mptcore.specs.base import Problem, Seed, Spec, reject
 
-MOST_LINE_CHARACTERS = 500_000
+MOST_LINE_CHARACTERS = 200_000
 """The most that the lines given in a spec may come to; longer texts are uploaded."""
+
+TEXT_FILE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.(txt|jsonl|parquet)$"
 
 _PAIRED = ("train", "validation", "test")
 _MNLI = ("validation_matched", "validation_mismatched", "test_matched", "test_mismatched")
@@ -76,12 +78,15 @@ class GlueText(Text):
 
 
 class PlainText(Text):
-    """Texts of one's own, one a line: `file`, a name in the folder MPT_DATA_DIR/text; `lines`, here
-    in the spec; or `dataset`, the id of an upload (.txt; .jsonl and .parquet with the texts in
-    `column`)."""
+    """Texts of one's own: `file`, a name in the folder MPT_DATA_DIR/text; `dataset`, the id of an
+    upload; or `lines`, here in the spec. Files are .txt, with a text a line, or .jsonl or .parquet
+    with the texts in `column`."""
 
     source: Literal["text"]
-    file: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")] | None = None
+    file: (
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.(txt|jsonl|parquet)$")]
+        | None
+    ) = None
     lines: (
         Annotated[
             tuple[Annotated[str, Field(min_length=1, max_length=100_000)], ...],

@@ -49,12 +49,19 @@ class Checkpoint:
 
     @classmethod
     def of(cls, spec: MaskedLmModel) -> "Checkpoint":
-        """The folder of that name in MPT_MODELS_DIR where there is one, else the hub."""
+        """The folder of that name in MPT_MODELS_DIR where there is one, else the hub. Raises
+        RunError."""
         folder = os.environ.get("MPT_MODELS_DIR")
-        local = Path(folder, spec.checkpoint) if folder else None
+        local = Path(folder, spec.checkpoint).absolute() if folder else None
         if local is not None and local.is_dir():
-            return cls(spec.checkpoint, str(local), None)
-        return cls(spec.checkpoint, spec.checkpoint, spec.revision)
+            own = cls(spec.checkpoint, str(local), None)
+            if spec.revision is not None:
+                raise own._refusal("lies in MPT_MODELS_DIR, which has no revisions: leave it null")
+            return own
+        own = cls(spec.checkpoint, spec.checkpoint, spec.revision)
+        if Path(spec.checkpoint).exists():  # transformers would take it, wherever we happen to run
+            raise own._refusal("is not in MPT_MODELS_DIR, and no id of the hub")
+        return own
 
     def tokenizer(self) -> Tokenizer:
         """Its fast tokenizer, which has a mask token. Raises RunError."""
@@ -83,25 +90,17 @@ class Checkpoint:
             raise self._refusal(f"{detail}, which would be random: use another checkpoint")
         return network
 
-    def digest(self) -> str:
-        """The SHA-256 over its files, by name, that are read for a run."""
-        names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    def digest(self, weights: bool) -> str:
+        """The SHA-256 over its files, by name: those of the tokenizer and the architecture, and
+        with `weights` these too."""
+        folder = self._read(_folder, "its files")
+        patterns = ("*.json", "*.safetensors") if weights else ("*.json",)
         digest = hashlib.sha256()
-        for name in names:
-            if (path := self._file(name)) is not None:
-                digest.update(name.encode() + b"\0")
-                with path.open("rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
+        for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
+            digest.update(path.name.encode() + b"\0")
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
-
-    def _file(self, name: str) -> Path | None:
-        if Path(self.place).is_dir():
-            path = Path(self.place, name)
-            return path if path.is_file() else None
-        cached = transformers.utils.cached_file(
-            self.place, name, revision=self.revision, _raise_exceptions_for_missing_entries=False
-        )
-        return Path(cached) if cached else None
 
     def _read(self, read: Callable[..., Any], what: str, **options: Any) -> Any:
         try:
@@ -116,6 +115,20 @@ class Checkpoint:
         return RunError("invalid", f"the checkpoint {self.name} {detail}")
 
 
+def _folder(place: str, revision: str | None, trust_remote_code: bool) -> Path:
+    """Where the files of a checkpoint are: those of the hub that were needed so far."""
+    if Path(place).is_dir():
+        return Path(place)
+    found = transformers.utils.cached_file(place, "tokenizer_config.json", revision=revision)
+    return Path(found).parent
+
+
+def vocabulary_digest(tokenizer: Tokenizer) -> str:
+    """The SHA-256 of what the tokens are."""
+    tokens = json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return hashlib.sha256(tokens.encode()).hexdigest()
+
+
 def network_of(spec: MaskedLmModel, tokenizer: Tokenizer, seed: int) -> Network:
     """The network of a spec, in float32 on the CPU. Raises RunError."""
     checkpoint = Checkpoint.of(spec)
@@ -123,7 +136,7 @@ def network_of(spec: MaskedLmModel, tokenizer: Tokenizer, seed: int) -> Network:
         case "pretrained":
             return checkpoint.pretrained(checkpoint.config())
         case "experiment":
-            return _kept(str(spec.experiment))
+            return _kept(str(spec.experiment), tokenizer)
         case _:
             config = _architecture(spec, tokenizer) or checkpoint.config()
             return fresh(config, stream(seed, "init").initial_seed())
@@ -145,12 +158,22 @@ def _architecture(spec: MaskedLmModel, tokenizer: Tokenizer) -> Config | None:
     )
 
 
-def _kept(experiment: str) -> Network:
-    tensors, said = load_kept(experiment)
-    if "config" not in said:
+def kept_text(config: Config, tokenizer: Tokenizer) -> str:
+    """What is said of weights that are kept."""
+    said = {"config": config.to_dict(), "vocabulary": vocabulary_digest(tokenizer)}
+    return json.dumps(said, sort_keys=True)
+
+
+def _kept(experiment: str, tokenizer: Tokenizer) -> Network:
+    tensors, header = load_kept(experiment)
+    if "network" not in header:
         detail = "trained a model of another family"
         raise RunError("invalid", f"experiment {experiment} {detail}")
-    network = fresh(transformers.AutoConfig.for_model(**json.loads(said["config"])), 0)
+    said = json.loads(header["network"])
+    if said["vocabulary"] != vocabulary_digest(tokenizer):
+        detail = "was trained with another tokenizer: name the checkpoint that it named"
+        raise RunError("invalid", f"experiment {experiment} {detail}")
+    network = fresh(transformers.AutoConfig.for_model(**said["config"]), 0)
     if set(tensors) != {name for name, _ in network.named_parameters()}:
         raise RunError("invalid", f"experiment {experiment} kept the weights of another network")
     network.load_state_dict(tensors, strict=False)  # what is tied goes by its first name alone

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from mptcore.text.corpus import Corpus
 
+CHUNK_TOKENS = 2**20
+"""Masks are drawn for so many tokens at a time: enough to fill batches of equal lengths."""
 HIDDEN, RANDOM = 0.8, 0.1
 """Of the tokens that BERT's corruption selects: replaced by the mask token, by a random one."""
 
@@ -15,7 +17,7 @@ HIDDEN, RANDOM = 0.8, 0.1
 class Draws:
     """B masked sequences, padded to the longest. `targets` holds the tokens as they were, `inputs`
     what the model sees; `next` is one masked position of each whose log probability is asked for on
-    its own."""
+    its own; `chances` the rates at which each token was drawn by itself, if so."""
 
     inputs: Tensor  # (B, L)
     targets: Tensor  # (B, L)
@@ -24,16 +26,25 @@ class Draws:
     lengths: Tensor  # (B,)
     sizes: Tensor  # (B,), the tokens that could be masked
     next: Tensor | None = None  # (B,)
+    chances: Tensor | None = None  # (B,)
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def expected(self) -> Tensor:
+        """The number of masked tokens of each: expected, where it was left to chance; (B,)."""
+        if self.chances is None:
+            return self.counts.clamp(min=1)
+        return self.chances * self.sizes
 
     def part(self, chosen: Tensor) -> "Draws":
         """Some of them, padded to the longest."""
         longest = int(self.lengths[chosen].max())
         padded = (self.inputs, self.targets, self.types, self.masked)
         following = None if self.next is None else self.next[chosen]
-        rest = (self.lengths[chosen], self.sizes[chosen], following)
+        chances = None if self.chances is None else self.chances[chosen]
+        rest = (self.lengths[chosen], self.sizes[chosen], following, chances)
         cut = [own[chosen, :longest] for own in padded]
         return Draws(cut[0], cut[1], cut[2], cut[3], *rest)
 
@@ -114,7 +125,7 @@ class Masker:
         random = torch.randint(self.vocabulary, ids.shape, generator=generator)
         inputs = torch.where(masked & (fate < HIDDEN + RANDOM), random, ids)
         inputs = torch.where(masked & (fate < HIDDEN), self.mask_id, inputs)
-        return Draws(inputs, ids, types, masked, lengths, maskable.sum(1))
+        return Draws(inputs, ids, types, masked, lengths, maskable.sum(1), chances=rates)
 
     def _rows(self, sequences: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         lengths = self.corpus.lengths[sequences]

@@ -26,7 +26,7 @@ class Estimate:
 
     def exponential(self) -> "Estimate":
         """By the delta method."""
-        value = math.exp(self.mean)
+        value = math.exp(self.mean) if self.mean < 700 else math.inf
         return Estimate(value, None if self.std_err is None else value * self.std_err)
 
 
@@ -76,13 +76,14 @@ def variance_of_one_mask(own: RateScores, neighbours: Sequence[RateScores]) -> T
     estimates the noise, whose variance goes as 1 / masked tokens. Where rates lie far apart the
     expectations differ, and this is an upper estimate.
     """
-    if not neighbours:
+    n = own.weights.shape[1]
+    if not neighbours or n < 2:
         return None
     found = []
     for other in neighbours:
         squares = (own.residuals() - other.residuals()).square().sum(1)
         found.append(squares / (1 + own.total / other.total))
-    return torch.stack(found).mean(0)
+    return torch.stack(found).mean(0) * n / (n - 1)
 
 
 def cell_widths(rates: Sequence[float]) -> list[float]:
@@ -106,7 +107,7 @@ def finite_mean(values: Tensor, noise: Tensor | None, population: int) -> Estima
         return Estimate(values.mean().item(), None)
     between = values.var().item() if n > 1 else 0.0
     variance = ((1 - share) * between + share * noise.mean().item()) / n
-    return Estimate(values.mean().item(), math.sqrt(max(0.0, variance)))
+    return Estimate(values.mean().item(), math.sqrt(variance))
 
 
 def population_mean(values: Tensor) -> Estimate:

@@ -8,19 +8,17 @@ import torch
 from torch import Tensor
 
 from mptcore.evaluate import Work
-from mptcore.records import Labels, Log, Metric, Point, Record
+from mptcore.records import Labels, Log, Metric, Point, Record, RunError
 from mptcore.scores import ONE_DRAW
 from mptcore.session import Tape
 from mptcore.specs import TextEvaluate
 from mptcore.text import estimates
 from mptcore.text.corpus import Corpus
-from mptcore.text.draws import Draws, Masker, joined
+from mptcore.text.draws import CHUNK_TOKENS, Draws, Masker, joined
 from mptcore.text.estimates import Estimate, RateScores
 from mptcore.text.masked_lm import MaskedLm, Scoring, score
 from mptcore.text.target import Sampled, sample_to_target
 
-CHUNK_TOKENS = 2**20
-"""Masks are drawn for so many tokens at a time: enough to fill batches of equal lengths."""
 DIFFERENCE = "difference"
 
 
@@ -89,6 +87,9 @@ class TextEvaluation:
                 self.done += scores
                 yield self.done, None
                 continue
+            if scores.total == 0:
+                detail = f"at the rate {scores.rate} no token was drawn: raise per_size or n"
+                raise RunError("invalid", f"the text is too short for its masks: {detail}")
             held.append(scores)
             if len(held) < 2:
                 continue
@@ -112,12 +113,13 @@ class TextEvaluation:
         per_rate = spec.per_size * n
         longest = int(self.corpus.lengths.max())
         together = max(1, CHUNK_TOKENS // longest)
-        plan = torch.arange(len(spec.rates) * per_rate)
+        masks = len(spec.rates) * per_rate
         rates = torch.tensor(spec.rates, dtype=torch.float64)
         sums: list[Tensor] = []
         weights: list[Tensor] = []
         ended = 0
-        for places in torch.split(plan, together):
+        for start in range(0, masks, together):
+            places = torch.arange(start, min(start + together, masks))
             at = rates[places // per_rate]
             draws, own = self.masker.at_rates(places % n, at, generator)
             values = yield from self._scored(draws)

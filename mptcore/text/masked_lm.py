@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from mptcore.text.draws import Draws
 
 CPU_BYTES = 256 * 2**20
 """Memory for the activations and logits of one batch on a processor."""
-GPU_SHARE = 0.4
-"""Of the free memory of a GPU."""
+GPU_SHARE = 0.3
+"""Of the memory of a GPU: of all of it, so that a resumed run cuts the same batches."""
 PADDING = 0.1
 """A batch that is far from full takes sequences that are so much shorter than its longest."""
 
@@ -105,7 +106,7 @@ class MaskedLm:
 
 def _memory(device: torch.device) -> int:
     if device.type == "cuda":
-        return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
+        return int(GPU_SHARE * torch.cuda.mem_get_info(device)[1])
     return CPU_BYTES
 
 
@@ -123,7 +124,7 @@ def score(models: Mapping[str, MaskedLm], draws: Draws, tape: Tape) -> Scoring:
         yield empty
     for chosen in every[0].batches(draws):
         part = draws.part(chosen)
-        values[:, :, chosen] = tape.scored(lambda part=part: _scored(every, part))  # type: ignore[misc]
+        values[:, :, chosen] = tape.scored(partial(_scored, every, part), len(chosen))
         yield len(chosen)
     return values
 

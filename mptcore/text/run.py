@@ -1,6 +1,5 @@
 """Experiments on language models: from a spec to its records."""
 
-import json
 from dataclasses import dataclass, field
 
 import torch
@@ -11,13 +10,13 @@ from mptcore.session import Session, Tape, TrainingState
 from mptcore.specs import MaskedLmModel, TextExperiment
 from mptcore.streams import stream
 from mptcore.text import corpus
-from mptcore.text.checkpoints import Checkpoint, Config, Tokenizer, network_of, positions
+from mptcore.text.checkpoints import Checkpoint, Tokenizer, kept_text, network_of, positions
 from mptcore.text.corpus import Corpus
 from mptcore.text.draws import Masker
 from mptcore.text.evaluate import TextEvaluation, total_masks
 from mptcore.text.masked_lm import MaskedLm
 from mptcore.text.train import TextTrainer, train
-from mptcore.weights import keep_tensors
+from mptcore.weights import keep_tensors, kept_digest
 
 
 @dataclass
@@ -38,8 +37,7 @@ class TextRun:
         tokenizer = Checkpoint.of(spec.model).tokenizer()
         models = self._models(tokenizer, spec.seeds[0])
         for name, own in self._specs().items():
-            digest = Checkpoint.of(own).digest()
-            yield 0, Log("info", f"{name}: {own.checkpoint}, {own.init}, files sha256 {digest}")
+            yield 0, Log("info", f"{name}: {_origin(own)}")
         longest = min(positions(model.config) for model in models.values())
         text = corpus.read(spec.data, tokenizer, longest)
         yield 0, Log("info", _description(text, spec.data.max_length, longest))
@@ -60,11 +58,12 @@ class TextRun:
         tokenizer: Tokenizer,
         resumed: TrainingState | None,
     ) -> Work:
-        masker = self._masker(scored, tokenizer)
+        vocabulary = min(len(tokenizer), *(m.config.vocab_size for m in models.values()))
+        masker = self._masker(scored, tokenizer, vocabulary)
         labels = {"seed": seed}
         if self.spec.train is not None:
             trainer = TextTrainer(
-                self.spec.train, models["model"], self._masker(learned, tokenizer), seed
+                self.spec.train, models["model"], self._masker(learned, tokenizer, vocabulary), seed
             )
 
             def curve(step: int) -> Work:
@@ -78,7 +77,7 @@ class TextRun:
                 yield done, record
             final = trainer.trained(self.session.seq, self._done)
             self.session.training = lambda: final
-            yield self._done, self._keep(trainer)
+            yield self._done, self._keep(trainer, tokenizer)
         self.session.at_rest = True
         before = self._done
         evaluation = self._evaluation(models, masker, labels, self.session.tape)
@@ -103,8 +102,8 @@ class TextRun:
     ) -> TextEvaluation:
         return TextEvaluation(self.spec.evaluate, models, masker, labels, tape)
 
-    def _masker(self, text: Corpus, tokenizer: Tokenizer) -> Masker:
-        return Masker(text, tokenizer.mask_token_id, len(tokenizer), self.spec.model.corruption)
+    def _masker(self, text: Corpus, tokenizer: Tokenizer, vocabulary: int) -> Masker:
+        return Masker(text, tokenizer.mask_token_id, vocabulary, self.spec.model.corruption)
 
     def _split(self, text: Corpus) -> tuple[Corpus, Corpus]:
         """What is trained on, and what is scored."""
@@ -138,12 +137,20 @@ class TextRun:
                 detail = f"its tokenizer has more tokens than its {size} weights"
                 raise RunError("invalid", f"the {name}'s checkpoint does not fit: {detail}")
 
-    def _keep(self, trainer: TextTrainer) -> Artifact | Log:
+    def _keep(self, trainer: TextTrainer, tokenizer: Tokenizer) -> Artifact | Log:
         if self.session.work_dir is None:
             return Log("info", "the weights are not kept: no work directory was given")
-        config: Config = trainer.model.config
-        said = {"config": json.dumps(config.to_dict(), sort_keys=True)}
+        said = {"network": kept_text(trainer.model.config, tokenizer)}
         return keep_tensors(trainer.weights(), said, self.session.work_dir)
+
+
+def _origin(spec: MaskedLmModel) -> str:
+    """What runs, and the digest of its files."""
+    digest = Checkpoint.of(spec).digest(weights=spec.init == "pretrained")
+    said = f"{spec.checkpoint}, {spec.init}, files sha256 {digest}"
+    if spec.experiment is None:
+        return said
+    return f"{said}, weights of {spec.experiment} sha256 {kept_digest(spec.experiment)}"
 
 
 def _description(text: Corpus, asked: int, longest: int) -> str:

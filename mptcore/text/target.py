@@ -1,6 +1,6 @@
 """Sampling sequences and masks until the area has the standard error that was asked for."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,12 +8,10 @@ from torch import Tensor
 
 from mptcore.allocation import MARGIN, affordable, neyman
 from mptcore.specs.language import LM_PILOT
-from mptcore.text.draws import Draws, Masker
+from mptcore.text.draws import CHUNK_TOKENS, Draws, Masker
 from mptcore.text.estimates import cell_widths
 from mptcore.text.masked_lm import Scoring
 
-CHUNK = 8192
-"""Sequences masked at a time."""
 SMOOTHED_OVER = 21
 """Neighbouring rates whose variances are averaged for the plan: a few draws say little."""
 
@@ -42,28 +40,37 @@ def sample_to_target(
 
     The rates are strata. A draw takes a sequence with a probability proportional to its length, so
     that its mean log probability estimates that of a token. Draws go to the rates in proportion to
-    width × standard deviation (Neyman 1934), as measured so far.
+    width × standard deviation (Neyman 1934), as a pilot, then the rounds so far, measured it.
     """
     at = torch.tensor(rates, dtype=torch.float64)
     widths = torch.tensor(cell_widths(rates), dtype=torch.float64)
+    together = max(1, CHUNK_TOKENS // int(masker.corpus.lengths.max()))
     values: list[list[Tensor]] = [[] for _ in rates]
-    more = torch.full((len(rates),), LM_PILOT)
-    drawn = torch.zeros(len(rates), dtype=torch.long)
-    while True:
+
+    def add(more: Tensor) -> Generator[int, None, None]:
         plan = torch.repeat_interleave(torch.arange(len(rates)), more)
-        for places in torch.split(plan, CHUNK):
+        for places in torch.split(plan, together):
             found = yield from _draw(masker, places, at[places], generator, scored)
             for k in set(places.tolist()):
                 values[k].append(found[:, places == k])
-        drawn += more
-        state = _state([torch.cat(own, 1) for own in values], widths)
-        yield state
-        left = max_masks - int(drawn.sum())
-        if state.area_std_err[0] <= target or left < 2 * len(rates):
-            return
-        deviation = widths * _smoothed(state.std_errs[0].square() * drawn).sqrt()
+
+    more = torch.full((len(rates),), LM_PILOT)
+    left = max_masks - int(more.sum())
+    yield from add(more)
+    state = _state(values, widths)
+    values = [[] for _ in rates]  # what chooses how many are drawn is left out of the mean
+    drawn = torch.zeros_like(more)
+    while left >= 2 * len(rates):
+        deviation = widths * _smoothed(state.std_errs[0].square() * state.counts).sqrt()
         wanted = neyman(deviation, target**2 / MARGIN)
-        more = affordable(torch.maximum(wanted - drawn, drawn // 20 + 1), left)
+        least = drawn // 20 + 1 if drawn.any() else drawn + 2
+        more = affordable(torch.maximum(wanted - drawn, least), left)
+        yield from add(more)
+        drawn += more
+        left -= int(more.sum())
+        yield (state := _state(values, widths))
+        if state.area_std_err[0] <= target:
+            return
 
 
 def _draw(
@@ -81,10 +88,11 @@ def _draw(
     return masker.weighted(values[:, 0], draws, weights) / (rates * sizes[chosen])
 
 
-def _state(values: list[Tensor], widths: Tensor) -> Sampled:
-    counts = torch.tensor([own.shape[1] for own in values])
-    means = torch.stack([own.mean(1) for own in values], 1)
-    variances = torch.stack([own.var(1) for own in values], 1) / counts
+def _state(values: list[list[Tensor]], widths: Tensor) -> Sampled:
+    joined = [torch.cat(own, 1) for own in values]
+    counts = torch.tensor([own.shape[1] for own in joined])
+    means = torch.stack([own.mean(1) for own in joined], 1)
+    variances = torch.stack([own.var(1) for own in joined], 1) / counts
     errors = (variances * widths.square()).sum(1).sqrt()
     return Sampled(means, variances.sqrt(), counts, (means * widths).sum(1), errors)
 

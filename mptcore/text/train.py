@@ -24,8 +24,8 @@ HELDOUT_DRAWS = 512
 
 
 class TextTrainer:
-    """AdamW on one model. A sequence counts by its own mean over masked tokens times its length, so
-    that with the schedule uniform the loss is an unbiased estimate of −cumulative / tokens."""
+    """AdamW on one model. A sequence counts by the mean over its masked tokens times its length, so
+    that with the schedule uniform the loss estimates −cumulative / tokens."""
 
     def __init__(self, spec: TextTrain, model: MaskedLm, masker: Masker, seed: int):
         self.spec, self.model, self.masker = spec, model, masker
@@ -143,9 +143,10 @@ class TextTrainer:
         return masker.at_rates(chosen, rates, self.draws)[0]
 
     def _loss(self, draws: Draws) -> Tensor:
-        """−Σ over sequences of D times the mean log probability of its masked tokens."""
+        """−Σ over sequences of D times the mean log probability of its masked tokens; where their
+        number is left to chance, D times their sum over the number expected."""
         counts = draws.counts
-        factor = (draws.sizes / counts.clamp(min=1)).repeat_interleave(counts)
+        factor = (draws.sizes / draws.expected).repeat_interleave(counts)
         found = self.model.log_probs(draws)
         return -(found * factor.to(found)).sum()
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -16,8 +15,6 @@ from mptcore.specs import Problem
 from service.errors import ApiError, invalid
 
 INSPECTION_TIMEOUT_S = 120.0
-_inspections = threading.BoundedSemaphore(2)
-"""As many at once: each may take gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,9 @@ def inspect(file: Path) -> dict[str, Any]:
     what its name says."""
     command = [sys.executable, "-m", "mptcore.data.inspect", str(file)]
     try:
-        with _inspections:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=INSPECTION_TIMEOUT_S, check=False
-            )
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=INSPECTION_TIMEOUT_S, check=False
+        )
         found: dict[str, Any] = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError):
         found = {"problems": ["it could not be read: it takes too much time or memory"]}

@@ -68,7 +68,10 @@ async def upload(
     file = folder / f"data.{name.rsplit('.', 1)[1]}"
     try:
         received = await receive(request, file, settings.max_upload_bytes)
-        return await run_in_threadpool(_accept, database, user.id, dataset_id, name, file, received)
+        async with request.app.state.inspections:
+            return await run_in_threadpool(
+                _accept, database, user.id, dataset_id, name, file, received
+            )
     except BaseException:  # also a caller that went away
         shutil.rmtree(folder, ignore_errors=True)
         raise

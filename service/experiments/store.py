@@ -48,7 +48,9 @@ def submit(
                 Experiment.owner_id == owner_id, Experiment.idempotency_key == idempotency_key
             )
         )
-        return first if first and first.submission_sha256 == digest else None
+        if first is None or first.submission_sha256 != digest:
+            return None
+        return find(session, owner_id, first.id)
 
 
 def retry(session: Session, old: Experiment) -> Experiment:

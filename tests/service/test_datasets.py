@@ -189,6 +189,8 @@ def test_text_is_uploaded(
         ("a.jsonl", b"[1, 2]\n", "line 1 is no JSON object"),
         ("a.jsonl", b'{"n": 1}\n', "none of its columns holds text"),
         ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
+        ("a.jsonl", rb'{"\ud800": "x"}', "half of a surrogate pair"),
+        ("a.parquet", b"PAR1 and no more", "not a readable .parquet file"),
     ],
 )
 def test_text_that_is_none_is_refused(

@@ -290,6 +290,57 @@ def huge(models: Path) -> None:
     (models / "huge" / "config.json").write_text(json.dumps(config))
 
 
+def test_a_sequence_by_itself_has_no_error() -> None:
+    """Its one mask cannot tell how its others would differ."""
+    found = ran(with_data(lines=["the cat sat on a mat"]))
+    assert all(p.std_err is None and p.reason for p in points(found, "score_by_rate"))
+    assert metric(found, "area") < 0
+
+
+def test_a_corruption_that_masks_nothing_is_refused() -> None:
+    bert = {**with_data(lines=["the cat sat"]), "model": {**BASE["model"], "corruption": "bert"}}
+    message = refused({**bert, "evaluate": {"masks": {"rates": [0.001, 0.002]}}})
+    assert "no token was drawn: raise per_size or n" in message
+
+
+def test_a_local_checkpoint_has_no_revision(models: Path) -> None:
+    assert "no revisions" in refused(with_model(revision="main"))
+
+
+def test_a_folder_beside_the_runner_is_no_checkpoint(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.checkpoint(tmp_path / "here" / "beside")
+    monkeypatch.chdir(tmp_path)
+    assert "no id of the hub" in refused(with_model(checkpoint="here/beside"))
+
+
+def test_weights_go_with_the_tokenizer_they_were_trained_with(models: Path, tmp_path: Path) -> None:
+    ran(SPECS["training"], tmp_path / "store" / "artifacts" / "first")
+    tiny.network(words=["x", "y"]).save_pretrained(models / "other")
+    tiny.tokenizer(["x", "y"]).save_pretrained(models / "other")
+    assert "another tokenizer" in refused(
+        with_model(checkpoint="other", init="experiment", experiment="first")
+    )
+
+
+def test_a_column_of_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPT_DATA_DIR", str(tmp_path))
+    (tmp_path / "text").mkdir()
+    row = {"id": "cat cat cat", "body": "the old dog ran"}
+    (tmp_path / "text" / "a.jsonl").write_text(json.dumps(row))
+    found = ran(with_data(file="a.jsonl", column="body"))
+    assert any(isinstance(r, Log) and "1 sequences, 4 tokens" in r.message for r in found)
+    assert "no column of text text; it has id, body" in refused(with_data(file="a.jsonl"))
+
+
+HUGE = {
+    "hidden_size": 16_384,
+    "num_hidden_layers": 256,
+    "num_attention_heads": 16,
+    "intermediate_size": 65_536,
+}
+BERT = {**BASE["model"], "corruption": "bert"}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     (with_model(family="masked"), "/model/family", "'masked_lm'"),
     (with_model(checkpoint="../etc"), "/model/checkpoint", "pattern"),
@@ -311,7 +362,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     (with_data(lines=["a"], file="b.txt"), "/data/file", "exactly one"),
     (with_data(file="../b.txt"), "/data/file", "pattern"),
-    (with_data(lines=["x" * 100_000] * 6), "/data/lines", "upload longer"),
+    (with_data(lines=["x" * 100_000] * 3), "/data/lines", "upload longer"),
     (
         {**BASE, "data": {"source": "glue", "subset": "ax", "split": "validation"}},
         "/data/split",
@@ -328,6 +379,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({**BASE, "seeds": [1, 2], "train": TRAIN}, "/seeds", "an experiment for each"),
     ({**BASE, "train": {**TRAIN, "curve_at": [13]}}, "/train/curve_at/0", "from 0 to 12"),
     ({**BASE, "data": {**BASE["data"], "heldout": 0.5}}, "/data/heldout", "there is none"),
+    ({**BASE, "model": BERT, "train": TRAIN}, "/train/masks/schedule", "use fixed, ramp or rates"),
+    ({**BASE, "model": BERT, "evaluate": {"pll": True}}, "/evaluate/pll", "exact numbers"),
+    ({**BASE, "baseline": {**FRESH, "architecture": HUGE}}, "/baseline/architecture", "at most"),
 ]
 
 
