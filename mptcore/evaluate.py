@@ -7,7 +7,7 @@ import torch
 
 from mptcore.allocation import score_to_target
 from mptcore.masks import draw_masks
-from mptcore.models import TractableModel
+from mptcore.models import Evidence, MaskedModel, TractableModel
 from mptcore.records import Labels, Log, Metric, Point, Record
 from mptcore.scores import (
     DEPENDENT,
@@ -21,7 +21,8 @@ from mptcore.scores import (
     size_estimate,
 )
 from mptcore.session import Tape
-from mptcore.specs import AllSizes, Evaluate, FixedSize
+from mptcore.specs import AllSizes, FixedSize
+from mptcore.specs.vectors import Scoring
 
 BATCH_BYTES = 4 * 2**20
 """Memory for the masks that are scored together: about what a processor's caches hold."""
@@ -34,14 +35,14 @@ Work = Iterator[tuple[int, Record | None]]
 class Evaluation:
     """The models that are scored on the same masks: the model, and the baseline if there is one."""
 
-    spec: Evaluate
-    models: Mapping[str, TractableModel]
+    spec: Scoring
+    models: Mapping[str, MaskedModel]
     labels: Labels
     tape: Tape
     memory_bytes: int | None = None
 
     @property
-    def first(self) -> TractableModel:
+    def first(self) -> MaskedModel:
         return next(iter(self.models.values()))
 
     @property
@@ -74,7 +75,8 @@ class Evaluation:
         masks = self.spec.masks
         batches = draw_masks(masks, self.first.dim, generator, self.batch)
         done = 0
-        joint = isinstance(masks, FixedSize)
+        tractable = all(isinstance(model, TractableModel) for model in self.models.values())
+        joint = isinstance(masks, FixedSize) and tractable
         for scores in score_masks(list(self.models.values()), batches, self.tape, joint):
             if isinstance(scores, int):
                 done += scores
@@ -114,8 +116,8 @@ class Evaluation:
             yield point("score", size, estimate, self.labels_of(name))
             if self.spec.bias:
                 bias = estimate.scaled(self.first.dim)
-                lml = self.models[name].log_marginal_likelihood()
-                yield point("bias", size, bias.shifted(-lml), self.labels_of(name))
+                gap = bias.beyond(self.models[name].evidence())
+                yield point("bias", size, gap, self.labels_of(name))
         for other in scores[1:]:
             paired = size_estimate(scores[0] - other, masks)
             yield point("score_difference", size, paired, self.labels)
@@ -131,11 +133,11 @@ class Evaluation:
             yield metric("score_difference", total, self.labels)
 
     def _conclude(
-        self, curve: Sequence[SizeScores], model: TractableModel, labels: Labels
+        self, curve: Sequence[SizeScores], model: MaskedModel, labels: Labels
     ) -> Iterator[Record]:
-        lml = model.log_marginal_likelihood()
+        lml = model.evidence()
         masks = self.spec.masks
-        yield Metric("lml", lml, 0.0, labels)
+        yield from lml_metrics("lml", lml, labels)
         if not curve:
             return
         match masks:
@@ -143,18 +145,18 @@ class Evaluation:
                 factor = 1
                 total = cumulative_estimate(curve, masks)
                 yield metric("mpt", total, labels)
-                yield metric("difference", total.shifted(-lml), labels)
+                yield metric("difference", total.beyond(lml), labels)
             case FixedSize():
                 factor = model.dim
                 total = size_estimate(curve[0], masks).scaled(factor)
                 yield metric("biased_score", total, labels)
-                yield metric("bias", total.shifted(-lml), labels)
+                yield metric("bias", total.beyond(lml), labels)
                 if curve[0].joint is not None:
                     yield metric("joint_score", mask_mean(curve[0].joint, masks), labels)
             case _:
                 return
         if self.spec.convergence:
-            yield from self._convergence(curve, factor, lml, labels)
+            yield from self._convergence(curve, factor, lml.value, labels)
 
     def _convergence(
         self, curve: Sequence[SizeScores], factor: float, lml: float, labels: Labels
@@ -164,6 +166,17 @@ class Evaluation:
             error = std_err[i].item() * factor if std_err is not None and i > 0 else None
             reason = None if error is not None else ONE_DRAW if i == 0 else DEPENDENT
             yield Point("convergence", i + 1, factor * value - lml, error, i + 1, labels, reason)
+
+
+def lml_metrics(name: str, evidence: Evidence, labels: Labels) -> Iterator[Metric]:
+    """A log marginal likelihood, and how good it is. What is not final has another name."""
+    if evidence.not_final is None:
+        yield Metric(name, evidence.value, evidence.std_err, labels)
+    else:
+        yield Metric(name, None, None, labels, evidence.not_final)
+        yield Metric(f"{name}_not_final", evidence.value, evidence.std_err, labels)
+    for what, value in evidence.metrics.items():
+        yield Metric(f"{name}_{what}", value, 0.0, labels)
 
 
 def point(series: str, x: float, estimate: Estimate, labels: Labels) -> Point:

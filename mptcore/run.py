@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, assert_never
 
 import torch
 
+from mptcore.latent.run import LatentRun
 from mptcore.records import Log, Record, RunError, with_progress
 from mptcore.session import Session, TrainingState
-from mptcore.specs import ExperimentSpec, Machine, TextExperiment, VectorExperiment
+from mptcore.specs import (
+    ExperimentSpec,
+    LatentExperiment,
+    Machine,
+    TextExperiment,
+    VectorExperiment,
+)
 from mptcore.vectors import VectorRun
 
 if TYPE_CHECKING:
@@ -43,10 +50,12 @@ def resumable(
 
 def _work(
     spec: ExperimentSpec, session: Session, device: torch.device, dtype: torch.dtype
-) -> "VectorRun | TextRun":
+) -> "VectorRun | LatentRun | TextRun":
     match spec:
         case VectorExperiment():
             return VectorRun(spec, session, device, dtype)
+        case LatentExperiment():
+            return LatentRun(spec, session, device, dtype)
         case TextExperiment():
             text = importlib.import_module("mptcore.text.run")  # transformers takes seconds
             work: TextRun = text.TextRun(spec, session, device, dtype)

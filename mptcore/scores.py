@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.masks import MaskBatch
-from mptcore.models import MaskedModel, TractableModel
+from mptcore.models import Evidence, MaskedModel, TractableModel
 from mptcore.session import Tape
 from mptcore.specs import Masks
 
@@ -28,8 +28,10 @@ class Estimate:
         std_err = None if self.std_err is None else abs(factor) * self.std_err
         return Estimate(factor * self.mean, std_err, self.n)
 
-    def shifted(self, offset: float) -> "Estimate":
-        return Estimate(self.mean + offset, self.std_err, self.n)
+    def beyond(self, other: Evidence) -> "Estimate":
+        """The difference from an independent estimate."""
+        std_err = None if self.std_err is None else math.hypot(self.std_err, other.std_err)
+        return Estimate(self.mean - other.value, std_err, self.n)
 
 
 @dataclass(frozen=True, slots=True)

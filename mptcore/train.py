@@ -1,21 +1,42 @@
 """The course of a training: its records, the curves on the way, the places where it rests."""
 
 from collections.abc import Callable
+from typing import Protocol
 
+from mptcore.descent import DivergedError
 from mptcore.evaluate import Work
+from mptcore.records import Point
 from mptcore.session import Session, TrainingState
-from mptcore.trainer import DivergedError, Trainer
+from mptcore.specs.train import Steps
 
 Curves = Callable[[int], Work]
 """The curves of all starts as they stand at an epoch."""
 
 
-def train(
-    trainer: Trainer, session: Session, resumed: TrainingState | None, curves: Curves
-) -> Work:
+class Trains(Protocol):
+    """What trains, epoch by epoch."""
+
+    epoch: int
+
+    @property
+    def course(self) -> Steps: ...
+    @property
+    def observations(self) -> int: ...
+    @property
+    def masks_per_step(self) -> int:
+        """Over all starts."""
+
+    def step(self) -> list[Point]:
+        """One epoch: its records, and its steps."""
+
+    def state(self, seq: int, done: int) -> TrainingState: ...
+    def restore(self, state: TrainingState) -> None: ...
+
+
+def train(trainer: Trains, session: Session, resumed: TrainingState | None, curves: Curves) -> Work:
     """The records of a training, each with the number of masks scored so far. The session may be
     saved between epochs. Raises DivergedError, after that epoch's records."""
-    spec = trainer.spec
+    spec = trainer.course
     done = 0
     if resumed is not None:
         trainer.restore(resumed)
@@ -23,7 +44,6 @@ def train(
         yield done, None  # before the leap, so that no progress is told of what was skipped
         session.seq = resumed.seq
     steps = spec.steps_per_epoch(trainer.observations)
-    per_step = len(trainer.seeds) * spec.masks_per_step(trainer.dim)
     while trainer.epoch <= spec.epochs:
         session.training = lambda: trainer.state(session.seq, done)  # noqa: B023
         session.at_rest = True
@@ -40,7 +60,7 @@ def train(
             for point in error.points:
                 yield done, point
             raise
-        done += per_step * (1 if trainer.epoch == spec.epochs else steps)
+        done += trainer.masks_per_step * (1 if trainer.epoch == spec.epochs else steps)
         for point in points:
             yield done, point
         yield done, None  # progress is told of here, and not at the place of rest

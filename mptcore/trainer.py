@@ -3,21 +3,27 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mptcore.data import Dataset
+from mptcore.descent import (
+    ONE_STEP,
+    DivergedError,
+    StepMasks,
+    learned_state,
+    restore_learned,
+)
 from mptcore.gaussian import LowRankGaussian
 from mptcore.gradients import score_gradient
 from mptcore.models.linear_gaussian import Conditionals
 from mptcore.moments import DenseMoment, FactoredMoment, Moment, compressed, root, second_moment
-from mptcore.records import Point, RunError
+from mptcore.records import Point
 from mptcore.session import TrainingState
-from mptcore.specs import FactorAnalysisModel, Model, Ramp, Train, UniformSize
+from mptcore.specs import FactorAnalysisModel, Model, Train
+from mptcore.specs.train import Steps
 from mptcore.streams import stream
 
-ONE_STEP = "the masks of one step"
 SMALL = 64
 """Up to so many dimensions a moment has its factor, whatever its rank, for gradients by hand."""
 
@@ -68,7 +74,7 @@ class Trainer:
         self.log_noise = self._tensor([n.log() for n in noise], spec.learn_noise_precision)
         self.learned = [p for p in (self.loadings, self.mean, self.log_noise) if p.requires_grad]
         self.adam = torch.optim.Adam(self.learned, lr=spec.learning_rate, fused=True)
-        self.draws = [stream(seed, "train masks") for seed in seeds]
+        self.masks = StepMasks(spec, self.dim, seeds)
         self.order = stream(seeds[0], "batches")
         self.epoch = 0
         self._full = self._centred([dataset.x for dataset in self._datasets])
@@ -80,8 +86,17 @@ class Trainer:
         return self.loadings.shape[1]
 
     @property
+    def course(self) -> Steps:
+        return self.spec
+
+    @property
     def observations(self) -> int:
         return len(self._datasets[0].x)
+
+    @property
+    def masks_per_step(self) -> int:
+        """Over all starts."""
+        return len(self.seeds) * self.spec.masks_per_step(self.dim)
 
     def densities(self) -> list[LowRankGaussian]:
         """Each start's density as it stands."""
@@ -168,27 +183,7 @@ class Trainer:
         return self.log_noise.exp()
 
     def _masks(self, fraction: float) -> Tensor:  # (S, B, D)
-        """Each mask covers the places of its smallest keys."""
-        sizes = self._sizes(fraction)
-        shape = (sizes.shape[1], self.dim)
-        keys = torch.stack(
-            [torch.rand(shape, generator=g, dtype=torch.float64) for g in self.draws]
-        )
-        ranked = torch.from_numpy(np.sort(keys.numpy(), -1))  # ten times as fast as torch's
-        last = (sizes - 1).expand(len(keys), -1)[..., None]
-        return (keys <= ranked.gather(-1, last)).to(self.device)
-
-    def _sizes(self, fraction: float) -> Tensor:  # (S or 1, B)
-        masks, dim = self.spec.masks, self.dim
-        match masks:
-            case UniformSize():
-                drawn = [torch.randint(1, dim + 1, (1,), generator=draws) for draws in self.draws]
-                sizes = torch.stack(drawn)
-            case Ramp():
-                sizes = torch.tensor([[masks.size_at(fraction, dim)]])
-            case _:
-                sizes = torch.tensor([list(masks.mask_sizes(dim))])
-        return sizes.repeat_interleave(masks.per_size, dim=1)
+        return self.masks.draw(fraction).to(self.device)
 
     def _batches(self) -> Iterator[_Centred]:
         """The moments of the observations of each step of an epoch."""
@@ -222,38 +217,12 @@ class Trainer:
 
     def state(self, seq: int, done: int) -> TrainingState:
         """All that the rest of the training follows from."""
-        tensors = {f"parameter/{i}": p.detach().clone() for i, p in enumerate(self.learned)}
-        for i, parameter in enumerate(self.learned):
-            for name, value in self.adam.state[parameter].items():
-                tensors[f"adam/{i}/{name}"] = value.clone()
-        tensors |= {f"draws/{i}": draws.get_state() for i, draws in enumerate(self.draws)}
+        tensors = learned_state(self.adam, self.learned) | self.masks.state()
         tensors["order"] = self.order.get_state()
         return TrainingState(self.epoch, seq, done, tensors)
 
     def restore(self, state: TrainingState) -> None:
         self.epoch = state.epoch
-        with torch.no_grad():
-            for i, parameter in enumerate(self.learned):
-                parameter.copy_(state.tensors[f"parameter/{i}"])
-                prefix = f"adam/{i}/"
-                self.adam.state[parameter] = {
-                    name.removeprefix(prefix): value.to(
-                        "cpu" if name.endswith("step") else self.device
-                    )
-                    for name, value in state.tensors.items()
-                    if name.startswith(prefix)
-                }
-        for i, draws in enumerate(self.draws):
-            draws.set_state(state.tensors[f"draws/{i}"].cpu())
+        restore_learned(self.adam, self.learned, state.tensors)
+        self.masks.restore(state.tensors)
         self.order.set_state(state.tensors["order"].cpu())
-
-
-class DivergedError(RunError):
-    """Training that reached a loss which is not finite; it carries that epoch's records."""
-
-    def __init__(self, epoch: int, seeds: Sequence[int], points: Sequence[Point]):
-        starts = ", ".join(map(str, seeds))
-        cure = "lower train.learning_rate, or use precision float64"
-        what = f"the loss of seed {starts} is not finite at epoch {epoch}"
-        super().__init__("error", f"{what}: {cure}")
-        self.points = points

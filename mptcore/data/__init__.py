@@ -7,12 +7,14 @@ import torch
 from mptcore.data.dataset import Dataset
 from mptcore.data.digits import digits
 from mptcore.data.images import images
+from mptcore.data.prepare import prepared
 from mptcore.data.simulated import simulate_ppca
 from mptcore.data.upload import uploaded
 from mptcore.specs import (
     DataSource,
     DigitsData,
     FashionMnistData,
+    MeasuredData,
     MnistData,
     PpcaData,
     UploadData,
@@ -24,7 +26,10 @@ __all__ = ["Dataset", "load"]
 def load(spec: DataSource, seed: int, generator: torch.Generator) -> Dataset:
     """The data of a spec; what is simulated is drawn from the generator, what is held out is chosen
     by the seed. Raises RunError where they cannot be had."""
-    return _load(spec, generator).held_out(spec.heldout_n, seed)
+    dataset = _load(spec, generator)
+    if isinstance(spec, MeasuredData):
+        dataset = prepared(dataset, spec)
+    return dataset.held_out(spec.heldout_n, seed)
 
 
 def _load(spec: DataSource, generator: torch.Generator) -> Dataset:

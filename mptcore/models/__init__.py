@@ -7,14 +7,21 @@ from torch import Tensor
 
 from mptcore.data import Dataset
 from mptcore.gaussian import LowRankGaussian
-from mptcore.models.base import MaskedModel, TractableModel
+from mptcore.models.base import Evidence, MaskedModel, TractableModel
 from mptcore.models.factor_analysis import factor_analysis
 from mptcore.models.linear_gaussian import LinearGaussianModel
 from mptcore.models.ppca import ppca
 from mptcore.moments import moment_of
 from mptcore.specs import FactorAnalysisModel, Model, PpcaModel
 
-__all__ = ["MaskedModel", "TractableModel", "heldout_lml", "initial_density", "scorable"]
+__all__ = [
+    "Evidence",
+    "MaskedModel",
+    "TractableModel",
+    "heldout_lml",
+    "initial_density",
+    "scorable",
+]
 
 
 def initial_density(

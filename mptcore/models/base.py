@@ -1,9 +1,22 @@
 """What a model must give to be scored."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The mean over observations of log p(x), in nats, with its Monte Carlo standard error.
+    `not_final` says why it should not be quoted; `metrics` tell how good it is."""
+
+    value: float
+    std_err: float = 0.0
+    not_final: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class MaskedModel(ABC):
@@ -32,6 +45,10 @@ class MaskedModel(ABC):
         log p(x_j | x_R), in nats, as float64 (B,). Eq. (5) of the paper averages this over masks.
         """
 
+    @abstractmethod
+    def evidence(self) -> Evidence:
+        """The log marginal likelihood, as well as it is known."""
+
 
 class TractableModel(MaskedModel):
     """A model whose conditionals come from one joint density that can be computed."""
@@ -39,6 +56,9 @@ class TractableModel(MaskedModel):
     @abstractmethod
     def log_marginal_likelihood(self) -> float:
         """The mean over observations of log p(x), in nats."""
+
+    def evidence(self) -> Evidence:
+        return Evidence(self.log_marginal_likelihood())
 
     @abstractmethod
     def joint_scores(self, masked: Tensor) -> Tensor:

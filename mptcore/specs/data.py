@@ -63,24 +63,41 @@ class PpcaData(Data):
         return found + super().problems()
 
 
-class DigitsData(Data):
+class MeasuredData(Data):
+    """Data that were not simulated. `binarize` makes 0 and 1 of values from 0 to the largest that
+    the source can have: threshold, 1 above the middle; stochastic, 1 with the value's share of the
+    largest as its probability, drawn once by `seed`. `standardize` shifts and scales all values
+    alike, to mean 0 and variance 1 over all of them."""
+
+    source: str
+    binarize: Literal["threshold", "stochastic"] | None = None
+    standardize: bool = False
+    seed: Seed = 0
+
+    def problems(self) -> list[Problem]:
+        found = super().problems()
+        if self.binarize and self.standardize:
+            detail = "what is binarized is 0 and 1: leave one of the two out"
+            found.append(Problem("/data/standardize", detail))
+        return found
+
+
+class DigitsData(MeasuredData):
     """Scikit-learn's handwritten digits: 1797 images of 8 × 8 pixels, values 0 to 16."""
 
     source: Literal["digits"]
     n: Literal[1797] = 1797
-    seed: Seed = 0
 
     @property
     def dim(self) -> int:
         return 64
 
 
-class ImageData(Data):
+class ImageData(MeasuredData):
     """The training images of a torchvision set, 28 × 28 pixels, values 0 to 1: all 60,000 in their
     order, or `n` of them chosen at random by `seed`."""
 
     n: Annotated[int, Field(ge=1, le=60_000)] = 60_000
-    seed: Seed = 0
 
     @property
     def dim(self) -> int:
@@ -99,7 +116,7 @@ class FashionMnistData(ImageData):
     source: Literal["fashion_mnist"]
 
 
-class UploadData(Data):
+class UploadData(MeasuredData):
     """A data set that was uploaded, by its id. `n` and `dim` say what is expected of it: a file of
     another shape is refused. `array` names one array of an .npz file; `columns` picks columns by
     name (.csv, .parquet) in the order given."""
@@ -116,7 +133,6 @@ class UploadData(Data):
         ]
         | None
     ) = None
-    seed: Seed = 0
 
     def problems(self) -> list[Problem]:
         found = []

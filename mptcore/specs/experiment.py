@@ -5,11 +5,13 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, Discriminator, Tag, TypeAdapter
 
 from mptcore.specs.language import MaskedLmModel, TextExperiment
+from mptcore.specs.latent import LatentExperiment, LinearVaeModel, VaeModel
 from mptcore.specs.models import Model
 from mptcore.specs.vectors import VectorExperiment
 
 _MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "VectorExperiment": get_args(get_args(Model)[0]),
+    "LatentExperiment": (LinearVaeModel, VaeModel),
     "TextExperiment": (MaskedLmModel,),
 }
 _OF_FAMILY = {
@@ -34,6 +36,7 @@ def _kind(value: Any) -> str | None:
 _FAMILIES = ", ".join(map(repr, _OF_FAMILY))
 ExperimentSpec = Annotated[
     Annotated[VectorExperiment, Tag("VectorExperiment")]
+    | Annotated[LatentExperiment, Tag("LatentExperiment")]
     | Annotated[TextExperiment, Tag("TextExperiment")],
     Discriminator(
         _kind,

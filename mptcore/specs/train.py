@@ -12,16 +12,10 @@ from mptcore.specs.masks import AllSizes, TrainSchedule
 DEFAULT_MASKS = AllSizes(per_size=1)
 
 
-class Train(Spec):
-    """All seeds are trained together, each from its own start, by Adam.
+class Steps(Spec):
+    """The course of a training. `batch_size`: observations in a step, all where it is null. The
+    epochs `curve_at` give the whole curve that `evaluate` asks for."""
 
-    `objective`: mpt maximises the cumulative score estimated from `masks`; lml the exact log
-    marginal likelihood. `batch_size`: observations in a step, all where it is null. Every
-    `evaluate_every` epochs loss, mpt and lml are recorded; at the epochs `curve_at` the whole curve
-    that `evaluate` asks for. The mean is the data's own, or learned with `learn_mean`.
-    """
-
-    objective: Literal["mpt", "lml"] = "mpt"
     epochs: Annotated[int, Field(ge=1, le=10_000_000)]
     learning_rate: Annotated[float, Field(gt=0, le=100)] = 0.01
     batch_size: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
@@ -31,14 +25,12 @@ class Train(Spec):
         tuple[Annotated[int, Field(ge=0, le=10_000_000)], ...],
         Field(max_length=1000, strict=False),
     ] = ()
-    learn_mean: bool = False
-    learn_noise_precision: bool = False
 
     def steps_per_epoch(self, n: int) -> int:
         return 1 if self.batch_size is None else math.ceil(n / self.batch_size)
 
     def masks_per_step(self, dim: int) -> int:
-        return self.masks.step_count(dim) if self.objective == "mpt" else 1
+        return self.masks.step_count(dim)
 
     def problems(self, data: DataSource) -> list[Problem]:
         found = self.masks.problems(data.dim, "/train/masks")
@@ -55,3 +47,19 @@ class Train(Spec):
                 detail = f"an epoch from 0 to {self.epochs}, not {epoch}"
                 found.append(Problem(f"/train/curve_at/{i}", detail))
         return found
+
+
+class Train(Steps):
+    """All seeds are trained together, each from its own start, by Adam.
+
+    `objective`: mpt maximises the cumulative score estimated from `masks`; lml the exact log
+    marginal likelihood. Every `evaluate_every` epochs loss, mpt and lml are recorded. The mean is
+    the data's own, or learned with `learn_mean`.
+    """
+
+    objective: Literal["mpt", "lml"] = "mpt"
+    learn_mean: bool = False
+    learn_noise_precision: bool = False
+
+    def masks_per_step(self, dim: int) -> int:
+        return super().masks_per_step(dim) if self.objective == "mpt" else 1

@@ -21,9 +21,9 @@ class ExactLml(Spec):
     method: Literal["exact"] = "exact"
 
 
-class Evaluate(Spec):
-    """What is measured. `convergence` also gives the cumulative score from the first 1..P masks of
-    each size; `bias` also gives D · S(m0) − LML for each size m0.
+class Scoring(Spec):
+    """What is measured with masks. `convergence` also gives the cumulative score from the first
+    1..P masks of each size; `bias` also gives D · S(m0) − LML for each size m0.
 
     With `target_std_err` masks are spent on the sizes where they reduce the error most, until the
     sum of the scores has that standard error or `max_masks` are scored (for each seed, a pilot of
@@ -31,7 +31,6 @@ class Evaluate(Spec):
     """
 
     masks: MaskSchedule = AllSizes()
-    lml: ExactLml = ExactLml()
     convergence: bool = False
     bias: bool = False
     target_std_err: Annotated[float, Field(gt=0, le=1e6)] | None = None
@@ -68,6 +67,12 @@ class Evaluate(Spec):
             detail = f"at least {least} here: a pilot of {PILOT} masks of each size, and two"
             found.append(Problem("/evaluate/max_masks", detail))
         return found
+
+
+class Evaluate(Scoring):
+    """What is measured."""
+
+    lml: ExactLml = ExactLml()
 
 
 class VectorExperiment(Spec):

@@ -1,0 +1,1 @@
+"""Models with latent variables that are integrated numerically: linear and deep VAEs."""

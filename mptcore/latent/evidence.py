@@ -1,0 +1,70 @@
+"""Estimates of the log marginal likelihood: by grids, and by importance weights."""
+
+import math
+from collections.abc import Generator, Iterator
+
+import torch
+from torch import Tensor
+
+from mptcore.latent.deep_vae import DeepVae, chunks
+from mptcore.latent.grid import nodes_of
+from mptcore.latent.grid_vae import GridVae, mean_log_marginal
+from mptcore.models.base import Evidence
+from mptcore.specs import GaussHermite, UniformGrid
+
+FINAL_WITHIN = 0.05
+"""Nats by which doubling the nodes may move a result that is called final."""
+
+
+def by_grid(
+    model: GridVae, spec: GaussHermite | UniformGrid, x: Tensor, latent_dim: int
+) -> Evidence:
+    """The LML over the grid of a spec, which the model has; not final where a grid of twice the
+    nodes says something else."""
+    value = mean_log_marginal(model, x)
+    nodes = nodes_of(spec.doubled(), latent_dim)
+    finer = GridVae(model.decoder, None, model.outputs, nodes).to(x)
+    shift = mean_log_marginal(finer, x) - value
+    reason = None
+    if not abs(shift) <= FINAL_WITHIN:
+        reason = (
+            f"not final: twice the {spec.nodes} nodes move it by {shift:.3g} nats, more than "
+            f"{FINAL_WITHIN}; raise evaluate.lml.nodes"
+        )
+    return Evidence(value, 0.0, reason, {"quadrature_shift": shift})
+
+
+def by_weights(parts: list[Tensor], counted: str) -> Evidence:
+    """From logarithms of unbiased weights (samples, N): the mean over observations of the logarithm
+    of the mean weight, below the truth in expectation, with its Monte Carlo standard error and the
+    mean effective sample size."""
+    logs = torch.cat(parts, 1).double()
+    samples, n = logs.shape
+    value = (logs.logsumexp(0) - math.log(samples)).mean().item()
+    shares = logs.softmax(0).square().sum(0)  # 1/ESS
+    variance = (shares - 1 / samples).clamp(min=0) * samples / (samples - 1)
+    error = math.sqrt(variance.sum().item()) / n
+    return Evidence(value, error, None, {f"{counted}_ess": (1 / shares).mean().item()})
+
+
+def by_iwae(
+    model: DeepVae, samples: int, x: Tensor, generator: torch.Generator
+) -> Generator[None, None, Evidence]:
+    """The importance weighted bound of Burda et al. (2016, Eq. 8); it rests between parts of the
+    data."""
+    parts = []
+    for part in chunks(x, samples):
+        parts.append(model.log_weights(part, samples, generator))
+        yield
+    return by_weights(parts, "iwae")
+
+
+class Steps:
+    """Work that rests between its steps, and its result once it is done."""
+
+    def __init__(self, work: Generator[None, None, Evidence]):
+        self._work = work
+        self.result: Evidence
+
+    def __iter__(self) -> Iterator[None]:
+        self.result = yield from self._work

@@ -1,0 +1,105 @@
+"""p(x_j | z) from the decoder's outputs, for both likelihoods."""
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mptcore.specs import Bernoulli, Gaussian
+
+CHUNK = 2**24
+"""Numbers in a tensor over observations, nodes and dimensions that is never made whole."""
+
+
+class Outputs(ABC):
+    """What a decoder's outputs (..., D) mean."""
+
+    @abstractmethod
+    def log_prob(self, x: Tensor, outputs: Tensor) -> Tensor:
+        """log p(x_j | z), elementwise."""
+
+    @abstractmethod
+    def node_log_probs(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:
+        """log p(x_R | z) for observations (N, D) and outputs (G, D), R given as 0 and 1 (D,) or
+        all: (N, G). One matrix product."""
+
+    @abstractmethod
+    def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
+        """log Σ_g share_ng p(x_nj | z_g) for observations (N, M), outputs (G, M) and shares
+        (N, G): (N, M)."""
+
+    @abstractmethod
+    def mean(self, outputs: Tensor) -> Tensor:
+        """E[x_j | z]."""
+
+    @abstractmethod
+    def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """x_j drawn given z."""
+
+
+class BernoulliOutputs(Outputs):
+    """Outputs are log odds."""
+
+    def log_prob(self, x: Tensor, outputs: Tensor) -> Tensor:
+        return x * outputs - F.softplus(outputs)
+
+    def node_log_probs(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:
+        rest = F.softplus(outputs)
+        if observed is None:
+            return x @ outputs.mT - rest.sum(-1)
+        return x @ (outputs * observed).mT - rest @ observed
+
+    def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
+        share = log_share.exp()
+        # Both products, since 1 − p loses its digits where p is near 1.
+        one, zero = share @ outputs.sigmoid(), share @ (-outputs).sigmoid()
+        least = torch.finfo(x.dtype).tiny
+        return torch.where(x > 0.5, one, zero).clamp(min=least).log()
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
+
+    def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        uniform = torch.rand(outputs.shape, generator=generator, dtype=outputs.dtype)
+        return (uniform.to(outputs.device) < outputs.sigmoid()).to(outputs)
+
+
+class GaussianOutputs(Outputs):
+    """Outputs are means; the noise precision is fixed."""
+
+    def __init__(self, noise_precision: float):
+        self.precision = noise_precision
+        self.constant = 0.5 * math.log(noise_precision / (2 * math.pi))
+
+    def log_prob(self, x: Tensor, outputs: Tensor) -> Tensor:
+        return self.constant - 0.5 * self.precision * (x - outputs).square()
+
+    def node_log_probs(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:
+        weight = torch.ones_like(x[0]) if observed is None else observed
+        cross = x @ (outputs * weight).mT
+        squares = (x.square() @ weight)[:, None] + outputs.square() @ weight
+        return self.constant * weight.sum() - self.precision * (0.5 * squares - cross)
+
+    def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
+        width = max(1, CHUNK // log_share.numel())
+        parts = zip(torch.split(x, width, -1), torch.split(outputs, width, -1), strict=True)
+        found = [
+            (log_share[..., None] + self.log_prob(own[:, None], theirs)).logsumexp(1)
+            for own, theirs in parts
+        ]
+        return torch.cat(found, -1)
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        noise = torch.randn(outputs.shape, generator=generator, dtype=outputs.dtype)
+        return outputs + noise.to(outputs.device) / math.sqrt(self.precision)
+
+
+def outputs_of(spec: Bernoulli | Gaussian) -> Outputs:
+    return (
+        BernoulliOutputs() if isinstance(spec, Bernoulli) else GaussianOutputs(spec.noise_precision)
+    )

@@ -1,0 +1,172 @@
+"""Experiments on VAEs: from a spec to its records."""
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mptcore import data
+from mptcore.data import Dataset
+from mptcore.evaluate import Evaluation, Work, lml_metrics
+from mptcore.latent import build, diagnose
+from mptcore.latent.deep_vae import DeepScored, DeepVae
+from mptcore.latent.evidence import Steps, by_grid, by_iwae
+from mptcore.latent.grid_vae import GridScored, GridVae
+from mptcore.latent.pictures import pictures
+from mptcore.latent.trainer import LatentTrainer, Network, Unit
+from mptcore.models import Evidence, MaskedModel, heldout_lml, initial_density, scorable
+from mptcore.records import Artifact, Labels, Log, Metric, RunError
+from mptcore.session import Session, Tape, TrainingState
+from mptcore.specs import Bernoulli, Iwae, LatentExperiment
+from mptcore.specs.latent import Objective
+from mptcore.streams import stream
+from mptcore.train import train
+from mptcore.weights import keep_tensors
+
+
+@dataclass
+class LatentRun:
+    """Trains and scores one spec."""
+
+    spec: LatentExperiment
+    session: Session
+    device: torch.device
+    dtype: torch.dtype
+    _done: int = field(default=0, init=False)
+
+    @property
+    def total(self) -> int:
+        """Masks to be scored in all."""
+        return self.spec.mask_count()
+
+    def records(self, resumed: TrainingState | None) -> Work:
+        """All records, each with the number of masks scored so far. Raises RunError."""
+        units = [unit for seed in self.spec.seeds for unit in self._units(seed)]
+        if self.spec.train is not None:
+            yield from self._train(units, resumed)
+        self.session.at_rest = True
+        for unit in units:
+            before = self._done
+            for done, record in self._conclude(unit):
+                self._done = before + done
+                yield self._done, record
+
+    def _units(self, seed: int) -> Iterator[Unit]:
+        """A seed's start, once for each objective."""
+        spec = self.spec
+        if spec.data.seed == "run":
+            dataset = data.load(spec.data, seed, torch.Generator().manual_seed(seed))
+        else:
+            draws = torch.Generator().manual_seed(spec.data.seed)
+            dataset = data.load(spec.data, spec.data.seed, draws)
+        if isinstance(spec.model.likelihood, Bernoulli):
+            _refuse_what_is_not_binary(dataset)
+        x = self._placed(dataset.x)
+        heldout = None if dataset.heldout is None else self._placed(dataset.heldout)
+        objectives: tuple[Objective, ...] = spec.train.objectives if spec.train else ("mpt",)
+        for objective in objectives:
+            network = build.network(spec.model, dataset.dim, seed, objective)
+            labels: Labels = {"seed": seed}
+            if len(objectives) > 1:
+                labels = {**labels, "objective": objective}
+            yield Unit(seed, objective, labels, network.to(x), dataset, x, heldout)
+
+    def _placed(self, x: Tensor) -> Tensor:
+        return x.to(self.device, self.dtype)
+
+    def _train(self, units: list[Unit], resumed: TrainingState | None) -> Work:
+        assert self.spec.train is not None
+        trainer = LatentTrainer(self.spec.train, units, self.spec.seeds)
+
+        def curves(epoch: int) -> Work:
+            done = 0
+            for unit in units:
+                before = done
+                labels = {**unit.labels, "epoch": epoch}
+                draws = stream(unit.seed, f"curve {epoch}")
+                for scored, record in self._evaluate(unit, labels, Tape(), draws):
+                    done = before + scored
+                    yield done, record
+
+        for done, record in train(trainer, self.session, resumed, curves):
+            self._done = done
+            yield done, record
+        final = trainer.state(self.session.seq, self._done)
+        self.session.training = lambda: final
+        yield self._done, self._keep(units)
+
+    def _conclude(self, unit: Unit) -> Work:
+        done = 0
+        masks = torch.Generator().manual_seed(unit.seed)
+        for done, record in self._evaluate(unit, unit.labels, self.session.tape, masks):
+            yield done, record
+        if isinstance(unit.network, DeepVae):
+            for record in diagnose.collapse(unit.network, unit.x, unit.labels):
+                yield done, record
+        if self.spec.evaluate.ais is not None and isinstance(unit.network, DeepVae):
+            for record in diagnose.annealed(unit, unit.network, self.spec.evaluate.ais):
+                yield done, record
+        if unit.seed == self.spec.seeds[0] and self.session.work_dir is not None:
+            for artifact in pictures(unit, self.session.work_dir):
+                yield done, artifact
+
+    def _evaluate(self, unit: Unit, labels: Labels, tape: Tape, masks: torch.Generator) -> Work:
+        """Scores, and the LML on the data and on what is held out."""
+        network = build.for_scores(unit.network, self.spec)
+        evidence = yield from self._evidence(network, unit.x, stream(unit.seed, "lml"))
+        models: dict[str, MaskedModel] = {"model": self._scored(network, unit, evidence)}
+        baseline = None
+        if self.spec.baseline is not None:
+            draws = stream(unit.seed, "init")
+            baseline = initial_density(self.spec.baseline, unit.dataset, unit.seed, draws)
+            models["baseline"] = scorable(baseline, unit.dataset, self.device, torch.float64)
+        evaluation = Evaluation(self.spec.evaluate, models, labels, tape)
+        done = 0
+        for done, record in evaluation.records(masks):
+            yield done, record
+        if unit.heldout is None:
+            return
+        evidence = yield from self._evidence(network, unit.heldout, stream(unit.seed, "held"), done)
+        for record in lml_metrics("lml_heldout", evidence, evaluation.labels_of("model")):
+            yield done, record
+        if baseline is not None and unit.dataset.heldout is not None:
+            value = heldout_lml(baseline, unit.dataset.heldout)
+            yield done, Metric("lml_heldout", value, 0.0, evaluation.labels_of("baseline"))
+
+    def _scored(self, network: Network, unit: Unit, evidence: Evidence) -> MaskedModel:
+        if isinstance(network, GridVae):
+            return GridScored(network, unit.x, evidence)
+        return DeepScored(network, unit.x, unit.seed, evidence)
+
+    def _evidence(
+        self, network: Network, x: Tensor, draws: torch.Generator, done: int = 0
+    ) -> Generator[tuple[int, None], None, Evidence]:
+        method = self.spec.lml_method()
+        if isinstance(network, GridVae):
+            assert not isinstance(method, Iwae)
+            yield done, None
+            return by_grid(network, method, x, self.spec.model.latent_dim)
+        assert isinstance(method, Iwae)
+        for _ in (steps := Steps(by_iwae(network, method.samples, x, draws))):
+            yield done, None
+        return steps.result
+
+    def _keep(self, units: Sequence[Unit]) -> Artifact | Log:
+        if self.session.work_dir is None:
+            return Log("info", "the weights are not kept: no work directory was given")
+        tensors = {
+            f"{unit.objective}/{unit.seed}/{name}": value
+            for unit in units
+            for name, value in unit.network.state_dict().items()
+        }
+        return keep_tensors(
+            tensors, {"latent": f"{units[0].objective}/{units[0].seed}"}, self.session.work_dir
+        )
+
+
+def _refuse_what_is_not_binary(dataset: Dataset) -> None:
+    for x in (dataset.x, dataset.heldout):
+        if x is not None and not ((x == 0) | (x == 1)).all():
+            detail = "set data.binarize to threshold or stochastic, or use the likelihood gaussian"
+            raise RunError("invalid", f"the likelihood bernoulli needs values 0 and 1: {detail}")

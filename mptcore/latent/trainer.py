@@ -1,0 +1,189 @@
+"""Training VAEs: every start with every objective, side by side."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mptcore.data import Dataset
+from mptcore.descent import (
+    ONE_STEP,
+    DivergedError,
+    StepMasks,
+    learned_state,
+    restore_learned,
+)
+from mptcore.latent.deep_vae import DeepVae, chunks
+from mptcore.latent.evidence import by_weights
+from mptcore.latent.grid_vae import GridVae, mean_log_marginal
+from mptcore.records import Labels, Point
+from mptcore.scores import ONE_DRAW
+from mptcore.session import TrainingState
+from mptcore.specs import LatentTrain
+from mptcore.specs.latent import Objective
+from mptcore.specs.train import Steps
+from mptcore.streams import stream
+
+Network = GridVae | DeepVae
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One start trained with one objective."""
+
+    seed: int
+    objective: Objective
+    labels: Labels
+    network: Network
+    dataset: Dataset
+    x: Tensor  # (N, D), where and as precise as the network
+    heldout: Tensor | None
+
+    @property
+    def has_encoder(self) -> bool:
+        return self.network.encoder is not None
+
+
+class LatentTrainer:
+    """Adam on all units. Losses of one unit have no gradients in another's parameters."""
+
+    def __init__(self, spec: LatentTrain, units: Sequence[Unit], seeds: Sequence[int]):
+        self.spec, self.units, self.seeds = spec, units, seeds
+        self.learned = [p for unit in units for p in unit.network.parameters()]
+        self.adam = torch.optim.Adam(self.learned, lr=spec.learning_rate, fused=True)
+        self.masks = StepMasks(spec, self.dim, seeds)
+        self.noise = [stream(unit.seed, f"{unit.objective} draws") for unit in units]
+        self.order = stream(seeds[0], "batches")
+        self.epoch = 0
+
+    @property
+    def dim(self) -> int:
+        return self.units[0].x.shape[1]
+
+    @property
+    def course(self) -> Steps:
+        return self.spec
+
+    @property
+    def observations(self) -> int:
+        return len(self.units[0].x)
+
+    @property
+    def masks_per_step(self) -> int:
+        """Over all units."""
+        return len(self.units) * self.spec.masks_per_step(self.dim)
+
+    def step(self) -> list[Point]:
+        """One epoch: its records, where it is recorded, and its steps. The last is not trained."""
+        last = self.epoch == self.spec.epochs
+        recorded = last or self.epoch % self.spec.evaluate_every == 0
+        points: list[Point] = []
+        for i, rows in enumerate(self._batches()):
+            masks = dict(
+                zip(self.seeds, self.masks.draw(self.epoch / self.spec.epochs), strict=True)
+            )
+            self.adam.zero_grad(set_to_none=True)
+            first = recorded and i == 0
+            losses = []
+            for unit, noise in zip(self.units, self.noise, strict=True):
+                masked = masks[unit.seed].to(unit.x.device)
+                series = self._descent(unit, unit.x[rows], masked, noise, all_series=first)
+                losses.append(series["loss"])
+                if first:
+                    points += self._points(unit, series)
+            self._refuse_what_is_not_finite(losses, points)
+            if last:
+                break
+            self.adam.step()
+        return points
+
+    def _batches(self) -> Iterator[Tensor | slice]:
+        size = self.spec.batch_size
+        if size is None:
+            yield slice(None)
+        else:
+            order = torch.randperm(self.observations, generator=self.order)
+            yield from torch.split(order, size)
+
+    def _descent(
+        self, unit: Unit, x: Tensor, masked: Tensor, noise: torch.Generator, *, all_series: bool
+    ) -> dict[str, Tensor]:
+        """The unit's loss, whose gradient is left with its parameters, and with `all_series` the
+        other objectives of the same step."""
+        found = {}
+        for name in ("mpt", "elbo"):
+            trains = name == unit.objective
+            if trains or (all_series and (name == "mpt" or unit.has_encoder)):
+                with torch.set_grad_enabled(trains):
+                    found[name] = self._objective(name, unit, x, masked, noise)
+        if unit.objective == "lml":
+            assert isinstance(unit.network, GridVae)
+            found["lml"] = unit.network.log_marginal(x).mean()
+        loss = -found[unit.objective]
+        loss.backward()  # type: ignore[no-untyped-call]
+        if unit.objective == "mpt" and isinstance(unit.network, DeepVae):
+            self._fit_encoder(unit.network, x, noise)
+        return {"loss": loss, **{k: v for k, v in found.items() if k != "lml"}}
+
+    def _objective(
+        self, name: str, unit: Unit, x: Tensor, masked: Tensor, noise: torch.Generator
+    ) -> Tensor:
+        network = unit.network
+        if name == "elbo":
+            return network.elbo(x, noise).mean()
+        if isinstance(network, GridVae):
+            return self.dim * network.score(x, masked)
+        return self.dim * network.score(x, masked, noise)
+
+    def _fit_encoder(self, network: DeepVae, x: Tensor, noise: torch.Generator) -> None:
+        """The ELBO's gradient in the encoder, with the decoder as it stands."""
+        decoder = list(network.decoder.parameters())
+        for parameter in decoder:
+            parameter.requires_grad_(False)
+        (-network.elbo(x, noise).mean()).backward()  # type: ignore[no-untyped-call]
+        for parameter in decoder:
+            parameter.requires_grad_(True)
+
+    def _refuse_what_is_not_finite(self, losses: list[Tensor], points: list[Point]) -> None:
+        pairs = zip(self.units, torch.stack(losses).tolist(), strict=True)
+        bad = [unit.seed for unit, loss in pairs if not abs(loss) < float("inf")]
+        if bad:
+            raise DivergedError(self.epoch, bad, points)
+
+    def _points(self, unit: Unit, series: dict[str, Tensor]) -> Iterator[Point]:
+        masks = self.spec.masks_per_step(self.dim)
+        behind = {"mpt": (masks, ONE_STEP), "elbo": (1, ONE_DRAW), "lml": (0, None)}
+        for name, value in series.items():
+            what = unit.objective if name == "loss" else name
+            n, reason = behind[what]
+            error = 0.0 if what == "lml" else None
+            yield Point(name, self.epoch, value.item(), error, n, unit.labels, reason)
+        yield self._lml("lml", unit, unit.x)
+        if unit.heldout is not None:
+            yield self._lml("lml_heldout", unit, unit.heldout)
+
+    def _lml(self, name: str, unit: Unit, x: Tensor) -> Point:
+        """By the model's grid, or the importance weighted bound."""
+        if isinstance(unit.network, GridVae):
+            return Point(name, self.epoch, mean_log_marginal(unit.network, x), 0.0, 0, unit.labels)
+        samples = self.spec.lml_samples
+        draws = stream(unit.seed, f"{name} {self.epoch}")
+        logs = [unit.network.log_weights(part, samples, draws) for part in chunks(x, samples)]
+        found = by_weights(logs, "iwae")
+        return Point(name, self.epoch, found.value, found.std_err, samples, unit.labels)
+
+    def state(self, seq: int, done: int) -> TrainingState:
+        """All that the rest of the training follows from."""
+        tensors = learned_state(self.adam, self.learned) | self.masks.state()
+        tensors |= {f"noise/{i}": noise.get_state() for i, noise in enumerate(self.noise)}
+        tensors["order"] = self.order.get_state()
+        return TrainingState(self.epoch, seq, done, tensors)
+
+    def restore(self, state: TrainingState) -> None:
+        self.epoch = state.epoch
+        restore_learned(self.adam, self.learned, state.tensors)
+        self.masks.restore(state.tensors)
+        for i, noise in enumerate(self.noise):
+            noise.set_state(state.tensors[f"noise/{i}"].cpu())
+        self.order.set_state(state.tensors["order"].cpu())

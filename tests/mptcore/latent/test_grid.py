@@ -1,0 +1,133 @@
+"""Linear VAEs over a grid: the identity, PPCA, a dense grid as the reference."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.gaussian import LowRankGaussian
+from mptcore.latent.evidence import by_grid
+from mptcore.latent.grid import nodes_of
+from mptcore.latent.grid_vae import GridScored, GridVae, mean_log_marginal
+from mptcore.latent.likelihoods import BernoulliOutputs, GaussianOutputs, Outputs
+from mptcore.latent.networks import linear_decoder
+from mptcore.models import Evidence
+from mptcore.models.linear_gaussian import LinearGaussianModel
+from mptcore.moments import moment_of
+from mptcore.specs import GaussHermite, UniformGrid
+
+GRIDS: list[GaussHermite | UniformGrid] = [
+    GaussHermite(method="gauss_hermite"),
+    UniformGrid(method="uniform_grid"),
+]
+
+
+def linear_vae(
+    dim: int, latent_dim: int, grid: GaussHermite | UniformGrid, outputs: Outputs, scale: float
+) -> GridVae:
+    torch.manual_seed(3)
+    decoder = linear_decoder(dim, latent_dim).double()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.copy_(scale * torch.randn(parameter.shape, dtype=torch.float64))
+    return GridVae(decoder, None, outputs, nodes_of(grid, latent_dim))
+
+
+def binary(n: int, dim: int) -> Tensor:
+    draws = torch.Generator().manual_seed(5)
+    return (torch.rand(n, dim, generator=draws) < 0.4).double()
+
+
+def all_scores(model: GridVae, x: Tensor) -> Tensor:
+    """S(m) for m = 1..D over all masks of each size."""
+    scored = GridScored(model, x, Evidence(0.0))
+    dim = x.shape[1]
+    with torch.no_grad():
+        found = []
+        for size in range(1, dim + 1):
+            masks = torch.zeros(math.comb(dim, size), dim, dtype=torch.bool)
+            for row, chosen in enumerate(itertools.combinations(range(dim), size)):
+                masks[row, list(chosen)] = True
+            found.append(scored.scores(masks).mean())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.method)
+@pytest.mark.parametrize("outputs", [BernoulliOutputs(), GaussianOutputs(3.0)])
+def test_the_enumerated_scores_sum_to_the_lml_of_the_same_grid(
+    grid: GaussHermite | UniformGrid, outputs: Outputs
+) -> None:
+    model = linear_vae(8, 2, grid, outputs, 1.0)
+    x = binary(6, 8)
+    assert all_scores(model, x).sum().item() == pytest.approx(mean_log_marginal(model, x), abs=1e-8)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.method)
+@pytest.mark.parametrize("latent_dim", [1, 2, 3])
+def test_weights_sum_to_one_and_give_the_prior_s_moments(
+    grid: GaussHermite | UniformGrid, latent_dim: int
+) -> None:
+    nodes = nodes_of(grid, latent_dim)
+    weights = nodes.log_weights.exp()
+    assert len(weights) == grid.nodes**latent_dim
+    assert weights.sum().item() == pytest.approx(1, abs=1e-12)
+    moments = (weights[:, None] * nodes.z).T @ nodes.z
+    tolerance = 1e-9 if isinstance(grid, GaussHermite) else 1e-3  # cut at 4.5
+    assert torch.allclose(moments, torch.eye(latent_dim, dtype=torch.float64), atol=tolerance)
+
+
+@pytest.mark.parametrize("latent_dim", [1, 2, 3])
+def test_with_gaussian_outputs_it_is_ppca(latent_dim: int) -> None:
+    grid = UniformGrid(method="uniform_grid", nodes=60, extent=7.0)
+    model = linear_vae(6, latent_dim, grid, GaussianOutputs(2.0), 0.7)
+    x = torch.randn(9, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    last = model.decoder.last
+    loadings, mean = last.get_parameter("weight").detach(), last.get_parameter("bias").detach()
+    density = LowRankGaussian(loadings, mean, torch.full((6,), 0.5, dtype=torch.float64))
+    ppca = LinearGaussianModel(density, moment_of(x, mean, 0.5))
+    masks = torch.rand(12, 6, generator=torch.Generator().manual_seed(2)) < 0.5
+    masks[:, 0] = True
+    with torch.no_grad():
+        scored = GridScored(model, x, Evidence(0.0))
+        assert torch.allclose(scored.scores(masks), ppca.scores(masks), atol=1e-8)
+        assert torch.allclose(scored.joint_scores(masks), ppca.joint_scores(masks), atol=1e-8)
+    assert mean_log_marginal(model, x) == pytest.approx(ppca.log_marginal_likelihood(), abs=1e-8)
+
+
+def test_a_grid_that_is_too_coarse_is_not_final() -> None:
+    """Against a dense grid in one dimension; the posterior of 200 pixels is narrow."""
+    coarse = GaussHermite(method="gauss_hermite", nodes=6)
+    model = linear_vae(200, 1, coarse, BernoulliOutputs(), 1.0)
+    x = binary(20, 200)
+    dense = UniformGrid(method="uniform_grid", nodes=2000, extent=6.0)
+    fine = GridVae(model.decoder, None, model.outputs, nodes_of(dense, 1))
+    truth = mean_log_marginal(fine, x)
+    found = by_grid(model, coarse, x, 1)
+    assert found.not_final is not None
+    assert "twice the 6 nodes" in found.not_final
+    assert abs(found.value - truth) > 0.05
+    final = by_grid(fine, dense, x, 1)
+    assert final.not_final is None
+    assert abs(final.metrics["quadrature_shift"]) < 1e-6
+    hundred = UniformGrid(method="uniform_grid", nodes=300, extent=6.0)
+    assert mean_log_marginal(
+        GridVae(model.decoder, None, model.outputs, nodes_of(hundred, 1)), x
+    ) == pytest.approx(truth, abs=1e-6)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    model = linear_vae(5, 2, GRIDS[0], BernoulliOutputs(), 0.5)
+    x = binary(4, 5)
+    masks = torch.tensor([[True, False, True, False, False], [True] * 5])
+    weight = model.decoder.last.get_parameter("weight")
+    model.score(x, masks).backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    slope = weight.grad[2, 1].item()
+    with torch.no_grad():
+        weight[2, 1] += 1e-5
+        above = model.score(x, masks).item()
+        weight[2, 1] -= 2e-5
+        below = model.score(x, masks).item()
+    assert slope == pytest.approx((above - below) / 2e-5, rel=1e-6)
