@@ -1,7 +1,7 @@
 """From a spec to networks, new or with the weights of an earlier experiment."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mptcore.latent import networks
 from mptcore.latent.deep_vae import DeepVae
@@ -17,13 +17,17 @@ from mptcore.streams import stream
 from mptcore.weights import load_kept
 
 
-def network(spec: LinearVaeModel | VaeModel, dim: int, seed: int, objective: Objective) -> Network:
-    """A start in float32 on the CPU: the same decoder for every objective. Raises RunError where
-    the weights asked for do not fit."""
+def network(spec: LinearVaeModel | VaeModel, x: Tensor, seed: int, objective: Objective) -> Network:
+    """A start for data (N, D), in float32 on the CPU: the same decoder for every objective, whose
+    last bias gives each dimension its mean. Raises RunError where the weights asked for do not
+    fit."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, "init").initial_seed() % 2**63)
-        encoder, decoder = _pair(spec, dim)
+        encoder, decoder = _pair(spec, x.shape[1])
     outputs = outputs_of(spec.likelihood)
+    if isinstance(decoder.last, nn.Linear):
+        with torch.no_grad():
+            decoder.last.bias.copy_(outputs.independent(x))
     found: Network
     if isinstance(spec.conditionals, AnyGrid):
         nodes = nodes_of(spec.conditionals, spec.latent_dim)

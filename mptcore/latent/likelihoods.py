@@ -31,6 +31,10 @@ class Outputs(ABC):
         (N, G): (N, M)."""
 
     @abstractmethod
+    def independent(self, x: Tensor) -> Tensor:
+        """The outputs (D,) of the model of independent dimensions for data (N, D)."""
+
+    @abstractmethod
     def mean(self, outputs: Tensor) -> Tensor:
         """E[x_j | z]."""
 
@@ -57,6 +61,10 @@ class BernoulliOutputs(Outputs):
         one, zero = share @ outputs.sigmoid(), share @ (-outputs).sigmoid()
         least = torch.finfo(x.dtype).tiny
         return torch.where(x > 0.5, one, zero).clamp(min=least).log()
+
+    def independent(self, x: Tensor) -> Tensor:
+        least = 1 / (2 * len(x))  # a pixel that is always the same is not for ever
+        return x.mean(0).clamp(least, 1 - least).logit()
 
     def mean(self, outputs: Tensor) -> Tensor:
         return outputs.sigmoid()
@@ -90,6 +98,9 @@ class GaussianOutputs(Outputs):
             for own, theirs in parts
         ]
         return torch.cat(found, -1)
+
+    def independent(self, x: Tensor) -> Tensor:
+        return x.mean(0)
 
     def mean(self, outputs: Tensor) -> Tensor:
         return outputs

@@ -66,7 +66,7 @@ class LatentRun:
         heldout = None if dataset.heldout is None else self._placed(dataset.heldout)
         objectives: tuple[Objective, ...] = spec.train.objectives if spec.train else ("mpt",)
         for objective in objectives:
-            network = build.network(spec.model, dataset.dim, seed, objective)
+            network = build.network(spec.model, dataset.x, seed, objective)
             labels: Labels = {"seed": seed}
             if len(objectives) > 1:
                 labels = {**labels, "objective": objective}

@@ -109,29 +109,35 @@ class LatentTrainer:
     def _descent(
         self, unit: Unit, x: Tensor, masked: Tensor, noise: torch.Generator, *, all_series: bool
     ) -> dict[str, Tensor]:
-        """The unit's loss, whose gradient is left with its parameters, and with `all_series` the
-        other objectives of the same step."""
+        """The unit's loss, whose gradient is left with its parameters, and with `all_series` its
+        score of the same step and its ELBO over all data."""
         found = {}
-        for name in ("mpt", "elbo"):
-            trains = name == unit.objective
-            if trains or (all_series and (name == "mpt" or unit.has_encoder)):
-                with torch.set_grad_enabled(trains):
-                    found[name] = self._objective(name, unit, x, masked, noise)
-        if unit.objective == "lml":
-            assert isinstance(unit.network, GridVae)
-            found["lml"] = unit.network.log_marginal(x).mean()
-        loss = -found[unit.objective]
+        if all_series and unit.objective != "mpt":
+            with torch.no_grad():
+                found["mpt"] = self._score(unit.network, x, masked, noise)
+        if all_series and unit.has_encoder:
+            with torch.no_grad():
+                found["elbo"] = unit.network.elbo(unit.x, noise).mean()
+        objective = self._objective(unit, x, masked, noise)
+        if unit.objective == "mpt":
+            found["mpt"] = objective
+        loss = -objective
         loss.backward()  # type: ignore[no-untyped-call]
         if unit.objective == "mpt" and isinstance(unit.network, DeepVae):
             self._fit_encoder(unit.network, x, noise)
-        return {"loss": loss, **{k: v for k, v in found.items() if k != "lml"}}
+        return {"loss": loss, **found}
 
-    def _objective(
-        self, name: str, unit: Unit, x: Tensor, masked: Tensor, noise: torch.Generator
-    ) -> Tensor:
-        network = unit.network
-        if name == "elbo":
-            return network.elbo(x, noise).mean()
+    def _objective(self, unit: Unit, x: Tensor, masked: Tensor, noise: torch.Generator) -> Tensor:
+        match unit.objective:
+            case "mpt":
+                return self._score(unit.network, x, masked, noise)
+            case "elbo":
+                return unit.network.elbo(x, noise).mean()
+            case "lml":
+                assert isinstance(unit.network, GridVae)
+                return unit.network.log_marginal(x).mean()
+
+    def _score(self, network: Network, x: Tensor, masked: Tensor, noise: torch.Generator) -> Tensor:
         if isinstance(network, GridVae):
             return self.dim * network.score(x, masked)
         return self.dim * network.score(x, masked, noise)

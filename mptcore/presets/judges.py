@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 from mptcore.presets.results import Comparison, Curve, Results, within
 
@@ -137,6 +137,41 @@ def table2(published: Published, results: Sequence[Results]) -> Iterator[Compari
         figure = published[name][0]
         measured = result.metric("area", seed=SEEDS[0])
         yield within(f"area, {name}", figure, measured, share * abs(figure))
+
+
+def fig3_linear(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """Both objectives end at a similar LML, well above where they began; the ELBO is below the LML
+    at every epoch."""
+    (result,) = results
+    ends: dict[str, list[float]] = {}
+    for objective in ("mpt", "elbo"):
+        curves = [_finite(result.curve("lml", seed=seed, objective=objective)) for seed in SEEDS]
+        ends[objective] = [curve[-1] for curve in curves]
+        rise = median(curve[-1] - curve[0] for curve in curves)
+        yield _at_least(f"rise of the LML by {objective}", published["least_rise"][0], rise)
+    gap = median(m - e for m, e in zip(ends["mpt"], ends["elbo"], strict=True))
+    yield within("LML by MPT − LML by the ELBO", published["gap"][0], gap, 3)
+    above = [
+        bound - lml
+        for seed in SEEDS
+        for bound, lml in zip(
+            _finite(result.curve("elbo", seed=seed, objective="elbo")),
+            _finite(result.curve("lml", seed=seed, objective="elbo")),
+            strict=True,
+        )
+    ]
+    yield Comparison("highest ELBO − LML", 0, max(above), -math.inf, 0)
+
+
+def fig3_vae(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """The LML of held-out images rises, and passes that of a PPCA."""
+    (result,) = results
+    seed = SEEDS[0]
+    curve = _finite(result.curve("lml_heldout", seed=seed))
+    yield _at_least("rise of the LML", published["least_rise"][0], curve[-1] - curve[0])
+    own = result.metric("lml_heldout", seed=seed, model="model")
+    linear = result.metric("lml_heldout", seed=seed, model="baseline")
+    yield _at_least("LML − that of a PPCA", published["least_lead"][0], own - linear)
 
 
 def _area_is_lml(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:

@@ -165,8 +165,8 @@ Layers = Annotated[Dense | Convolutional, Field(discriminator="layers")]
 
 
 class LatentModel(Spec):
-    """z ~ N(0, I), x_j independent given z. `init`: random, or experiment, which takes the weights
-    that the finished training run `experiment` kept."""
+    """z ~ N(0, I), x_j independent given z. `init`: random, with the last bias at the data's mean,
+    or experiment, which takes the weights that the finished training run `experiment` kept."""
 
     family: str
     latent_dim: Annotated[int, Field(ge=1, le=4096)]

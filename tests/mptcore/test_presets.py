@@ -12,11 +12,19 @@ from mptcore.masks import draw_masks
 from mptcore.presets import PRESETS, Preset, Results
 from mptcore.records import encode
 from mptcore.run import run
-from mptcore.specs import ExperimentSpec, FixedSize, PpcaData, TextExperiment
+from mptcore.specs import (
+    ExperimentSpec,
+    FixedSize,
+    LatentExperiment,
+    PpcaData,
+    TextExperiment,
+)
 
 LANGUAGE = [n for n, p in PRESETS.items() if isinstance(p.specs[0], TextExperiment)]
 """These need a checkpoint and text from a hub, which tests do not reach."""
-QUICK = sorted(set(PRESETS) - {"fig5-left"} - set(LANGUAGE))
+LATENT = [n for n, p in PRESETS.items() if isinstance(p.specs[0], LatentExperiment)]
+"""These take minutes: see benchmarks/reports, and the short forms in latent/test_runs.py."""
+QUICK = sorted(set(PRESETS) - {"fig5-left"} - set(LANGUAGE) - set(LATENT))
 _results: dict[ExperimentSpec, Results] = {}
 
 
