@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import language, tractable
+from benchmarks import language, latent, tractable
 from benchmarks.table import Row, SkippedError, markdown
 
-BENCHMARKS = {**tractable.BENCHMARKS, **language.BENCHMARKS}
+BENCHMARKS = {**tractable.BENCHMARKS, **latent.BENCHMARKS, **language.BENCHMARKS}
 
 
 def main() -> int:

@@ -1,10 +1,12 @@
-"""`python -m benchmarks.reports NAME …` runs benchmarks/reports/NAME.json and writes NAME.md and
-NAME.png beside it: what ran, on what machine, every metric, and the curve at some rates.
+"""`python -m benchmarks.reports NAME …` runs benchmarks/reports/NAME.json, or the preset NAME of
+Fig. 3, and writes NAME.md and NAME.png to benchmarks/reports: what ran, on what machine, every
+metric, the curves at some places, and a preset's verdict.
 
-The texts and checkpoints come from MPT_DATA_DIR and MPT_MODELS_DIR.
+The data, texts and checkpoints come from MPT_DATA_DIR and MPT_MODELS_DIR.
 """
 
 import argparse
+import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,26 +15,39 @@ from typing import Any
 import matplotlib
 
 from benchmarks.table import machine
-from mptcore.records import Labels, Log, Metric, Point, Record
+from mptcore.presets import PRESETS, Results, Verdict
+from mptcore.records import Labels, Log, Metric, Point, Record, encode
 from mptcore.run import run
 from mptcore.specs import ExperimentSpec, parse_spec
 
 FOLDER = Path(__file__).parent / "reports"
 SHOWN = 9
-"""Rates in the table of a curve."""
+"""Places in the table of a curve."""
+CURVES = {"score_by_rate": "masking rate", "score": "mask size"}
+COURSES = ("loss", "loss_heldout", "mpt", "elbo", "lml", "lml_heldout")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reports", description=__doc__)
-    parser.add_argument("names", nargs="+", choices=sorted(p.stem for p in FOLDER.glob("*.json")))
+    files = sorted(path.stem for path in FOLDER.glob("*.json"))
+    presets = [name for name in PRESETS if name.startswith("fig3-")]
+    parser.add_argument("names", nargs="+", choices=files + presets, metavar="NAME",
+                        help=", ".join(files + presets))  # fmt: skip
     for name in parser.parse_args().names:
-        spec = parse_spec((FOLDER / f"{name}.json").read_bytes())
+        spec = spec_of(name)
         began = time.perf_counter()
         records = list(run(spec))
         seconds = time.perf_counter() - began
         (FOLDER / f"{name}.md").write_text(report(name, spec, records, seconds))
         plot(name, records)
         print(FOLDER / f"{name}.md")
+
+
+def spec_of(name: str) -> ExperimentSpec:
+    if name in PRESETS:
+        (spec,) = PRESETS[name].specs
+        return spec
+    return parse_spec((FOLDER / f"{name}.json").read_bytes())
 
 
 def report(name: str, spec: ExperimentSpec, records: list[Record], seconds: float) -> str:
@@ -44,13 +59,30 @@ def report(name: str, spec: ExperimentSpec, records: list[Record], seconds: floa
         *(f"- {r.message}" for r in records if isinstance(r, Log)),
         "",
         f"![The curves]({name}.png)\n",
+        *(_judged(name, records) if name in PRESETS else ()),
         *_curves(records),
-        *_training(records),
+        *_courses(records),
         "| metric | labels | value | standard error |\n|---|---|---|---|",
         *(_metric(r) for r in records if isinstance(r, Metric)),
         "",
     ]
     return "\n".join(parts)
+
+
+def _judged(name: str, records: list[Record]) -> list[str]:
+    preset = PRESETS[name]
+    lines = (json.loads(encode(i, record)) for i, record in enumerate(records))
+    verdict: Verdict = preset.verdict([Results.of_records(lines)])
+    return [
+        f"{preset.statement} **{verdict.verdict.capitalize()}.**\n",
+        "| | measured | from | to | agrees |\n|---|---|---|---|---|",
+        *(
+            f"| {c.what} | {c.measured:.2f} | {c.low:g} | {c.high:g} | "
+            f"{'yes' if c.agrees else 'NO'} |"
+            for c in verdict.comparisons
+        ),
+        "",
+    ]
 
 
 def _metric(one: Metric) -> str:
@@ -78,38 +110,58 @@ def _series(records: Iterable[Record], name: str) -> dict[str, list[Point]]:
 
 
 def _curves(records: list[Record]) -> list[str]:
-    curves = _series(records, "score_by_rate")
-    rates = [point.x for point in next(iter(curves.values()))]
-    places = sorted({round(i * (len(rates) - 1) / (SHOWN - 1)) for i in range(SHOWN)})
-    head = " | ".join(f"{rates[i]:g}" for i in places)
-    lines = [f"| score at rate | {head} |", "|---" * (len(places) + 1) + "|"]
-    for labels, points in curves.items():
-        cells = " | ".join(f"{points[i].value:.2f} ± {points[i].std_err:.2f}" for i in places)
-        lines.append(f"| {labels} | {cells} |")
+    lines = []
+    for series, axis in CURVES.items():
+        curves = _series(records, series)
+        if not curves:
+            continue
+        places = [point.x for point in next(iter(curves.values()))]
+        shown = sorted({round(i * (len(places) - 1) / (SHOWN - 1)) for i in range(SHOWN)})
+        lines.append(f"| score at {axis} | {' | '.join(f'{places[i]:g}' for i in shown)} |")
+        lines.append("|---" * (len(shown) + 1) + "|")
+        for labels, points in curves.items():
+            cells = " | ".join(_cell(points[i]) for i in shown)
+            lines.append(f"| {labels} | {cells} |")
     return [*lines, ""]
 
 
-def _training(records: list[Record]) -> list[str]:
+def _cell(point: Point) -> str:
+    error = "" if point.std_err is None else f" ± {point.std_err:.2g}"
+    return f"{point.value:.3g}{error}"
+
+
+def _courses(records: list[Record]) -> list[str]:
+    """Each series of the training, at some of its steps."""
     lines = []
-    for name in ("loss", "loss_heldout"):
+    for name in COURSES:
         for labels, points in _series(records, name).items():
-            cells = ", ".join(f"{point.x:g}: {point.value:.2f}" for point in points)
+            last = len(points) - 1
+            shown = [points[i] for i in sorted({round(k * last / SHOWN) for k in range(SHOWN + 1)})]
+            cells = ", ".join(f"{point.x:g}: {point.value:.2f}" for point in shown)
             lines.append(f"- {name} ({labels}) by step: {cells}")
     return [*lines, ""]
 
 
 def plot(name: str, records: list[Record]) -> None:
+    """The curves, and beside them the log marginal likelihood by epoch where it was recorded."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    panels = [series for series in (*CURVES, "lml") if _series(records, series)]
     figure: Any
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    for labels, points in _series(records, "score_by_rate").items():
-        rates, values = [p.x for p in points], [p.value or 0 for p in points]
-        errors = [2 * (p.std_err or 0) for p in points]
-        axes.errorbar(rates, values, errors, label=labels, linewidth=1, elinewidth=0.6)
-    axes.set(xlabel="masking rate", ylabel="mean log probability of a masked token (nats)")
-    axes.legend(fontsize=7)
+    figure, grid = pyplot.subplots(
+        1, len(panels), figsize=(6 * len(panels), 4), layout="constrained", squeeze=False
+    )
+    for axes, series in zip(grid[0], panels, strict=True):
+        for labels, points in _series(records, series).items():
+            places, values = [p.x for p in points], [p.value or 0 for p in points]
+            errors = [2 * (p.std_err or 0) for p in points]
+            axes.errorbar(places, values, errors, label=labels, linewidth=1, elinewidth=0.6)
+        if series == "lml":
+            axes.set(xlabel="epoch", ylabel="log marginal likelihood (nats)")
+        else:
+            axes.set(xlabel=CURVES[series], ylabel="mean log probability when masked (nats)")
+        axes.legend(fontsize=7)
     figure.savefig(FOLDER / f"{name}.png", dpi=110)
 
 
