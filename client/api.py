@@ -128,6 +128,18 @@ class Client:
         found: list[Json] = answer["series"]
         return found
 
+    def artifacts(self, experiment_id: str) -> list[Json]:
+        """The files that an experiment left: weights, pictures."""
+        found: list[Json] = self._call("GET", f"/v1/experiments/{experiment_id}/artifacts")["items"]
+        return found
+
+    def artifact(self, experiment_id: str, name: str) -> bytes:
+        """The content of one of these files."""
+        response = self._http.get(f"/v1/experiments/{experiment_id}/artifacts/{name}")
+        if response.is_error:
+            raise Refused(_document(response))
+        return response.content
+
     def preset(self, name: str) -> Json:
         """One of the paper's tables and figures: its specs, and what was published."""
         return self._call("GET", f"/v1/presets/{name}")

@@ -14,6 +14,7 @@ checkpoint are not given again. With --work-dir DIR it keeps its files there.
 
 import argparse
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -38,12 +39,13 @@ if __name__ == "__main__" and "--supervised" in sys.argv:
     _be_expendable()  # before torch is imported, which takes seconds
 
 from mptcore.orders import Assignment, follow_orders, parse_assignment  # noqa: E402
-from mptcore.runner import Runner  # noqa: E402
 from mptcore.specs import SpecError  # noqa: E402
 
 
 def main() -> int:
     options = _options()
+    if options.supervised:
+        importlib.import_module("mptcore.runner")  # and torch, before there is a spec
     text = sys.stdin.buffer.readline() if options.supervised else sys.stdin.buffer.read()
     if options.supervised and not text:
         return 0  # a spare that was never used
@@ -53,6 +55,8 @@ def main() -> int:
         for problem in error.problems:
             print(f"{problem.pointer or '/'}: {problem.detail}", file=sys.stderr)  # noqa: T201
         return 2
+    from mptcore.runner import Runner  # a bad spec need not wait for torch
+
     if not options.supervised:
         return Runner(_with_options(assignment, options), sys.stdout).run()
     runner = Runner(assignment, sys.stdout)

@@ -1,4 +1,4 @@
-"""Language models through the whole service: text uploaded, trained on, scored, over HTTP."""
+"""Language models and VAEs through the whole service: uploaded, trained, scored, over HTTP."""
 
 import json
 from collections.abc import Iterator
@@ -68,6 +68,29 @@ def test_what_cannot_run_fails_with_cause_and_cure(client: Client) -> None:
     assert ended["status"] == "failed"
     assert ended["failure"]["kind"] == "invalid"
     assert "MPT_MODELS_DIR" in ended["failure"]["message"]
+
+
+def test_a_vae_leaves_curves_weights_and_pictures(client: Client) -> None:
+    """One POST trains with both objectives from the same start."""
+    spec = {
+        "model": {"family": "linear_vae", "latent_dim": 1,
+                  "likelihood": {"distribution": "bernoulli"}},
+        "data": {"source": "digits", "binarize": "threshold"},
+        "train": {"objectives": ["mpt", "elbo"], "epochs": 3},
+        "evaluate": {"masks": {"schedule": "fixed", "rate": 0.15, "per_size": 2}},
+        "compute": COMPUTE,
+    }  # fmt: skip
+    ended = client.wait(client.submit(spec)["id"], timeout_s=120)
+    assert ended["status"] == "succeeded", ended["failure"]
+    curves = client.curves(ended["id"], "lml")
+    assert [curve["labels"]["objective"] for curve in curves] == ["mpt", "elbo"]
+    assert all(len(curve["x"]) == 4 for curve in curves)
+    artifacts = client.artifacts(ended["id"])
+    pictures = {a["name"] for a in artifacts if a["media_type"] == "image/png"}
+    kinds = ("reconstructions", "samples")
+    assert pictures == {f"{kind}-{o}.png" for kind in kinds for o in ("mpt", "elbo")}
+    for name in pictures:
+        assert client.artifact(ended["id"], name).startswith(b"\x89PNG")
 
 
 def test_the_paper_s_presets_by_the_client(client: Client) -> None:
