@@ -9,7 +9,7 @@ from mptcore.data.digits import digits
 from mptcore.data.images import images
 from mptcore.data.prepare import prepared
 from mptcore.data.simulated import simulate_ppca
-from mptcore.data.upload import uploaded
+from mptcore.files.tables import uploaded
 from mptcore.specs import (
     DataSource,
     DigitsData,
@@ -41,6 +41,6 @@ def _load(spec: DataSource, generator: torch.Generator) -> Dataset:
         case MnistData() | FashionMnistData():
             return images(spec, generator)
         case UploadData():
-            return uploaded(spec)
+            return Dataset(torch.from_numpy(uploaded(spec)))
         case _:
             assert_never(spec)

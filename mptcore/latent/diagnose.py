@@ -8,6 +8,7 @@ from mptcore.evaluate import lml_metrics
 from mptcore.latent.ais import Annealing
 from mptcore.latent.deep_vae import DeepVae
 from mptcore.latent.evidence import by_weights
+from mptcore.latent.networks import Encoder
 from mptcore.latent.trainer import Unit
 from mptcore.latent.variational import ACTIVE, divergence
 from mptcore.models import Evidence
@@ -17,11 +18,9 @@ from mptcore.streams import stream
 
 
 @torch.no_grad()
-def collapse(network: DeepVae, x: torch.Tensor, labels: Labels) -> Iterator[Record]:
+def collapse(encoder: Encoder, x: torch.Tensor, labels: Labels) -> Iterator[Record]:
     """How many latent dimensions the encoder uses, and their divergence in nats."""
-    found = torch.stack(
-        [divergence(*network.encoder(part)).sum(0) for part in torch.split(x, 4096)]
-    )
+    found = torch.stack([divergence(*encoder(part)).sum(0) for part in torch.split(x, 4096)])
     each = found.sum(0) / len(x)
     active = int((each > ACTIVE).sum())
     yield Metric("kl", each.sum().item(), 0.0, labels)

@@ -101,9 +101,9 @@ class LatentRun:
         masks = torch.Generator().manual_seed(unit.seed)
         for done, record in self._evaluate(unit, unit.labels, self.session.tape, masks):
             yield done, record
-        if isinstance(unit.network, DeepVae):
-            for record in diagnose.collapse(unit.network, unit.x, unit.labels):
-                yield done, record
+        if unit.network.encoder is not None:
+            for found in diagnose.collapse(unit.network.encoder, unit.x, unit.labels):
+                yield done, found
         if self.spec.evaluate.ais is not None and isinstance(unit.network, DeepVae):
             for record in diagnose.annealed(unit, unit.network, self.spec.evaluate.ais):
                 yield done, record

@@ -342,6 +342,9 @@ class LatentExperiment(Spec):
         if isinstance(evaluate.lml, Iwae) and self.has_grid:
             detail = "this model has a grid and no encoder: use gauss_hermite or uniform_grid"
             found.append(Problem("/evaluate/lml/method", detail))
+        if evaluate.ais is not None and self.has_grid:
+            detail = "the grid of this model says more: leave it null"
+            found.append(Problem("/evaluate/ais", detail))
         return found + _grid_problems(evaluate.lml, self.model.latent_dim, "/evaluate/lml")
 
     def memory_estimate(self) -> int:
@@ -351,11 +354,10 @@ class LatentExperiment(Spec):
         if not isinstance(self.model.conditionals, Grid):
             return data + self._network_bytes() + 2**28
         grid = self.model.conditionals.size(self.model.latent_dim)
-        starts = len(self.seeds) if self.train else 1
         rows = n if self.train is None or self.train.batch_size is None else self.train.batch_size
         per_mask = 4 * rows * grid + 6 * grid * dim  # responsibilities, node probabilities
         masks = self.train.masks.step_count(dim) if self.train else 1
-        return data + size * starts * masks * per_mask
+        return data + size * masks * per_mask
 
     def _network_bytes(self) -> int:
         size = 8 if self.compute.precision == "float64" else 4

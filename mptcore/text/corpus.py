@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mptcore.data.texts import Rows, texts
+from mptcore.files.texts import Rows, texts
 from mptcore.records import RunError
 from mptcore.specs import TextSource
 from mptcore.streams import stream

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mptcore.data.upload import inspect, uploaded
+from mptcore.files.tables import inspect, uploaded
 from mptcore.records import RunError
 from mptcore.specs import UploadData
 
@@ -46,7 +46,7 @@ def test_every_format_is_inspected_and_loaded(
     assert (found.n, found.dim, found.problems) == (4, 3, [])
     monkeypatch.setenv("MPT_STORE", str(tmp_path))
     spec = UploadData(source="upload", dataset="abc-1", n=4, dim=3)
-    assert np.array_equal(uploaded(spec).x.numpy(), TABLE)
+    assert np.array_equal(uploaded(spec), TABLE)
 
 
 def test_columns_and_arrays_are_picked_by_name(
@@ -57,9 +57,9 @@ def test_columns_and_arrays_are_picked_by_name(
         (tmp_path / "datasets" / dataset).mkdir(parents=True)
         written(tmp_path / "datasets" / dataset, name)
     columns = UploadData(source="upload", dataset="t", n=4, dim=2, columns=("c", "a"))
-    assert np.array_equal(uploaded(columns).x.numpy(), TABLE[:, [2, 0]])
+    assert np.array_equal(uploaded(columns), TABLE[:, [2, 0]])
     second = UploadData(source="upload", dataset="z", n=4, dim=3, array="second")
-    assert np.array_equal(uploaded(second).x.numpy(), 2 * TABLE)
+    assert np.array_equal(uploaded(second), 2 * TABLE)
     with pytest.raises(RunError, match="no column d"):
         uploaded(UploadData(source="upload", dataset="t", n=4, dim=2, columns=("d", "a")))
     with pytest.raises(RunError, match="has 4 observations of 3 dimensions"):
@@ -132,7 +132,7 @@ def test_text_columns_are_named(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_json(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mptcore.data.inspect"]
+    command = [sys.executable, "-m", "mptcore.files.inspect"]
     root = Path(__file__).parents[2]
     good = subprocess.run([*command, written(tmp_path, "x.npz")], cwd=root, capture_output=True)
     assert good.returncode == 0

@@ -259,6 +259,7 @@ REFUSED = {
     "grid for a deep model": (
         DEEP, "evaluate/lml", {"method": "gauss_hermite"}, "/evaluate/lml/method"),
     "iwae for a grid": (LINEAR, "evaluate", {"lml": {"method": "iwae"}}, "/evaluate/lml/method"),
+    "annealing beside a grid": (LINEAR, "evaluate", {"ais": {}}, "/evaluate/ais"),
     "images of another size": (
         DEEP, "model/network", {"layers": "convolutional", "channels": [4, 4, 4, 4]},
         "/model/network/channels"),
@@ -285,7 +286,8 @@ def test_what_cannot_be_run_is_refused(name: str) -> None:
 
 def test_more_nodes_than_memory_are_refused() -> None:
     spec = changed(LINEAR, "model/conditionals/nodes", 700)
-    spec |= {"train": {"objectives": ["mpt"], "epochs": 1}, "seeds": [1, 2, 3]}
+    masks = {"schedule": "fixed", "rate": 0.15, "per_size": 3}
+    spec["train"] = {"objectives": ["mpt"], "epochs": 1, "masks": masks}
     with pytest.raises(SpecError) as refused:
         validate_spec(spec, Limits())
     (problem,) = refused.value.problems

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from mptcore.data.dataset import Dataset
 from mptcore.records import RunError
 from mptcore.specs import UploadData
 
@@ -63,8 +61,8 @@ def inspect(path: Path) -> Inspection:
     return Inspection(suffix, n, dim, shapes if suffix == "npz" else None, columns, problems)
 
 
-def uploaded(spec: UploadData) -> Dataset:
-    """The data set of an upload, from $MPT_STORE/datasets/<id>/. Raises RunError."""
+def uploaded(spec: UploadData) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The observations (N, D) of an upload, from $MPT_STORE/datasets/<id>/. Raises RunError."""
     try:
         array = _array(stored_file(spec.dataset, FORMATS), spec)
     except UnreadableError as error:
@@ -73,7 +71,7 @@ def uploaded(spec: UploadData) -> Dataset:
         found = "{} observations of {} dimensions".format(*array.shape)
         detail = f"the upload {spec.dataset} has {found}; data.n and data.dim say "
         raise RunError("invalid", f"{detail}{spec.n} and {spec.dim}")
-    return Dataset(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64)))
+    return np.ascontiguousarray(array, dtype=np.float64)
 
 
 def stored_file(dataset: str, formats: Sequence[str]) -> Path:

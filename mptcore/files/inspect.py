@@ -1,4 +1,4 @@
-"""`python -m mptcore.data.inspect FILE` prints what an uploaded file holds, as one JSON object.
+"""`python -m mptcore.files.inspect FILE` prints what an uploaded file holds, as one JSON object.
 
 {"format", "n", "dim" (numbers), "arrays" (.npz: shapes by name), "columns" (tables), "problems"};
 what is unknown is left out, and text has no "dim". Exit status 0 without problems, else 1. It may
@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mptcore.data import texts, upload
-from mptcore.data.upload import Inspection, as_json
+from mptcore.files import tables, texts
+from mptcore.files.tables import Inspection, as_json
 
 MEMORY_BYTES = 4 * 2**30
 """What a file may take beyond the program itself."""
@@ -23,7 +23,7 @@ def look(path: Path) -> Inspection:
     """What a file holds: numbers, or text."""
     if path.suffix in (".txt", ".jsonl") or (path.suffix == ".parquet" and _has_text(path)):
         return texts.inspect(path)
-    return upload.inspect(path)
+    return tables.inspect(path)
 
 
 def _has_text(path: Path) -> bool:

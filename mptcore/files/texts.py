@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
-from mptcore.data.upload import Inspection, UnreadableError, stored_file
+from mptcore.files.tables import Inspection, UnreadableError, stored_file
 from mptcore.records import RunError
 from mptcore.specs import GlueText, PlainText, SpecError, TextSource, parse_json
 
