@@ -12,7 +12,8 @@ from mptcore.latent.networks import Decoder, Encoder
 from mptcore.latent.trainer import Network
 from mptcore.records import RunError
 from mptcore.specs import Convolutional, Iwae, LatentExperiment, LinearVaeModel, VaeModel
-from mptcore.specs.latent import AnyGrid, Objective
+from mptcore.specs.latent import Objective
+from mptcore.specs.vae import AnyGrid
 from mptcore.streams import stream
 from mptcore.weights import load_kept
 

@@ -1,6 +1,5 @@
 """Grids over z that stand for its prior N(0, I)."""
 
-import math
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -35,14 +34,3 @@ def nodes_of(spec: GaussHermite | UniformGrid, latent_dim: int) -> Nodes:
     z = torch.cartesian_prod(*[places] * latent_dim).view(-1, latent_dim)
     total = torch.cartesian_prod(*[logs] * latent_dim).view(-1, latent_dim).sum(-1)
     return Nodes(z, total - total.logsumexp(0))
-
-
-def spacing(spec: GaussHermite | UniformGrid) -> float:
-    """The distance between the nodes about 0."""
-    match spec:
-        case GaussHermite():
-            return math.pi / math.sqrt(spec.nodes)
-        case UniformGrid():
-            return 2 * spec.extent / (spec.nodes - 1)
-        case _:
-            assert_never(spec)

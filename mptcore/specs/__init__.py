@@ -26,23 +26,7 @@ from mptcore.specs.language import (
     TextTrain,
     UniformRate,
 )
-from mptcore.specs.latent import (
-    Ais,
-    Bernoulli,
-    Convolutional,
-    Dense,
-    GaussHermite,
-    Gaussian,
-    Grid,
-    Importance,
-    Iwae,
-    LatentExperiment,
-    LatentTrain,
-    LinearVaeModel,
-    Recursive,
-    UniformGrid,
-    VaeModel,
-)
+from mptcore.specs.latent import Ais, Iwae, LatentExperiment, LatentTrain
 from mptcore.specs.masks import (
     AllSizes,
     FixedSize,
@@ -58,6 +42,19 @@ from mptcore.specs.models import FactorAnalysisModel, Model, PpcaModel
 from mptcore.specs.problems import parse_spec, problems_of, validate_spec
 from mptcore.specs.text import GlueText, PlainText, TextSource
 from mptcore.specs.train import Train
+from mptcore.specs.vae import (
+    Bernoulli,
+    Convolutional,
+    Dense,
+    GaussHermite,
+    Gaussian,
+    Grid,
+    Importance,
+    LinearVaeModel,
+    Recursive,
+    UniformGrid,
+    VaeModel,
+)
 from mptcore.specs.vectors import Evaluate, VectorExperiment
 
 __all__ = [

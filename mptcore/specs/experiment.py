@@ -5,8 +5,9 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, Discriminator, Tag, TypeAdapter
 
 from mptcore.specs.language import MaskedLmModel, TextExperiment
-from mptcore.specs.latent import LatentExperiment, LinearVaeModel, VaeModel
+from mptcore.specs.latent import LatentExperiment
 from mptcore.specs.models import Model
+from mptcore.specs.vae import LinearVaeModel, VaeModel
 from mptcore.specs.vectors import VectorExperiment
 
 _MODELS: dict[str, tuple[type[BaseModel], ...]] = {

@@ -240,7 +240,7 @@ def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return copy  # type: ignore[no-any-return]
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str, Any, str]] = {
     "grid of many dimensions": (LINEAR, "model/latent_dim", 4, "/model/conditionals/method"),
     "too many nodes": (
         changed(LINEAR, "model/latent_dim", 3), "model/conditionals/nodes", 500,
