@@ -117,7 +117,8 @@ class LatentTrainer:
                 found["mpt"] = self._score(unit.network, x, masked, noise)
         if all_series and unit.has_encoder:
             with torch.no_grad():
-                found["elbo"] = unit.network.elbo(unit.x, noise).mean()
+                bounds = [unit.network.elbo(part, noise) for part in chunks(unit.x, 1)]
+            found["elbo"] = torch.cat(bounds).mean()
         objective = self._objective(unit, x, masked, noise)
         if unit.objective == "mpt":
             found["mpt"] = objective
