@@ -18,6 +18,8 @@ from tests.servers import PostgreSQL, Redis
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as worker.runner, before torch is loaded
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes compile our modules once
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test asks a hub
 
 REQUIRE_ALL = os.environ.get("MPT_TEST_REQUIRE_ALL") == "1"

@@ -16,7 +16,7 @@ from tests.servers import PostgreSQL, Redis
 from worker.celery_app import make_celery, ring
 
 LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=20_000)
-MEDIUM = ppca_spec(data__dim=60, evaluate__masks__per_size=4000)
+MEDIUM = ppca_spec(data__dim=60, evaluate__masks__per_size=2500)
 
 
 def began(lab: Lab, experiment_id: str) -> None:
@@ -122,24 +122,22 @@ def test_the_database_is_away_during_a_run(lab: Settings, postgresql: PostgreSQL
         assert series["x"] == list(range(1, 61))
 
 
-@pytest.mark.parametrize("victim", ["node", "runner", "dispatcher", "api"])
+@pytest.mark.parametrize("victim", ["node", "runner"])
 def test_killed(lab: Settings, victim: str) -> None:
+    """The storm kills the dispatcher and the API too."""
     with lab_processes(lab) as running, running.client() as client:
         submitted = client.submit(MEDIUM)["id"]
         began(running, submitted)
-        name = {"node": "worker0", "runner": "worker0"}.get(victim, victim)
-        process: psutil.Process = running.processes[name]
+        process: psutil.Process = running.processes["worker0"]
         if victim == "runner":
             process = max(process.children(), key=lambda child: child.cpu_times().user)
         process.kill()
-        if victim != "runner":
+        if victim == "node":
             process.wait()
-            arguments = {"worker0": ["worker", "cpu"], "api": ["api", "--port", str(running.port)]}
-            running.start(name, *arguments.get(name, [name]))
-        wait_until(client.is_ready)
+            running.start("worker0", "worker", "cpu")
         ended = client.wait(submitted, timeout_s=90)
         assert ended["status"] == "succeeded"
-        assert ended["attempt"] == (2 if victim in ("node", "runner") else 1)
+        assert ended["attempt"] == 2
         (series,) = client.curves(submitted, "score")
         assert series["x"] == list(range(1, 61))
 
@@ -151,7 +149,9 @@ def test_a_node_stopped_past_its_lease_writes_nothing_more(lab: Settings) -> Non
         holder = client.get(submitted)["worker"]
         (frozen,) = [p for p in running.processes.values() if holder.endswith(f":{p.pid}")]
         frozen.suspend()
-        wait_until(lambda: client.get(submitted)["attempt"] == 2, what="a second attempt")
+        wait_until(
+            lambda: client.get(submitted)["attempt"] == 2, timeout_s=120, what="a second attempt"
+        )
         frozen.resume()
         ended = client.wait(submitted, timeout_s=90)
         assert (ended["status"], ended["attempt"]) == ("succeeded", 2)

@@ -121,7 +121,7 @@ RESUMED = {
     "grid": {
         **LINEAR,
         "data": {**LINEAR["data"], "heldout": 0.5},
-        "train": {"objectives": ["elbo", "mpt"], "epochs": 6, "batch_size": 300, "curve_at": [3]},
+        "train": {"objectives": ["elbo", "mpt"], "epochs": 4, "batch_size": 300, "curve_at": [2]},
         "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 50], "per_size": 3}},
         "seeds": [1, 2],
     },
@@ -140,7 +140,7 @@ RESUMED = {
 def test_resumed_records_are_those_of_an_undisturbed_run(name: str, tmp_path: Path) -> None:
     spec = spec_of(RESUMED[name])
     whole = records(spec, tmp_path / "whole")
-    for i, stop_after in enumerate(range(1, len(whole), max(1, len(whole) // 5))):
+    for i, stop_after in enumerate(range(1, len(whole), max(1, len(whole) // 3))):
         folder = tmp_path / str(i)
         first = records(spec, folder, stop_after)
         assert len(first) < len(whole)
@@ -175,7 +175,8 @@ def test_weights_and_pictures_are_kept_and_weights_used_again(
 def test_collapse_is_told() -> None:
     """With so much noise that the prior explains the data, z is of no use."""
     likelihood = {"distribution": "gaussian", "noise_precision": 0.001}
-    train = {"objectives": ["elbo"], "epochs": 60, "batch_size": 100, "learning_rate": 0.01}
+    train = {"objectives": ["elbo"], "epochs": 25, "batch_size": 200, "learning_rate": 0.02,
+             "evaluate_every": 25}  # fmt: skip
     found = ran({**DEEP, "model": {**DEEP["model"], "likelihood": likelihood}, "train": train})
     assert metric(found, "active_units", seed=0).value == 0
     assert any(isinstance(r, Log) and r.message.startswith("collapse") for r in found)

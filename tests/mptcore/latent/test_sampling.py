@@ -16,7 +16,7 @@ from mptcore.models.linear_gaussian import LinearGaussianModel
 from mptcore.moments import moment_of
 from mptcore.specs import Ais, Convolutional, Dense, Importance, Recursive
 
-DIM, LATENT_DIM, PRECISION, N = 12, 2, 4.0, 60
+DIM, LATENT_DIM, PRECISION, N = 12, 2, 4.0, 40
 
 
 def put(parameter: Tensor, value: Tensor) -> None:
@@ -63,7 +63,7 @@ def simulated(model: DeepVae, n: int) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def masks() -> Tensor:
-    found = torch.rand(6, DIM, generator=torch.Generator().manual_seed(3)) < 0.5
+    found = torch.rand(4, DIM, generator=torch.Generator().manual_seed(3)) < 0.5
     found[0], found[1] = True, False
     found[1, 4] = True
     return found
@@ -77,21 +77,21 @@ def scores(model: DeepVae, x: Tensor, masks: Tensor) -> Tensor:
 
 def test_importance_sampling_reaches_the_true_conditionals(masks: Tensor) -> None:
     """With a wrong encoder, and with nothing observed (the first mask) too."""
-    model = linear_gaussian(Importance(method="importance", draws=20_000), exact=False)
+    model = linear_gaussian(Importance(method="importance", draws=8000), exact=False)
     x, _ = simulated(model, N)
     truth = ppca_of(model, x).scores(masks)
-    assert torch.allclose(scores(model, x, masks), truth, atol=0.01)
+    assert torch.allclose(scores(model, x, masks), truth, atol=0.02)
 
 
 def test_recursion_reaches_them_where_the_encoder_is_exact(masks: Tensor) -> None:
-    model = linear_gaussian(Recursive(method="recursive", draws=4000, rounds=30), exact=True)
+    model = linear_gaussian(Recursive(method="recursive", draws=2000, rounds=20), exact=True)
     x, _ = simulated(model, N)
     truth = ppca_of(model, x).scores(masks)
-    assert torch.allclose(scores(model, x, masks), truth, atol=0.01)
+    assert torch.allclose(scores(model, x, masks), truth, atol=0.02)
 
 
 def test_few_rounds_and_a_wrong_encoder_do_not(masks: Tensor) -> None:
-    model = linear_gaussian(Recursive(method="recursive", draws=4000, rounds=1), exact=False)
+    model = linear_gaussian(Recursive(method="recursive", draws=2000, rounds=1), exact=False)
     x, _ = simulated(model, N)
     truth = ppca_of(model, x).scores(masks)
     assert (scores(model, x, masks) - truth)[2:].mean() < -0.02
