@@ -25,27 +25,19 @@ def began(lab: Lab, experiment_id: str) -> None:
         wait_until(lambda: bool(client.get(experiment_id)["progress"]), what="progress")
 
 
-def test_from_submission_to_curves(lab: Settings) -> None:
-    with lab_processes(lab) as running, running.client() as client:
-        wait_until(lambda: bool(client.workers()), what="a worker")
-        submitted = client.submit(ppca_spec())
-        ended = client.wait(submitted["id"], timeout_s=60)
-        assert ended["status"] == "succeeded"
-        assert ended["attempt"] == 1
-        (worker,) = client.workers()
-        assert ended["worker"] == worker["id"]
-        (series,) = client.curves(submitted["id"], "score")
-        assert series["x"] == [1, 2, 3, 4, 5, 6]
-
-
-def test_cancel_and_pause_and_resume(lab: Settings) -> None:
+def test_from_submission_to_curves_and_cancel_pause_resume(lab: Settings) -> None:
     with lab_processes(lab) as running, running.client() as client:
         first = client.submit(LONG)["id"]
         began(running, first)
         client.pause(first)
         wait_until(lambda: client.get(first)["status"] == "paused")
         second = client.submit(ppca_spec())["id"]  # the slot is free
-        assert client.wait(second, timeout_s=60)["status"] == "succeeded"
+        ended = client.wait(second, timeout_s=60)
+        assert (ended["status"], ended["attempt"]) == ("succeeded", 1)
+        (worker,) = client.workers()
+        assert ended["worker"] == worker["id"]
+        (series,) = client.curves(second, "score")
+        assert series["x"] == [1, 2, 3, 4, 5, 6]
         client.resume(first)
         began(running, first)
         asked = time.monotonic()
@@ -86,20 +78,15 @@ def test_the_broker_is_away(lab: Settings, redis: Redis) -> None:
         assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
 
 
-def test_the_broker_forgets(lab: Settings, redis: Redis) -> None:
+def test_the_broker_forgets_and_is_a_black_hole(lab: Settings, redis: Redis) -> None:
     with lab_processes(lab) as running, running.client() as client:
         wait_until(lambda: bool(client.workers()), what="a worker")
         ids = []
-        for _ in range(5):
+        for _ in range(3):
             ids.append(client.submit(ppca_spec())["id"])
             redis.flush()
         for experiment_id in ids:
             assert client.wait(experiment_id, timeout_s=60)["status"] == "succeeded"
-
-
-def test_the_broker_is_a_black_hole(lab: Settings, redis: Redis) -> None:
-    with lab_processes(lab) as running, running.client() as client:
-        wait_until(lambda: bool(client.workers()), what="a worker")
         redis.freeze()
         submitted = client.submit(ppca_spec())["id"]
         time.sleep(5)
@@ -165,7 +152,7 @@ def test_every_doorbell_rung_ten_times(lab: Settings) -> None:
     with lab_processes(lab) as running, running.client() as client:
         wait_until(lambda: bool(client.workers()), what="a worker")
         celery = make_celery(lab)
-        ids = [client.submit(ppca_spec())["id"] for _ in range(4)]
+        ids = [client.submit(ppca_spec())["id"] for _ in range(2)]
         for _ in range(10):
             for experiment_id in ids:
                 for dispatch_no in (0, 1, 2):
@@ -177,7 +164,7 @@ def test_every_doorbell_rung_ten_times(lab: Settings) -> None:
             ring(celery, Queue.CPU, experiment_id, 1)
         last = client.submit(ppca_spec())["id"]
         assert client.wait(last, timeout_s=60)["status"] == "succeeded"
-        assert [client.get(i)["attempt"] for i in ids] == [1, 1, 1, 1]
+        assert [client.get(i)["attempt"] for i in ids] == [1, 1]
 
 
 def test_a_deaf_node_begins_anew(lab: Settings) -> None:

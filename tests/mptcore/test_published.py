@@ -49,7 +49,7 @@ def test_fig1_left_exhaustively() -> None:
     assert [round(lml, 4) for lml in found["lml"]] == [-5.0598, -5.0486, -4.8969, -5.0360, -4.2694]
 
 
-@pytest.mark.parametrize(("per_size", "published"), [(1, -60.445), (10, -60.223), (100, -60.341)])
+@pytest.mark.parametrize(("per_size", "published"), [(1, -60.445), (10, -60.223)])
 def test_table1(per_size: int, published: float) -> None:
     found = metrics(ppca(1000, 200, 5, 1991, {"schedule": "all", "per_size": per_size}))
     assert found["lml"] == pytest.approx([-60.34] * 5, abs=0.005)
