@@ -34,6 +34,9 @@ class LatentRun:
     device: torch.device
     dtype: torch.dtype
     _done: int = field(default=0, init=False)
+    _data: dict[int, tuple[Dataset, Tensor, Tensor | None]] = field(
+        default_factory=dict, init=False
+    )
 
     @property
     def total(self) -> int:
@@ -55,15 +58,7 @@ class LatentRun:
     def _units(self, seed: int) -> Iterator[Unit]:
         """A seed's start, once for each objective."""
         spec = self.spec
-        if spec.data.seed == "run":
-            dataset = data.load(spec.data, seed, torch.Generator().manual_seed(seed))
-        else:
-            draws = torch.Generator().manual_seed(spec.data.seed)
-            dataset = data.load(spec.data, spec.data.seed, draws)
-        if isinstance(spec.model.likelihood, Bernoulli):
-            _refuse_what_is_not_binary(dataset)
-        x = self._placed(dataset.x)
-        heldout = None if dataset.heldout is None else self._placed(dataset.heldout)
+        dataset, x, heldout = self._loaded(seed if spec.data.seed == "run" else spec.data.seed)
         objectives: tuple[Objective, ...] = spec.train.objectives if spec.train else ("mpt",)
         for objective in objectives:
             network = build.network(spec.model, dataset.x, seed, objective)
@@ -72,8 +67,18 @@ class LatentRun:
                 labels = {**labels, "objective": objective}
             yield Unit(seed, objective, labels, network.to(x), dataset, x, heldout)
 
-    def _placed(self, x: Tensor) -> Tensor:
-        return x.to(self.device, self.dtype)
+    def _loaded(self, seed: int) -> tuple[Dataset, Tensor, Tensor | None]:
+        """The data of a seed, and what is scored and held out, where and as precise as the
+        networks. All starts share what is loaded once."""
+        if seed not in self._data:
+            dataset = data.load(self.spec.data, seed, torch.Generator().manual_seed(seed))
+            if isinstance(self.spec.model.likelihood, Bernoulli):
+                _refuse_what_is_not_binary(dataset)
+            x = dataset.x.to(self.device, self.dtype)
+            heldout = dataset.heldout
+            placed = None if heldout is None else heldout.to(self.device, self.dtype)
+            self._data[seed] = dataset, x, placed
+        return self._data[seed]
 
     def _train(self, units: list[Unit], resumed: TrainingState | None) -> Work:
         assert self.spec.train is not None
