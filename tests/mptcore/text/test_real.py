@@ -94,7 +94,7 @@ def test_a_random_bert_of_the_paper_s_size_has_a_flat_curve_and_its_area() -> No
 
 def test_a_small_bert_learns_sentences() -> None:
     """The flat curve becomes the long-tailed one, its area rising at every snapshot: a minute's
-    form of benchmarks/reports/small-bert.md."""
+    form of benchmarks/reports/small-bert-rotten-tomatoes.md."""
     model = {
         "checkpoint": "bert-uncased-tokenizer",
         "init": "random",
