@@ -1,6 +1,6 @@
 """What every training on vectors shares: its masks, and Adam's state as tensors."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -69,13 +69,11 @@ def restore_learned(
         for i, parameter in enumerate(learned):
             parameter.copy_(state[f"parameter/{i}"])
             prefix = f"adam/{i}/"
-            own = {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
-            adam.state[parameter] = dict(_placed(own, parameter))
-
-
-def _placed(own: Mapping[str, Tensor], parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    for name, value in own.items():
-        yield name, value.to("cpu" if name == "step" else parameter.device)
+            adam.state[parameter] = {  # a fused Adam counts its steps where the parameter is
+                name.removeprefix(prefix): value.to(parameter.device)
+                for name, value in state.items()
+                if name.startswith(prefix)
+            }
 
 
 class DivergedError(RunError):

@@ -105,5 +105,5 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return (
         isinstance(error, MemoryError)
         or "out of memory" in str(error).lower()
-        or "not enough memory" in str(error)  # torch's CPU allocator
+        or "DefaultCPUAllocator" in str(error)  # torch's, on a CPU
     )

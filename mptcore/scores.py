@@ -83,6 +83,9 @@ def _score(
     models: Sequence[MaskedModel], batch: MaskBatch, tape: Tape, joint: bool
 ) -> list[tuple[int, Tensor]]:
     """(size, scores (models, 1, b), or with the joint scores (models, 2, b)) of each run."""
+    if tape.remembers:
+        for model in models:
+            model.pass_over(len(batch.masked))
     values = tape.scored(
         lambda: torch.stack([_scores_of(model, batch.masked, joint) for model in models])
     )

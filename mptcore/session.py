@@ -36,11 +36,15 @@ class Tape:
     def of(cls, values: Tensor, lengths: list[int]) -> "Tape":
         return cls(list(torch.split(values, lengths, dim=2)))
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the next batch was scored before."""
+        return self._next < len(self.values)
+
     def scored(self, compute: Callable[[], Tensor], count: int | None = None) -> Tensor:
         """The scores of the next batch: remembered, or computed and kept. What was remembered of
         batches of another size, cut for another machine, is dropped from there on."""
-        remembered = self._next < len(self.values)
-        if remembered and count not in (None, self.values[self._next].shape[2]):
+        if self.remembers and count not in (None, self.values[self._next].shape[2]):
             del self.values[self._next :]
         if self._next == len(self.values):
             self.values.append(compute())

@@ -35,8 +35,12 @@ class Slot:
 
     def warm_up(self) -> None:
         """Start a spare runner, if there is none."""
-        if self._spare is None or not self._spare.alive:
+        if self.settings.warm_spare and not self._has_spare:
             self._spare = Runner(self.settings.store)
+
+    @property
+    def _has_spare(self) -> bool:
+        return self._spare is not None and self._spare.alive
 
     def close(self) -> None:
         if self._spare is not None:
@@ -88,9 +92,8 @@ class Slot:
         return found == checkpoint.sha256
 
     def _supervise(self, claim: Claim, is_stopping: Callable[[], bool]) -> None:
-        self.warm_up()
-        assert self._spare is not None
-        runner = self.runner = self._spare
+        spare = self._spare if self._has_spare else None
+        runner = self.runner = spare or Runner(self.settings.store)
         self._spare = None
         log.info("attempt %d begins", claim.attempt)
         supervision = Supervision(self.database, self.settings, claim, runner)

@@ -1,5 +1,7 @@
 """From a spec to networks, new or with the weights of an earlier experiment."""
 
+import json
+
 import torch
 from torch import Tensor, nn
 
@@ -12,31 +14,31 @@ from mptcore.latent.networks import Decoder, Encoder
 from mptcore.latent.trainer import Network
 from mptcore.records import RunError
 from mptcore.specs import Convolutional, Iwae, LatentExperiment, LinearVaeModel, VaeModel
-from mptcore.specs.latent import Objective
-from mptcore.specs.vae import AnyGrid
+from mptcore.specs.vae import AnyGrid, Objective
 from mptcore.streams import stream
 from mptcore.weights import load_kept
 
 
 def network(spec: LinearVaeModel | VaeModel, x: Tensor, seed: int, objective: Objective) -> Network:
-    """A start for data (N, D), in float32 on the CPU: the same decoder for every objective, whose
-    last bias gives each dimension its mean. Raises RunError where the weights asked for do not
-    fit."""
+    """A start for data (N, D), where and as precise as these: the same decoder for every objective,
+    whose last bias gives each dimension its mean. Raises RunError where the weights asked for do
+    not fit."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, "init").initial_seed() % 2**63)
         encoder, decoder = _pair(spec, x.shape[1])
     outputs = outputs_of(spec.likelihood)
-    if isinstance(decoder.last, nn.Linear):
-        with torch.no_grad():
-            decoder.last.bias.copy_(outputs.independent(x))
+    with torch.no_grad():
+        decoder.last.bias.copy_(outputs.independent(x))
     found: Network
     if isinstance(spec.conditionals, AnyGrid):
         nodes = nodes_of(spec.conditionals, spec.latent_dim)
         found = GridVae(decoder, encoder if objective == "elbo" else None, outputs, nodes)
     else:
-        found = DeepVae(encoder, decoder, outputs, spec.conditionals, spec.latent_dim)
+        width = spec.numbers_per_observation(x.shape[1])
+        found = DeepVae(encoder, decoder, outputs, spec.conditionals, spec.latent_dim, width)
+    found = found.to(x)
     if spec.experiment is not None:
-        _load(found, spec.experiment, seed, objective)
+        _load(found, spec, seed, objective)
     return found
 
 
@@ -57,22 +59,43 @@ def _pair(spec: LinearVaeModel | VaeModel, dim: int) -> tuple[Encoder, Decoder]:
     return networks.dense(spec.network, dim, spec.latent_dim)
 
 
-def _load(found: nn.Module, experiment: str, seed: int, objective: Objective) -> None:
-    """The weights of the same seed and objective, else those of the first that were kept."""
-    tensors, said = load_kept(experiment)
+def said_of(spec: LatentExperiment) -> dict[str, str]:
+    """What is kept with the weights that a run trained: of which model they are, and for whom."""
+    assert spec.train is not None
+    whose = {"seeds": spec.seeds, "objectives": spec.train.objectives}
+    return {"latent": json.dumps(_kind(spec.model) | whose)}
+
+
+def _kind(spec: LinearVaeModel | VaeModel) -> dict[str, object]:
+    """What makes weights of the same shapes another model."""
+    network = spec.network.model_dump(mode="json") if isinstance(spec, VaeModel) else None
+    return {"likelihood": spec.likelihood.distribution, "network": network}
+
+
+def _load(
+    found: nn.Module, spec: LinearVaeModel | VaeModel, seed: int, objective: Objective
+) -> None:
+    """The weights that spec.experiment kept."""
+    tensors, said = load_kept(str(spec.experiment))
+    who = f"experiment {spec.experiment}"
     if "latent" not in said:
-        raise RunError("invalid", f"experiment {experiment} trained a model of another family")
-    kept = [name.rsplit("/", 1)[0] for name in tensors]
-    own = f"{objective}/{seed}"
-    chosen = own if own in kept else f"{said['latent']}"
-    weights = {
-        name.removeprefix(f"{chosen}/"): value
-        for name, value in tensors.items()
-        if name.startswith(f"{chosen}/")
-    }
+        raise RunError("invalid", f"{who} trained a model of another family")
+    kept = json.loads(said["latent"])
+    for name, own in _kind(spec).items():
+        if kept[name] != own:
+            detail = f"its model.{name} is {kept[name]}, not {own}"
+            raise RunError("invalid", f"{who} has weights of another model: {detail}")
+    if spec.trained_by not in (None, *kept["objectives"]):
+        detail = f"was trained by {', '.join(kept['objectives'])}, not by {spec.trained_by}"
+        raise RunError("invalid", f"{who} {detail}: change model.trained_by")
+    trained_by = spec.trained_by or objective
+    if trained_by not in kept["objectives"]:
+        trained_by = kept["objectives"][0]
+    chosen = f"{trained_by}/{seed if seed in kept['seeds'] else kept['seeds'][0]}/"
+    weights = {n.removeprefix(chosen): v for n, v in tensors.items() if n.startswith(chosen)}
     wanted = {name: value.shape for name, value in found.state_dict().items()}
     shapes = {name: value.shape for name, value in weights.items() if name in wanted}
     if shapes != wanted:
         detail = "has weights of other shapes, or no encoder: give the same model and data"
-        raise RunError("invalid", f"experiment {experiment} {detail}")
+        raise RunError("invalid", f"{who} {detail}")
     found.load_state_dict({name: weights[name] for name in wanted})

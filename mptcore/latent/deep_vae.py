@@ -1,6 +1,5 @@
 """VAEs whose conditionals log p(x_j | x_R) are taken by sampling, through an encoder."""
 
-import hashlib
 import math
 
 import torch
@@ -18,7 +17,8 @@ CHUNK_BYTES = 2**27
 
 
 class DeepVae(nn.Module):
-    """p(z) p(x | z), with q(z | x) to sample it by. Observations are (N, D), a mask is (D,)."""
+    """p(z) p(x | z), with q(z | x) to sample it by. Observations are (N, D), a mask is (D,).
+    `width`: the activations of one observation in the decoder."""
 
     def __init__(
         self,
@@ -27,11 +27,17 @@ class DeepVae(nn.Module):
         outputs: Outputs,
         conditionals: Recursive | Importance,
         latent_dim: int,
+        width: int,
     ):
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
         self.outputs, self.conditionals = outputs, conditionals
-        self.latent_dim = latent_dim
+        self.latent_dim, self.width = latent_dim, width
+
+    def parts(self, x: Tensor, draws: int) -> tuple[Tensor, ...]:
+        """Observations in parts that fit in memory with so many draws for each."""
+        rows = CHUNK_BYTES // (4 * draws * self.width * x.element_size())
+        return torch.split(x, max(1, rows))
 
     def score(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
         """The mean over observations, masked j and masks (B, D) of log p(x_j | x_R), in nats. Its
@@ -97,10 +103,14 @@ class DeepVae(nn.Module):
     def log_weights(self, x: Tensor, samples: int, generator: torch.Generator) -> Tensor:
         """log p(x, z) − log q(z | x) for z from q(z | x), (samples, N)."""
         mean, log_variance = self.encoder(x)
-        shape = (samples, *mean.shape)
-        z = drawn(mean.expand(shape), log_variance.expand(shape), generator)
-        likelihood = self.outputs.log_prob(x, self.decoder(z)).sum(-1)
-        return likelihood + log_prior(z) - log_posterior(z, mean, log_variance)
+        at_once = max(1, CHUNK_BYTES // (4 * len(x) * self.width * x.element_size()))
+        found = []
+        for first in range(0, samples, at_once):
+            shape = (min(at_once, samples - first), *mean.shape)
+            z = drawn(mean.expand(shape), log_variance.expand(shape), generator)
+            likelihood = self.outputs.log_prob(x, self.decoder(z)).sum(-1)
+            found.append(likelihood + log_prior(z) - log_posterior(z, mean, log_variance))
+        return torch.cat(found)
 
     @torch.no_grad()
     def reconstruction(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
@@ -110,8 +120,9 @@ class DeepVae(nn.Module):
 
 
 class DeepScored(MaskedModel):
-    """A VAE together with the data it is scored on. The draws for a mask follow from the seed and
-    the mask alone, whatever was scored before it."""
+    """A VAE together with the data it is scored on. The draws of z for a mask follow from the seed
+    and the mask's place in the order they are scored in: the same mask scored again has others, so
+    that errors over masks tell of both."""
 
     def __init__(self, model: DeepVae, x: Tensor, seed: int, evidence: Evidence):
         self.model, self.x, self.seed = model, x, seed
@@ -131,17 +142,11 @@ class DeepScored(MaskedModel):
         return torch.stack([self._score(mask) for mask in masked])
 
     def _score(self, mask: Tensor) -> Tensor:
-        name = hashlib.sha256(mask.cpu().numpy().tobytes()).hexdigest()
-        generator = stream(self.seed, f"conditionals {name}")
-        parts = chunks(self.x, self.model.conditionals.draws)
+        generator = stream(self.seed, f"conditionals {self.passed}")
+        self.pass_over(1)
+        parts = self.model.parts(self.x, self.model.conditionals.draws)
         sums = [self.model.conditional(x, mask, generator).sum(dtype=torch.float64) for x in parts]
         return torch.stack(sums).sum() / (len(self.x) * mask.sum())
 
     def evidence(self) -> Evidence:
         return self._evidence
-
-
-def chunks(x: Tensor, draws: int) -> tuple[Tensor, ...]:
-    """Observations in parts that fit in memory with so many draws for each."""
-    rows = max(1, CHUNK_BYTES // (4 * draws * x.shape[1] * x.element_size()))
-    return torch.split(x, rows)

@@ -1,26 +1,34 @@
 """Estimates of the log marginal likelihood: by grids, and by importance weights."""
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mptcore.latent.deep_vae import DeepVae, chunks
+from mptcore.latent.deep_vae import DeepVae
 from mptcore.latent.grid import nodes_of
 from mptcore.latent.grid_vae import GridVae, mean_log_marginal
 from mptcore.models.base import Evidence
-from mptcore.specs import GaussHermite, UniformGrid
+from mptcore.specs.vae import AnyGrid
 
 FINAL_WITHIN = 0.05
 """Nats by which doubling the nodes may move a result that is called final."""
 
 
-def by_grid(
-    model: GridVae, spec: GaussHermite | UniformGrid, x: Tensor, latent_dim: int
-) -> Evidence:
+class Weights(NamedTuple):
+    """What importance weights say of each observation, (N,) each."""
+
+    log_mean: Tensor
+    variance: Tensor
+    """Of `log_mean`, to the first order."""
+    ess: Tensor
+
+
+def by_grid(model: GridVae, spec: AnyGrid, x: Tensor, latent_dim: int) -> Evidence:
     """The LML over the grid of a spec, which the model has; not final where a grid of twice the
-    nodes says something else."""
+    nodes, and wider, says something else."""
     value = mean_log_marginal(model, x)
     nodes = nodes_of(spec.doubled(), latent_dim)
     finer = GridVae(model.decoder, None, model.outputs, nodes).to(x)
@@ -34,17 +42,22 @@ def by_grid(
     return Evidence(value, 0.0, reason, {"quadrature_shift": shift})
 
 
-def by_weights(parts: list[Tensor], counted: str) -> Evidence:
-    """From logarithms of unbiased weights (samples, N): the mean over observations of the logarithm
-    of the mean weight, below the truth in expectation, with its Monte Carlo standard error and the
-    mean effective sample size."""
-    logs = torch.cat(parts, 1).double()
-    samples, n = logs.shape
-    value = (logs.logsumexp(0) - math.log(samples)).mean().item()
+def by_weights(parts: Sequence[Weights]) -> Evidence:
+    """The mean over observations of the logarithm of the mean weight, below the truth in
+    expectation, with its Monte Carlo standard error (of the first order: it does not tell how far
+    below) and the mean effective sample size."""
+    value, variance, ess = (torch.cat(found) for found in zip(*parts, strict=True))
+    error = math.sqrt(variance.sum().item()) / len(value)
+    return Evidence(value.mean().item(), error, None, {"ess": ess.mean().item()})
+
+
+def weighed(logs: Tensor) -> Weights:
+    """From logarithms of unbiased weights (samples, N)."""
+    logs = logs.double()
+    samples = len(logs)
     shares = logs.softmax(0).square().sum(0)  # 1/ESS
     variance = (shares - 1 / samples).clamp(min=0) * samples / (samples - 1)
-    error = math.sqrt(variance.sum().item()) / n
-    return Evidence(value, error, None, {f"{counted}_ess": (1 / shares).mean().item()})
+    return Weights(logs.logsumexp(0) - math.log(samples), variance, 1 / shares)
 
 
 def by_iwae(
@@ -53,13 +66,13 @@ def by_iwae(
     """The importance weighted bound of Burda et al. (2016, Eq. 8); it rests between parts of the
     data."""
     parts = []
-    for part in chunks(x, samples):
-        parts.append(model.log_weights(part, samples, generator))
+    for part in model.parts(x, samples):
+        parts.append(weighed(model.log_weights(part, samples, generator)))
         yield
-    return by_weights(parts, "iwae")
+    return by_weights(parts)
 
 
-class Steps:
+class Resting:
     """Work that rests between its steps, and its result once it is done."""
 
     def __init__(self, work: Generator[None, None, Evidence]):

@@ -10,7 +10,7 @@ from mptcore.latent.variational import elbo
 from mptcore.models.base import Evidence, TractableModel
 
 CHUNK_BYTES = 2**28
-"""Memory for observations times nodes."""
+"""Memory for observations times nodes, and nodes times dimensions."""
 
 
 class GridVae(nn.Module):
@@ -29,9 +29,10 @@ class GridVae(nn.Module):
         """The mean over observations (N, D), masked j and masks (B, D) of log p(x_j | x_R), in
         nats: Eq. (5) of the paper."""
         outputs = self.decoder(self.z)  # (G, D)
-        return torch.stack([self._score(x, outputs, mask).mean() for mask in masked]).mean()
+        return torch.stack([self.conditional(x, outputs, mask).mean() for mask in masked]).mean()
 
-    def _score(self, x: Tensor, outputs: Tensor, masked: Tensor) -> Tensor:  # (N, M)
+    def conditional(self, x: Tensor, outputs: Tensor, masked: Tensor) -> Tensor:
+        """log p(x_j | x_R) for each masked j, (N, M), given the outputs at all nodes (G, D)."""
         joint = self._joint(x, outputs, (~masked).to(x))
         share = joint.log_softmax(-1)  # log p(z_g | x_R)
         return self.outputs.mixed_log_probs(x[:, masked], outputs[:, masked], share)
@@ -74,15 +75,17 @@ class GridScored(TractableModel):
         return 2**22
 
     def scores(self, masked: Tensor) -> Tensor:
-        outputs = self.model.decoder(self.model.z)
+        with torch.no_grad():
+            outputs = self.model.decoder(self.model.z)
         return torch.stack([self._over_observations(outputs, mask) for mask in masked])
 
     def _over_observations(self, outputs: Tensor, mask: Tensor) -> Tensor:
-        parts = chunks(self.x, len(outputs))
-        total = torch.stack(
-            [self.model._score(x, outputs, mask).sum(dtype=torch.float64) for x in parts]
-        )
-        return total.sum() / (len(self.x) * mask.sum())
+        rows = max(1, CHUNK_BYTES // (4 * len(outputs) * self.x.element_size()))
+        found = [
+            self.model.conditional(x, outputs, mask).sum(dtype=torch.float64)
+            for x in torch.split(self.x, rows)
+        ]
+        return torch.stack(found).sum() / (len(self.x) * mask.sum())
 
     def log_marginal_likelihood(self) -> float:
         return mean_log_marginal(self.model, self.x)
@@ -98,13 +101,12 @@ class GridScored(TractableModel):
 
 @torch.no_grad()
 def mean_log_marginal(model: GridVae, x: Tensor, observed: Tensor | None = None) -> float:
-    """The mean over observations of log p(x_R), for observed dimensions (D,) or all."""
-    parts = chunks(x, len(model.z))
-    found = [model.log_marginal(part, observed).sum(dtype=torch.float64) for part in parts]
-    return (torch.stack(found).sum() / len(x)).item()
-
-
-def chunks(x: Tensor, nodes: int) -> tuple[Tensor, ...]:
-    """Observations in parts that fit in memory with so many nodes."""
-    rows = max(1, CHUNK_BYTES // (4 * nodes * x.element_size()))
-    return torch.split(x, rows)
+    """The mean over observations of log p(x_R), for observed dimensions (D,) or all. It goes
+    through the nodes in parts, whose outputs are computed once."""
+    size = max(1, CHUNK_BYTES // (4 * max(x.shape) * x.element_size()))
+    total = torch.full_like(x[:, 0], -torch.inf)
+    nodes = zip(torch.split(model.z, size), torch.split(model.log_weights, size), strict=True)
+    for z, log_weights in nodes:
+        joint = model.outputs.node_log_probs(x, model.decoder(z), observed) + log_weights
+        total = torch.logaddexp(total, joint.logsumexp(-1))
+    return total.double().mean().item()

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from mptcore.specs import Bernoulli, Gaussian
 
@@ -59,8 +60,21 @@ class BernoulliOutputs(Outputs):
         share = log_share.exp()
         # Both products, since 1 − p loses its digits where p is near 1.
         one, zero = share @ outputs.sigmoid(), share @ (-outputs).sigmoid()
-        least = torch.finfo(x.dtype).tiny
-        return torch.where(x > 0.5, one, zero).clamp(min=least).log()
+        found = torch.where(x > 0.5, one, zero)
+        tiny = torch.finfo(x.dtype).tiny
+        logs = found.clamp(min=tiny).log()
+        lost = (found < tiny).nonzero()
+        if len(lost) == 0:
+            return logs
+        signed = torch.where(x > 0.5, 1.0, -1.0).to(x)
+        exact = [
+            (log_share[n] + F.logsigmoid(signed[n, m, None] * outputs.mT[m])).logsumexp(-1)
+            for n, m in (part.unbind(-1) for part in torch.split(lost, self._rows(log_share)))
+        ]
+        return logs.index_put(lost.unbind(-1), torch.cat(exact))
+
+    def _rows(self, log_share: Tensor) -> int:
+        return max(1, CHUNK // log_share.shape[-1])
 
     def independent(self, x: Tensor) -> Tensor:
         least = 1 / (2 * len(x))  # a pixel that is always the same is not for ever
@@ -86,6 +100,8 @@ class GaussianOutputs(Outputs):
 
     def node_log_probs(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:
         weight = torch.ones_like(x[0]) if observed is None else observed
+        centre = outputs.detach().mean(0)  # squares of large numbers lose the digits of small ones
+        x, outputs = x - centre, outputs - centre
         cross = x @ (outputs * weight).mT
         squares = (x.square() @ weight)[:, None] + outputs.square() @ weight
         return self.constant * weight.sum() - self.precision * (0.5 * squares - cross)
@@ -93,11 +109,15 @@ class GaussianOutputs(Outputs):
     def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
         width = max(1, CHUNK // log_share.numel())
         parts = zip(torch.split(x, width, -1), torch.split(outputs, width, -1), strict=True)
+        # For the gradient each part is computed again: all of them are too many to keep.
         found = [
-            (log_share[..., None] + self.log_prob(own[:, None], theirs)).logsumexp(1)
+            checkpoint(self._mixed, own, theirs, log_share, use_reentrant=False)
             for own, theirs in parts
         ]
         return torch.cat(found, -1)
+
+    def _mixed(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
+        return (log_share[..., None] + self.log_prob(x[:, None], outputs)).logsumexp(1)
 
     def independent(self, x: Tensor) -> Tensor:
         return x.mean(0)

@@ -25,9 +25,9 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Outputs for all dimensions from z, by a last layer that is linear."""
+    """Outputs for all dimensions from z, by a last layer that is linear, with a bias for each."""
 
-    def __init__(self, body: nn.Module, last: nn.Module):
+    def __init__(self, body: nn.Module, last: "nn.Linear | Biased"):
         super().__init__()
         self.body = body
         self.last = last
@@ -70,14 +70,14 @@ def convolutional(spec: Convolutional, dim: int, latent_dim: int) -> tuple[Encod
     reverse = channels[::-1]
     for i, (before, after) in enumerate(pairwise(reverse)):
         last = i == len(reverse) - 2
-        up += [nn.ConvTranspose2d(before, after, 4, stride=2, padding=1)]
+        up += [nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=not last)]
         up += [] if last else [activation()]
     down += [Shaped((channels[-1], least, least), (flat,)), nn.Linear(flat, spec.width)]
     body = nn.Sequential(nn.Linear(latent_dim, spec.width), activation())
     body += nn.Sequential(nn.Linear(spec.width, flat), activation())
     last_layers = nn.Sequential(*up, Shaped((1, side, side), (dim,)))
     encoder = Encoder(Leading(nn.Sequential(*down, activation())), spec.width, latent_dim)
-    return encoder, Decoder(body, Leading(last_layers))
+    return encoder, Decoder(body, Biased(Leading(last_layers), dim))
 
 
 class Shaped(nn.Module):
@@ -89,6 +89,19 @@ class Shaped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[: x.ndim - len(self.before)], *self.after)
+
+
+class Biased(nn.Module):
+    """A module, and a bias for each dimension of what it gives."""
+
+    def __init__(self, module: nn.Module, dim: int):
+        super().__init__()
+        self.module = module
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.module(x) + self.bias
+        return found
 
 
 class Leading(nn.Module):

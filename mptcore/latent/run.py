@@ -9,17 +9,18 @@ from torch import Tensor
 from mptcore import data
 from mptcore.data import Dataset
 from mptcore.evaluate import Evaluation, Work, lml_metrics
+from mptcore.gaussian import LowRankGaussian
 from mptcore.latent import build, diagnose
 from mptcore.latent.deep_vae import DeepScored, DeepVae
-from mptcore.latent.evidence import Steps, by_grid, by_iwae
+from mptcore.latent.evidence import Resting, by_grid, by_iwae
 from mptcore.latent.grid_vae import GridScored, GridVae
 from mptcore.latent.pictures import pictures
 from mptcore.latent.trainer import LatentTrainer, Network, Unit
 from mptcore.models import Evidence, MaskedModel, heldout_lml, initial_density, scorable
 from mptcore.records import Artifact, Labels, Log, Metric, RunError
 from mptcore.session import Session, Tape, TrainingState
-from mptcore.specs import Bernoulli, Iwae, LatentExperiment
-from mptcore.specs.latent import Objective
+from mptcore.specs import Bernoulli, Iwae, LatentExperiment, PpcaModel
+from mptcore.specs.vae import Objective
 from mptcore.streams import stream
 from mptcore.train import train
 from mptcore.weights import keep_tensors
@@ -37,6 +38,7 @@ class LatentRun:
     _data: dict[int, tuple[Dataset, Tensor, Tensor | None]] = field(
         default_factory=dict, init=False
     )
+    _baselines: dict[int, LowRankGaussian] = field(default_factory=dict, init=False)
 
     @property
     def total(self) -> int:
@@ -61,11 +63,11 @@ class LatentRun:
         dataset, x, heldout = self._loaded(seed if spec.data.seed == "run" else spec.data.seed)
         objectives: tuple[Objective, ...] = spec.train.objectives if spec.train else ("mpt",)
         for objective in objectives:
-            network = build.network(spec.model, dataset.x, seed, objective)
+            network = build.network(spec.model, x, seed, objective)
             labels: Labels = {"seed": seed}
             if len(objectives) > 1:
                 labels = {**labels, "objective": objective}
-            yield Unit(seed, objective, labels, network.to(x), dataset, x, heldout)
+            yield Unit(seed, objective, labels, network, dataset, x, heldout)
 
     def _loaded(self, seed: int) -> tuple[Dataset, Tensor, Tensor | None]:
         """The data of a seed, and what is scored and held out, where and as precise as the
@@ -110,7 +112,10 @@ class LatentRun:
             for found in diagnose.collapse(unit.network.encoder, unit.x, unit.labels):
                 yield done, found
         if self.spec.evaluate.ais is not None and isinstance(unit.network, DeepVae):
-            for record in diagnose.annealed(unit, unit.network, self.spec.evaluate.ais):
+            method = self.spec.lml_method()
+            assert isinstance(method, Iwae)
+            ais = self.spec.evaluate.ais
+            for record in diagnose.annealed(unit, unit.network, ais, method.samples):
                 yield done, record
         if unit.seed == self.spec.seeds[0] and self.session.work_dir is not None:
             for artifact in pictures(unit, self.session.work_dir):
@@ -123,8 +128,7 @@ class LatentRun:
         models: dict[str, MaskedModel] = {"model": self._scored(network, unit, evidence)}
         baseline = None
         if self.spec.baseline is not None:
-            draws = stream(unit.seed, "init")
-            baseline = initial_density(self.spec.baseline, unit.dataset, unit.seed, draws)
+            baseline = self._baseline(self.spec.baseline, unit)
             models["baseline"] = scorable(baseline, unit.dataset, self.device, torch.float64)
         evaluation = Evaluation(self.spec.evaluate, models, labels, tape)
         done = 0
@@ -138,6 +142,12 @@ class LatentRun:
         if baseline is not None and unit.dataset.heldout is not None:
             value = heldout_lml(baseline, unit.dataset.heldout)
             yield done, Metric("lml_heldout", value, 0.0, evaluation.labels_of("baseline"))
+
+    def _baseline(self, spec: PpcaModel, unit: Unit) -> LowRankGaussian:
+        if unit.seed not in self._baselines:
+            draws = stream(unit.seed, "init")
+            self._baselines[unit.seed] = initial_density(spec, unit.dataset, unit.seed, draws)
+        return self._baselines[unit.seed]
 
     def _scored(self, network: Network, unit: Unit, evidence: Evidence) -> MaskedModel:
         if isinstance(network, GridVae):
@@ -153,9 +163,9 @@ class LatentRun:
             yield done, None
             return by_grid(network, method, x, self.spec.model.latent_dim)
         assert isinstance(method, Iwae)
-        for _ in (steps := Steps(by_iwae(network, method.samples, x, draws))):
+        for _ in (work := Resting(by_iwae(network, method.samples, x, draws))):
             yield done, None
-        return steps.result
+        return work.result
 
     def _keep(self, units: Sequence[Unit]) -> Artifact | Log:
         if self.session.work_dir is None:
@@ -165,9 +175,7 @@ class LatentRun:
             for unit in units
             for name, value in unit.network.state_dict().items()
         }
-        return keep_tensors(
-            tensors, {"latent": f"{units[0].objective}/{units[0].seed}"}, self.session.work_dir
-        )
+        return keep_tensors(tensors, build.said_of(self.spec), self.session.work_dir)
 
 
 def _refuse_what_is_not_binary(dataset: Dataset) -> None:

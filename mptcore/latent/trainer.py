@@ -1,7 +1,7 @@
 """Training VAEs: every start with every objective, side by side."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,18 +14,21 @@ from mptcore.descent import (
     learned_state,
     restore_learned,
 )
-from mptcore.latent.deep_vae import DeepVae, chunks
-from mptcore.latent.evidence import by_weights
+from mptcore.latent.deep_vae import DeepVae
+from mptcore.latent.evidence import by_weights, weighed
 from mptcore.latent.grid_vae import GridVae, mean_log_marginal
+from mptcore.latent.variational import ROWS
 from mptcore.records import Labels, Point
 from mptcore.scores import ONE_DRAW
 from mptcore.session import TrainingState
 from mptcore.specs import LatentTrain
-from mptcore.specs.latent import Objective
 from mptcore.specs.train import Steps
+from mptcore.specs.vae import Objective
 from mptcore.streams import stream
 
 Network = GridVae | DeepVae
+
+ONE_BATCH = "the observations of one step"
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,12 @@ class LatentTrainer:
             losses = []
             for unit, noise in zip(self.units, self.noise, strict=True):
                 masked = masks[unit.seed].to(unit.x.device)
-                series = self._descent(unit, unit.x[rows], masked, noise, all_series=first)
-                losses.append(series["loss"])
+                x = unit.x[rows]
+                beside = list(self._beside(unit, x, masked)) if first else []
+                objective = self._descent(unit, x, masked, noise)
+                losses.append(-objective)
                 if first:
-                    points += self._points(unit, series)
+                    points += [*self._of_step(unit, objective), *beside]
             self._refuse_what_is_not_finite(losses, points)
             if last:
                 break
@@ -106,27 +111,33 @@ class LatentTrainer:
             order = torch.randperm(self.observations, generator=self.order)
             yield from torch.split(order, size)
 
-    def _descent(
-        self, unit: Unit, x: Tensor, masked: Tensor, noise: torch.Generator, *, all_series: bool
-    ) -> dict[str, Tensor]:
-        """The unit's loss, whose gradient is left with its parameters, and with `all_series` its
-        score of the same step and its ELBO over all data."""
-        found = {}
-        if all_series and unit.objective != "mpt":
-            with torch.no_grad():
-                found["mpt"] = self._score(unit.network, x, masked, noise)
-        if all_series and unit.has_encoder:
-            with torch.no_grad():
-                bounds = [unit.network.elbo(part, noise) for part in chunks(unit.x, 1)]
-            found["elbo"] = torch.cat(bounds).mean()
+    def _descent(self, unit: Unit, x: Tensor, masked: Tensor, noise: torch.Generator) -> Tensor:
+        """The unit's objective, whose descent is left with its parameters as a gradient."""
         objective = self._objective(unit, x, masked, noise)
-        if unit.objective == "mpt":
-            found["mpt"] = objective
-        loss = -objective
-        loss.backward()  # type: ignore[no-untyped-call]
+        (-objective).backward()  # type: ignore[no-untyped-call]
         if unit.objective == "mpt" and isinstance(unit.network, DeepVae):
             self._fit_encoder(unit.network, x, noise)
-        return {"loss": loss, **found}
+        return objective
+
+    @torch.no_grad()
+    def _beside(self, unit: Unit, x: Tensor, masked: Tensor) -> Iterator[Point]:
+        """What is recorded beside the objective: the score of the same step, the ELBO over all
+        data, and the LML. Training does not depend on it."""
+        noise = stream(unit.seed, f"recorded {self.epoch}")
+        if unit.objective != "mpt":
+            yield self._score_point(unit, self._score(unit.network, x, masked, noise))
+        if unit.has_encoder:
+            parts = torch.split(unit.x, ROWS)
+            first, second = (
+                torch.cat([unit.network.elbo(part, noise) for part in parts]).double()
+                for _ in range(2)
+            )
+            mean = (first + second).mean().item() / 2
+            error = (first - second).norm().item() / 2 / len(first)
+            yield Point("elbo", self.epoch, mean, error, 2, unit.labels)
+        yield self._lml("lml", unit, unit.x)
+        if unit.heldout is not None:
+            yield self._lml("lml_heldout", unit, unit.heldout)
 
     def _objective(self, unit: Unit, x: Tensor, masked: Tensor, noise: torch.Generator) -> Tensor:
         match unit.objective:
@@ -158,17 +169,25 @@ class LatentTrainer:
         if bad:
             raise DivergedError(self.epoch, bad, points)
 
-    def _points(self, unit: Unit, series: dict[str, Tensor]) -> Iterator[Point]:
-        masks = self.spec.masks_per_step(self.dim)
-        behind = {"mpt": (masks, ONE_STEP), "elbo": (1, ONE_DRAW), "lml": (0, None)}
-        for name, value in series.items():
-            what = unit.objective if name == "loss" else name
-            n, reason = behind[what]
-            error = 0.0 if what == "lml" else None
-            yield Point(name, self.epoch, value.item(), error, n, unit.labels, reason)
-        yield self._lml("lml", unit, unit.x)
-        if unit.heldout is not None:
-            yield self._lml("lml_heldout", unit, unit.heldout)
+    def _of_step(self, unit: Unit, objective: Tensor) -> Iterator[Point]:
+        """The loss, and the score where that is the objective."""
+        loss = -objective.item()
+        match unit.objective:
+            case "mpt":
+                score = self._score_point(unit, objective)
+                yield replace(score, series="loss", value=loss)
+                yield score
+            case "elbo":
+                yield Point("loss", self.epoch, loss, None, 1, unit.labels, ONE_DRAW)
+            case "lml" if self.spec.batch_size is None:
+                yield Point("loss", self.epoch, loss, 0.0, 0, unit.labels)
+            case "lml":
+                n = self.spec.batch_size
+                yield Point("loss", self.epoch, loss, None, n, unit.labels, ONE_BATCH)
+
+    def _score_point(self, unit: Unit, score: Tensor) -> Point:
+        n = self.spec.masks_per_step(self.dim)
+        return Point("mpt", self.epoch, score.item(), None, n, unit.labels, ONE_STEP)
 
     def _lml(self, name: str, unit: Unit, x: Tensor) -> Point:
         """By the model's grid, or the importance weighted bound."""
@@ -176,8 +195,9 @@ class LatentTrainer:
             return Point(name, self.epoch, mean_log_marginal(unit.network, x), 0.0, 0, unit.labels)
         samples = self.spec.lml_samples
         draws = stream(unit.seed, f"{name} {self.epoch}")
-        logs = [unit.network.log_weights(part, samples, draws) for part in chunks(x, samples)]
-        found = by_weights(logs, "iwae")
+        network = unit.network
+        logs = (network.log_weights(part, samples, draws) for part in network.parts(x, samples))
+        found = by_weights([weighed(one) for one in logs])
         return Point(name, self.epoch, found.value, found.std_err, samples, unit.labels)
 
     def state(self, seq: int, done: int) -> TrainingState:

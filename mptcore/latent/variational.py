@@ -8,6 +8,8 @@ from torch import Tensor
 from mptcore.latent.likelihoods import Outputs
 from mptcore.latent.networks import Decoder, Encoder, draw_normal
 
+ROWS = 4096
+"""Observations that are encoded together."""
 LOG_2PI = math.log(2 * math.pi)
 ACTIVE = 0.01
 """Nats of KL divergence below which a latent dimension tells nothing of the data."""

@@ -23,6 +23,8 @@ class MaskedModel(ABC):
     """A model together with the data it is scored on. Concrete families are never subclassed."""
 
     device: torch.device
+    passed = 0
+    """Masks scored so far, by earlier attempts too, for models that draw numbers for each."""
 
     @property
     @abstractmethod
@@ -44,6 +46,10 @@ class MaskedModel(ABC):
         """For each mask (B, D), true where masked: the mean over observations and masked j of
         log p(x_j | x_R), in nats, as float64 (B,). Eq. (5) of the paper averages this over masks.
         """
+
+    def pass_over(self, masks: int) -> None:
+        """So many masks were scored, now or by an earlier attempt."""
+        self.passed += masks
 
     @abstractmethod
     def evidence(self) -> Evidence:

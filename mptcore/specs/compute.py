@@ -37,5 +37,7 @@ class Limits(Spec):
     """Masks times dimensions times latent dimensions; P · D² · K where all sizes are scored."""
     train_work: int = 1_000_000_000_000
     """The same for the masks of all training steps, over all seeds."""
+    latent_work: int = 10**16
+    """For VAEs: N · D · (nodes or draws) for each mask, of training too."""
     memory_bytes: int = 16 * 2**30
     """What a run may take."""

@@ -15,7 +15,10 @@ from mptcore.specs.vae import (
     Bernoulli,
     GaussHermite,
     Grid,
+    Importance,
     LinearVaeModel,
+    Objective,
+    Recursive,
     UniformGrid,
     VaeModel,
     grid_problems,
@@ -23,8 +26,6 @@ from mptcore.specs.vae import (
 from mptcore.specs.vectors import Scoring
 
 DEFAULT_MASKS = FixedSize(schedule="fixed", rate=0.15, per_size=1)
-
-Objective = Literal["mpt", "elbo", "lml"]
 
 
 class Iwae(Spec):
@@ -151,31 +152,69 @@ class LatentExperiment(Spec):
         if evaluate.ais is not None and self.has_grid:
             detail = "the grid of this model says more: leave it null"
             found.append(Problem("/evaluate/ais", detail))
+        if evaluate.masks.design == "exhaustive" and not self.has_grid:
+            detail = "conditionals that are sampled have an error for each mask: use independent"
+            found.append(Problem("/evaluate/masks/design", detail))
         return found + grid_problems(evaluate.lml, self.model.latent_dim, "/evaluate/lml")
 
     def memory_estimate(self) -> int:
         """About how many bytes a run takes."""
-        n, dim, size = self.data.n, self.data.dim, 8 if self.compute.precision == "float64" else 4
-        data = 3 * n * dim * size
-        if not isinstance(self.model.conditionals, Grid):
-            return data + self._network_bytes() + 2**28
-        grid = self.model.conditionals.size(self.model.latent_dim)
-        rows = n if self.train is None or self.train.batch_size is None else self.train.batch_size
-        per_mask = 4 * rows * grid + 6 * grid * dim  # responsibilities, node probabilities
-        masks = self.train.masks.step_count(dim) if self.train else 1
-        return data + size * masks * per_mask
+        numbers = self._grid_numbers() if self.has_grid else self._sampling_numbers()
+        return self._number_bytes() * (3 * self.data.n * self.data.dim + numbers) + 2**28
 
-    def _network_bytes(self) -> int:
-        size = 8 if self.compute.precision == "float64" else 4
-        rows = self.data.n
-        if self.train is not None and self.train.batch_size is not None:
-            rows = self.train.batch_size
-        if not isinstance(self.model, VaeModel):
-            return 4 * size * rows * self.data.dim
-        draws = self.model.conditionals.draws
-        each = self.model.network.numbers_per_observation(self.data.dim)
-        masks = self.train.masks.step_count(self.data.dim) if self.train else 1
-        return 4 * size * rows * each * (draws * masks if self.train else 1)
+    def _number_bytes(self) -> int:
+        return 8 if self.compute.precision == "float64" else 4
+
+    def _step(self) -> tuple[int, int]:
+        """Observations and masks of a training step."""
+        if self.train is None:
+            return 0, 0
+        return self.train.batch_size or self.data.n, self.train.masks.step_count(self.data.dim)
+
+    def _grid_numbers(self) -> int:
+        """The outputs at each node, and in training what the gradient needs."""
+        dim, latent_dim = self.data.dim, self.model.latent_dim
+        rows, masks = self._step()
+        method = self.lml_method()
+        assert isinstance(self.model.conditionals, Grid)
+        assert isinstance(method, Grid)
+        trained = self.model.conditionals.size(latent_dim)
+        return 3 * method.size(latent_dim) * dim + masks * trained * (4 * rows + 6 * dim)
+
+    def _sampling_numbers(self) -> int:
+        """The networks' activations: of a step, and of the least that is scored at once."""
+        each = self.model.numbers_per_observation(self.data.dim)
+        rows, masks = self._step()
+        draws, ais = self._places(self.model.conditionals), self.evaluate.ais
+        # What is kept for the gradient, and what is at hand while one part is worked on.
+        numbers = 4 * rows * each * masks * draws + 6 * draws * each
+        return numbers + (6 * ais.chains * each if ais else 0)
+
+    def _places(self, method: Spec) -> int:
+        """Values of z that a conditional, or the LML, of one observation is taken over."""
+        if isinstance(method, Grid):
+            return method.size(self.model.latent_dim)
+        if isinstance(method, Iwae):
+            return method.samples
+        assert isinstance(method, Importance | Recursive)
+        return method.draws
+
+    def work(self) -> int:
+        """Times that one output of the decoder is computed or read, about."""
+        method, train = self.lml_method(), self.train
+        curves = 1 + len(train.curve_at if train else ())
+        scored = self._places(method if self.has_grid else self.model.conditionals)
+        places = curves * (self.evaluate.count(self.data.dim) * scored + self._places(method))
+        if train is not None:
+            trained = self._step()[1] * self._places(self.model.conditionals)
+            recorded = train.epochs // train.evaluate_every + 1
+            places += train.epochs * trained + recorded * train.lml_samples
+        work = self.data.n * places
+        if (ais := self.evaluate.ais) is not None:
+            chains = (ais.observations + 2 * ais.simulated) * ais.chains
+            work += 2 * ais.temperatures * ais.leapfrog_steps * chains
+        objectives = len(train.objectives) if train else 1
+        return len(self.seeds) * objectives * self.data.dim * work
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
         """What is too large."""
@@ -183,13 +222,19 @@ class LatentExperiment(Spec):
         if n * dim > limits.elements:
             detail = f"N · D is at most {limits.elements}; {n} · {dim} is more"
             return [Problem("/data", detail)]
+        grid = "/model/conditionals/nodes" if self.has_grid else "/data"
+        draws = "nodes" if self.has_grid else "draws, samples, chains"
         needed = self.memory_estimate()
         if needed > limits.memory_bytes:
-            what = "nodes, " if self.has_grid else "conditionals.draws, "
             detail = (
                 f"a run takes at most {limits.memory_bytes >> 20} MiB; this takes about "
-                f"{needed >> 20}: lower {what}data.n, train.batch_size or the masks of a step"
+                f"{needed >> 20}: lower {draws}, data.n, train.batch_size or the masks of a step"
             )
-            pointer = "/model/conditionals/nodes" if self.has_grid else "/data"
-            return [Problem(pointer, detail)]
+            return [Problem(grid, detail)]
+        if self.work() > limits.latent_work:
+            detail = (
+                f"masks · N · D · (nodes or draws) in all is at most {limits.latent_work:.0e}; "
+                f"this is {self.work():.2e}: lower {draws}, data.n, masks or epochs"
+            )
+            return [Problem("/evaluate/masks", detail)]
         return []

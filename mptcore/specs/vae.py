@@ -29,6 +29,8 @@ class Gaussian(Spec):
     noise_precision: Precision
 
 
+Objective = Literal["mpt", "elbo", "lml"]
+
 Likelihood = Annotated[Bernoulli | Gaussian, Field(discriminator="distribution")]
 
 
@@ -43,6 +45,7 @@ class Grid(Spec):
         return int(self.nodes**latent_dim)
 
     def doubled(self) -> Self:
+        """The grid that this one is checked against."""
         return self.model_copy(update={"nodes": 2 * self.nodes})
 
 
@@ -59,7 +62,11 @@ class UniformGrid(Grid):
 
     method: Literal["uniform_grid"]
     nodes: Annotated[int, Field(ge=2, le=2000)] = 40
-    extent: Annotated[float, Field(gt=0, le=20)] = 4.5
+    extent: Annotated[float, Field(ge=3, le=20)] = 4.5
+
+    def doubled(self) -> Self:
+        """Wider too, so that it tells of what lies beyond."""
+        return super().doubled().model_copy(update={"extent": 1.25 * self.extent})
 
 
 AnyGrid = GaussHermite | UniformGrid
@@ -137,13 +144,16 @@ Layers = Annotated[Dense | Convolutional, Field(discriminator="layers")]
 
 class LatentModel(Spec):
     """z ~ N(0, I), x_j independent given z. `init`: random, with the last bias at the data's mean,
-    or experiment, which takes the weights that the finished training run `experiment` kept."""
+    or experiment, which takes the weights that the finished training run `experiment` kept for the
+    same seed, or else for its first. Where that run had several objectives, `trained_by` says whose
+    weights; by default those of the objective that is trained next, or the first one's."""
 
     family: str
     latent_dim: Annotated[int, Field(ge=1, le=4096)]
     likelihood: Likelihood
     init: Literal["random", "experiment"] = "random"
     experiment: ExperimentId | None = None
+    trained_by: Objective | None = None
 
     def problems(self, data: DataSource) -> list[Problem]:
         """What is wrong with this model for that data."""
@@ -153,7 +163,13 @@ class LatentModel(Spec):
         if (self.init == "experiment") != (self.experiment is not None):
             detail = "the id of the experiment whose weights are taken, with init experiment only"
             found.append(Problem("/model/experiment", detail))
+        if self.init != "experiment" and self.trained_by is not None:
+            found.append(Problem("/model/trained_by", "with init experiment only"))
         return found
+
+    def numbers_per_observation(self, dim: int) -> int:
+        """Activations of one observation in the decoder."""
+        return dim
 
 
 class LinearVaeModel(LatentModel):
@@ -183,6 +199,9 @@ class VaeModel(LatentModel):
 
     def problems(self, data: DataSource) -> list[Problem]:
         return super().problems(data) + self.network.problems(data.dim, "/model/network")
+
+    def numbers_per_observation(self, dim: int) -> int:
+        return self.network.numbers_per_observation(dim)
 
 
 def _binary_problems(data: DataSource) -> list[Problem]:

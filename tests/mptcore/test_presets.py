@@ -3,13 +3,14 @@
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from mptcore import data
 from mptcore.masks import draw_masks
-from mptcore.presets import PRESETS, Preset, Results
+from mptcore.presets import PRESETS, Preset, Results, judges
 from mptcore.records import encode
 from mptcore.run import run
 from mptcore.specs import (
@@ -103,6 +104,54 @@ def test_language_models_are_judged_by_curve_and_area(name: str) -> None:
     assert preset.verdict([pretrained, random]).verdict == "agrees"
     assert preset.verdict([random, pretrained]).verdict == "differs"
     assert preset.verdict([random, random]).verdict == "differs"
+
+
+def fig3_results(ends: dict[str, float], elbo_above: float = -2.0, final: bool = True) -> Results:
+    """Made up: from −200, with some noise from seed to seed."""
+    rows: list[dict[str, Any]] = []
+    for seed in judges.SEEDS:
+        for objective, end in ends.items():
+            labels = {"seed": seed, "objective": objective}
+            value = end + seed % 3 * 0.1
+            metric = {"name": "lml", "value": value if final else None, "std_err": 0.0}
+            rows.append({"record": "metric", "labels": labels, **metric})
+            for x, lml in enumerate((-200.0, value)):
+                point = {"record": "point", "labels": labels, "x": x, "std_err": 0.1, "n": 1}
+                rows.append({**point, "series": "lml", "value": lml})
+                rows.append({**point, "series": "elbo", "value": lml + elbo_above})
+    return Results.of_records(rows)
+
+
+@pytest.mark.parametrize("name", ["fig3-linear-mnist", "fig3-linear-fmnist"])
+def test_linear_vaes_are_judged_by_their_ends_and_the_bound(name: str) -> None:
+    def verdict(*given: Any) -> str:
+        return PRESETS[name].verdict([fig3_results(*given)]).verdict
+
+    assert verdict({"mpt": -180.0, "elbo": -178.0}) == "agrees"
+    assert verdict({"mpt": -183.0, "elbo": -178.0}) == "differs"
+    assert verdict({"mpt": -198.0, "elbo": -199.0}) == "differs"
+    assert verdict({"mpt": -180.0, "elbo": -178.0}, 0.3) == "agrees"  # within 4 errors
+    assert verdict({"mpt": -180.0, "elbo": -178.0}, 0.5) == "differs"
+    assert verdict({"mpt": -180.0, "elbo": -178.0}, -2.0, False) == "incomplete"
+
+
+@pytest.mark.parametrize("name", ["fig3-vae-mnist", "fig3-vae-fmnist"])
+def test_deep_vaes_are_judged_by_their_rise_and_a_ppca(name: str) -> None:
+    seed = {"seed": judges.SEEDS[0]}
+
+    def verdict(start: float, end: float, ppca: float) -> str:
+        point = {"record": "point", "series": "lml_heldout", "std_err": 0.1, "n": 64}
+        rows = [{**point, "labels": seed, "x": x, "value": v} for x, v in enumerate((start, end))]
+        metric = {"record": "metric", "name": "lml_heldout", "std_err": 0.1}
+        rows += [
+            {**metric, "labels": {**seed, "model": model}, "value": value}
+            for model, value in {"model": end, "baseline": ppca}.items()
+        ]
+        return PRESETS[name].verdict([Results.of_records(rows)]).verdict
+
+    assert verdict(-200, 170, 130) == "agrees"
+    assert verdict(-200, 120, 130) == "differs"
+    assert verdict(169, 170, 130) == "differs"
 
 
 def test_fig1_right_by_another_route() -> None:

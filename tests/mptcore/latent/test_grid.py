@@ -111,10 +111,47 @@ def test_a_grid_that_is_too_coarse_is_not_final() -> None:
     final = by_grid(fine, dense, x, 1)
     assert final.not_final is None
     assert abs(final.metrics["quadrature_shift"]) < 1e-6
-    hundred = UniformGrid(method="uniform_grid", nodes=300, extent=6.0)
+    fewer = UniformGrid(method="uniform_grid", nodes=300, extent=6.0)
     assert mean_log_marginal(
-        GridVae(model.decoder, None, model.outputs, nodes_of(hundred, 1)), x
+        GridVae(model.decoder, None, model.outputs, nodes_of(fewer, 1)), x
     ) == pytest.approx(truth, abs=1e-6)
+
+
+def test_a_grid_that_is_too_narrow_is_not_final() -> None:
+    """However fine: against PPCA, for observations far from the mean."""
+    narrow = UniformGrid(method="uniform_grid", nodes=200, extent=3.0)
+    model = linear_vae(8, 1, narrow, GaussianOutputs(4.0), 1.0)
+    last = model.decoder.last
+    x = (last.bias + 4 * last.get_parameter("weight").mT).detach()
+    found = by_grid(model, narrow, x, 1)
+    wide = UniformGrid(method="uniform_grid", nodes=400, extent=8.0)
+    final = by_grid(GridVae(model.decoder, None, model.outputs, nodes_of(wide, 1)), wide, x, 1)
+    assert found.not_final is not None
+    assert final.not_final is None
+    assert abs(found.value - final.value) > 0.05
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_data_far_from_zero_lose_no_digits(offset: float) -> None:
+    """In float32, whose squares of such numbers have none left after the point."""
+    model = linear_vae(64, 1, GRIDS[0], GaussianOutputs(1.0), 0.5)
+    x = torch.randn(20, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = mean_log_marginal(model, x)
+    with torch.no_grad():
+        model.decoder.last.bias.add_(offset)
+    found = mean_log_marginal(model.float(), (x + offset).float())
+    assert found == pytest.approx(expected, abs=1e-3 * math.sqrt(1 + offset))
+
+
+def test_what_is_all_but_impossible_has_its_probability() -> None:
+    """A log odds of 300 in float32, whose least number is e^-87; and its gradient."""
+    outputs = torch.full((3, 2), 300.0, requires_grad=True)
+    share = torch.full((1, 3), -math.log(3))
+    found = BernoulliOutputs().mixed_log_probs(torch.tensor([[0.0, 1.0]]), outputs, share)
+    assert found.flatten().tolist() == pytest.approx([-300, 0], abs=1e-4)
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert outputs.grad is not None
+    assert outputs.grad.sum(0).tolist() == pytest.approx([-1, 0], abs=1e-4)
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
