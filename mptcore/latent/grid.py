@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.specs import GaussHermite, UniformGrid
+from mptcore.specs.vae import AnyGrid
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Nodes:
     log_weights: Tensor  # (G,)
 
 
-def nodes_of(spec: GaussHermite | UniformGrid, latent_dim: int) -> Nodes:
+def nodes_of(spec: AnyGrid, latent_dim: int) -> Nodes:
     """The product of the same nodes in each latent dimension, in float64."""
     match spec:
         case GaussHermite():

@@ -26,6 +26,17 @@ from mptcore.train import train
 from mptcore.weights import keep_tensors
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """The data of a seed; what is scored and held out, where and as precise as the networks; and
+    where the stream stands that they were drawn from."""
+
+    dataset: Dataset
+    x: Tensor
+    heldout: Tensor | None
+    stream: Tensor
+
+
 @dataclass
 class LatentRun:
     """Trains and scores one spec."""
@@ -35,9 +46,7 @@ class LatentRun:
     device: torch.device
     dtype: torch.dtype
     _done: int = field(default=0, init=False)
-    _data: dict[int, tuple[Dataset, Tensor, Tensor | None]] = field(
-        default_factory=dict, init=False
-    )
+    _data: dict[int, Loaded] = field(default_factory=dict, init=False)
     _baselines: dict[int, LowRankGaussian] = field(default_factory=dict, init=False)
 
     @property
@@ -60,26 +69,29 @@ class LatentRun:
     def _units(self, seed: int) -> Iterator[Unit]:
         """A seed's start, once for each objective."""
         spec = self.spec
-        dataset, x, heldout = self._loaded(seed if spec.data.seed == "run" else spec.data.seed)
+        loaded = self._loaded(seed)
         objectives: tuple[Objective, ...] = spec.train.objectives if spec.train else ("mpt",)
         for objective in objectives:
-            network = build.network(spec.model, x, seed, objective)
+            network = build.network(spec.model, loaded.x, seed, objective)
             labels: Labels = {"seed": seed}
             if len(objectives) > 1:
                 labels = {**labels, "objective": objective}
-            yield Unit(seed, objective, labels, network, dataset, x, heldout)
+            given = loaded.dataset, loaded.x, loaded.heldout
+            yield Unit(seed, objective, labels, network, *given)
 
-    def _loaded(self, seed: int) -> tuple[Dataset, Tensor, Tensor | None]:
-        """The data of a seed, and what is scored and held out, where and as precise as the
-        networks. All starts share what is loaded once."""
+    def _loaded(self, seed: int) -> Loaded:
+        """All starts share what is loaded once."""
+        if self.spec.data.seed != "run":
+            seed = self.spec.data.seed
         if seed not in self._data:
-            dataset = data.load(self.spec.data, seed, torch.Generator().manual_seed(seed))
+            draws = torch.Generator().manual_seed(seed)
+            dataset = data.load(self.spec.data, seed, draws)
             if isinstance(self.spec.model.likelihood, Bernoulli):
                 _refuse_what_is_not_binary(dataset)
             x = dataset.x.to(self.device, self.dtype)
             heldout = dataset.heldout
             placed = None if heldout is None else heldout.to(self.device, self.dtype)
-            self._data[seed] = dataset, x, placed
+            self._data[seed] = Loaded(dataset, x, placed, draws.get_state())
         return self._data[seed]
 
     def _train(self, units: list[Unit], resumed: TrainingState | None) -> Work:
@@ -106,6 +118,8 @@ class LatentRun:
     def _conclude(self, unit: Unit) -> Work:
         done = 0
         masks = torch.Generator().manual_seed(unit.seed)
+        if self.spec.data.seed == "run":  # the data, then the masks, one stream
+            masks.set_state(self._loaded(unit.seed).stream)
         for done, record in self._evaluate(unit, unit.labels, self.session.tape, masks):
             yield done, record
         if unit.network.encoder is not None:

@@ -17,16 +17,15 @@ from mptcore.models import Evidence
 from mptcore.models.linear_gaussian import LinearGaussianModel
 from mptcore.moments import moment_of
 from mptcore.specs import GaussHermite, UniformGrid
+from mptcore.specs.vae import AnyGrid
 
-GRIDS: list[GaussHermite | UniformGrid] = [
+GRIDS: list[AnyGrid] = [
     GaussHermite(method="gauss_hermite"),
     UniformGrid(method="uniform_grid"),
 ]
 
 
-def linear_vae(
-    dim: int, latent_dim: int, grid: GaussHermite | UniformGrid, outputs: Outputs, scale: float
-) -> GridVae:
+def linear_vae(dim: int, latent_dim: int, grid: AnyGrid, outputs: Outputs, scale: float) -> GridVae:
     torch.manual_seed(3)
     decoder = linear_decoder(dim, latent_dim).double()
     with torch.no_grad():
@@ -57,7 +56,7 @@ def all_scores(model: GridVae, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.method)
 @pytest.mark.parametrize("outputs", [BernoulliOutputs(), GaussianOutputs(3.0)])
 def test_the_enumerated_scores_sum_to_the_lml_of_the_same_grid(
-    grid: GaussHermite | UniformGrid, outputs: Outputs
+    grid: AnyGrid, outputs: Outputs
 ) -> None:
     model = linear_vae(8, 2, grid, outputs, 1.0)
     x = binary(6, 8)
@@ -66,9 +65,7 @@ def test_the_enumerated_scores_sum_to_the_lml_of_the_same_grid(
 
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.method)
 @pytest.mark.parametrize("latent_dim", [1, 2, 3])
-def test_weights_sum_to_one_and_give_the_prior_s_moments(
-    grid: GaussHermite | UniformGrid, latent_dim: int
-) -> None:
+def test_weights_sum_to_one_and_give_the_prior_s_moments(grid: AnyGrid, latent_dim: int) -> None:
     nodes = nodes_of(grid, latent_dim)
     weights = nodes.log_weights.exp()
     assert len(weights) == grid.nodes**latent_dim
