@@ -1,5 +1,5 @@
-"""`python -m tests.chaos.failing_worker STEP before|after`: a local worker, or a reaper, that exits
-at a durable step: just before the transaction of that step commits, or just after."""
+"""A local worker, or a reaper, that exits at a durable step: just before the transaction of that
+step commits, or just after."""
 
 import os
 import sys
@@ -75,15 +75,10 @@ def _noting_record(function: Callable[..., Any]) -> Callable[..., Any]:
     return noting
 
 
-def main() -> None:
-    step, when, *options = sys.argv[1:]
+def main(settings: Settings, step: str, when: str, *options: str) -> None:
+    """What the process runs; it comes to no other end."""
     exit_at(step, when)
-    settings = Settings()
     if step == "reap":
         reaper.Reaper(Database(settings.url), settings).run(threading.Event())
     setattr(slot, "Runner", stub(*options))  # noqa: B010  # as mypy would not have it assigned
     LocalWorker(settings).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,11 @@
 """Every durable step as a point where the process exits; then recovery, on both databases."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
 import threading
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from service.experiments import queue, store
 from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
+from tests.chaos import failing_worker
 from tests.chaos.failing_worker import EXIT, STEPS, stub
 from tests.chaos.records import RECORDS
 from tests.conftest import ppca_spec
@@ -24,7 +27,6 @@ from worker import slot
 from worker.local import LocalWorker
 
 QUICK = {"lease_s": 0.8, "heartbeat_s": 0.1, "dispatch_timeout_s": 0.5, "max_lost": 1000}
-QUICK_ENVIRONMENT = {f"MPT_{name.upper()}": str(value) for name, value in QUICK.items()}
 
 SCENARIO = {"give_up_slot": "--slow", "lose": "--die", "finish": "", "reap": ""}
 """How the stub runner behaves, where a step needs it to."""
@@ -37,10 +39,16 @@ def quick(request: pytest.FixtureRequest) -> Settings:
     return found.model_copy(update=QUICK)
 
 
-def fail(settings: Settings, step: str, when: str) -> subprocess.Popen[bytes]:
-    options = [SCENARIO.get(step, "")] if SCENARIO.get(step) else []
-    command = [sys.executable, "-m", "tests.chaos.failing_worker", step, when, *options]
-    return subprocess.Popen(command, env=environment(settings, **QUICK_ENVIRONMENT))
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.chaos.failing_worker"])
+"""Each a process of its own, that does not import everything again."""
+
+
+def fail(settings: Settings, step: str, when: str) -> BaseProcess:
+    arguments = (settings, step, when, *SCENARIO.get(step, "").split())
+    failing = PROCESSES.Process(target=failing_worker.main, args=arguments)
+    failing.start()
+    return failing
 
 
 def status(database: Database, experiment_id: str) -> str:
@@ -85,7 +93,8 @@ def test_exit_at_a_step(
         wait_until(lambda: status(database, made.id) == "running")
         with database.transaction() as session:
             queue.request(session, made.id, DesiredState.PAUSE)
-    assert failing.wait(60) == EXIT
+    failing.join(60)
+    assert failing.exitcode == EXIT
     check_so_far = check(database, {made.id: RECORDS}, settled=False)
     assert check_so_far.clean, str(check_so_far)
     monkeypatch.setattr(slot, "Runner", stub())
