@@ -156,7 +156,10 @@ def _fig3_vae(name: str, source: str) -> Preset:
             "batch_size": 100,
             "evaluate_every": 5,
         },
-        evaluate={"masks": {"schedule": "sizes", "sizes": _SIZES, "per_size": 1}},
+        evaluate={
+            "masks": {"schedule": "sizes", "sizes": _SIZES, "per_size": 2},
+            "ais": {"temperatures": 500, "chains": 4, "simulated": 100},
+        },
         baseline={
             "family": "ppca",
             "latent_dim": 8,
