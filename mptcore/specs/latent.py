@@ -105,6 +105,9 @@ class LatentExperiment(Spec):
             problems += self.train.problems(self.data) + self._objective_problems(self.train)
         problems += self.evaluate.problems(self.data.dim) + self._evaluate_problems()
         problems += seed_problems(self.seeds)
+        if self.compute.memory_mib is not None:
+            detail = "a VAE scores one mask at a time: leave it null"
+            problems.append(Problem("/compute/memory_mib", detail))
         if problems:
             reject(problems)
         return self

@@ -303,6 +303,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, Any, str]] = {
         {"masks": {"schedule": "all", "design": "exhaustive"}}, "/evaluate/masks/design"),
     "a narrow grid": (LINEAR, "model/conditionals/extent", 2.0, "/model/conditionals/extent"),
     "an objective of no experiment": (DEEP, "model/trained_by", "elbo", "/model/trained_by"),
+    "memory for many masks": (DEEP, "compute/memory_mib", 100, "/compute/memory_mib"),
     "weights of no experiment": (DEEP, "model/init", "experiment", "/model/experiment"),
     "an unknown activation": (
         DEEP, "model/network/activation", "softmax", "/model/network/activation"),
