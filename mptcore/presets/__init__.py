@@ -126,7 +126,7 @@ def _fig3_linear(name: str, source: str) -> Preset:
         train={"objectives": ["mpt", "elbo"], "epochs": 800, "learning_rate": 0.01},
         evaluate={
             "masks": {"schedule": "sizes", "sizes": _SIZES, "per_size": 3},
-            "lml": {"method": "uniform_grid", "nodes": 100, "extent": 4.0},
+            "lml": {"method": "uniform_grid", "nodes": 150, "extent": 6.0},
         },
         seeds=list(judges.SEEDS),
         statement="Trained with MPT and with the ELBO from the same starts, both reach a similar "
