@@ -61,8 +61,8 @@ class UniformGrid(Grid):
     the middle than as many Gauss–Hermite nodes: better where the posterior is narrow."""
 
     method: Literal["uniform_grid"]
-    nodes: Annotated[int, Field(ge=2, le=2000)] = 40
-    extent: Annotated[float, Field(ge=3, le=20)] = 4.5
+    nodes: Annotated[int, Field(ge=2, le=2000)] = 60
+    extent: Annotated[float, Field(ge=3, le=20)] = 6.0
 
     def doubled(self) -> Self:
         """Wider too, so that it tells of what lies beyond."""
