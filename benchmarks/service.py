@@ -164,10 +164,9 @@ def _ask(
         with closing(HTTPConnection(urlsplit(url).netloc, timeout=60)) as http:
             http.connect()
 
-            def ask(into: list[float], *request: str) -> bytes:
+            def ask(into: list[float], method: str, path: str, body: str | None = None) -> bytes:
                 began = time.perf_counter()
-                method, path, *content = request
-                http.request(method, path, *content, headers=headers)
+                http.request(method, path, body, headers)
                 response = http.getresponse()
                 answer = response.read()
                 into.append(1000 * (time.perf_counter() - began))
