@@ -136,6 +136,11 @@ RESUMED = {
                      "lml": {"method": "iwae", "samples": 8},
                      "ais": {"temperatures": 4, "observations": 5}},
     },
+    "sampled scores": {
+        **DEEP,
+        "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 20, 30, 40, 50], "per_size": 2},
+                     "lml": {"method": "iwae", "samples": 2}},
+    },
 }  # fmt: skip
 
 
