@@ -6,7 +6,7 @@ beginning of its own SHA-256, so that a broken one is known and the one before i
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,23 +42,18 @@ def save(session: Session, spec: ExperimentSpec, folder: Path) -> Checkpoint:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{session.seq:012d}-{digest[:16]}.safetensors"
     write_durably(path, content)
-    for old in _files(folder)[KEPT:]:
+    for old in files(folder)[KEPT:]:
         old.unlink(missing_ok=True)
     return Checkpoint(path.name, digest, session.seq)
 
 
-def newest(spec: ExperimentSpec, folder: Path, most: int | None = None) -> Resumed | None:
-    """The newest whole checkpoint of this spec, none that is after more than `most` records."""
-    for path in _files(folder):
-        if most is not None and int(path.name.split("-")[0]) > most:
-            continue
-        if found := _load(spec, path):
-            return found
-    return None
+def first_whole(spec: ExperimentSpec, paths: Iterable[Path]) -> Resumed | None:
+    """The first of these checkpoints that is whole and of this spec."""
+    return next((found for path in paths if (found := _load(spec, path))), None)
 
 
-def _files(folder: Path) -> list[Path]:
-    """Newest first."""
+def files(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the latest first."""
     return sorted(folder.glob("*-*.safetensors"), reverse=True)
 
 

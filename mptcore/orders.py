@@ -19,22 +19,29 @@ class _Message(BaseModel):
 
 
 class Resume(_Message):
-    """The checkpoint to go on from. Where its file is broken the newest whole one before it serves,
-    or none: the records are the same, and those up to `after` are not given again."""
+    """The checkpoints to go on from, the latest first. The first that is whole serves, or none: the
+    records are the same, and those up to `after` are not given again."""
+
+    files: list[str]
+    after: int
+
+
+class Input(_Message):
+    """Where a file lies that the spec names by an id, and its SHA-256."""
 
     file: str
     sha256: str
-    after: int
 
 
 class Envelope(_Message):
     """The first line of a supervised run. With `resume` the records after `resume.after` are given;
-    without it all, from the first."""
+    without it all, from the first. `inputs` are the uploads and kept weights, by id."""
 
     spec: Any
     checkpoint_dir: str | None = None
     work_dir: str | None = None
     resume: Resume | None = None
+    inputs: dict[str, Input] | None = None
     save_every_s: Annotated[float, Field(gt=0)] = 30.0
 
 
@@ -54,6 +61,7 @@ class Assignment(BaseModel):
     checkpoint_dir: Path | None = None
     work_dir: Path | None = None
     resume: Resume | None = None
+    inputs: dict[str, Input] | None = None
     save_every_s: float = 30.0
     """How long a run goes on without a checkpoint, about."""
 
@@ -73,6 +81,7 @@ def parse_assignment(text: bytes) -> Assignment:
         checkpoint_dir=Path(envelope.checkpoint_dir) if envelope.checkpoint_dir else None,
         work_dir=Path(envelope.work_dir) if envelope.work_dir else None,
         resume=envelope.resume,
+        inputs=envelope.inputs,
         save_every_s=envelope.save_every_s,
     )
 

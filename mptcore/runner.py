@@ -1,13 +1,13 @@
 """One run from its assignment to its exit status: writing records, saving, resuming."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from mptcore import checkpoint
+from mptcore import checkpoint, inputs
 from mptcore.orders import Assignment, Order
 from mptcore.records import Failure, Progress, Record, RunError, encode
 from mptcore.run import resumable
@@ -59,13 +59,14 @@ class Runner:
     def _records(self) -> Iterator[Record | None]:
         assignment, session = self.assignment, self._session
         session.work_dir = assignment.work_dir
-        found = None
+        inputs.locate(assignment.inputs)
+        files: Iterable[Path] = ()
         if assignment.resume is not None:
             self._given = assignment.resume.after
-            folder = Path(assignment.resume.file).parent  # that of an earlier attempt
-            found = checkpoint.newest(assignment.spec, folder, self._given)
+            files = map(Path, assignment.resume.files)  # of earlier attempts
         elif assignment.checkpoint_dir is not None:
-            found = checkpoint.newest(assignment.spec, assignment.checkpoint_dir)
+            files = checkpoint.files(assignment.checkpoint_dir)
+        found = checkpoint.first_whole(assignment.spec, files)
         if found is not None:
             session.tape = found.tape
             self._given = max(self._given, found.after)

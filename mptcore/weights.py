@@ -10,6 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mptcore.gaussian import LowRankGaussian
+from mptcore.inputs import InputError, digest, input_file
 from mptcore.records import Artifact, RunError
 from mptcore.specs.models import LinearGaussian
 
@@ -37,15 +38,16 @@ def keep_tensors(tensors: Mapping[str, Tensor], said: dict[str, str], folder: Pa
 
 
 def kept_digest(experiment: str) -> str:
-    """The SHA-256 of the weights that an experiment kept."""
-    return hashlib.sha256(_kept_file(experiment).read_bytes()).hexdigest()
+    """The SHA-256 of the weights that an experiment kept. Raises RunError."""
+    return digest(_kept_file(experiment))
 
 
 def _kept_file(experiment: str) -> Path:
-    store = os.environ.get("MPT_STORE")
-    if not store:
-        raise RunError("invalid", "MPT_STORE, the folder that holds kept weights, is not set")
-    return Path(store, "artifacts", experiment, FILE)
+    try:
+        return input_file(experiment, f"artifacts/{experiment}/**/{FILE}")
+    except InputError as error:
+        detail = f"the weights of experiment {experiment} cannot be used: {error}"
+        raise RunError("invalid", detail) from error
 
 
 def load_kept(experiment: str) -> tuple[dict[str, Tensor], dict[str, str]]:

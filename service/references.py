@@ -1,14 +1,21 @@
 """What a spec names by id must be the caller's, and fit."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, PlainText, Problem, UploadData
 from service.datasets import store as datasets
 from service.datasets.models import Dataset
 from service.experiments import store as experiments
-from service.experiments.models import Status
+from service.experiments.models import Artifact, Status
+from service.settings import Settings
+
+WEIGHTS = "weights.safetensors"
+"""The file in which a training run keeps what it trained."""
 
 NO_UPLOAD = "you have no data set of this id; POST /v1/datasets makes one"
 
@@ -78,3 +85,28 @@ def _experiment_problems(
         if found is None or found.status != Status.SUCCEEDED or found.spec.get("train") is None:
             detail = "the id of an experiment of yours that trained a model and succeeded"
             yield Problem(f"{pointer}/experiment", detail)
+
+
+def input_files(
+    session: Session, settings: Settings, spec: dict[str, Any]
+) -> dict[str, dict[str, str]]:
+    """The files of the uploads and experiments that a stored spec names, by id, each with the
+    SHA-256 that was recorded. What has been deleted is not there: the run will say so."""
+    uploads = session.scalars(select(Dataset).where(Dataset.id == spec["data"].get("dataset")))
+    found = {
+        one.id: _input(settings.datasets(one.id) / f"data.{one.format}", one.sha256)
+        for one in uploads
+    }
+    models = [spec.get("model") or {}, spec.get("baseline") or {}]
+    named = [model["experiment"] for model in models if model.get("experiment")]
+    weights = session.scalars(
+        select(Artifact).where(Artifact.experiment_id.in_(named), Artifact.file == WEIGHTS)
+    )
+    for one in weights:
+        folder = settings.artifacts(one.experiment_id, one.attempt)
+        found[one.experiment_id] = _input(folder / one.file, one.sha256)
+    return found
+
+
+def _input(file: Path, sha256: str) -> dict[str, str]:
+    return {"file": str(file.absolute()), "sha256": sha256}

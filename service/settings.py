@@ -61,8 +61,10 @@ class Settings(BaseSettings):
     def checkpoints(self, experiment_id: str) -> Path:
         return self.all_checkpoints / experiment_id
 
-    def artifacts(self, experiment_id: str) -> Path:
-        return self.store / "artifacts" / experiment_id
+    def artifacts(self, experiment_id: str, attempt: int) -> Path:
+        """Of one attempt: what another one writes, cut off or late, cannot take its place."""
+        folder = self.store / "artifacts" / experiment_id
+        return folder / str(attempt) if attempt else folder  # 0: kept before attempts had their own
 
     @property
     def key_file(self) -> Path:

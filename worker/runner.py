@@ -1,13 +1,12 @@
 """The runner: one fresh process of mptcore for one experiment, and its pipes."""
 
+import fcntl
 import json
 import os
-import queue
+import selectors
 import signal
 import subprocess
 import sys
-import threading
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,19 @@ ENVIRONMENT = {"GOMP_SPINCOUNT": "10000"}
 """OpenMP's threads wait for each other by spinning. On cores that others use too, as in a lab, that
 makes a run of two threads tens of times slower, unless they soon go to sleep."""
 
-CHUNK_BYTES = 1 << 16
-CHUNKS_WAITING = 256
-"""Beyond this the pipe fills up and the runner waits."""
+PIPE_BYTES = 1 << 20
+"""Records that the runner may be ahead of its reader; beyond this it waits."""
+STDERR_BYTES = 16_000
+"""The end of what it wrote to stderr that is kept."""
+
+Record = dict[str, Any]
 
 
 class Runner:
     """A process group of its own that has imported torch and waits for its spec.
 
-    It finds uploads and kept weights in the store. It dies with the thread that made it (see
+    Its pipes never block: `read` is where lines go in and records come out, so it is to be called
+    often. It finds uploads and kept weights in the store. It dies with the thread that made it (see
     mptcore.__main__): make it in the main thread.
     """
 
@@ -36,26 +39,37 @@ class Runner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            bufsize=0,
             start_new_session=True,
         )
-        self._records: queue.Queue[list[dict[str, Any]] | None] = queue.Queue(CHUNKS_WAITING)
-        self._ended = False
-        self._stderr: deque[str] = deque(maxlen=50)
-        self._threads = [
-            threading.Thread(target=self._read_records, daemon=True),
-            threading.Thread(target=self._read_stderr, daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        pipes = (self.process.stdin, self.process.stdout, self.process.stderr)
+        self._pipes = [pipe for pipe in pipes if pipe is not None]
+        self._stdin, self._stdout, self._stderr = (pipe.fileno() for pipe in self._pipes)
+        self._unsent = b""
+        self._part = b""  # the beginning of a line whose end has not come
+        self._records: list[Record] = []
+        self._complaints = b""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._stdout, selectors.EVENT_READ, self._take_records)
+        self._selector.register(self._stderr, selectors.EVENT_READ, self._take_complaints)
+        for pipe in self._pipes:
+            os.set_blocking(pipe.fileno(), False)
+        if sys.platform == "linux":
+            fcntl.fcntl(self._stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     @property
     def alive(self) -> bool:
-        return self.process.poll() is None
+        """Whether it has not ended. One that has stays a zombie until `kill`, so that its process
+        group cannot be another's by then."""
+        if self.process.returncode is not None:
+            return False
+        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        return os.waitid(os.P_PID, self.process.pid, flags) is None
 
     @property
     def stderr(self) -> str:
-        """The last lines it wrote to stderr."""
-        return "".join(self._stderr).strip()
+        """The end of what it wrote to stderr, and to stdout where that was no record."""
+        return self._complaints.decode(errors="replace").strip()
 
     def start(self, order: dict[str, Any]) -> None:
         """Give it its spec, and where its files go."""
@@ -69,61 +83,72 @@ class Runner:
         """Say that the records up to this one are in the database."""
         self._send({"committed": seq})
 
-    def read(self, timeout_s: float) -> list[dict[str, Any]] | None:
-        """The records that came within the timeout, or None after the last."""
-        if self._ended:
+    def read(self, timeout_s: float) -> list[Record] | None:
+        """The records that came within the timeout, or None after the last: the process has ended,
+        and what it wrote was read."""
+        if self._is_closed:
             return None
-        try:
-            chunk = self._records.get(timeout=timeout_s)
-        except queue.Empty:
-            return []
-        self._ended = chunk is None
-        return chunk
+        ended = not self.alive  # before the look, for it may write until then
+        if ended:
+            self.signal(signal.SIGKILL)  # to what it has started
+        ready = self._selector.select(0 if ended else timeout_s)
+        if ended and not ready:
+            return None
+        for key, _ in ready:
+            key.data()
+        records, self._records = self._records, []
+        return records
 
-    def end(self, grace_s: float) -> int:
-        """End the process group, by SIGTERM and after the grace by SIGKILL; the exit status."""
-        self._signal(signal.SIGTERM)
-        try:
-            self.process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            pass
-        return self.kill()
-
-    def kill(self) -> int:
-        """End the process group at once, and wait for its end."""
-        self._signal(signal.SIGKILL)
-        status = self.process.wait()
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.close()
-        except BrokenPipeError:
-            pass
-        return status
-
-    def _signal(self, number: signal.Signals) -> None:
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process group. `read` tells when it has ended."""
         try:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:
             pass
 
+    def kill(self) -> int:
+        """End the process group at once, wait for its end, and let go of its pipes; the exit
+        status. What was not read by then is lost."""
+        if not self._is_closed:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+            self._selector.close()
+            for pipe in self._pipes:
+                pipe.close()
+            self._unsent, self._part, self._records = b"", b"", []
+        return self.process.wait()
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._pipes[0].closed
+
     def _send(self, line: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
+        """Have a line written as its reader takes it in; one that has ended takes in nothing."""
+        if self._is_closed:
+            return
+        if not self._unsent:
+            self._selector.register(self._stdin, selectors.EVENT_WRITE, self._write)
+        self._unsent += json.dumps(line).encode() + b"\n"
+        self._write()
+
+    def _write(self) -> None:
         try:
-            self.process.stdin.write(json.dumps(line).encode() + b"\n")
-            self.process.stdin.flush()
+            self._unsent = self._unsent[os.write(self._stdin, self._unsent) :]
+        except BlockingIOError:
+            return
         except BrokenPipeError:
-            pass  # it has ended, which its reader will see
+            self._unsent = b""  # it has ended, which `read` tells
+        if not self._unsent:
+            self._selector.unregister(self._stdin)
 
-    def _read_records(self) -> None:
-        assert self.process.stdout is not None
-        rest = b""
-        while chunk := os.read(self.process.stdout.fileno(), CHUNK_BYTES):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if records := [record for line in lines if (record := self._parse(line))]:
-                self._records.put(records)
-        self._records.put(None)
+    def _take_records(self) -> None:
+        chunk = os.read(self._stdout, PIPE_BYTES)
+        if not chunk:
+            self._selector.unregister(self._stdout)
+        *lines, self._part = (self._part + chunk).split(b"\n")
+        self._records += [record for line in lines if (record := self._parse(line))]
 
-    def _parse(self, line: bytes) -> dict[str, Any] | None:
+    def _parse(self, line: bytes) -> Record | None:
         """A record; what else a library may print goes where its complaints go."""
         try:
             record = json.loads(line)
@@ -131,10 +156,14 @@ class Runner:
             record = None
         if isinstance(record, dict) and "record" in record:
             return record
-        self._stderr.append(line.decode(errors="replace") + "\n")
+        self._complain(line + b"\n")
         return None
 
-    def _read_stderr(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._stderr.append(line.decode(errors="replace"))
+    def _take_complaints(self) -> None:
+        chunk = os.read(self._stderr, STDERR_BYTES)
+        if not chunk:
+            self._selector.unregister(self._stderr)
+        self._complain(chunk)
+
+    def _complain(self, text: bytes) -> None:
+        self._complaints = (self._complaints + text)[-STDERR_BYTES:]

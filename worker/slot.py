@@ -1,17 +1,18 @@
 """One slot: it claims what was dispatched to it, runs it, and keeps a spare runner warm."""
 
-import hashlib
 import logging
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
 from service.database import AWAY, Database
-from service.experiments import queue
-from service.experiments.models import Checkpoint, Experiment
+from service.experiments import queue, store
+from service.experiments.models import Experiment
 from service.experiments.queue import Claim
+from service.references import input_files
 from service.settings import Settings
 from worker.runner import Runner
 from worker.supervisor import Supervision
@@ -35,12 +36,15 @@ class Slot:
 
     def warm_up(self) -> None:
         """Start a spare runner, if there is none."""
-        if self.settings.warm_spare and not self._has_spare:
+        if self.settings.warm_spare and self._spare is None:
             self._spare = Runner(self.settings.store)
 
-    @property
-    def _has_spare(self) -> bool:
-        return self._spare is not None and self._spare.alive
+    def _take_spare(self) -> Runner | None:
+        spare, self._spare = self._spare, None
+        if spare is not None and not spare.alive:
+            spare.kill()
+            return None
+        return spare
 
     def close(self) -> None:
         if self._spare is not None:
@@ -62,53 +66,40 @@ class Slot:
             return True
 
     def _claim(self, experiment_id: str, dispatch_no: int) -> Claim | None:
-        resume = self.newest_whole(experiment_id)
         with self.database.transaction() as session:
-            return queue.claim(
+            claim = queue.claim(
                 session,
                 experiment_id,
                 dispatch_no,
                 worker=self.name,
                 lease_s=self.settings.lease_s,
-                resume=resume,
             )
-
-    def newest_whole(self, experiment_id: str) -> Checkpoint | None:
-        """The latest checkpoint whose file is what was recorded."""
-        with self.database.snapshot() as session:
-            known = queue.checkpoints(session, experiment_id)
-        return next((one for one in known if self._is_whole(one)), None)
-
-    def _is_whole(self, checkpoint: Checkpoint) -> bool:
-        file = self.settings.checkpoints(checkpoint.experiment_id) / checkpoint.file
-        try:
-            with open(file, "rb") as content:
-                found = hashlib.file_digest(content, "sha256").hexdigest()
-        except OSError as error:
-            log.warning("checkpoint %s cannot be read: %s", file, error)
-            return False
-        if found != checkpoint.sha256:
-            log.warning("checkpoint %s is broken: the one before is used", file)
-        return found == checkpoint.sha256
+            if claim is None:
+                return None
+            return replace(claim, inputs=input_files(session, self.settings, claim.spec))
 
     def _supervise(self, claim: Claim, is_stopping: Callable[[], bool]) -> None:
-        spare = self._spare if self._has_spare else None
-        runner = self.runner = spare or Runner(self.settings.store)
-        self._spare = None
+        runner = self.runner = self._take_spare() or Runner(self.settings.store)
         log.info("attempt %d begins", claim.attempt)
         supervision = Supervision(self.database, self.settings, claim, runner)
         self.warm_up()
         outcome = supervision.run(is_stopping)
         self.runner = None
         log.info("attempt %d: %s", claim.attempt, outcome)
-        self._clean_up(claim.experiment_id)
+        self._clean_up(claim)
 
-    def _clean_up(self, experiment_id: str) -> None:
-        """Delete the checkpoints of what has ended."""
+    def _clean_up(self, claim: Claim) -> None:
+        """Delete what no one will read: the files of attempts that left the experiment no record of
+        them, and the checkpoints of what has ended."""
+        settings, experiment_id = self.settings, claim.experiment_id
         try:
             with self.database.snapshot() as session:
                 ended = queue.is_terminal(session.get_one(Experiment, experiment_id).status)
+                kept = {str(one.attempt) for one in store.artifacts(session, experiment_id)}
         except AWAY:
             return
         if ended:
-            shutil.rmtree(self.settings.checkpoints(experiment_id), ignore_errors=True)
+            shutil.rmtree(settings.checkpoints(experiment_id), ignore_errors=True)
+        for attempt in range(1, claim.attempt + 1) if ended else ():
+            if str(attempt) not in kept:
+                shutil.rmtree(settings.artifacts(experiment_id, attempt), ignore_errors=True)

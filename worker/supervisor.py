@@ -1,6 +1,8 @@
 """One run under supervision: its records into the database, orders and limits down to it."""
 
 import logging
+import math
+import shutil
 import signal
 import time
 from collections import deque
@@ -8,25 +10,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy.exc import DataError
 from sqlalchemy.orm import Session
 
 from service.database import AWAY, Database
 from service.experiments import queue
 from service.experiments.models import DesiredState, Status
 from service.experiments.queue import Claim, FailureCause, LeaseLost
-from service.experiments.recording import Batch, record
+from service.experiments.recording import KEPT_CHECKPOINTS, Batch, record
 from service.settings import Settings
 from worker.memory import Memory, kernel_kills
-from worker.runner import Runner
+from worker.runner import Record, Runner
 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 0.2
 """Records are committed this often."""
+READ_S = FLUSH_S / 4
+BATCH_RECORDS = 20_000
+"""In one transaction, which is short of the lease."""
 SPOOL_RECORDS = 500_000
 """While the database is away, this many wait in memory; then the runner waits."""
 STOPPED = 3
 """The exit status of a runner that was asked to stop and left a checkpoint."""
+UNSTORABLE = (DataError, ArithmeticError, LookupError, TypeError, ValueError)
+"""What a record that is not as it should be raises: trying again does not help."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,11 @@ class Outcome:
 
 
 class Supervision:
-    """One claimed experiment in one runner, from its first record to its outcome."""
+    """One claimed experiment in one runner, from its first record to its outcome.
+
+    Nothing here waits for long: whatever the runner does, the lease is renewed until its process
+    has ended and its outcome is committed.
+    """
 
     def __init__(self, database: Database, settings: Settings, claim: Claim, runner: Runner):
         self.database = database
@@ -48,23 +60,25 @@ class Supervision:
         self.failure: FailureCause | None = None
         self.desired = DesiredState.RUN
         self._batches = deque([Batch()])  # the first is next to be committed, the last takes in
-        self._last_contact = self._last_record = time.monotonic()
+        self._spooled = 0
+        self._last_contact = -math.inf  # with the database
+        self._is_away = False
+        self._deadline = time.monotonic() + claim.spec["compute"]["max_runtime_s"]
+        self._silent_s = 0.0
         self._memory = Memory(runner.process.pid, settings.run_memory_bytes)
         self._kernel_kills = kernel_kills()
-        self._stop_by: float | None = None
+        self._checkpoints = 0
+        self._decided: Outcome | None = None  # from here, whatever the runner's exit status
+        self._refused = False
+        self._kill_at: float | None = None
 
     def run(self, is_stopping: Callable[[], bool]) -> str:
         """Supervise to the end, and say how it ended."""
-        deadline = time.monotonic() + self.claim.spec["compute"]["max_runtime_s"]
         self.runner.start(self._order())
-        outcome = None
         try:
-            while outcome is None:
-                if self._step():
-                    outcome = self._early_end(is_stopping(), deadline)
-                else:
-                    outcome = self._outcome_of_exit()
-            self._settle(outcome)
+            while self._step():
+                self._end_early(is_stopping())
+            outcome = self._settle()
         except LeaseLost as error:
             log.warning("%s: its runner is killed", error)
             return "lease lost"
@@ -74,41 +88,57 @@ class Supervision:
 
     def _order(self) -> dict[str, Any]:
         """What the runner is told: the spec, where its files go, where it goes on from."""
-        claim, folder = self.claim, self.settings.checkpoints(self.claim.experiment_id)
+        claim, settings = self.claim, self.settings
+        folder = settings.checkpoints(claim.experiment_id)
         resume = None
-        if claim.resume is not None:
-            file = str(folder / claim.resume.file)
-            resume = {"file": file, "sha256": claim.resume.sha256, "after": claim.resume.after_seq}
+        if claim.checkpoints:
+            files = [str(folder / one.file) for one in claim.checkpoints]
+            resume = {"files": files, "after": claim.after_seq}
         return {
             "spec": claim.spec,
             "checkpoint_dir": str(folder / str(claim.attempt)),
-            "work_dir": str(self.settings.artifacts(claim.experiment_id)),
+            "work_dir": str(settings.artifacts(claim.experiment_id, claim.attempt)),
             "resume": resume,
-            "save_every_s": self.settings.checkpoint_every_s,
+            "inputs": claim.inputs,
+            "save_every_s": settings.checkpoint_every_s,
         }
 
     def _step(self) -> bool:
-        """Take in what the runner wrote, commit it when it is time; false after its last record."""
+        """Take in what the runner wrote, commit it when it is time; false after its last record,
+        when the process has ended."""
         more = True
-        if sum(batch.size for batch in self._batches) < SPOOL_RECORDS:
-            records = self.runner.read(FLUSH_S / 4)
+        if self._spooled < SPOOL_RECORDS:
+            records = self.runner.read(READ_S)
             more = records is not None
+            self._silent_s = 0.0 if records else self._silent_s + READ_S
             for line in records or ():
                 self._take(line)
         else:
-            time.sleep(FLUSH_S)
-        since = time.monotonic() - self._last_contact
-        if since >= (FLUSH_S if self._batches[0].size else self.settings.heartbeat_s):
+            time.sleep(FLUSH_S)  # in which the runner's silence is ours
+        if time.monotonic() >= self._last_contact + self._flush_after_s:
             self._flush()
         return more
 
-    def _take(self, line: dict[str, Any]) -> None:
-        self._last_record = time.monotonic()
+    @property
+    def _flush_after_s(self) -> float:
+        if self._is_away or not self._spooled:
+            return self.settings.heartbeat_s
+        return FLUSH_S if len(self._batches) == 1 else 0.0
+
+    def _take(self, line: Record) -> None:
+        if self._refused:
+            return
         if line["record"] == "failure":
             self.failure = FailureCause(line["cause"], line["message"])
             return
-        self._batches[-1].add(line)
-        if line["record"] == "checkpoint":
+        batch = self._batches[-1]
+        try:
+            batch.add(line)
+        except UNSTORABLE as error:
+            self._refuse_records(error)
+            return
+        self._spooled += 1
+        if batch.checkpoint is not None or batch.size >= BATCH_RECORDS:
             self._batches.append(Batch())
 
     def _flush(self) -> bool:
@@ -123,30 +153,69 @@ class Supervision:
                 self.desired = record(session, self.claim, batch, self.settings.lease_s)
         except AWAY as error:
             log.warning("the database is away, the run goes on: %s", error)
+            self._is_away = True
             return False
+        except UNSTORABLE as error:
+            self._refuse_records(error)
+            return True
+        self._is_away = False
         self._batches.popleft()
+        self._spooled -= batch.size
         if batch.size:
             self.runner.acknowledge(batch.last_seq)
+        if batch.checkpoint is not None:
+            self._forget_earlier_attempts()
         return True
 
-    def _early_end(self, stopping: bool, deadline: float) -> Outcome | None:
-        """Why the run is to be ended from here, if it is."""
-        if self.desired == DesiredState.CANCEL:
-            self.runner.end(self.settings.kill_grace_s)
-            return self._finish(Status.CANCELLED)
-        if (failure := self._over_limit(deadline)) is not None:
-            self.runner.kill()  # no grace, in which the lease would run out
-            return self._finish(Status.FAILED, failure)
-        if stopping or self.desired == DesiredState.PAUSE:
-            return self._stop_with_checkpoint()
-        return None
+    def _refuse_records(self, error: Exception) -> None:
+        """End a run one of whose records cannot be stored: it and what follows are passed over."""
+        log.error("a record cannot be stored: %s", error)
+        self._refused = True
+        self._batches = deque([Batch()])
+        self._spooled = 0
+        message = f"a record of the run cannot be stored: {getattr(error, 'orig', error)!r}"
+        self._decide(Status.FAILED, FailureCause("error", message[:1000]))
+        self._kill_after(0)
 
-    def _over_limit(self, deadline: float) -> FailureCause | None:
-        if time.monotonic() > deadline:
+    def _forget_earlier_attempts(self) -> None:
+        """Delete the checkpoints of earlier attempts, once none of theirs is among those kept."""
+        self._checkpoints += 1
+        if self._checkpoints == KEPT_CHECKPOINTS:
+            for folder in self.settings.checkpoints(self.claim.experiment_id).glob("*"):
+                if folder.name != str(self.claim.attempt):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _end_early(self, stopping: bool) -> None:
+        """Have the run end where its owner, its worker or a limit wants it to; at once, or after
+        the grace it is given."""
+        if self._decided is not None:
+            pass  # it is to end already
+        elif self.desired == DesiredState.CANCEL:
+            self._decide(Status.CANCELLED)
+            self.runner.signal(signal.SIGTERM)
+            self._kill_after(self.settings.kill_grace_s)
+        elif (failure := self._over_limit()) is not None:
+            self._decide(Status.FAILED, failure)
+            self._kill_after(0)
+        elif (stopping or self.desired == DesiredState.PAUSE) and self._kill_at is None:
+            self.runner.request_stop()
+            self._kill_after(self.settings.kill_grace_s)
+        if self._is_past_grace:
+            self.runner.signal(signal.SIGKILL)
+
+    def _kill_after(self, grace_s: float) -> None:
+        self._kill_at = time.monotonic() + grace_s
+
+    @property
+    def _is_past_grace(self) -> bool:
+        return self._kill_at is not None and time.monotonic() >= self._kill_at
+
+    def _over_limit(self) -> FailureCause | None:
+        if time.monotonic() > self._deadline:
             limit_s = self.claim.spec["compute"]["max_runtime_s"]
             message = f"over its time limit of {limit_s} s: raise compute.max_runtime_s"
             return FailureCause("timeout", message)
-        if time.monotonic() > self._last_record + self.settings.stall_s:
+        if self._silent_s > self.settings.stall_s:
             message = f"it reported nothing for {self.settings.stall_s:.0f} s"
             return FailureCause("timeout", message)
         if self._memory.is_over():
@@ -157,34 +226,23 @@ class Supervision:
         advice = "lower data.n, per_size or latent_dim"
         return FailureCause("oom", f"out of memory: {self._memory}; {advice}")
 
-    def _stop_with_checkpoint(self) -> Outcome | None:
-        """Ask the runner to stop, and end it where it does not."""
-        if self._stop_by is None:
-            self._stop_by = time.monotonic() + self.settings.kill_grace_s
-            self.runner.request_stop()
-        if time.monotonic() < self._stop_by:
-            return None
-        log.warning("the runner left no checkpoint in time")
-        self.runner.kill()
-        return self._give_up_slot()
-
-    def _give_up_slot(self) -> Outcome:
-        return Outcome("unfinished", lambda session: queue.give_up_slot(session, self.claim))
-
     def _outcome_of_exit(self) -> Outcome:
-        status = self.runner.process.wait()
+        status = self.runner.kill()
         if status == 0:
             return self._finish(Status.SUCCEEDED)
         if status == STOPPED:
-            return self._give_up_slot()
+            return self._release()
         if self.failure is not None:
             return self._finish(Status.FAILED, self._with_peak(self.failure))
         if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:
             return self._finish(Status.FAILED, self._out_of_memory())
+        if self._is_past_grace:
+            log.warning("the runner left no checkpoint in time")
+            return self._release()
         if -status in (signal.SIGKILL, signal.SIGTERM):  # not of its own doing
             log.warning("the runner was killed by signal %d", -status)
-            lost = self.settings.max_lost
-            return Outcome("lost", lambda session: queue.lose(session, self.claim, lost))
+            most = self.settings.max_lost
+            return Outcome("lost", lambda session: queue.mark_lost(session, self.claim, most))
         kind = "invalid" if status == 2 else "error"
         message = self.runner.stderr[-4000:] or f"the runner ended with status {status}"
         return self._finish(Status.FAILED, FailureCause(kind, message))
@@ -194,19 +252,26 @@ class Supervision:
             return failure
         return FailureCause("oom", f"{failure.message}; {self._memory}")
 
+    def _decide(self, status: Status, failure: FailureCause | None = None) -> None:
+        self._decided = self._finish(status, failure)
+
     def _finish(self, status: Status, failure: FailureCause | None = None) -> Outcome:
         return Outcome(status, lambda session: queue.finish(session, self.claim, status, failure))
 
-    def _settle(self, outcome: Outcome) -> None:
+    def _release(self) -> Outcome:
+        return Outcome("unfinished", lambda session: queue.release(session, self.claim))
+
+    def _settle(self) -> Outcome:
         """Commit the last records, then the outcome, however long the database is away."""
-        while any(batch.size for batch in self._batches):
+        while self._spooled:
             if not self._flush():
                 time.sleep(self.settings.heartbeat_s)
+        outcome = self._decided or self._outcome_of_exit()
         while True:
             try:
                 with self.database.transaction() as session:
                     outcome.commit(session)
-                return
+                return outcome
             except AWAY as error:
                 log.warning("the database is away, the outcome waits: %s", error)
                 time.sleep(self.settings.heartbeat_s)

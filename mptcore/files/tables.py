@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mptcore.inputs import InputError, input_file
 from mptcore.records import RunError
 from mptcore.specs import UploadData
 
@@ -76,16 +76,14 @@ def uploaded(spec: UploadData) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def stored_file(dataset: str, formats: Sequence[str]) -> Path:
     """The file of an upload. Raises UnreadableError where there is none of these formats."""
-    store = os.environ.get("MPT_STORE")
-    if not store:
-        raise UnreadableError("MPT_STORE, the folder that holds it, is not set")
-    folder = Path(store, "datasets", dataset)
-    files = [path for path in folder.glob("*") if path.suffix.lstrip(".") in formats]
-    if len(files) != 1:
+    try:
+        path = input_file(dataset, f"datasets/{dataset}/data.*")
+    except InputError as error:
+        raise UnreadableError(str(error)) from error
+    if path.suffix.lstrip(".") not in formats:
         known = ", ".join(formats)
-        detail = f"the store has no file of it that is {known}"
-        raise UnreadableError(f"{detail}; it may have been deleted")
-    return files[0]
+        raise UnreadableError(f"it is {path.suffix.lstrip('.')}, none of {known}")
+    return path
 
 
 def _array(path: Path, spec: UploadData) -> np.ndarray[Any, Any]:

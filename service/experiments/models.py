@@ -114,12 +114,13 @@ class Checkpoint(Base):
 
 
 class Artifact(Base):
-    """A file that a run left: below the experiment's artifact directory."""
+    """A file that a run left: in the directory of the attempt that recorded it."""
 
     __tablename__ = "artifacts"
 
     experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
     file: Mapped[str] = mapped_column(String(200), primary_key=True)
+    attempt: Mapped[int]
     seq: Mapped[int]
     media_type: Mapped[str] = mapped_column(String(100))
     sha256: Mapped[str] = mapped_column(String(64))

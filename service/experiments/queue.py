@@ -4,7 +4,7 @@ Every function takes a session and commits nothing. Times are the database's own
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, ScalarSelect, Update, case, delete, func, select, update
@@ -47,8 +47,15 @@ class Claim:
     experiment_id: str
     attempt: int
     spec: dict[str, Any]
-    resume: Checkpoint | None = None
-    """Where it goes on from, if not from the beginning."""
+    checkpoints: Sequence[Checkpoint] = ()
+    """Where it can go on from, the latest first; none: from the beginning."""
+    inputs: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By the id in the spec: the file and the SHA-256 of uploads and kept weights."""
+
+    @property
+    def after_seq(self) -> int:
+        """The records up to this one are kept from earlier attempts."""
+        return self.checkpoints[0].after_seq if self.checkpoints else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +110,12 @@ def _queue(gpu: bool) -> ColumnElement[str]:
 
 
 def claim(
-    session: Session,
-    experiment_id: str,
-    dispatch_no: int,
-    *,
-    worker: str,
-    lease_s: float,
-    resume: Checkpoint | None = None,
+    session: Session, experiment_id: str, dispatch_no: int, *, worker: str, lease_s: float
 ) -> Claim | None:
     """Begin an attempt: raise the fence and take the lease. None where the dispatch is not the
-    current one. The records after the checkpoint that it resumes from (or all) go, in the same
-    transaction."""
-    after = resume.after_seq if resume else 0
+    current one. It goes on from the latest checkpoint, and the records after that (or all) go in
+    the same transaction. Whether the file is whole the runner sees: from an earlier one, or from
+    the beginning, it gives the same records."""
     row = session.execute(
         update(Experiment)
         .where(
@@ -128,7 +129,7 @@ def claim(
             worker=worker,
             lease_expires_at=now() + lease_s,
             started_at=func.coalesce(Experiment.started_at, now()),
-            last_seq=after,
+            last_seq=func.coalesce(_latest_checkpoint, 0),
             progress_done=None,
             progress_total=None,
             progress_unit=None,
@@ -137,12 +138,20 @@ def claim(
     ).one_or_none()
     if row is None:
         return None
-    _delete_records(session, experiment_id, after)
+    begun = Claim(experiment_id, row.attempt, row.spec, checkpoints(session, experiment_id))
+    _delete_records(session, experiment_id, begun.after_seq)
     details = {"attempt": row.attempt, "worker": worker}
-    if resume:
-        details["resumed_after"] = after
+    if begun.checkpoints:
+        details["resumed_after"] = begun.after_seq
     note_status(session, experiment_id, Status.RUNNING, **details)
-    return Claim(experiment_id, row.attempt, row.spec, resume)
+    return begun
+
+
+_latest_checkpoint = (
+    select(func.max(Checkpoint.after_seq))
+    .where(Checkpoint.experiment_id == Experiment.id)
+    .scalar_subquery()
+)
 
 
 def checkpoints(session: Session, experiment_id: str) -> Sequence[Checkpoint]:
@@ -165,11 +174,6 @@ def _delete_records(session: Session, experiment_id: str, after: int) -> None:
         session.execute(
             delete(table).where(table.experiment_id == experiment_id, table.seq > after)
         )
-    session.execute(
-        delete(Checkpoint).where(
-            Checkpoint.experiment_id == experiment_id, Checkpoint.after_seq > after
-        )
-    )
 
 
 def _owned(claim: Claim) -> Update:
@@ -205,7 +209,7 @@ def finish(
     _end(session, claim, status, finished_at=now(), **_failure_columns(failure))
 
 
-def lose(session: Session, claim: Claim, max_lost: int) -> Status:
+def mark_lost(session: Session, claim: Claim, max_lost: int) -> Status:
     """Say that this attempt's runner was killed from outside, and do what the reaper would.
     Raises LeaseLost."""
     lost = session.execute(
@@ -218,7 +222,7 @@ def lose(session: Session, claim: Claim, max_lost: int) -> Status:
     return _after_loss(session, lost, max_lost)
 
 
-def give_up_slot(session: Session, claim: Claim) -> Status:
+def release(session: Session, claim: Claim) -> Status:
     """End the attempt unfinished, by its owner's wish or its worker's: paused or cancelled where
     that is desired by now, else back in the queue; not counted as lost. Raises LeaseLost."""
     desired = heartbeat(session, claim, lease_s=0)
@@ -244,6 +248,8 @@ def _end(session: Session, claim: Claim, status: Status, **columns: object) -> N
     ).one_or_none()
     if ended is None:
         raise _lease_lost(claim)
+    if is_terminal(status):
+        _forget_checkpoints(session, [claim.experiment_id])
     note_status(session, claim.experiment_id, status, attempt=claim.attempt)
 
 
@@ -330,8 +336,12 @@ def forget_checkpoints(
         Experiment.finished_at < now() - after_s,
     )
     ended = session.scalars(over).all()
-    session.execute(delete(Checkpoint).where(Checkpoint.experiment_id.in_(ended)))
+    _forget_checkpoints(session, ended)
     return ended
+
+
+def _forget_checkpoints(session: Session, experiment_ids: Sequence[str]) -> None:
+    session.execute(delete(Checkpoint).where(Checkpoint.experiment_id.in_(experiment_ids)))
 
 
 def _after_loss(session: Session, lost: Row[str, int, int, str], max_lost: int) -> Status:

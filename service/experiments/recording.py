@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from service.database import insert_new
@@ -72,11 +72,23 @@ def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Desi
     desired = heartbeat(session, claim, lease_s, **columns)
     _insert_points(session, claim.experiment_id, batch)
     insert_new(session, Metric, [_metric_row(claim.experiment_id, m) for m in batch.metrics])
-    insert_new(session, Artifact, [_artifact_row(claim.experiment_id, a) for a in batch.artifacts])
+    insert_new(session, Artifact, [_artifact_row(claim, a) for a in batch.artifacts])
     if batch.checkpoint is not None:
         insert_new(session, Checkpoint, [_checkpoint_row(claim, batch.checkpoint)])
+        _forget_older_checkpoints(session, claim.experiment_id)
     insert_new(session, Event, [_log_row(claim.experiment_id, log) for log in batch.logs])
     return desired
+
+
+KEPT_CHECKPOINTS = 2
+"""Where the latest is broken, the one before serves."""
+
+
+def _forget_older_checkpoints(session: Session, experiment_id: str) -> None:
+    of_experiment = Checkpoint.experiment_id == experiment_id
+    latest = select(Checkpoint.after_seq).where(of_experiment).order_by(Checkpoint.after_seq.desc())
+    oldest_kept = latest.offset(KEPT_CHECKPOINTS - 1).limit(1).scalar_subquery()
+    session.execute(delete(Checkpoint).where(of_experiment, Checkpoint.after_seq < oldest_kept))
 
 
 def _insert_points(session: Session, experiment_id: str, batch: Batch) -> None:
@@ -121,9 +133,9 @@ def _log_row(experiment_id: str, log: dict[str, Any]) -> dict[str, Any]:
     return {"experiment_id": experiment_id, "kind": "log", "data": data, "seq": log["seq"]}
 
 
-def _artifact_row(experiment_id: str, artifact: dict[str, Any]) -> dict[str, Any]:
+def _artifact_row(claim: Claim, artifact: dict[str, Any]) -> dict[str, Any]:
     kept = {name: artifact[name] for name in ("seq", "file", "media_type", "sha256")}
-    return {"experiment_id": experiment_id, **kept}
+    return {"experiment_id": claim.experiment_id, "attempt": claim.attempt, **kept}
 
 
 def _checkpoint_row(claim: Claim, checkpoint: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from service.database import Database
 from service.dependencies import DatabaseDep, SettingsDep, UserDep
 from service.errors import ApiError, invalid
 from service.experiments import queue, store
+from service.experiments.artifacts import whole_file
 from service.experiments.curves import read_series
 from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.schemas import (
@@ -178,13 +179,13 @@ def get_artifact(
     settings: SettingsDep,
     user: UserDep,
 ) -> FileResponse:
-    """One of these files."""
+    """One of these files. One that is not there any more, or not what the run recorded, is 410."""
     with database.snapshot() as session:
         _find(session, user.id, experiment_id)
         known = {artifact.file: artifact for artifact in store.artifacts(session, experiment_id)}
     if name not in known:
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "the experiment left no such file")
-    file = settings.artifacts(experiment_id) / known[name].file
+    file = whole_file(settings, known[name])
     return FileResponse(file, media_type=known[name].media_type, filename=name)
 
 

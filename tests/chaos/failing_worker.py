@@ -21,7 +21,7 @@ from worker.runner import Runner
 
 EXIT = 77
 
-STEPS = ("dispatch_next", "claim", "record", "checkpoint", "finish", "give_up_slot", "lose", "reap")
+STEPS = ("dispatch_next", "claim", "record", "checkpoint", "finish", "release", "mark_lost", "reap")
 """Every transaction of a run; `submit` is the API's."""
 
 _reached = threading.local()
@@ -48,7 +48,7 @@ def exit_at(step: str, when: str) -> None:
             os._exit(EXIT)
 
     Database.transaction = transaction  # type: ignore[method-assign]
-    for name in ("dispatch_next", "claim", "finish", "give_up_slot", "lose", "reap"):
+    for name in ("dispatch_next", "claim", "finish", "release", "mark_lost", "reap"):
         setattr(queue, name, _noting(name, getattr(queue, name)))
     supervisor.record = _noting_record(supervisor.record)  # type: ignore[attr-defined]
 

@@ -110,8 +110,6 @@ class QueueMachine(RuleBasedStateMachine):
     # Workers
 
     def _claim(self, worker: int, message: Dispatch) -> None:
-        with self.database.snapshot() as session:
-            known = queue.checkpoints(session, message.experiment_id)
         with self.database.transaction() as session:
             claim = queue.claim(
                 session,
@@ -119,11 +117,10 @@ class QueueMachine(RuleBasedStateMachine):
                 message.dispatch_no,
                 worker=f"worker {worker}",
                 lease_s=LEASE_S,
-                resume=known[0] if known else None,
             )
         self.touched.add(message.experiment_id)
         if claim is not None:
-            self.runs[worker] = Run(claim, claim.resume.after_seq if claim.resume else 0)
+            self.runs[worker] = Run(claim, claim.after_seq)
 
     def _write(self, worker: int, count: int, checkpoint: bool = False, times: int = 1) -> None:
         run = self.runs[worker]
@@ -151,7 +148,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         run.written = after
         if desired != DesiredState.RUN:
-            self._end(worker, lambda session: queue.give_up_slot(session, run.claim))
+            self._end(worker, lambda session: queue.release(session, run.claim))
 
     def _end(self, worker: int, commit: Callable[[Any], object]) -> None:
         run = self.runs.pop(worker)
@@ -208,8 +205,8 @@ class QueueMachine(RuleBasedStateMachine):
         claim = self.runs[worker].claim
         commit = {
             "fail": lambda s: queue.finish(s, claim, Status.FAILED, FailureCause("error", "x")),
-            "hand back": lambda s: queue.give_up_slot(s, claim),
-            "killed": lambda s: queue.lose(s, claim, MAX_LOST),
+            "hand back": lambda s: queue.release(s, claim),
+            "killed": lambda s: queue.mark_lost(s, claim, MAX_LOST),
         }
         self._end(worker, commit[how])
 

@@ -1,10 +1,12 @@
 """A runner that computes nothing: the records of the state machine, with a checkpoint midway.
 
 It stands in for mptcore where a test needs many runs and no science. `--slow` waits between
-records; `--die` kills itself midway where it does not resume.
+records; `--die` kills itself midway where it does not resume; `--flood` writes points without end
+and obeys no one; `--deaf` reads its order late; `--silent` writes one point and no more.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -13,14 +15,23 @@ import threading
 import time
 from pathlib import Path
 
-from tests.chaos.records import CHECKPOINT_AFTER, RECORDS
+from tests.chaos.records import CHECKPOINT_AFTER, RECORDS, point
+
+DEAF_S = 1.5
 
 
 def main() -> int:
+    if "--deaf" in sys.argv:
+        time.sleep(DEAF_S)
     line = sys.stdin.readline()
     if not line:
         return 0
     order = json.loads(line)
+    if "--flood" in sys.argv:
+        _flood()
+    if "--silent" in sys.argv:
+        print(json.dumps(point(1)), flush=True)
+        signal.pause()
     stopping = threading.Event()
     threading.Thread(target=_follow, args=[stopping], daemon=True).start()
     after = order["resume"]["after"] if order["resume"] else 0
@@ -36,6 +47,12 @@ def main() -> int:
             _save(Path(order["checkpoint_dir"]), record["seq"])
             return 3
     return 0
+
+
+def _flood() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for seq in itertools.count(1):
+        print(json.dumps(point(seq)))
 
 
 def _follow(stopping: threading.Event) -> None:

@@ -28,7 +28,7 @@ from worker.local import LocalWorker
 
 QUICK = {"lease_s": 0.8, "heartbeat_s": 0.1, "dispatch_timeout_s": 0.5, "max_lost": 1000}
 
-SCENARIO = {"give_up_slot": "--slow", "lose": "--die", "finish": "", "reap": ""}
+SCENARIO = {"release": "--slow", "mark_lost": "--die", "finish": "", "reap": ""}
 """How the stub runner behaves, where a step needs it to."""
 
 
@@ -89,7 +89,7 @@ def test_exit_at_a_step(
     if step == "reap":
         leave_a_lost_run(database)
     failing = fail(quick, step, when)
-    if step == "give_up_slot":
+    if step == "release":
         wait_until(lambda: status(database, made.id) == "running")
         with database.transaction() as session:
             queue.request(session, made.id, DesiredState.PAUSE)
@@ -99,7 +99,7 @@ def test_exit_at_a_step(
     assert check_so_far.clean, str(check_so_far)
     monkeypatch.setattr(slot, "Runner", stub())
     recover(quick, database, made.id)
-    if step == "give_up_slot":
+    if step == "release":
         assert status(database, made.id) == "paused"
         with database.transaction() as session:
             queue.request(session, made.id, DesiredState.RUN)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mptcore.checkpoint import newest, save
+from mptcore.checkpoint import files, first_whole, save
 from mptcore.records import encode
 from mptcore.run import resumable
 from mptcore.session import Session
@@ -44,7 +44,7 @@ def records(spec: ExperimentSpec, folder: Path, stop_after: int | None = None) -
     """The lines of a run that resumes from a folder, or up to the first place of rest after some
     records, where it is saved there."""
     session = Session(work_dir=folder / "work")
-    found = newest(spec, folder)
+    found = first_whole(spec, files(folder))
     given = 0
     if found is not None:
         session.tape, given = found.tape, found.after
@@ -88,16 +88,16 @@ def test_a_broken_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None
     content = bytearray(newer.read_bytes())
     content[-3] ^= 1
     newer.write_bytes(content)
-    found = newest(spec, tmp_path)
+    found = first_whole(spec, files(tmp_path))
     assert found is not None
     assert found.after == int(older.name.split("-")[0])
     older.write_bytes(b"")
-    assert newest(spec, tmp_path) is None
+    assert first_whole(spec, files(tmp_path)) is None
 
 
 def test_a_checkpoint_of_another_spec_is_not_taken(tmp_path: Path) -> None:
     records(spec_of(SPECS["training"]), tmp_path, 10)
-    assert newest(spec_of(SPECS["scores"]), tmp_path) is None
+    assert first_whole(spec_of(SPECS["scores"]), files(tmp_path)) is None
 
 
 def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_supervisor_stops_a_run_and_another_goes_on(tmp_path: Path) -> None:
     assert saved["record"] == "checkpoint"
     assert saved["seq"] is None
     assert saved["after"] == first[-1]["seq"] < 2400
-    resume = {name: saved[name] for name in ("file", "sha256", "after")}
+    resume = {"files": [str(tmp_path / "c" / saved["file"])], "after": saved["after"]}
     again = start({**envelope, "resume": resume})
     second = rest_of(again)
     assert again.wait(timeout=60) == 0

@@ -50,14 +50,14 @@ def history(api: TestClient) -> str:
             queue.finish(session, _run(session), Status.FAILED, cause)
         queue.finish(session, _run(session), Status.CANCELLED)
         lost = _run(session)
-        assert queue.lose(session, lost, max_lost=1) == Status.QUEUED
+        assert queue.mark_lost(session, lost, max_lost=1) == Status.QUEUED
         dispatch = queue.dispatch_next(session)
         assert dispatch is not None
         again = queue.claim(
             session, dispatch.experiment_id, dispatch.dispatch_no, worker=IDLE, lease_s=LEASE_S
         )
         assert again is not None
-        assert queue.lose(session, again, max_lost=1) == Status.FAILED
+        assert queue.mark_lost(session, again, max_lost=1) == Status.FAILED
         running = _run(session)
         for _ in range(2):
             store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))

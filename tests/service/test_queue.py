@@ -173,7 +173,7 @@ def test_lost_too_often(either: Database) -> None:
 def test_a_hand_back_is_not_a_loss(either: Database) -> None:
     claimed = running(either)
     with either.transaction() as session:
-        queue.give_up_slot(session, claimed)
+        queue.release(session, claimed)
     with either.snapshot() as session:
         found = session.get_one(Experiment, claimed.experiment_id)
         assert (found.status, found.lost, found.lease_expires_at) == ("queued", 0, None)

@@ -1,6 +1,8 @@
 """Where a claim goes on from, and what ends a run that its runner would not end."""
 
+import os
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -8,16 +10,24 @@ from sqlalchemy import select
 
 from service.database import Database
 from service.experiments import queue, store
-from service.experiments.models import Checkpoint, Event, Experiment
+from service.experiments.models import Event, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from tests.chaos.failing_worker import stub
 from tests.chaos.records import CHECKPOINT_AFTER, RECORDS
 from tests.conftest import ppca_spec
 from tests.invariants import check
+from tests.undisturbed import undisturbed_records
 from worker import slot as slots
 from worker.runner import Runner
 from worker.slot import Slot
+
+TRAINING = {
+    "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "random"},
+    "data__n": 200,
+    "data__dim": 12,
+    "train": {"objective": "mpt", "epochs": 400, "masks": {"schedule": "all", "per_size": 1}},
+}
 
 
 def submitted(database: Database, **changes: object) -> str:
@@ -28,11 +38,11 @@ def submitted(database: Database, **changes: object) -> str:
     return made.id
 
 
-def attempt(slot: Slot) -> None:
+def attempt(slot: Slot, is_stopping: Callable[[], bool] = lambda: False) -> None:
     with slot.database.transaction() as session:
         dispatch = queue.dispatch_next(session)
     assert dispatch is not None
-    assert slot.run(dispatch.experiment_id, dispatch.dispatch_no, lambda: False)
+    assert slot.run(dispatch.experiment_id, dispatch.dispatch_no, is_stopping)
 
 
 def load(database: Database, experiment_id: str) -> Experiment:
@@ -49,53 +59,47 @@ def resumed_after(database: Database, experiment_id: str) -> list[int | None]:
         return [e.get("resumed_after") for e in events if e.get("status") == "running"]
 
 
-@pytest.mark.parametrize(
-    ("damage", "resumes"), [("none", CHECKPOINT_AFTER), ("bytes", None), ("missing", None)]
-)
-def test_a_broken_checkpoint_is_not_used(
-    database: Database,
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-    damage: str,
-    resumes: int | None,
+def test_a_claim_reads_no_checkpoint(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One that takes longer to read than a dispatch may stay unclaimed would never be claimed."""
     monkeypatch.setattr(slots, "Runner", stub("--die"))
     experiment_id = submitted(database)
     slot = Slot(database, settings, "test")
     attempt(slot)
     slot.close()
     (file,) = settings.checkpoints(experiment_id).rglob(str(CHECKPOINT_AFTER))
-    if damage == "bytes":
-        file.write_bytes(b"something else")
-    elif damage == "missing":
-        file.unlink()
+    file.unlink()
+    os.mkfifo(file)  # who reads it waits for ever
     monkeypatch.setattr(slots, "Runner", stub())
     slot = Slot(database, settings, "test")
     attempt(slot)
     slot.close()
-    assert resumed_after(database, experiment_id) == [None, resumes]
+    assert resumed_after(database, experiment_id) == [None, CHECKPOINT_AFTER]
     counts = check(database, {experiment_id: RECORDS})
     assert counts.clean, str(counts)
 
 
-def test_the_checkpoint_before_a_broken_one(database: Database, settings: Settings) -> None:
-    experiment_id = submitted(database)
-    slot = Slot(database, settings, "test")
-    folder = settings.checkpoints(experiment_id) / "1"
-    folder.mkdir(parents=True)
-    with database.transaction() as session:
-        for after, digest in ((3, "0" * 64), (2, EMPTY), (1, EMPTY)):
-            (folder / str(after)).write_bytes(b"")
-            session.add(
-                Checkpoint(experiment_id=experiment_id, after_seq=after, attempt=1,
-                                 file=f"1/{after}", sha256=digest)
-            )  # fmt: skip
-    found = slot.newest_whole(experiment_id)
-    assert found is not None
-    assert found.after_seq == 2
+def test_a_broken_checkpoint_is_not_used(database: Database, settings: Settings) -> None:
+    """The runner goes on from the one before, and gives the same records."""
+    quick = settings.model_copy(update={"checkpoint_every_s": 0.2})
+    experiment_id = submitted(database, **TRAINING)
+    slot = Slot(database, quick, "test")
 
+    def has_saved_twice() -> bool:
+        with database.snapshot() as session:
+            return len(queue.checkpoints(session, experiment_id)) == 2
 
-EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    attempt(slot, has_saved_twice)
+    with database.snapshot() as session:
+        latest, _ = queue.checkpoints(session, experiment_id)
+    file = settings.checkpoints(experiment_id) / latest.file
+    file.write_bytes(file.read_bytes()[:-1])
+    attempt(slot)
+    slot.close()
+    assert resumed_after(database, experiment_id) == [None, latest.after_seq]
+    counts = check(database, {experiment_id: undisturbed_records(ppca_spec(**TRAINING))})
+    assert counts.clean, str(counts)
 
 
 def test_over_its_memory(database: Database, settings: Settings) -> None:

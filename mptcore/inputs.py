@@ -1,0 +1,71 @@
+"""The files that a spec names by an id: uploads, and weights that experiments kept.
+
+A supervisor says where each lies and what its SHA-256 is, which is checked before it is read. A run
+without a supervisor finds them in the folder MPT_STORE.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+
+class InputError(Exception):
+    """A file that cannot be had, or is not what was stored."""
+
+
+class Located(Protocol):
+    """Where a file lies, and its SHA-256."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def sha256(self) -> str: ...
+
+
+_located: Mapping[str, Located] | None = None
+
+
+def locate(inputs: Mapping[str, Located] | None) -> None:
+    """Say where the files of this process's run lie, by the ids that its spec names."""
+    global _located
+    _located = inputs
+
+
+def input_file(name: str, pattern: str) -> Path:
+    """The file of an id: where it was located; in a run that no one located files for, the last in
+    MPT_STORE that matches the pattern. Raises InputError."""
+    if _located is None:
+        return _stored(pattern)
+    if name not in _located:
+        raise InputError(DELETED)
+    path = Path(_located[name].file)
+    if digest(path) != _located[name].sha256:
+        detail = "it is not what was stored (its SHA-256 differs): it was changed or cut short"
+        raise InputError(detail)
+    return path
+
+
+DELETED = "the store has no file of it; it may have been deleted"
+
+
+def _stored(pattern: str) -> Path:
+    store = os.environ.get("MPT_STORE")
+    if not store:
+        raise InputError("MPT_STORE, the folder that holds it, is not set")
+    found = sorted(Path(store).glob(pattern))
+    if not found:
+        raise InputError(DELETED)
+    return found[-1]
+
+
+@cache
+def digest(path: Path) -> str:
+    """The SHA-256 of a file, which no one changes while this process runs. Raises InputError."""
+    try:
+        with path.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"its file cannot be read: {error.strerror}") from error

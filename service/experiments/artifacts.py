@@ -1,0 +1,33 @@
+"""The files that runs left: only what was recorded is given out."""
+
+import hashlib
+from functools import lru_cache
+from http import HTTPStatus
+from pathlib import Path
+
+from service.errors import ApiError
+from service.experiments.models import Artifact
+from service.settings import Settings
+
+
+def whole_file(settings: Settings, artifact: Artifact) -> Path:
+    """Where an artifact lies, once its content was checked. Raises ApiError where it is missing or
+    not what was recorded."""
+    path = settings.artifacts(artifact.experiment_id, artifact.attempt) / artifact.file
+    try:
+        state = path.stat()
+        found = _digest(path, state.st_ino, state.st_size, state.st_mtime_ns)
+    except OSError as error:
+        detail = f"{artifact.file} cannot be read from the store: {error.strerror}"
+        raise ApiError(HTTPStatus.GONE, "artifact_missing", detail) from error
+    if found != artifact.sha256:
+        detail = f"{artifact.file} in the store is not what the run recorded: its SHA-256 differs"
+        raise ApiError(HTTPStatus.GONE, "artifact_broken", detail)
+    return path
+
+
+@lru_cache(maxsize=1000)
+def _digest(path: Path, inode: int, size: int, modified_ns: int) -> str:
+    """The SHA-256 of a file in this state of it."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,0 +1,242 @@
+"""What an attempt leaves is its own until a fenced transaction makes it the experiment's."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select, update
+
+from mptcore import inputs
+from mptcore.files.tables import UnreadableError, stored_file
+from mptcore.records import RunError
+from mptcore.weights import kept_digest, load_kept
+from service.database import Database
+from service.datasets.models import Dataset
+from service.experiments import queue, store
+from service.experiments.models import Checkpoint, Experiment, Status
+from service.experiments.queue import Claim, LeaseLost
+from service.experiments.recording import Batch, record
+from service.experiments.schemas import Submission
+from service.main import create_app
+from service.references import WEIGHTS, input_files
+from service.settings import Settings
+from tests.chaos.failing_worker import stub
+from tests.conftest import ppca_spec
+from worker.slot import Slot
+from worker.supervisor import Supervision
+
+
+def submit(database: Database) -> str:
+    with database.transaction() as session:
+        made = store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+    assert made is not None
+    return made.id
+
+
+def claim(database: Database) -> Claim:
+    with database.transaction() as session:
+        dispatch = queue.dispatch_next(session)
+        assert dispatch is not None
+        claim = queue.claim(
+            session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=60
+        )
+    assert claim is not None
+    return claim
+
+
+def lose(database: Database, claim: Claim) -> None:
+    with database.transaction() as session:
+        session.execute(update(Experiment).values(lease_expires_at=0))
+        assert queue.reap(session, 60, max_lost=3) == [(claim.experiment_id, "queued")]
+
+
+def work_dir(database: Database, settings: Settings, claim: Claim) -> Path:
+    """Where the runner of this attempt is told to write."""
+    runner = stub()(settings.store)
+    folder = Path(Supervision(database, settings, claim, runner)._order()["work_dir"])
+    runner.kill()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def artifact(content: bytes) -> Batch:
+    batch = Batch()
+    digest = hashlib.sha256(content).hexdigest()
+    batch.add({"seq": 5, "record": "artifact", "file": WEIGHTS, "sha256": digest,
+               "media_type": "application/octet-stream"})  # fmt: skip
+    return batch
+
+
+def write(database: Database, claim: Claim, batch: Batch) -> None:
+    with database.transaction() as session:
+        record(session, claim, batch, 60)
+
+
+@pytest.fixture
+def trained(database: Database, settings: Settings) -> str:
+    """An experiment whose first attempt was cut off, and wrote its file after the second one had
+    succeeded with its own."""
+    experiment_id = submit(database)
+    first = claim(database)
+    lose(database, first)
+    second = claim(database)
+    (work_dir(database, settings, second) / WEIGHTS).write_bytes(b"of the second")
+    write(database, second, artifact(b"of the second"))
+    with database.transaction() as session:
+        queue.finish(session, second, Status.SUCCEEDED)
+    (work_dir(database, settings, first) / WEIGHTS).write_bytes(b"of the first")
+    with pytest.raises(LeaseLost):
+        write(database, first, artifact(b"of the first"))
+    return experiment_id
+
+
+def get(settings: Settings, experiment_id: str) -> Any:
+    key = settings.key_file.read_text().strip()
+    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+        return client.get(
+            f"/v1/experiments/{experiment_id}/artifacts/{WEIGHTS}",
+            headers={"Authorization": f"Bearer {key}"},
+        )
+
+
+def test_an_attempt_that_was_cut_off_overwrites_nothing(settings: Settings, trained: str) -> None:
+    answer = get(settings, trained)
+    assert (answer.status_code, answer.content) == (200, b"of the second")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"), [("changed", "artifact_broken"), ("removed", "artifact_missing")]
+)
+def test_a_broken_artifact_is_not_served(
+    settings: Settings, trained: str, damage: str, reason: str
+) -> None:
+    assert get(settings, trained).status_code == 200
+    file = settings.artifacts(trained, 2) / WEIGHTS
+    if damage == "changed":
+        file.write_bytes(b"of a stranger")
+    else:
+        file.unlink()
+    answer = get(settings, trained)
+    assert (answer.status_code, answer.json()["reason"]) == (410, reason)
+    assert WEIGHTS in answer.json()["detail"]
+
+
+def test_an_artifact_from_before_attempts_had_folders(
+    database: Database, settings: Settings, trained: str
+) -> None:
+    (settings.artifacts(trained, 0) / WEIGHTS).write_bytes(b"of the second")
+    (settings.artifacts(trained, 2) / WEIGHTS).unlink()
+    with database.transaction() as session:
+        for one in store.artifacts(session, trained):
+            one.attempt = 0
+    assert get(settings, trained).content == b"of the second"
+
+
+class Located:
+    """What a supervisor says of an input."""
+
+    def __init__(self, file: str, sha256: str):
+        self.file, self.sha256 = file, sha256
+
+
+def located(database: Database, settings: Settings, spec: dict[str, Any]) -> dict[str, Located]:
+    with database.snapshot() as session:
+        return {
+            name: Located(**found) for name, found in input_files(session, settings, spec).items()
+        }
+
+
+def test_weights_that_were_changed_start_no_run(
+    database: Database, settings: Settings, trained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = {"model": {"experiment": trained}, "data": {}}
+    monkeypatch.setattr(inputs, "_located", located(database, settings, spec))
+    inputs.digest.cache_clear()
+    assert kept_digest(trained) == hashlib.sha256(b"of the second").hexdigest()
+    (settings.artifacts(trained, 2) / WEIGHTS).write_bytes(b"of a stranger")
+    inputs.digest.cache_clear()
+    with pytest.raises(RunError, match="SHA-256 differs"):
+        load_kept(trained)
+
+
+def test_an_upload_that_was_cut_is_not_read(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"a line\n" * 100
+    row = {"id": "d" * 32, "owner_id": 1, "name": "t.txt", "format": "txt", "n": 100,
+           "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}  # fmt: skip
+    with database.transaction() as session:
+        session.add(Dataset(**row))
+    file = settings.datasets("d" * 32) / "data.txt"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    spec = {"model": {}, "data": {"dataset": "d" * 32}}
+    monkeypatch.setattr(inputs, "_located", located(database, settings, spec))
+    inputs.digest.cache_clear()
+    assert stored_file("d" * 32, ("txt",)) == file.absolute()
+    file.write_bytes(content[:364])
+    inputs.digest.cache_clear()
+    with pytest.raises(UnreadableError, match="SHA-256 differs"):
+        stored_file("d" * 32, ("txt",))
+    with pytest.raises(UnreadableError, match="deleted"):
+        stored_file("e" * 32, ("txt",))
+
+
+def checkpoint(after: int) -> Batch:
+    batch = Batch()
+    for seq in range(max(1, after - 1), after + 1):
+        batch.add({"seq": seq, "record": "log", "level": "info", "message": "m"})
+    batch.add({"seq": None, "record": "checkpoint", "file": f"{after}", "sha256": "0",
+               "after": after})  # fmt: skip
+    return batch
+
+
+def test_two_checkpoints_of_an_experiment_are_kept(either: Database) -> None:
+    submit(either)
+    first = claim(either)
+    for after in (2, 4):
+        write(either, first, checkpoint(after))
+    lose(either, first)
+    second = claim(either)
+    assert [one.after_seq for one in second.checkpoints] == [4, 2]
+    write(either, second, checkpoint(6))
+    with either.snapshot() as session:
+        known = queue.checkpoints(session, second.experiment_id)
+    assert [(one.after_seq, one.file) for one in known] == [(6, "2/6"), (4, "1/4")]
+    with either.transaction() as session:
+        queue.finish(session, second, Status.SUCCEEDED)
+    with either.snapshot() as session:
+        assert session.scalar(select(func.count()).select_from(Checkpoint)) == 0
+
+
+def test_files_of_earlier_attempts_go(database: Database, settings: Settings) -> None:
+    """Once an attempt has two checkpoints of its own, those of others serve no one; at the end, no
+    file is left that no record names."""
+    experiment_id = submit(database)
+    first = claim(database)
+    lose(database, first)
+    earlier = settings.checkpoints(experiment_id) / "1"
+    earlier.mkdir(parents=True)
+    unrecorded = work_dir(database, settings, first)
+    second = claim(database)
+    runner = stub("--slow")(settings.store)
+    supervision = Supervision(database, settings, second, runner)
+    supervision._batches[-1] = checkpoint(2)
+    supervision._flush()
+    assert earlier.exists()
+    supervision._batches[-1] = checkpoint(4)
+    supervision._flush()
+    assert not earlier.exists()
+    runner.kill()
+    lose(database, second)
+    with database.transaction() as session:
+        dispatch = queue.dispatch_next(session)
+    assert dispatch is not None
+    slot = Slot(database, settings, "test")
+    assert unrecorded.exists()
+    assert slot.run(experiment_id, dispatch.dispatch_no, lambda: False)
+    slot.close()
+    assert not unrecorded.exists()
+    assert not settings.checkpoints(experiment_id).exists()

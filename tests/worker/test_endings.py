@@ -1,0 +1,214 @@
+"""However a run is ended from here, it ends at its first attempt, with every record before that."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from service.database import Database
+from service.experiments import queue, recording, store
+from service.experiments.curves import read_series
+from service.experiments.models import DesiredState, Experiment
+from service.experiments.queue import Claim
+from service.experiments.schemas import Submission
+from service.settings import Settings
+from tests.chaos.failing_worker import stub
+from tests.chaos.records import RECORDS
+from tests.conftest import ppca_spec
+from tests.invariants import check
+from worker import supervisor
+from worker.runner import Runner
+from worker.supervisor import Supervision
+
+QUICK = {"lease_s": 1.0, "heartbeat_s": 0.1, "kill_grace_s": 0.4}
+
+
+def claimed(database: Database, **changes: object) -> Claim:
+    with database.transaction() as session:
+        submission = Submission.model_validate({"spec": ppca_spec(**changes)})
+        store.submit(session, 1, submission)
+        dispatched = queue.dispatch_next(session)
+        assert dispatched is not None
+        claim = queue.claim(
+            session, dispatched.experiment_id, dispatched.dispatch_no, worker="w", lease_s=1.0
+        )
+    assert claim is not None
+    return claim
+
+
+def load(database: Database, claim: Claim) -> Experiment:
+    with database.snapshot() as session:
+        return session.get_one(Experiment, claim.experiment_id)
+
+
+def supervise(
+    database: Database, settings: Settings, claim: Claim, *options: str, **changes: Any
+) -> str:
+    settings = settings.model_copy(update={**QUICK, **changes})
+    runner = stub(*options)(settings.store)
+    return Supervision(database, settings, claim, runner).run(lambda: False)
+
+
+def ask(database: Database, claim: Claim, desired: DesiredState) -> None:
+    with database.transaction() as session:
+        queue.request(session, claim.experiment_id, desired)
+
+
+def numbers(database: Database, claim: Claim) -> list[float]:
+    """Every x that is stored, which is its record's number."""
+    with database.snapshot() as session:
+        found = read_series(session, claim.experiment_id, max_points=10_000_000)
+    return sorted(x for series in found for x in series.x)
+
+
+ENDINGS: dict[str, tuple[dict[str, Any], DesiredState | None, str, str, str | None]] = {
+    "time limit": ({}, None, "failed", "failed", "timeout"),
+    "out of memory": ({"run_memory_bytes": 1000}, None, "failed", "failed", "oom"),
+    "cancel": ({}, DesiredState.CANCEL, "cancelled", "cancelled", None),
+    "pause": ({}, DesiredState.PAUSE, "unfinished", "paused", None),
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_a_run_that_writes_without_end_is_ended(
+    either: Database, settings: Settings, how: str
+) -> None:
+    """It ignores SIGTERM and requests, and has records pending at any time."""
+    changes, desired, outcome, status, kind = ENDINGS[how]
+    claim = claimed(either, compute__max_runtime_s=1 if how == "time limit" else 60)
+    if desired is not None:
+        ask(either, claim, desired)
+    assert supervise(either, settings, claim, "--flood", **changes) == outcome
+    ended = load(either, claim)
+    assert (ended.status, ended.failure_kind) == (status, kind)
+    assert (ended.attempt, ended.lost) == (1, 0)
+    assert ended.last_seq > 0
+    assert numbers(either, claim) == list(range(1, ended.last_seq + 1))
+
+
+def test_a_run_that_falls_silent_is_ended(database: Database, settings: Settings) -> None:
+    claim = claimed(database)
+    assert supervise(database, settings, claim, "--silent", stall_s=0.5) == "failed"
+    ended = load(database, claim)
+    assert (ended.failure_kind, ended.attempt, ended.last_seq) == ("timeout", 1, 1)
+    assert numbers(database, claim) == [1]
+
+
+@contextmanager
+def away(patch: pytest.MonkeyPatch, is_over: Callable[[], bool]) -> Iterator[None]:
+    """Stands in for a lost connection, which SQLite does not have; PostgreSQL's is tested with a
+    real server, in the storm."""
+    begin = Database.transaction
+
+    def transaction(self: Database) -> Any:
+        if not is_over():
+            raise OperationalError("away", None, Exception())
+        return begin(self)
+
+    with patch.context() as patched:
+        patched.setattr(Database, "transaction", transaction)
+        yield
+
+
+def test_a_full_spool_is_no_silence_of_the_run(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the database is away for longer than a run may be silent, the supervisor does not
+    listen: it must not take that for the run's silence."""
+    claim = claimed(database)
+    monkeypatch.setattr(supervisor, "SPOOL_RECORDS", 5)
+    back = time.monotonic() + 1.5
+    with away(monkeypatch, lambda: time.monotonic() > back):
+        assert supervise(database, settings, claim, stall_s=0.6) == "succeeded"
+    counts = check(database, {claim.experiment_id: RECORDS})
+    assert counts.clean, str(counts)
+
+
+def test_what_waited_for_the_database_is_committed_in_parts(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = claimed(database)
+    sizes = []
+    store_batch = recording.record
+
+    def noting(session: Any, claim: Claim, batch: Any, lease_s: float) -> Any:
+        sizes.append(batch.size)
+        return store_batch(session, claim, batch, lease_s)
+
+    monkeypatch.setattr(supervisor, "record", noting)
+    monkeypatch.setattr(supervisor, "BATCH_RECORDS", 3)
+    back = time.monotonic() + 0.5
+    with away(monkeypatch, lambda: time.monotonic() > back):
+        assert supervise(database, settings, claim) == "succeeded"
+    assert max(sizes) == 3
+    counts = check(database, {claim.experiment_id: RECORDS})
+    assert counts.clean, str(counts)
+
+
+def test_the_lease_is_renewed_while_a_long_order_is_not_read(
+    database: Database, settings: Settings
+) -> None:
+    """The runner still imports torch, and the order is larger than a pipe."""
+    claim = claimed(database)
+    claim.spec["lines"] = ["x" * 1000] * 200
+    leases = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.05):
+            leases.add(load(database, claim).lease_expires_at)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        assert supervise(database, settings, claim, "--deaf") == "succeeded"
+    finally:
+        over.set()
+        watcher.join()
+    assert len(leases) > 5
+    assert load(database, claim).attempt == 1
+
+
+def test_a_record_that_cannot_be_stored_fails_the_run(
+    either: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not its worker, which would run it again up to max_lost times. What came before it stays."""
+    claim = claimed(either)
+    read = Runner.read
+
+    def with_a_monster(self: Runner, timeout_s: float) -> Any:
+        records = read(self, timeout_s)
+        for i, one in enumerate(records or ()):
+            if one["seq"] == 9:
+                monster = {"seq": 9, "record": "progress", "done": 1, "total": 2**70, "unit": "x"}
+                return [*records[:i], monster, *records[i + 1 :]]  # type: ignore[index]
+        return records
+
+    monkeypatch.setattr(Runner, "read", with_a_monster)
+    assert supervise(either, settings, claim, "--slow") == "failed"
+    ended = load(either, claim)
+    assert (ended.status, ended.failure_kind, ended.attempt) == ("failed", "error", 1)
+    assert "cannot be stored" in (ended.failure_message or "")
+    assert 7 <= ended.last_seq < 9
+    counts = check(either, {claim.experiment_id: RECORDS})
+    assert counts.clean, str(counts)
+
+
+def test_a_run_that_is_killed_leaves_nothing(settings: Settings) -> None:
+    """With a backlog that no one read: no thread, no open file, no records."""
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    runner = stub("--flood")(settings.store)
+    runner.start({"resume": None})
+    while not runner.read(0.1):
+        pass
+    time.sleep(0.2)
+    runner.kill()
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    assert runner.read(0.1) is None
+    runner.acknowledge(3)  # which finds no one
+    assert runner.kill() == -9
