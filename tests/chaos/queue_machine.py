@@ -21,6 +21,7 @@ from service.experiments.schemas import Submission
 from tests.chaos.records import RECORDS
 from tests.conftest import ppca_spec
 from tests.invariants import check
+from worker.supervisor import UNSTORABLE
 
 LEASE_S, DISPATCH_TIMEOUT_S, MAX_LOST = 10.0, 30.0, 3
 CLOCKS = {
@@ -122,7 +123,14 @@ class QueueMachine(RuleBasedStateMachine):
         if claim is not None:
             self.runs[worker] = Run(claim, claim.after_seq)
 
-    def _write(self, worker: int, count: int, checkpoint: bool = False, times: int = 1) -> None:
+    def _write(
+        self,
+        worker: int,
+        count: int,
+        checkpoint: bool = False,
+        times: int = 1,
+        commit_takes_s: float = 0.0,
+    ) -> None:
         run = self.runs[worker]
         self.touched.add(run.claim.experiment_id)
         batch = Batch()
@@ -142,6 +150,7 @@ class QueueMachine(RuleBasedStateMachine):
             for _ in range(times):
                 with self.database.transaction() as session:
                     desired = record(session, run.claim, batch, LEASE_S)
+                    self.clock += commit_takes_s
         except LeaseLost:
             assert not self._owns(run)
             del self.runs[worker]
@@ -168,6 +177,33 @@ class QueueMachine(RuleBasedStateMachine):
     def write(self, data: st.DataObject, count: int, checkpoint: bool, times: int) -> None:
         """Commit records, perhaps twice: the first answer may not have arrived."""
         self._write(data.draw(st.sampled_from(sorted(self.runs))), count, checkpoint, times)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def write_to_a_slow_disk(self, data: st.DataObject, count: int) -> None:
+        """A commit that takes longer than the lease that it renews."""
+        worker = data.draw(st.sampled_from(sorted(self.runs)))
+        self._write(worker, count, commit_takes_s=LEASE_S + 1)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def unstorable(self, data: st.DataObject) -> None:
+        """A record that the database refuses leaves nothing of its batch, and ends the run."""
+        worker = data.draw(st.sampled_from(sorted(self.runs)))
+        run = self.runs[worker]
+        batch = Batch()
+        for r in RECORDS[run.written : run.written + 2]:
+            batch.add(dict(r))
+        batch.add({"seq": 99, "record": "progress", "done": 1, "total": 2**70, "unit": "x"})
+        try:
+            with self.database.transaction() as session:
+                record(session, run.claim, batch, LEASE_S)
+        except (*UNSTORABLE, LeaseLost):
+            pass
+        else:
+            raise AssertionError("it was stored")
+        cause = FailureCause("error", "it cannot be stored")
+        self._end(worker, lambda s: queue.finish(s, run.claim, Status.FAILED, cause))
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
@@ -199,16 +235,27 @@ class QueueMachine(RuleBasedStateMachine):
             self._end(worker, lambda s: queue.finish(s, claim, Status.SUCCEEDED))
 
     @precondition(lambda self: self.runs)
-    @rule(data=st.data(), how=st.sampled_from(["fail", "hand back", "killed"]))
-    def end_early(self, data: st.DataObject, how: str) -> None:
+    @rule(
+        data=st.data(),
+        how=st.sampled_from(["error", "timeout", "oom", "hand back", "cancelled", "killed"]),
+        pending=st.integers(0, 6),
+    )
+    def end_early(self, data: st.DataObject, how: str, pending: int) -> None:
+        """By its own failure, a limit, its owner or its worker; records that wait are written
+        first."""
         worker = data.draw(st.sampled_from(sorted(self.runs)))
         claim = self.runs[worker].claim
-        commit = {
-            "fail": lambda s: queue.finish(s, claim, Status.FAILED, FailureCause("error", "x")),
+        self._write(worker, pending)
+        if worker not in self.runs:
+            return
+        commits: dict[str, Callable[[Any], object]] = {
             "hand back": lambda s: queue.release(s, claim),
+            "cancelled": lambda s: queue.finish(s, claim, Status.CANCELLED),
             "killed": lambda s: queue.mark_lost(s, claim, MAX_LOST),
         }
-        self._end(worker, commit[how])
+        cause = FailureCause(how, "x")
+        failed = partial(queue.finish, claim=claim, status=Status.FAILED, failure=cause)
+        self._end(worker, commits.get(how, failed))
 
     # Time
 

@@ -21,16 +21,20 @@ from sqlalchemy import select
 
 from client import Client, Refused
 from service.database import AWAY, Database
-from service.experiments.models import Event, Experiment
-from service.experiments.queue import is_terminal
+from service.experiments.models import DesiredState, Event, Experiment, Status
+from service.experiments.queue import is_terminal, request
 from service.prepare import prepare
 from service.settings import Settings
 from tests.invariants import Counts, Record, check
 from tests.processes import Lab
 from tests.servers import PostgreSQL, Redis
-from tests.undisturbed import KINDS, undisturbed_records
+from tests.undisturbed import ENDLESS, KINDS, LARGE, LARGE_BYTES, undisturbed_records
 
+SPECS = {**KINDS, "endless": ENDLESS, "large": LARGE}
+MAY_FAIL = {"endless": "timeout", "large": "oom"}
+"""How a kind of experiment may fail by its own fault."""
 SETTLE_S = 240.0
+STALL_S = 20.0
 ORPHAN_S = 30.0
 LEASE_S = 3.0
 
@@ -46,13 +50,20 @@ class Plan:
     black_holes: int
     database_restarts: int
     database_away_s: float
+    cancels: int
+    pauses: int
+    stalls: int
+    slow_disks: int
+    failovers: int
     seed: int = 0
 
 
 SHORT = Plan(kills=10, stops=3, flushes=1, broker_restarts=0, black_holes=0,
-             database_restarts=1, database_away_s=0.0)  # fmt: skip
+             database_restarts=1, database_away_s=0.0, cancels=1, pauses=2, stalls=0,
+             slow_disks=1, failovers=1)  # fmt: skip
 LONG = Plan(kills=200, stops=50, flushes=10, broker_restarts=10, black_holes=5,
-            database_restarts=30, database_away_s=90.0)  # fmt: skip
+            database_restarts=30, database_away_s=90.0, cancels=15, pauses=30, stalls=4,
+            slow_disks=20, failovers=10)  # fmt: skip
 
 
 @dataclass
@@ -78,6 +89,7 @@ class Storm:
         self.lab = Lab(settings, settings.store / "lab.log")
         self.tally = Tally()
         self.accepted: dict[str, list[Record]] = {}
+        self.kinds: dict[str, str] = {}
         self.commands: dict[str, tuple[str, ...]] = {
             "api": ("api", "--port", str(self.lab.port)),
             "dispatcher1": ("dispatcher",),
@@ -90,7 +102,7 @@ class Storm:
 
     def run(self) -> tuple[Counts, dict[str, int]]:
         """Disturb, let it settle, stop; the invariants' counts, and the others that must be 0."""
-        expected = {name: undisturbed_records(spec) for name, spec in KINDS.items()}
+        expected = {name: undisturbed_records(spec) for name, spec in SPECS.items()}
         for name in self.commands:
             self._start(name)
         submitter = threading.Thread(target=self._submit, args=[expected])
@@ -103,7 +115,11 @@ class Storm:
         database = Database(self.settings.url)
         self._settle(database)
         counts = check(database, self.accepted)
-        zeros = {"false reaps": self._false_reaps(database), "orphan processes": self._orphans()}
+        zeros = {
+            "false reaps": self._false_reaps(database),
+            "false failures": self._false_failures(database),
+            "orphan processes": self._orphans(),
+        }
         database.close()
         return counts, zeros
 
@@ -116,10 +132,11 @@ class Storm:
         with Client(f"http://127.0.0.1:{self.lab.port}", key, timeout_s=10) as client:
             while not self._calm.is_set():
                 if self._outstanding(client) < 4:
-                    kind = pick.choice(sorted(KINDS))
-                    made = self._insist(client, KINDS[kind], f"storm-{uuid.uuid4().hex}")
+                    kind = pick.choice(sorted(SPECS))
+                    made = self._insist(client, SPECS[kind], f"storm-{uuid.uuid4().hex}")
                     if made is not None:
                         self.accepted[made["id"]] = expected[kind]
+                        self.kinds[made["id"]] = kind
                 time.sleep(0.3)
 
     def _insist(self, client: Client, spec: Any, key: str) -> dict[str, Any] | None:
@@ -147,6 +164,11 @@ class Storm:
             + [self._restart_broker] * plan.broker_restarts
             + [self._black_hole] * plan.black_holes
             + [self._restart_database] * plan.database_restarts
+            + [self._cancel] * plan.cancels
+            + [self._pause] * plan.pauses
+            + [self._stall] * plan.stalls
+            + [self._slow_disk] * plan.slow_disks
+            + [self._failover] * plan.failovers
         )
         self.random.shuffle(deeds)
         if plan.database_away_s:
@@ -206,6 +228,51 @@ class Storm:
         time.sleep(self.plan.database_away_s)
         self.postgresql.start()
 
+    def _cancel(self) -> None:
+        self._ask(DesiredState.CANCEL)
+
+    def _pause(self) -> None:
+        """Have a run set aside, and a little later go on."""
+        paused = self._ask(DesiredState.PAUSE)
+        time.sleep(self.random.uniform(0, 3))
+        self._ask(DesiredState.RUN, paused)
+
+    def _ask(self, desired: DesiredState, experiment_id: str | None = None) -> str | None:
+        """Of a run that is under way, where there is one; as the API does."""
+        database = Database(self.settings.url)
+        try:
+            with database.transaction() as session:
+                running = select(Experiment.id).where(Experiment.status == Status.RUNNING)
+                chosen = experiment_id or session.scalar(running.limit(1))
+                if chosen is not None:
+                    request(session, chosen, desired)
+                return chosen
+        finally:
+            database.close()
+
+    def _stall(self) -> None:
+        """SIGSTOP of a runner for longer than a run may be silent."""
+        workers = [self.lab.processes[name] for name in ("worker1", "worker2")]
+        runners = [child for worker in workers for child in worker.children()]
+        for runner in runners:
+            runner.suspend()
+        time.sleep(STALL_S + 3)
+        for runner in runners:
+            if runner.is_running():
+                runner.resume()
+
+    def _slow_disk(self) -> None:
+        self.postgresql.freeze()
+        time.sleep(self.random.uniform(1, 2 * LEASE_S))
+        self.postgresql.thaw()
+
+    def _failover(self) -> None:
+        """To a standby that takes no writes yet."""
+        name = self.settings.url.rpartition("/")[2]
+        self.postgresql.set_read_only(name, True)
+        time.sleep(self.random.uniform(1, 4))
+        self.postgresql.set_read_only(name, False)
+
     def _revive(self) -> None:
         """What a restart policy does."""
         for name in self.commands:
@@ -213,7 +280,8 @@ class Storm:
                 self._start(name)
 
     def _start(self, name: str) -> None:
-        self.lab.start(name, *self.commands[name], MPT_LEASE_S=str(LEASE_S))
+        more = {"LEASE_S": LEASE_S, "STALL_S": STALL_S, "RUN_MEMORY_BYTES": LARGE_BYTES}
+        self.lab.start(name, *self.commands[name], **{f"MPT_{k}": str(v) for k, v in more.items()})
 
     # What must hold afterwards
 
@@ -222,7 +290,10 @@ class Storm:
         while time.monotonic() < deadline:
             self._revive()
             try:
-                with database.snapshot() as session:
+                with database.transaction() as session:
+                    paused = select(Experiment.id).where(Experiment.status == Status.PAUSED)
+                    for experiment_id in session.scalars(paused).all():
+                        request(session, experiment_id, DesiredState.RUN)
                     states = session.scalars(select(Experiment.status)).all()
             except AWAY:
                 states = [""]
@@ -252,6 +323,20 @@ class Storm:
                     false += 1
                     say(f"false reap of {worker}: {event.data}, {at:.1f} to {event.at:.1f}")
         return false
+
+    def _false_failures(self, database: Database) -> int:
+        """Experiments that failed by no fault of their own, and of no one who stalled them."""
+        with database.snapshot() as session:
+            failed = session.scalars(select(Experiment).where(Experiment.status == Status.FAILED))
+            false = [
+                f"{one.id}: {one.failure_kind}: {one.failure_message}"
+                for one in failed
+                if one.failure_kind != MAY_FAIL.get(self.kinds.get(one.id, ""))
+                and "reported nothing" not in (one.failure_message or "")
+            ]
+        for line in false:
+            say(f"false failure: {line}")
+        return len(false)
 
     def _orphans(self) -> int:
         """Processes of the lab that are left 30 s after it was stopped."""

@@ -1,8 +1,8 @@
 """A runner that computes nothing: the records of the state machine, with a checkpoint midway.
 
 It stands in for mptcore where a test needs many runs and no science. `--slow` waits between
-records; `--die` kills itself midway where it does not resume; `--flood` writes points without end
-and obeys no one; `--deaf` reads its order late; `--silent` writes one point and no more.
+records; `--die` kills itself midway where it does not resume; `--flood` writes points and
+takes memory without end, and obeys no one; `--deaf` reads its order late; `--silent` writes one point and no more.
 """
 
 import hashlib
@@ -51,8 +51,10 @@ def main() -> int:
 
 def _flood() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    grown = []
     for seq in itertools.count(1):
         print(json.dumps(point(seq)))
+        grown.append(bytes(1000))
 
 
 def _follow(stopping: threading.Event) -> None:

@@ -21,6 +21,7 @@ from tests.chaos.failing_worker import stub
 from tests.chaos.records import RECORDS
 from tests.conftest import ppca_spec
 from tests.invariants import check
+from tests.processes import wait_until
 from worker import supervisor
 from worker.runner import Runner
 from worker.supervisor import Supervision
@@ -54,7 +55,11 @@ def supervise(
     return Supervision(database, settings, claim, runner).run(lambda: False)
 
 
-def ask(database: Database, claim: Claim, desired: DesiredState) -> None:
+def ask(database: Database, claim: Claim, desired: DesiredState | None) -> None:
+    """Once the run has begun to report."""
+    if desired is None:
+        return
+    wait_until(lambda: load(database, claim).last_seq > 0)
     with database.transaction() as session:
         queue.request(session, claim.experiment_id, desired)
 
@@ -68,7 +73,7 @@ def numbers(database: Database, claim: Claim) -> list[float]:
 
 ENDINGS: dict[str, tuple[dict[str, Any], DesiredState | None, str, str, str | None]] = {
     "time limit": ({}, None, "failed", "failed", "timeout"),
-    "out of memory": ({"run_memory_bytes": 1000}, None, "failed", "failed", "oom"),
+    "out of memory": ({"run_memory_bytes": 60 * 2**20}, None, "failed", "failed", "oom"),
     "cancel": ({}, DesiredState.CANCEL, "cancelled", "cancelled", None),
     "pause": ({}, DesiredState.PAUSE, "unfinished", "paused", None),
 }
@@ -81,9 +86,10 @@ def test_a_run_that_writes_without_end_is_ended(
     """It ignores SIGTERM and requests, and has records pending at any time."""
     changes, desired, outcome, status, kind = ENDINGS[how]
     claim = claimed(either, compute__max_runtime_s=1 if how == "time limit" else 60)
-    if desired is not None:
-        ask(either, claim, desired)
+    beside = threading.Thread(target=ask, args=[either, claim, desired])
+    beside.start()
     assert supervise(either, settings, claim, "--flood", **changes) == outcome
+    beside.join()
     ended = load(either, claim)
     assert (ended.status, ended.failure_kind) == (status, kind)
     assert (ended.attempt, ended.lost) == (1, 0)
