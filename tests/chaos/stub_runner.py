@@ -2,7 +2,8 @@
 
 It stands in for mptcore where a test needs many runs and no science. `--slow` waits between
 records; `--die` kills itself midway where it does not resume; `--flood` writes points and
-takes memory without end, and obeys no one; `--deaf` reads its order late; `--silent` writes one point and no more.
+takes memory without end, and obeys no one; `--deaf` reads its order late; `--silent`
+writes one point and no more.
 """
 
 import hashlib
