@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from http.client import HTTPConnection
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +36,7 @@ from service.settings import Settings
 from tests.conftest import ppca_spec
 from tests.processes import Lab, wait_until
 from tests.servers import PostgreSQL, Redis
+from worker.children import Spawned
 from worker.runner import Runner
 from worker.supervisor import Supervision
 
@@ -230,7 +232,7 @@ def recording(settings: Settings) -> Iterator[Figure]:
                     for _ in range(READERS)
                 ]
                 began = time.perf_counter()
-                runner = Runner(settings.store, [sys.executable, "-c", WRITER])
+                runner = Runner(partial(Spawned, command=[sys.executable, "-c", WRITER]))
                 ended = Supervision(database, settings, claim, runner).run(lambda: False)
                 took = time.perf_counter() - began
                 stopping.set()

@@ -23,20 +23,20 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def _be_expendable() -> None:
+def be_expendable(niceness: int = 5) -> None:
     """Ask Linux for SIGKILL when the thread that started this process ends (where it has ended
     already, the end of stdin says so), to be the first to go when memory runs out, and to let a
     service on the same processors answer first."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        os.nice(5)
+        os.nice(niceness)
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 if __name__ == "__main__" and "--supervised" in sys.argv:
-    _be_expendable()  # before torch is imported, which takes seconds
+    be_expendable()  # before torch is imported, which takes seconds
 
 from mptcore.orders import Assignment, follow_orders, parse_assignment  # noqa: E402
 from mptcore.specs import SpecError  # noqa: E402
@@ -46,19 +46,26 @@ def main() -> int:
     options = _options()
     if options.supervised:
         importlib.import_module("mptcore.runner")  # and torch, before there is a spec
-    text = sys.stdin.buffer.readline() if options.supervised else sys.stdin.buffer.read()
-    if options.supervised and not text:
-        return 0  # a spare that was never used
-    try:
-        assignment = parse_assignment(text)
-    except SpecError as error:
-        for problem in error.problems:
-            print(f"{problem.pointer or '/'}: {problem.detail}", file=sys.stderr)  # noqa: T201
-        return 2
+        os._exit(supervised())  # an interpreter that shuts down would wait for the reader of stdin
+    assignment = _read(sys.stdin.buffer.read())
+    if assignment is None:
+        return BAD_SPEC
     from mptcore.runner import Runner  # a bad spec need not wait for torch
 
-    if not options.supervised:
-        return Runner(_with_options(assignment, options), sys.stdout).run()
+    return Runner(_with_options(assignment, options), sys.stdout).run()
+
+
+def supervised() -> int:
+    """Run what the first line of stdin says, by the orders of those that follow; the exit status.
+    The process is to end by os._exit then."""
+    text = sys.stdin.buffer.readline()
+    if not text:
+        return 0  # one that was never used
+    assignment = _read(text)
+    if assignment is None:
+        return BAD_SPEC
+    from mptcore.runner import Runner
+
     runner = Runner(assignment, sys.stdout)
     follow_orders(sys.stdin.buffer, runner.obey)
     status = 1
@@ -67,7 +74,21 @@ def main() -> int:
     except Exception:
         traceback.print_exc()
     sys.stderr.flush()
-    os._exit(status)  # an interpreter that shuts down would wait for the reader of stdin
+    return status
+
+
+BAD_SPEC = 2
+
+
+def _read(text: bytes) -> Assignment | None:
+    """What is to be done; None for a bad spec, whose problems go to stderr."""
+    try:
+        return parse_assignment(text)
+    except SpecError as error:
+        for problem in error.problems:
+            print(f"{problem.pointer or '/'}: {problem.detail}", file=sys.stderr)  # noqa: T201
+        sys.stderr.flush()
+        return None
 
 
 def _options() -> argparse.Namespace:

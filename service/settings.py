@@ -44,8 +44,9 @@ class Settings(BaseSettings):
     run_memory_bytes: int | None = Field(default=None, gt=0)
     """Main memory that a run may take; unset is nine tenths of the machine's."""
 
-    warm_spare: bool = True
-    """Keep a runner ready for the next run: 300 MB for the seconds that torch takes to load."""
+    warm_parent: bool = True
+    """Keep a process from which runs are forked: 300 MB for the seconds that torch takes to load.
+    """
 
     @cached_property
     def url(self) -> str:

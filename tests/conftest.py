@@ -15,6 +15,8 @@ from service.database import Database
 from service.prepare import prepare
 from service.settings import Settings
 from tests.servers import PostgreSQL, Redis
+from tests.warm import warm_parent
+from worker import slot
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as worker.runner, before torch is loaded
 
@@ -35,6 +37,12 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped, though MPT_TEST_REQUIRE_ALL=1: {report.longrepr}"
     return report
+
+
+@pytest.fixture(autouse=True)
+def one_warm_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots in this process share what has imported torch."""
+    monkeypatch.setattr(slot, "WarmParent", warm_parent)
 
 
 @pytest.fixture(scope="session")

@@ -82,9 +82,9 @@ class Lab:
 
 @contextmanager
 def lab_processes(settings: Settings, workers: int = 1, **more: str) -> Iterator[Lab]:
-    """A whole lab while the block runs, without spare runners: few tests use a second one."""
+    """A whole lab while the block runs."""
     lab = Lab(settings, settings.store / "lab.log")
-    lab.start_all(workers, MPT_WARM_SPARE="false", **more)
+    lab.start_all(workers, **more)
     try:
         yield lab
     finally:

@@ -1,8 +1,5 @@
 """What a spec gives when nothing disturbs it, from the filter itself."""
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -10,20 +7,21 @@ from typing import Any
 from mptcore.specs import EXPERIMENT
 from tests.conftest import ppca_spec
 from tests.invariants import Record
+from tests.warm import warm_parent
+from worker.runner import Runner
 
 
 def undisturbed_records(spec: Mapping[str, Any]) -> list[Record]:
-    """All records of `python -m mptcore`, as the service would have it run the spec."""
-    resolved = EXPERIMENT.validate_python(spec).model_dump_json()
+    """All records of the filter, as the service would have it run the spec."""
+    resolved = EXPERIMENT.validate_python(spec).model_dump(mode="json")
+    records: list[Record] = []
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-m", "mptcore", "--work-dir", folder],
-            input=resolved,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+        runner = Runner(warm_parent().fork)
+        runner.start({"spec": resolved, "work_dir": folder})
+        while (some := runner.read(1.0)) is not None:
+            records += some
+        assert runner.kill() == 0, runner.stderr
+    return records
 
 
 TRAINING = ppca_spec(

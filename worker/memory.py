@@ -1,5 +1,6 @@
 """How much main memory a runner takes, and whether the kernel killed for memory."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -10,17 +11,15 @@ GIB = 2**30
 class Memory:
     """The resident memory of a process and its limit, in bytes."""
 
-    def __init__(self, pid: int, limit: int | None):
+    def __init__(self, limit: int | None):
         self.limit = limit or int(0.9 * psutil.virtual_memory().total)
         self.peak = 0
-        self._process = psutil.Process(pid)
 
-    def is_over(self) -> bool:
-        """Look; whether the limit is passed."""
-        try:
-            self.peak = max(self.peak, self._process.memory_info().rss)
-        except psutil.NoSuchProcess:
-            pass
+    def is_over(self, pid: int | None) -> bool:
+        """Look, where the process is there; whether the limit is passed."""
+        if pid is not None:
+            with suppress(psutil.NoSuchProcess):
+                self.peak = max(self.peak, psutil.Process(pid).memory_info().rss)
         return self.peak > self.limit
 
     def __str__(self) -> str:

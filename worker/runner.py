@@ -1,20 +1,15 @@
-"""The runner: one fresh process of mptcore for one experiment, and its pipes."""
+"""The runner of one experiment: mptcore in a process of its own, and its pipes."""
 
 import fcntl
 import json
 import os
 import selectors
 import signal
-import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-MPTCORE = (sys.executable, "-m", "mptcore", "--supervised")
-ENVIRONMENT = {"GOMP_SPINCOUNT": "10000"}
-"""OpenMP's threads wait for each other by spinning. On cores that others use too, as in a lab, that
-makes a run of two threads tens of times slower, unless they soon go to sleep."""
+from worker.children import Child, Stdio
 
 PIPE_BYTES = 1 << 20
 """Records that the runner may be ahead of its reader; beyond this it waits."""
@@ -25,26 +20,20 @@ Record = dict[str, Any]
 
 
 class Runner:
-    """A process group of its own that has imported torch and waits for its spec.
+    """A process that has imported torch and waits for its spec.
 
     Its pipes never block: `read` is where lines go in and records come out, so it is to be called
-    often. It finds uploads and kept weights in the store. It dies with the thread that made it (see
-    mptcore.__main__): make it in the main thread.
+    often.
     """
 
-    def __init__(self, store: Path, command: Sequence[str] = MPTCORE) -> None:
-        self.process = subprocess.Popen(
-            command,
-            env={**ENVIRONMENT, **os.environ, "MPT_STORE": str(store.absolute())},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
+    def __init__(self, start: Callable[[Stdio], Child]) -> None:
+        (stdin, self._stdin), (self._stdout, stdout), (self._stderr, stderr) = (
+            os.pipe() for _ in range(3)
         )
-        pipes = (self.process.stdin, self.process.stdout, self.process.stderr)
-        self._pipes = [pipe for pipe in pipes if pipe is not None]
-        self._stdin, self._stdout, self._stderr = (pipe.fileno() for pipe in self._pipes)
+        self.child = start((stdin, stdout, stderr))
+        for theirs in (stdin, stdout, stderr):
+            os.close(theirs)
+        self._is_closed = False
         self._unsent = b""
         self._part = b""  # the beginning of a line whose end has not come
         self._records: list[Record] = []
@@ -52,19 +41,19 @@ class Runner:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._stdout, selectors.EVENT_READ, self._take_records)
         self._selector.register(self._stderr, selectors.EVENT_READ, self._take_complaints)
-        for pipe in self._pipes:
-            os.set_blocking(pipe.fileno(), False)
+        for ours in self._pipes:
+            os.set_blocking(ours, False)
         if sys.platform == "linux":
             fcntl.fcntl(self._stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     @property
+    def _pipes(self) -> Stdio:
+        return self._stdin, self._stdout, self._stderr
+
+    @property
     def alive(self) -> bool:
-        """Whether it has not ended. One that has stays a zombie until `kill`, so that its process
-        group cannot be another's by then."""
-        if self.process.returncode is not None:
-            return False
-        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
-        return os.waitid(os.P_PID, self.process.pid, flags) is None
+        """Whether its process has not ended."""
+        return self.child.poll() is None
 
     @property
     def stderr(self) -> str:
@@ -101,26 +90,19 @@ class Runner:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process group. `read` tells when it has ended."""
-        try:
-            os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            pass
+        self.child.signal(number)
 
     def kill(self) -> int:
-        """End the process group at once, wait for its end, and let go of its pipes; the exit
-        status. What was not read by then is lost."""
+        """End the process group at once, and let go of its pipes; the exit status. What was not
+        read by then is lost."""
+        status = self.child.close()
         if not self._is_closed:
-            self.signal(signal.SIGKILL)
-            self.process.wait()
+            self._is_closed = True
             self._selector.close()
-            for pipe in self._pipes:
-                pipe.close()
+            for ours in self._pipes:
+                os.close(ours)
             self._unsent, self._part, self._records = b"", b"", []
-        return self.process.wait()
-
-    @property
-    def _is_closed(self) -> bool:
-        return self._pipes[0].closed
+        return status
 
     def _send(self, line: dict[str, Any]) -> None:
         """Have a line written as its reader takes it in; one that has ended takes in nothing."""

@@ -1,7 +1,8 @@
-"""One slot: it claims what was dispatched to it, runs it, and keeps a spare runner warm."""
+"""One slot: it claims what was dispatched to it and runs it."""
 
 import logging
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from service.experiments.models import Experiment
 from service.experiments.queue import Claim
 from service.references import input_files
 from service.settings import Settings
+from worker.children import Spawned, WarmParent
 from worker.runner import Runner
 from worker.supervisor import Supervision
 
@@ -32,23 +34,28 @@ class Slot:
         """Held from before a claim to the end of its run."""
         self.runner: Runner | None = None
         """Of the run that is under way."""
-        self._spare: Runner | None = None
+        self._warm_parent: WarmParent | None = None
 
     def warm_up(self) -> None:
-        """Start a spare runner, if there is none."""
-        if self.settings.warm_spare and self._spare is None:
-            self._spare = Runner(self.settings.store)
+        """Have torch imported for the runs to come, where that can be and is not done yet."""
+        if not self.settings.warm_parent or sys.platform != "linux":
+            return
+        if self._warm_parent is not None and not self._warm_parent.alive:
+            self.close()
+        if self._warm_parent is None:
+            self._warm_parent = WarmParent()
 
-    def _take_spare(self) -> Runner | None:
-        spare, self._spare = self._spare, None
-        if spare is not None and not spare.alive:
-            spare.kill()
-            return None
-        return spare
+    def new_runner(self) -> Runner:
+        """A runner that waits for its spec."""
+        self.warm_up()
+        if self._warm_parent is not None:
+            return Runner(self._warm_parent.fork)
+        return Runner(Spawned)
 
     def close(self) -> None:
-        if self._spare is not None:
-            self._spare.kill()
+        if self._warm_parent is not None:
+            self._warm_parent.close()
+        self._warm_parent = None
 
     def run(self, experiment_id: str, dispatch_no: int, is_stopping: Callable[[], bool]) -> bool:
         """Claim and run; false where the dispatch is not the current one, or the database is
@@ -79,10 +86,9 @@ class Slot:
             return replace(claim, inputs=input_files(session, self.settings, claim.spec))
 
     def _supervise(self, claim: Claim, is_stopping: Callable[[], bool]) -> None:
-        runner = self.runner = self._take_spare() or Runner(self.settings.store)
+        runner = self.runner = self.new_runner()
         log.info("attempt %d begins", claim.attempt)
         supervision = Supervision(self.database, self.settings, claim, runner)
-        self.warm_up()
         outcome = supervision.run(is_stopping)
         self.runner = None
         log.info("attempt %d: %s", claim.attempt, outcome)

@@ -65,7 +65,7 @@ class Supervision:
         self._is_away = False
         self._deadline = time.monotonic() + claim.spec["compute"]["max_runtime_s"]
         self._silent_s = 0.0
-        self._memory = Memory(runner.process.pid, settings.run_memory_bytes)
+        self._memory = Memory(settings.run_memory_bytes)
         self._kernel_kills = kernel_kills()
         self._checkpoints = 0
         self._decided: Outcome | None = None  # from here, whatever the runner's exit status
@@ -218,7 +218,7 @@ class Supervision:
         if self._silent_s > self.settings.stall_s:
             message = f"it reported nothing for {self.settings.stall_s:.0f} s"
             return FailureCause("timeout", message)
-        if self._memory.is_over():
+        if self._memory.is_over(self.runner.child.pid):
             return self._out_of_memory()
         return None
 

@@ -15,9 +15,11 @@ from service.database import Database
 from service.experiments import queue
 from service.settings import Settings
 from tests.chaos.records import CHECKPOINT_AFTER
-from worker import reaper, slot, supervisor
+from worker import reaper, supervisor
+from worker.children import Spawned
 from worker.local import LocalWorker
 from worker.runner import Runner
+from worker.slot import Slot
 
 EXIT = 77
 
@@ -27,10 +29,14 @@ STEPS = ("dispatch_next", "claim", "record", "checkpoint", "finish", "release", 
 _reached = threading.local()
 
 
-def stub(*options: str) -> Callable[..., Runner]:
-    """A Runner whose process is the stub."""
-    command = (sys.executable, "-m", "tests.chaos.stub_runner", *options)
-    return partial(Runner, command=command)
+def stub(*options: str) -> Runner:
+    """A runner whose process is the stub."""
+    return started(sys.executable, "-m", "tests.chaos.stub_runner", *options)
+
+
+def started(*command: str) -> Runner:
+    """A runner whose process is that of a command."""
+    return Runner(partial(Spawned, command=command))
 
 
 def exit_at(step: str, when: str) -> None:
@@ -80,5 +86,5 @@ def main(settings: Settings, step: str, when: str, *options: str) -> None:
     exit_at(step, when)
     if step == "reap":
         reaper.Reaper(Database(settings.url), settings).run(threading.Event())
-    setattr(slot, "Runner", stub(*options))  # noqa: B010  # as mypy would not have it assigned
+    Slot.new_runner = lambda self: stub(*options)  # type: ignore[method-assign]
     LocalWorker(settings).run()

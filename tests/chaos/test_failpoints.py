@@ -23,8 +23,8 @@ from tests.conftest import ppca_spec
 from tests.invariants import Record, check
 from tests.processes import environment, wait_until
 from tests.undisturbed import TRAINING, undisturbed_records
-from worker import slot
 from worker.local import LocalWorker
+from worker.slot import Slot
 
 QUICK = {"lease_s": 0.8, "heartbeat_s": 0.1, "dispatch_timeout_s": 0.5, "max_lost": 1000}
 
@@ -97,7 +97,7 @@ def test_exit_at_a_step(
     assert failing.exitcode == EXIT
     check_so_far = check(database, {made.id: RECORDS}, settled=False)
     assert check_so_far.clean, str(check_so_far)
-    monkeypatch.setattr(slot, "Runner", stub())
+    monkeypatch.setattr(Slot, "new_runner", lambda self: stub())
     recover(quick, database, made.id)
     if step == "release":
         assert status(database, made.id) == "paused"

@@ -54,7 +54,7 @@ def lose(database: Database, claim: Claim) -> None:
 
 def work_dir(database: Database, settings: Settings, claim: Claim) -> Path:
     """Where the runner of this attempt is told to write."""
-    runner = stub()(settings.store)
+    runner = stub()
     folder = Path(Supervision(database, settings, claim, runner)._order()["work_dir"])
     runner.kill()
     folder.mkdir(parents=True, exist_ok=True)
@@ -221,7 +221,7 @@ def test_files_of_earlier_attempts_go(database: Database, settings: Settings) ->
     earlier.mkdir(parents=True)
     unrecorded = work_dir(database, settings, first)
     second = claim(database)
-    runner = stub("--slow")(settings.store)
+    runner = stub("--slow")
     supervision = Supervision(database, settings, second, runner)
     supervision._batches[-1] = checkpoint(2)
     supervision._flush()

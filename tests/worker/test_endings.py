@@ -51,7 +51,7 @@ def supervise(
     database: Database, settings: Settings, claim: Claim, *options: str, **changes: Any
 ) -> str:
     settings = settings.model_copy(update={**QUICK, **changes})
-    runner = stub(*options)(settings.store)
+    runner = stub(*options)
     return Supervision(database, settings, claim, runner).run(lambda: False)
 
 
@@ -205,10 +205,10 @@ def test_a_record_that_cannot_be_stored_fails_the_run(
     assert counts.clean, str(counts)
 
 
-def test_a_run_that_is_killed_leaves_nothing(settings: Settings) -> None:
+def test_a_run_that_is_killed_leaves_nothing() -> None:
     """With a backlog that no one read: no thread, no open file, no records."""
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
-    runner = stub("--flood")(settings.store)
+    runner = stub("--flood")
     runner.start({"resume": None})
     while not runner.read(0.1):
         pass

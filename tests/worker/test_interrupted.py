@@ -1,6 +1,5 @@
 """A run that is interrupted gives the records of one that is not, record for record."""
 
-import os
 import random
 import signal
 import threading
@@ -57,7 +56,7 @@ def interrupt(slot: Slot, experiment_id: str, how: str, further: int) -> None:
             with slot.database.transaction() as session:
                 queue.request(session, experiment_id, DesiredState.PAUSE)
         elif slot.runner is not None:
-            os.kill(slot.runner.process.pid, signal.SIGKILL)
+            slot.runner.signal(signal.SIGKILL)
 
     beside = threading.Thread(target=act)
     beside.start()

@@ -13,7 +13,7 @@ def test_an_error_ends_the_worker(settings: Settings, monkeypatch: pytest.Monkey
     def no_process(*_: object) -> None:
         raise OSError("out of processes")
 
-    monkeypatch.setattr(slot, "Runner", no_process)
+    monkeypatch.setattr(slot, "WarmParent", no_process)
     worker = LocalWorker(settings)
     with pytest.raises(OSError, match="out of processes"):
         worker.run()

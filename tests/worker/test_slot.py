@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 from sqlalchemy import select
@@ -13,20 +12,18 @@ from service.experiments import queue, store
 from service.experiments.models import Event, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
-from tests.chaos.failing_worker import stub
+from tests.chaos.failing_worker import started, stub
 from tests.chaos.records import CHECKPOINT_AFTER, RECORDS
 from tests.conftest import ppca_spec
 from tests.invariants import check
 from tests.undisturbed import undisturbed_records
-from worker import slot as slots
-from worker.runner import Runner
 from worker.slot import Slot
 
 TRAINING = {
     "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "random"},
     "data__n": 200,
     "data__dim": 12,
-    "train": {"objective": "mpt", "epochs": 400, "masks": {"schedule": "all", "per_size": 1}},
+    "train": {"objective": "mpt", "epochs": 150, "masks": {"schedule": "all", "per_size": 1}},
 }
 
 
@@ -63,7 +60,7 @@ def test_a_claim_reads_no_checkpoint(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that takes longer to read than a dispatch may stay unclaimed would never be claimed."""
-    monkeypatch.setattr(slots, "Runner", stub("--die"))
+    monkeypatch.setattr(Slot, "new_runner", lambda self: stub("--die"))
     experiment_id = submitted(database)
     slot = Slot(database, settings, "test")
     attempt(slot)
@@ -71,7 +68,7 @@ def test_a_claim_reads_no_checkpoint(
     (file,) = settings.checkpoints(experiment_id).rglob(str(CHECKPOINT_AFTER))
     file.unlink()
     os.mkfifo(file)  # who reads it waits for ever
-    monkeypatch.setattr(slots, "Runner", stub())
+    monkeypatch.setattr(Slot, "new_runner", lambda self: stub())
     slot = Slot(database, settings, "test")
     attempt(slot)
     slot.close()
@@ -82,7 +79,7 @@ def test_a_claim_reads_no_checkpoint(
 
 def test_a_broken_checkpoint_is_not_used(database: Database, settings: Settings) -> None:
     """The runner goes on from the one before, and gives the same records."""
-    quick = settings.model_copy(update={"checkpoint_every_s": 0.2})
+    quick = settings.model_copy(update={"checkpoint_every_s": 0.05})
     experiment_id = submitted(database, **TRAINING)
     slot = Slot(database, quick, "test")
 
@@ -123,7 +120,7 @@ def test_a_runner_that_reports_nothing(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = (sys.executable, "-c", "import time; time.sleep(600)")
-    monkeypatch.setattr(slots, "Runner", partial(Runner, command=silent))
+    monkeypatch.setattr(Slot, "new_runner", lambda self: started(*silent))
     experiment_id = submitted(database)
     slot = Slot(database, settings.model_copy(update={"stall_s": 1.0}), "test")
     attempt(slot)

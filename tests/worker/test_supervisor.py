@@ -1,14 +1,11 @@
 """One run under supervision, with a real runner process and a real database."""
 
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
@@ -21,6 +18,7 @@ from service.experiments.queue import Claim
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from tests.conftest import ppca_spec
+from tests.warm import warm_parent
 from worker.runner import Runner
 from worker.supervisor import Supervision
 
@@ -49,7 +47,7 @@ def outcome(
 ) -> tuple[str, Experiment]:
     """Run a spec while `act` happens beside it, once the first progress is there."""
     claim = claimed(database, spec)
-    runner = Runner(settings.store)
+    runner = Runner(warm_parent().fork)
 
     def beside() -> None:
         while load(database, claim).progress_done is None:
@@ -100,7 +98,7 @@ def test_cancel_reaches_the_runner(database: Database, settings: Settings) -> No
 
 def test_a_runner_that_ignores_sigterm_is_killed(database: Database, settings: Settings) -> None:
     def cancel(claim: Claim, runner: Runner) -> None:
-        os.kill(runner.process.pid, signal.SIGSTOP)  # it cannot even see a SIGTERM
+        runner.signal(signal.SIGSTOP)  # it cannot even see a SIGTERM
         with database.transaction() as session:
             queue.request(session, claim.experiment_id, DesiredState.CANCEL)
 
@@ -120,7 +118,7 @@ def test_time_limit(database: Database, settings: Settings) -> None:
 
 def test_a_killed_runner_is_tried_again(database: Database, settings: Settings) -> None:
     ended, experiment = outcome(
-        database, settings, LONG, lambda claim, runner: runner.process.kill()
+        database, settings, LONG, lambda claim, runner: runner.signal(signal.SIGKILL)
     )
     assert ended == "lost"
     assert (experiment.status, experiment.lost) == ("queued", 1)
@@ -170,7 +168,7 @@ def test_a_run_that_fails_says_why(
 ) -> None:
     claim = claimed(database, ppca_spec())
     broken = Claim(claim.experiment_id, claim.attempt, {**spec, "compute": {"max_runtime_s": 60}})
-    ended = Supervision(database, settings, broken, Runner(settings.store)).run(lambda: False)
+    ended = Supervision(database, settings, broken, Runner(warm_parent().fork)).run(lambda: False)
     assert ended == "failed"
     found_kind, message = failure(load(database, claim))
     assert found_kind == kind
@@ -193,23 +191,9 @@ def test_the_database_is_away_for_a_while(
 
     claim = claimed(database, ppca_spec(data__dim=30))
     monkeypatch.setattr(Database, "transaction", transaction)
-    ended = Supervision(database, settings, claim, Runner(settings.store)).run(lambda: False)
+    ended = Supervision(database, settings, claim, Runner(warm_parent().fork)).run(lambda: False)
     assert ended == "succeeded"
     assert len(refused) == 4
     with database.snapshot() as session:
         (series,) = read_series(session, claim.experiment_id, max_points=1000)
     assert series.x == list(range(1, 31))
-
-
-def test_a_runner_dies_with_its_supervisor() -> None:
-    code = (
-        "import time; from pathlib import Path; from worker.runner import Runner;"
-        " print(Runner(Path('.')).process.pid, flush=True); time.sleep(60)"
-    )
-    parent = psutil.Popen([sys.executable, "-c", code], stdout=-1)
-    runner = psutil.Process(int(parent.stdout.readline()))
-    time.sleep(0.5)
-    parent.kill()
-    parent.wait()
-    _, alive = psutil.wait_procs([runner], timeout=5)
-    assert not alive

@@ -1,0 +1,145 @@
+"""Runners forked from a warm parent are like fresh ones, but for the seconds that torch takes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import ppca_spec
+from tests.processes import wait_until
+from tests.undisturbed import undisturbed_records
+from tests.warm import warm_parent
+from worker.children import Spawned, WarmParent
+from worker.runner import Runner
+
+SPEC = ppca_spec(compute__threads=2, data__dim=30, evaluate__masks__per_size=40)
+LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=20_000)
+
+
+@pytest.fixture
+def warm() -> WarmParent:
+    return warm_parent()
+
+
+def records(runner: Runner) -> list[dict[str, Any]]:
+    """Everything it gives, to its end."""
+    found: list[dict[str, Any]] = []
+    while (some := runner.read(1.0)) is not None:
+        found += some
+    return found
+
+
+def forked(warm: WarmParent) -> Runner:
+    """One whose process is there."""
+    runner = Runner(warm.fork)
+    wait_until(lambda: runner.alive and runner.child.pid is not None)
+    return runner
+
+
+def test_its_records_are_those_of_the_filter(warm: WarmParent) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mptcore"], input=json.dumps(SPEC).encode(), capture_output=True,
+        check=True,
+    )  # fmt: skip
+    undisturbed = [json.loads(line) for line in done.stdout.splitlines()]
+    for _ in range(2):
+        runner = Runner(warm.fork)
+        runner.start({"spec": SPEC})
+        assert records(runner) == undisturbed
+        assert runner.kill() == 0
+
+
+@pytest.mark.parametrize("start", ["forked", "spawned"])
+def test_exit_status_and_stderr(warm: WarmParent, start: str) -> None:
+    for line, status in (({"spec": {}}, 2), ({"spec": LONG}, -signal.SIGTERM)):
+        runner = Runner(warm.fork if start == "forked" else Spawned)
+        runner.start(line)
+        if status == 2:
+            assert records(runner) == []
+            assert "/model: this field is required" in runner.stderr
+        else:
+            while not runner.read(0.1):
+                pass
+            runner.signal(signal.SIGTERM)
+            records(runner)
+        assert not runner.alive
+        assert runner.kill() == status
+
+
+def test_one_that_is_killed_is_gone(warm: WarmParent) -> None:
+    runner = forked(warm)
+    pid = runner.child.pid
+    assert pid is not None
+    before = psutil.Process(pid)
+    assert runner.kill() == -signal.SIGKILL
+    wait_until(lambda: not before.is_running(), what="the end of its zombie")
+
+
+def test_one_that_is_killed_before_it_is_there() -> None:
+    """The parent still imports torch."""
+    parent = WarmParent()
+    runner = Runner(parent.fork)
+    assert runner.kill() == -signal.SIGKILL
+    after = Runner(parent.fork)
+    after.start({"spec": SPEC})
+    assert records(after) == undisturbed_records(SPEC)
+    assert after.kill() == 0
+    children = psutil.Process(parent._process.pid).children()
+    wait_until(lambda: not any(child.is_running() for child in children))
+    parent.close()
+
+
+def test_where_the_parent_dies_its_runners_are_lost() -> None:
+    parent = WarmParent()
+    runner = forked(parent)
+    child = psutil.Process(runner.child.pid)
+    runner.start({"spec": LONG})
+    parent._process.kill()
+    records(runner)
+    assert runner.kill() == -signal.SIGKILL
+    wait_until(lambda: not child.is_running())
+    assert not parent.alive
+    parent.close()
+
+
+PROGRAM = """
+import sys, time
+from worker.children import Spawned, WarmParent
+from worker.runner import Runner
+parent = WarmParent()
+runner = Runner(parent.fork if sys.argv[1] == "forked" else Spawned)
+while runner.alive and runner.child.pid is None:
+    time.sleep(0.01)
+print(runner.child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("start", ["forked", "spawned"])
+def test_a_runner_dies_with_its_supervisor(start: str) -> None:
+    supervisor = subprocess.Popen([sys.executable, "-c", PROGRAM, start], stdout=subprocess.PIPE)
+    assert supervisor.stdout is not None
+    runner = psutil.Process(int(supervisor.stdout.readline()))
+    family = [runner, *psutil.Process(supervisor.pid).children(recursive=True)]
+    os.kill(supervisor.pid, signal.SIGKILL)
+    supervisor.wait()
+    supervisor.stdout.close()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
+
+
+def test_the_parent_has_one_thread_and_no_open_file_of_a_runner(warm: WarmParent) -> None:
+    runner = forked(warm)
+    parent = psutil.Process(warm._process.pid)
+    assert parent.num_threads() == 1
+    open_files = parent.num_fds()
+    runner.kill()
+    again = forked(warm)
+    assert parent.num_fds() == open_files
+    assert psutil.Process(again.child.pid).num_fds() == 3
+    again.kill()

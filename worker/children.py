@@ -1,0 +1,151 @@
+"""The processes that runs are computed in: started anew, or forked from a warm parent.
+
+Each is a process group of its own. One that has ended stays a zombie until `close`, so that its
+number, and its group's, cannot be another's by then.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from worker.warm_parent import NUMBER, exit_status
+
+
+def environment() -> dict[str, str]:
+    """Of runners. OpenMP's threads wait for each other by spinning. On cores that others use too,
+    as in a lab, that makes a run of two threads tens of times slower, unless they soon go to sleep.
+    """
+    return {"GOMP_SPINCOUNT": "10000", **os.environ}
+
+
+MPTCORE = (sys.executable, "-m", "mptcore", "--supervised")
+
+Stdio = tuple[int, int, int]
+"""The child's ends of its three pipes."""
+
+
+class Child(Protocol):
+    """A process group of one run."""
+
+    @property
+    def pid(self) -> int | None:
+        """None until it is known."""
+        ...
+
+    def poll(self) -> int | None:
+        """Its exit status (negative: the signal that ended it), or None while it lives."""
+        ...
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the group."""
+        ...
+
+    def close(self) -> int:
+        """End the group at once and wait for it; the exit status."""
+        ...
+
+
+class Spawned:
+    """A fresh process. It dies with the thread that made it (see mptcore.__main__)."""
+
+    def __init__(self, stdio: Stdio, command: Sequence[str] = MPTCORE):
+        stdin, stdout, stderr = stdio
+        self._process = subprocess.Popen(
+            command, env=environment(), stdin=stdin, stdout=stdout, stderr=stderr,
+            start_new_session=True,
+        )  # fmt: skip
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        if self._process.returncode is not None:
+            return self._process.returncode
+        return exit_status(os.P_PID, self.pid)
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    def close(self) -> int:
+        self.signal(signal.SIGKILL)
+        return self._process.wait()
+
+
+class Forked:
+    """A process that a warm parent forked, and the socket by which they know it."""
+
+    def __init__(self, control: socket.socket):
+        self.pid: int | None = None
+        self._status: int | None = None
+        self._control = control
+
+    def poll(self) -> int | None:
+        self._listen(0.0)
+        return self._status
+
+    def signal(self, number: signal.Signals) -> None:
+        self._listen(0.0)
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    def close(self) -> int:
+        """Where the parent has not forked it yet, it does and ends it at once."""
+        self.signal(signal.SIGKILL)
+        if self.pid is not None:
+            self._listen(None)
+        self._control.close()
+        self.pid = None  # from now on it may be another's
+        return -signal.SIGKILL if self._status is None else self._status
+
+    def _listen(self, timeout_s: float | None) -> None:
+        """Take in the pid and the status, as far as they have come."""
+        while self._status is None and self._control.fileno() >= 0:
+            self._control.settimeout(timeout_s)
+            try:
+                message = self._control.recv(NUMBER.size)
+            except (BlockingIOError, TimeoutError):
+                return
+            except ConnectionResetError:
+                message = b""
+            if not message:  # the parent is gone, and its children with it
+                self.pid, self._status = None, -signal.SIGKILL
+            elif self.pid is None:
+                (self.pid,) = NUMBER.unpack(message)
+            else:
+                (self._status,) = NUMBER.unpack(message)
+
+
+class WarmParent:
+    """A process that has torch imported, or is about to, and forks runners (worker.warm_parent).
+    Make it in the main thread, with which it ends."""
+
+    def __init__(self) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "worker.warm_parent", str(theirs.fileno())],
+            env=environment(), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )  # fmt: skip
+        theirs.close()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def fork(self, stdio: Stdio) -> Forked:
+        """A runner, at once or as soon as torch is imported."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, suppress(BrokenPipeError):
+            socket.send_fds(self._requests, [b"f"], [*stdio, theirs.fileno()])
+        return Forked(ours)
+
+    def close(self) -> None:
+        self._requests.close()
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,119 @@
+"""`python -m worker.warm_parent FD`: a process that has imported torch and forks runners from it.
+
+Importing torch takes seconds, a fork some ten milliseconds. Each message over the socket FD brings
+four file descriptors: the stdin, stdout and stderr of a runner, and a socket. Through that goes
+the runner's pid, and once it has ended its exit status; when its other end is closed the runner's
+process group is killed and forgotten. The end of FD ends everything.
+
+Here is one thread and no CUDA context, for neither goes through a fork. Linux only.
+"""
+
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import traceback
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from typing import NoReturn
+
+from mptcore.__main__ import be_expendable, supervised
+
+NUMBER = struct.Struct("i")
+"""How a pid and an exit status are sent."""
+
+
+class Forks:
+    """Forks on request, and watches what it has forked."""
+
+    def __init__(self, requests: socket.socket):
+        self._requests = requests
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(requests, selectors.EVENT_READ, self._fork)
+
+    def run(self) -> NoReturn:
+        while True:
+            for key, _ in self._selector.select():
+                key.data()
+
+    def _fork(self) -> None:
+        _, fds, _, _ = socket.recv_fds(self._requests, 1, 4)
+        if len(fds) < 4:
+            os._exit(0)  # the worker has ended; so do the runners
+        pid = os.fork()
+        if pid == 0:
+            self._become_runner(fds)
+        os.setpgid(pid, pid)  # here too: it may be killed before it gets to that itself
+        for stdio in fds[:3]:
+            os.close(stdio)
+        control, ended = socket.socket(fileno=fds[3]), os.pidfd_open(pid)
+        self._selector.register(ended, selectors.EVENT_READ, partial(self._tell, ended, control))
+        self._selector.register(
+            control, selectors.EVENT_READ, partial(self._forget, pid, ended, control)
+        )
+        _send(control, pid)
+
+    def _tell(self, ended: int, control: socket.socket) -> None:
+        """Send the exit status. The process stays a zombie, so that no other has its number."""
+        self._selector.unregister(ended)
+        status = exit_status(os.P_PIDFD, ended)
+        assert status is not None
+        _send(control, status)
+
+    def _forget(self, pid: int, ended: int, control: socket.socket) -> None:
+        with suppress(KeyError):
+            self._selector.unregister(ended)
+        self._selector.unregister(control)
+        control.close()
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        os.waitid(os.P_PIDFD, ended, os.WEXITED)
+        os.close(ended)
+
+    def _become_runner(self, fds: list[int]) -> NoReturn:
+        status = 1
+        try:
+            os.setpgid(0, 0)
+            for number, stdio in enumerate(fds[:3]):
+                os.dup2(stdio, number)
+            known = [*fds, *(key.fd for key in self._selector.get_map().values())]
+            self._selector.close()
+            for fd in known:
+                with suppress(OSError):  # of sockets that the selector alone held
+                    os.close(fd)
+            be_expendable(niceness=0)  # it has its parent's
+            status = supervised()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+
+
+def _send(control: socket.socket, number: int) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):
+        control.send(NUMBER.pack(number))
+
+
+def exit_status(kind: int, child: int) -> int | None:
+    """That of a child (negative: the signal that ended it), which stays a zombie; None while it
+    lives. `kind` says what `child` is, os.P_PID or os.P_PIDFD."""
+    ended = os.waitid(kind, child, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def main() -> NoReturn:
+    be_expendable()
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # or it starts threads when it is imported
+    import_module("mptcore.runner")  # and torch
+    Forks(requests).run()
+
+
+if __name__ == "__main__":
+    main()
