@@ -37,6 +37,10 @@ class Child(Protocol):
         """None until it is known."""
         ...
 
+    def fileno(self) -> int | None:
+        """What can be read once it has ended, and perhaps before; None where there is no such."""
+        ...
+
     def poll(self) -> int | None:
         """Its exit status (negative: the signal that ended it), or None while it lives."""
         ...
@@ -60,6 +64,10 @@ class Spawned:
             start_new_session=True,
         )  # fmt: skip
         self.pid = self._process.pid
+        self._end = os.pidfd_open(self.pid) if sys.platform == "linux" else None
+
+    def fileno(self) -> int | None:
+        return self._end
 
     def poll(self) -> int | None:
         if self._process.returncode is not None:
@@ -73,6 +81,9 @@ class Spawned:
 
     def close(self) -> int:
         self.signal(signal.SIGKILL)
+        if self._end is not None:
+            os.close(self._end)
+        self._end = None
         return self._process.wait()
 
 
@@ -83,6 +94,9 @@ class Forked:
         self.pid: int | None = None
         self._status: int | None = None
         self._control = control
+
+    def fileno(self) -> int | None:
+        return self._control.fileno()
 
     def poll(self) -> int | None:
         self._listen(0.0)

@@ -41,6 +41,9 @@ class Runner:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._stdout, selectors.EVENT_READ, self._take_records)
         self._selector.register(self._stderr, selectors.EVENT_READ, self._take_complaints)
+        self._end = self.child.fileno()
+        if self._end is not None:
+            self._selector.register(self._end, selectors.EVENT_READ, self.child.poll)
         for ours in self._pipes:
             os.set_blocking(ours, False)
         if sys.platform == "linux":
@@ -80,6 +83,7 @@ class Runner:
         ended = not self.alive  # before the look, for it may write until then
         if ended:
             self.signal(signal.SIGKILL)  # to what it has started
+            self._stop_watching()
         ready = self._selector.select(0 if ended else timeout_s)
         if ended and not ready:
             return None
@@ -88,6 +92,12 @@ class Runner:
         records, self._records = self._records, []
         return records
 
+    def _stop_watching(self) -> None:
+        """Its end is known by now."""
+        if self._end is not None:
+            self._selector.unregister(self._end)
+            self._end = None
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process group. `read` tells when it has ended."""
         self.child.signal(number)
@@ -95,14 +105,13 @@ class Runner:
     def kill(self) -> int:
         """End the process group at once, and let go of its pipes; the exit status. What was not
         read by then is lost."""
-        status = self.child.close()
         if not self._is_closed:
             self._is_closed = True
             self._selector.close()
             for ours in self._pipes:
                 os.close(ours)
             self._unsent, self._part, self._records = b"", b"", []
-        return status
+        return self.child.close()
 
     def _send(self, line: dict[str, Any]) -> None:
         """Have a line written as its reader takes it in; one that has ended takes in nothing."""
