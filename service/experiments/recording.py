@@ -103,6 +103,7 @@ def _block_row(series_id: int, points: Sequence[dict[str, Any]]) -> dict[str, An
         "first_seq": points[0]["seq"],
         "last_seq": points[-1]["seq"],
         "count": len(points),
+        "seq": np.array([point["seq"] for point in points], dtype="<i4").tobytes(),
         **{name: _column([point[name] for point in points]) for name in COLUMNS},
         "reason": bytes(code.get(point.get("reason"), 0) for point in points),
         "reasons": reasons,

@@ -3,7 +3,7 @@
 import base64
 import logging
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse
@@ -16,7 +16,7 @@ from service.database import Database
 from service.dependencies import DatabaseDep, SettingsDep, UserDep
 from service.errors import ApiError, invalid
 from service.experiments import queue, store
-from service.experiments.curves import read_series
+from service.experiments.curves import hold_still, read_series
 from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.schemas import (
     ArtifactList,
@@ -25,6 +25,7 @@ from service.experiments.schemas import (
     ExperimentPage,
     ExperimentWithMetrics,
     MetricList,
+    SeriesOut,
     Submission,
     Validation,
 )
@@ -207,10 +208,10 @@ def get_curves(
 ) -> Response:
     """All series, each of at most `max_points` points."""
     with database.snapshot() as session:
+        hold_still(session)
         experiment = _find(session, user.id, experiment_id)
-        upto = experiment.last_seq
-        series = read_series(session, experiment_id, after=after, upto=upto, max_points=max_points)
-    return _curves(experiment, series)
+        series = read_series(session, experiment_id, after=after, max_points=max_points)
+    return _curves(experiment, series, after)
 
 
 @router.get("/{experiment_id}/curves/{series}", response_model=CurvesOut)
@@ -227,24 +228,19 @@ def get_curve(
     for example ?seed=44."""
     labels = {k: v for k, v in request.query_params.items() if k not in ("max_points", "after")}
     with database.snapshot() as session:
+        hold_still(session)
         experiment = _find(session, user.id, experiment_id)
         found = read_series(
-            session,
-            experiment_id,
-            name=series,
-            labels=labels,
-            after=after,
-            upto=experiment.last_seq,
-            max_points=max_points,
+            session, experiment_id, name=series, labels=labels, after=after, max_points=max_points
         )
-    return _curves(experiment, found)
+    return _curves(experiment, found, after)
 
 
-def _curves(experiment: Experiment, series: list[Any]) -> Response:
+def _curves(experiment: Experiment, series: list[SeriesOut], after: int) -> Response:
     answer = CurvesOut.model_construct(
         experiment_id=experiment.id,
         status=Status(experiment.status),
-        last_seq=experiment.last_seq,
+        last_seq=max(experiment.last_seq, after),  # a run that was put back stands before `after`
         series=series,
     )
     return _json(answer)

@@ -141,7 +141,8 @@ class SeriesOut(BaseModel):
 
 
 class CurvesOut(BaseModel):
-    """`last_seq`, given back as `after`, asks for what came since."""
+    """`last_seq`, given back as `after`, asks for what came since; it never falls, also where a
+    run goes on from a checkpoint and records once more what was read already."""
 
     experiment_id: str
     status: Status
