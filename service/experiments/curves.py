@@ -21,6 +21,8 @@ POINTS_TOGETHER = 100_000
 """Fetched by one statement, about: 4 MB."""
 
 Indices = NDArray[np.int64]
+AnyRow = Row[*tuple[Any, ...]]
+_POINTS = Block.count.label("points")  # a row has a method of its own called count
 
 
 def hold_still(session: Session) -> None:
@@ -97,7 +99,7 @@ def _lines(
 ) -> Iterator[tuple[int, _Line]]:
     """Each series by its id, and which of its points to read: the sizes of its blocks tell."""
     query = (
-        select(Series.id, Series.name, Series.labels, Block.first_seq, Block.last_seq, Block.count)
+        select(Series.id, Series.name, Series.labels, Block.first_seq, Block.last_seq, _POINTS)
         .join(Block, Block.series_id == Series.id)
         .where(Series.experiment_id == experiment_id, Block.last_seq > after)
         .order_by(Series.id, Block.first_seq)
@@ -109,13 +111,13 @@ def _lines(
         own = json.loads(blocks[0].labels)
         if all(str(own.get(key)) == value for key, value in labels.items()):
             skipped = _skipped(session, blocks[0], after)
-            total = sum(block.count for block in blocks) - skipped
+            total = sum(block.points for block in blocks) - skipped
             if total > 0:
                 parts = list(_parts(blocks, _sample(total, max_points) + skipped))
                 yield series_id, _Line(blocks[0].name, own, total, parts)
 
 
-def _skipped(session: Session, first: Row[Any], after: int) -> int:
+def _skipped(session: Session, first: AnyRow, after: int) -> int:
     """How many points of the first block, the only one that can have any, are not after `after`."""
     if first.first_seq > after:
         return 0
@@ -123,7 +125,7 @@ def _skipped(session: Session, first: Row[Any], after: int) -> int:
         select(Block.seq).where(Block.series_id == first.id, Block.first_seq == first.first_seq)
     )
     if column is None:
-        seqs = np.linspace(first.first_seq, first.last_seq, first.count).round()
+        seqs = np.linspace(first.first_seq, first.last_seq, first.points).round()
     else:
         seqs = np.frombuffer(column, dtype="<i4")
     return int(np.searchsorted(seqs, after, side="right"))
@@ -135,14 +137,14 @@ def _sample(total: int, most: int) -> Indices:
     return np.unique(np.linspace(0, total - 1, most).round().astype(np.int64))
 
 
-def _parts(blocks: Sequence[Row[Any]], kept: Indices) -> Iterator[_Part]:
+def _parts(blocks: Sequence[AnyRow], kept: Indices) -> Iterator[_Part]:
     """The blocks in which the points of these places, counted over all blocks, are found."""
-    ends = np.cumsum([block.count for block in blocks])
+    ends = np.cumsum([block.points for block in blocks])
     cuts = np.searchsorted(kept, ends)
     for block, end, start, stop in zip(blocks, ends, [0, *cuts[:-1]], cuts, strict=True):
         if stop > start:
-            places = kept[start:stop] - (end - block.count)
-            yield _Part(block.id, block.first_seq, block.count, places)
+            places = kept[start:stop] - (end - block.points)
+            yield _Part(block.id, block.first_seq, block.points, places)
 
 
 def _groups(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
@@ -161,7 +163,7 @@ def _groups(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
 _CONTENT = [getattr(Block, name) for name in (*COLUMNS, "reason", "reasons")]
 
 
-def _blocks(session: Session, keys: Sequence[tuple[int, int]]) -> Sequence[Row[Any]]:
+def _blocks(session: Session, keys: Sequence[tuple[int, int]]) -> Sequence[AnyRow]:
     """The content of these blocks, in their order."""
     query = select(Block.series_id, Block.first_seq, *_CONTENT).where(
         tuple_(Block.series_id, Block.first_seq).in_(keys),
@@ -170,7 +172,7 @@ def _blocks(session: Session, keys: Sequence[tuple[int, int]]) -> Sequence[Row[A
     return session.execute(query.order_by(Block.series_id, Block.first_seq)).all()
 
 
-def _gather(line: _Line, block: Row[Any], places: Indices) -> None:
+def _gather(line: _Line, block: AnyRow, places: Indices) -> None:
     for name, parts in line.columns.items():
         parts.append(np.frombuffer(getattr(block, name), dtype="<f8")[places])
     known = [None, *block.reasons]
