@@ -64,7 +64,8 @@ class Client:
         return self._call("GET", f"/v1/experiments/{experiment_id}")
 
     def experiments(self, **filters: Any) -> Iterator[Json]:
-        """Your experiments, newest first, over all pages."""
+        """Your experiments, newest first, over all pages: without their specs, or with
+        `fields="full"` (and `limit` at most 50) with them."""
         cursor = None
         while True:
             query = {**filters, "cursor": cursor} if cursor else filters

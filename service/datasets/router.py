@@ -18,6 +18,7 @@ from service.datasets.models import Dataset
 from service.dependencies import DatabaseDep, SettingsDep, UserDep
 from service.errors import ApiError
 from service.experiments.schemas import moment
+from service.pages import Cursor, Limit, page, read_cursor
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
@@ -48,8 +49,11 @@ class DatasetOut(BaseModel):
     created_at: datetime
 
 
-class DatasetList(BaseModel):
+class DatasetPage(BaseModel):
+    """Newest first; `next_cursor` is null on the last page."""
+
     items: list[DatasetOut]
+    next_cursor: str | None
 
 
 @router.post(
@@ -98,10 +102,15 @@ def _accept(
 
 
 @router.get("")
-def list_datasets(database: DatabaseDep, user: UserDep) -> DatasetList:
+def list_datasets(
+    database: DatabaseDep, user: UserDep, limit: Limit = 50, cursor: Cursor = None
+) -> DatasetPage:
     """The caller's uploads, newest first."""
+    before = read_cursor(cursor)
     with database.snapshot() as session:
-        return DatasetList(items=[_out(one) for one in store.of_owner(session, user.id)])
+        found = store.newest(session, user.id, limit=limit + 1, before=before)
+    kept, next_cursor = page(found, limit)
+    return DatasetPage(items=[_out(one) for one in kept], next_cursor=next_cursor)
 
 
 @router.get("/{dataset_id}")

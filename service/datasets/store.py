@@ -15,7 +15,11 @@ def find(session: Session, owner_id: int, dataset_id: str) -> Dataset | None:
     )
 
 
-def of_owner(session: Session, owner_id: int) -> Sequence[Dataset]:
-    """The owner's data sets, newest first."""
+def newest(
+    session: Session, owner_id: int, *, limit: int, before: str | None = None
+) -> Sequence[Dataset]:
+    """The owner's data sets, newest first, that are older than `before`."""
     query = select(Dataset).where(Dataset.owner_id == owner_id)
-    return session.scalars(query.order_by(Dataset.id.desc())).all()
+    if before is not None:
+        query = query.where(Dataset.id < before)
+    return session.scalars(query.order_by(Dataset.id.desc()).limit(limit)).all()

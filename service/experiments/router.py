@@ -1,6 +1,5 @@
 """The routes of experiments."""
 
-import base64
 import logging
 from http import HTTPStatus
 from typing import Annotated
@@ -24,12 +23,14 @@ from service.experiments.schemas import (
     ExperimentOut,
     ExperimentPage,
     ExperimentWithMetrics,
+    Fields,
     MetricList,
     SeriesOut,
     Submission,
     Validation,
 )
-from service.experiments.views import artifact_out, experiment_out, metric_out
+from service.experiments.views import artifact_out, experiment_out, metric_out, summary_out
+from service.pages import Cursor, Limit, page, read_cursor
 from service.references import reference_problems
 from service.users import User
 
@@ -84,21 +85,33 @@ def validate(
     )
 
 
-@router.get("")
+MOST_SPECS = 50
+"""On a page: a spec may be as large as a body."""
+
+
+@router.get("", response_model=ExperimentPage)
 def list_experiments(
     database: DatabaseDep,
     user: UserDep,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     status: Status | None = None,
-) -> ExperimentPage:
-    """The caller's experiments, newest first."""
-    before = _read_cursor(cursor) if cursor else None
+    fields: Fields = Fields.SUMMARY,
+) -> Response:
+    """The caller's experiments, newest first: without their specs, or with `fields=full` and at
+    most 50 a page with them."""
+    full = fields == Fields.FULL
+    if full and limit > MOST_SPECS:
+        detail = f"at most {MOST_SPECS} with fields=full, not {limit}"
+        raise invalid([Problem("/query/limit", detail)])
+    before = read_cursor(cursor)
     with database.snapshot() as session:
-        found = store.newest(session, user.id, limit=limit + 1, before=before, status=status)
-        items = [experiment_out(experiment) for experiment in found[:limit]]
-    more = len(found) > limit
-    return ExperimentPage(items=items, next_cursor=_cursor(items[-1].id) if more else None)
+        found = store.newest(
+            session, user.id, limit=limit + 1, before=before, status=status, with_spec=full
+        )
+    kept, next_cursor = page(found, limit)
+    items = [experiment_out(one) if full else summary_out(one) for one in kept]
+    return _json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
 
 
 @router.get("/{experiment_id}", response_model=ExperimentWithMetrics)
@@ -270,18 +283,3 @@ def _find(session: Session, owner_id: int, experiment_id: str) -> Experiment:
     if found is None:
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "you have no experiment of this id")
     return found
-
-
-def _cursor(experiment_id: str) -> str:
-    return base64.urlsafe_b64encode(experiment_id.encode()).decode().rstrip("=")
-
-
-def _read_cursor(cursor: str) -> str:
-    try:
-        before = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
-    except ValueError:
-        before = ""
-    if not before.isalnum():
-        detail = "a cursor is the next_cursor of an earlier answer"
-        raise invalid([Problem("/query/cursor", detail)])
-    return before

@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Sequence
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm.attributes import set_committed_value
 from uuid6 import uuid7
 
 from service.experiments.models import Artifact, Experiment, Metric, Status
@@ -81,14 +82,32 @@ def newest(
     limit: int,
     before: str | None = None,
     status: Status | None = None,
+    with_spec: bool = False,
 ) -> Sequence[Experiment]:
-    """The owner's experiments, newest first, that are older than `before`."""
-    query = select(Experiment).where(Experiment.owner_id == owner_id).options(with_place)
+    """The owner's experiments, newest first, that are older than `before`. Specs are large: they
+    are read only where they are asked for."""
+    query = select(Experiment).where(Experiment.owner_id == owner_id)
+    if not with_spec:
+        query = query.options(defer(Experiment.spec, raiseload=True))
     if before is not None:
         query = query.where(Experiment.id < before)
     if status is not None:
         query = query.where(Experiment.status == status)
-    return session.scalars(query.order_by(Experiment.id.desc()).limit(limit)).all()
+    found = session.scalars(query.order_by(Experiment.id.desc()).limit(limit)).all()
+    _set_places(session, found)
+    return found
+
+
+def _set_places(session: Session, found: Sequence[Experiment]) -> None:
+    """Count the queue once for all of them."""
+    waiting = {one.id: one for one in found if one.status == Status.QUEUED}
+    if not waiting:
+        return
+    turn = func.row_number().over(order_by=(Experiment.priority.desc(), Experiment.id))
+    queued = select(Experiment.id, turn.label("turn")).where(Experiment.status == Status.QUEUED)
+    line = queued.subquery()
+    for row in session.execute(select(line).where(line.c.id.in_(waiting))):
+        set_committed_value(waiting[row.id], "ahead", row.turn - 1)
 
 
 def metrics(session: Session, experiment_id: str) -> Sequence[Metric]:

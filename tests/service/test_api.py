@@ -1,8 +1,11 @@
 """The routes, on experiments that a real supervisor need not run."""
 
+from typing import Any
+
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import event
 
 from service.database import Database
 from service.experiments import queue
@@ -127,6 +130,43 @@ def test_pages_follow_each_other(api: TestClient) -> None:
     assert cursor is None
     assert len(api.get("/v1/experiments?status=queued").json()["items"]) == 8
     assert api.get("/v1/experiments?status=failed").json()["items"] == []
+
+
+def test_a_page_leaves_out_specs_and_counts_the_queue_once(
+    api: TestClient, database: Database
+) -> None:
+    submitted = [submit(api, priority=i % 3) for i in range(6)]
+    statements: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        statements.append(statement)
+
+    app = api.app
+    assert isinstance(app, FastAPI)
+    event.listen(app.state.database.engine, "before_cursor_execute", note)
+    items = api.get("/v1/experiments").json()["items"]
+    about = [one for one in statements if "FROM experiments" in one]
+    assert len(about) == 2
+    assert not any("experiments.spec" in one for one in about)
+    places = {one["id"]: one["queue"]["position"] for one in items}
+    assert places == {id_: place for place, id_ in enumerate(
+        sorted(submitted, key=lambda one: (-(submitted.index(one) % 3), one))
+    )}  # fmt: skip
+    for one in items:
+        full = api.get(f"/v1/experiments/{one['id']}").json()
+        assert full.keys() - one.keys() == {"spec", "metrics"}
+        assert {key: full[key] for key in one} == one
+
+
+def test_a_page_with_specs(api: TestClient) -> None:
+    submit(api)
+    (item,) = api.get("/v1/experiments?fields=full").json()["items"]
+    assert item["spec"]["model"]["family"] == "ppca"
+    answer = api.get("/v1/experiments?fields=full&limit=51")
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [
+        {"pointer": "/query/limit", "detail": "at most 50 with fields=full, not 51"}
+    ]
 
 
 def test_validate_stores_nothing(api: TestClient) -> None:

@@ -60,6 +60,14 @@ def test_upload_list_use_delete(api: TestClient, settings: Settings) -> None:
     assert api.delete(f"/v1/datasets/{made['id']}").status_code == 404
 
 
+def test_the_list_is_paged(api: TestClient) -> None:
+    made = [post(api, "good.npy", npy(GOOD + i)).json()["id"] for i in range(3)]
+    first = api.get("/v1/datasets?limit=2").json()
+    second = api.get("/v1/datasets", params={"limit": 2, "cursor": first["next_cursor"]}).json()
+    assert [one["id"] for one in (*first["items"], *second["items"])] == made[::-1]
+    assert second["next_cursor"] is None
+
+
 @pytest.mark.parametrize(
     ("changes", "pointer", "words"),
     [
