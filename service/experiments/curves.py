@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from service.experiments.models import Block, Series
 from service.experiments.recording import COLUMNS
 from service.experiments.schemas import SeriesOut
+from service.experiments.selection import matches
 
 BLOCKS_TOGETHER = 500
 """Named in one statement: a database takes only so many parameters."""
@@ -109,7 +110,7 @@ def _lines(
     for series_id, rows in groupby(session.execute(query).all(), key=lambda row: row.id):
         blocks = list(rows)
         own = json.loads(blocks[0].labels)
-        if all(str(own.get(key)) == value for key, value in labels.items()):
+        if matches(own, labels):
             skipped = _skipped(session, blocks[0], after)
             total = sum(block.points for block in blocks) - skipped
             if total > 0:

@@ -4,7 +4,7 @@ import logging
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
@@ -15,7 +15,7 @@ from service.database import Database
 from service.dependencies import DatabaseDep, SettingsDep, UserDep
 from service.errors import ApiError, invalid
 from service.experiments import queue, store
-from service.experiments.curves import hold_still, read_series
+from service.experiments.curves import hold_still, labels_of, read_series
 from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.schemas import (
     ArtifactList,
@@ -29,8 +29,10 @@ from service.experiments.schemas import (
     Submission,
     Validation,
 )
+from service.experiments.selection import check_selection
 from service.experiments.views import artifact_out, experiment_out, metric_out, summary_out
 from service.pages import Cursor, Limit, page, read_cursor
+from service.parameters import FreeParameters
 from service.references import reference_problems
 from service.users import User
 
@@ -41,6 +43,7 @@ router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=S
 ExperimentId = Annotated[str, Path(max_length=100)]
 MaxPoints = Annotated[int, Query(ge=2, le=1_000_000)]
 After = Annotated[int, Query(ge=0, le=2**31 - 1)]
+IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200)]
 
 
 @router.post("", status_code=HTTPStatus.ACCEPTED)
@@ -50,7 +53,7 @@ def submit(
     settings: SettingsDep,
     user: UserDep,
     response: Response,
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> ExperimentOut:
     """Queue an experiment. With an Idempotency-Key, the same request sent again is answered with
     the experiment that the first one made; another request under the same key is refused."""
@@ -58,10 +61,7 @@ def submit(
     with database.transaction() as session:
         _check_references(session, user, submission.spec)
         experiment = store.submit(session, user.id, submission, idempotency_key)
-        if experiment is None:
-            detail = "another request was sent under this Idempotency-Key"
-            raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)
-        answer = experiment_out(experiment)
+        answer = experiment_out(_stored(experiment))
     log.info("submitted", extra={"experiment_id": answer.id})
     response.headers["Location"] = answer.urls.self
     return answer
@@ -146,15 +146,20 @@ def resume(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) ->
 
 @router.post("/{experiment_id}:retry", status_code=HTTPStatus.ACCEPTED)
 def retry(
-    experiment_id: ExperimentId, database: DatabaseDep, user: UserDep, response: Response
+    experiment_id: ExperimentId,
+    database: DatabaseDep,
+    user: UserDep,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
 ) -> ExperimentOut:
-    """Queue a new experiment with the spec of one that failed or was cancelled."""
+    """Queue a new experiment with the spec of one that failed or was cancelled. The
+    Idempotency-Key serves as for a submission."""
     with database.transaction() as session:
         old = _find(session, user.id, experiment_id)
         if old.status not in (Status.FAILED, Status.CANCELLED):
             detail = f"only what failed or was cancelled is retried; this is {old.status}"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        answer = experiment_out(store.retry(session, old))
+        answer = experiment_out(_stored(store.retry(session, old, idempotency_key)))
     response.headers["Location"] = answer.urls.self
     return answer
 
@@ -233,16 +238,17 @@ def get_curve(
     series: Annotated[str, Path(max_length=64, pattern="^[a-z_]+$")],
     database: DatabaseDep,
     user: UserDep,
-    request: Request,
+    labels: FreeParameters,
     max_points: MaxPoints = 100_000,
     after: After = 0,
 ) -> Response:
     """The series of one name; every other query parameter is a label and the value it must have,
-    for example ?seed=44."""
-    labels = {k: v for k, v in request.query_params.items() if k not in ("max_points", "after")}
+    for example ?seed=44. While the experiment has not ended, a series that it may yet record is
+    empty, not unknown."""
     with database.snapshot() as session:
         hold_still(session)
         experiment = _find(session, user.id, experiment_id)
+        check_selection(labels_of(session, experiment_id), experiment.status, series, labels)
         found = read_series(
             session, experiment_id, name=series, labels=labels, after=after, max_points=max_points
         )
@@ -276,6 +282,13 @@ def _check_references(session: Session, user: User, spec: ExperimentSpec) -> Non
 
 def _invalid_spec(problems: list[Problem]) -> ApiError:
     return invalid([Problem(f"/spec{p.pointer}", p.detail) for p in problems])
+
+
+def _stored(experiment: Experiment | None) -> Experiment:
+    if experiment is None:
+        detail = "another request was sent under this Idempotency-Key"
+        raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)
+    return experiment
 
 
 def _find(session: Session, owner_id: int, experiment_id: str) -> Experiment:

@@ -37,8 +37,30 @@ def submit(
         submission_sha256=digest,
         **submission.model_dump(include={"name", "tags", "note", "priority"}),
     )
-    if idempotency_key is None:
+    return _enqueue_once(session, experiment)
+
+
+def retry(
+    session: Session, old: Experiment, idempotency_key: str | None = None
+) -> Experiment | None:
+    """Queue a new experiment like an old one, or find what the same retry made under the same key
+    before; None where that was another request."""
+    kept = ("owner_id", "name", "tags", "note", "priority", "spec")
+    experiment = Experiment(
+        id=uuid7().hex,
+        retry_of=old.id,
+        idempotency_key=idempotency_key,
+        submission_sha256=hashlib.sha256(f"retry {old.id}".encode()).hexdigest(),
+        **{name: getattr(old, name) for name in kept},
+    )
+    return _enqueue_once(session, experiment)
+
+
+def _enqueue_once(session: Session, experiment: Experiment) -> Experiment | None:
+    if experiment.idempotency_key is None:
         return _enqueue(session, experiment)
+    owner_id, key = experiment.owner_id, experiment.idempotency_key
+    digest = experiment.submission_sha256
     # A savepoint: the unique key decides between two requests at the same time.
     try:
         with session.begin_nested():
@@ -46,19 +68,12 @@ def submit(
     except IntegrityError:
         first = session.scalar(
             select(Experiment).where(
-                Experiment.owner_id == owner_id, Experiment.idempotency_key == idempotency_key
+                Experiment.owner_id == owner_id, Experiment.idempotency_key == key
             )
         )
         if first is None or first.submission_sha256 != digest:
             return None
         return find(session, owner_id, first.id)
-
-
-def retry(session: Session, old: Experiment) -> Experiment:
-    """Queue a new experiment like an old one."""
-    kept = ("owner_id", "name", "tags", "note", "priority", "spec")
-    columns = {name: getattr(old, name) for name in kept}
-    return _enqueue(session, Experiment(id=uuid7().hex, retry_of=old.id, **columns))
 
 
 def _enqueue(session: Session, experiment: Experiment) -> Experiment:
