@@ -36,6 +36,8 @@ class Envelope(_Message):
     work_dir: str | None = None
     resume: Resume | None = None
     save_every_s: Annotated[float, Field(gt=0)] = 30.0
+    inputs: dict[str, str] = {}
+    """The SHA-256 of files that the run reads, by their paths in the store."""
 
 
 class Order(_Message):
@@ -54,6 +56,7 @@ class Assignment(BaseModel):
     checkpoint_dir: Path | None = None
     work_dir: Path | None = None
     resume: Resume | None = None
+    inputs: dict[str, str] = {}
     save_every_s: float = 30.0
     """How long a run goes on without a checkpoint, about."""
 
@@ -74,6 +77,7 @@ def parse_assignment(text: bytes) -> Assignment:
         work_dir=Path(envelope.work_dir) if envelope.work_dir else None,
         resume=envelope.resume,
         save_every_s=envelope.save_every_s,
+        inputs=envelope.inputs,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from mptcore import checkpoint
+from mptcore.files.durable import check_digests
 from mptcore.orders import Assignment, Order
 from mptcore.records import Failure, Progress, Record, RunError, encode
 from mptcore.run import resumable
@@ -59,6 +60,7 @@ class Runner:
     def _records(self) -> Iterator[Record | None]:
         assignment, session = self.assignment, self._session
         session.work_dir = assignment.work_dir
+        check_digests(assignment.inputs)
         found = None
         if assignment.resume is not None:
             self._given = assignment.resume.after

@@ -28,6 +28,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.database = Database(settings.url)
     app.state.known_keys = known_keys()
+    app.state.uploads = asyncio.Semaphore(settings.max_uploads)
     app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
     app.add_middleware(AccessLog)
     app.add_middleware(

@@ -23,6 +23,12 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = None
     """The broker of lab mode."""
     max_upload_bytes: int = 4 * 2**30
+    max_uploads: int = Field(default=4, gt=0)
+    """At once, of an API process."""
+    upload_stall_s: float = Field(default=60.0, gt=0)
+    """An upload of which less than a megabyte comes in so long is ended."""
+    reserve_bytes: int = Field(default=2**30, ge=0)
+    """Of the store's disk that uploads leave free."""
     max_body_bytes: int = 256 * 1024
 
     lease_s: float = Field(default=10.0, gt=0)
@@ -50,6 +56,11 @@ class Settings(BaseSettings):
     @cached_property
     def url(self) -> str:
         return self.database_url or f"sqlite:///{self.store / 'mptlab.sqlite3'}"
+
+    @property
+    def all_incoming(self) -> Path:
+        """A folder for each upload that is under way."""
+        return self.store / "incoming"
 
     def datasets(self, dataset_id: str) -> Path:
         return self.store / "datasets" / dataset_id

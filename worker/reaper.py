@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import AWAY, Database, now
+from service.datasets.sweep import sweep as sweep_uploads
 from service.experiments import queue
 from service.logs import configure_logs
 from service.settings import Settings
@@ -59,8 +60,9 @@ class Reaper:
             self._swept_at = time.monotonic()
 
     def _sweep(self) -> None:
-        """Remove the checkpoints of what ended without a worker that could: cancelled while it was
-        paused, or lost."""
+        """Remove what those left who could not: of uploads, and the checkpoints of what ended
+        without a worker, cancelled while it was paused, or lost."""
+        sweep_uploads(self.database, self.settings)
         folders = list(self.settings.all_checkpoints.glob("*"))
         after_s = 2 * self.settings.lease_s  # a worker that is about to end may still write
         for start in range(0, len(folders), SWEPT_TOGETHER):

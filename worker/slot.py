@@ -5,10 +5,12 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
 from service.database import AWAY, Database
+from service.datasets import store as datasets
 from service.experiments import queue
 from service.experiments.models import Checkpoint, Experiment
 from service.experiments.queue import Claim
@@ -64,7 +66,7 @@ class Slot:
     def _claim(self, experiment_id: str, dispatch_no: int) -> Claim | None:
         resume = self.newest_whole(experiment_id)
         with self.database.transaction() as session:
-            return queue.claim(
+            claim = queue.claim(
                 session,
                 experiment_id,
                 dispatch_no,
@@ -72,6 +74,7 @@ class Slot:
                 lease_s=self.settings.lease_s,
                 resume=resume,
             )
+            return claim and replace(claim, inputs=datasets.inputs_of(session, claim.spec))
 
     def newest_whole(self, experiment_id: str) -> Checkpoint | None:
         """The latest checkpoint whose file is what was recorded."""

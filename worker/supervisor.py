@@ -84,6 +84,7 @@ class Supervision:
             "checkpoint_dir": str(folder / str(claim.attempt)),
             "work_dir": str(self.settings.artifacts(claim.experiment_id)),
             "resume": resume,
+            "inputs": dict(claim.inputs),
             "save_every_s": self.settings.checkpoint_every_s,
         }
 

@@ -1,6 +1,7 @@
-"""Finding uploads. Every query names the owner."""
+"""Finding uploads. Every query for a user names the owner."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -13,6 +14,28 @@ def find(session: Session, owner_id: int, dataset_id: str) -> Dataset | None:
     return session.scalar(
         select(Dataset).where(Dataset.id == dataset_id, Dataset.owner_id == owner_id)
     )
+
+
+def find_same(session: Session, owner_id: int, sha256: str, format: str) -> Dataset | None:
+    """The owner's data set of these bytes."""
+    return session.scalar(
+        select(Dataset)
+        .where(Dataset.owner_id == owner_id, Dataset.sha256 == sha256, Dataset.format == format)
+        .order_by(Dataset.copy)
+        .limit(1)
+    )
+
+
+def exists(session: Session, dataset_id: str) -> bool:
+    """Whether anyone has a data set of that id."""
+    return session.get(Dataset, dataset_id) is not None
+
+
+def inputs_of(session: Session, spec: dict[str, Any]) -> dict[str, str]:
+    """The SHA-256 of the upload that a spec names, by its path in the store."""
+    dataset_id = spec["data"].get("dataset")
+    found = session.get(Dataset, dataset_id) if dataset_id else None
+    return {} if found is None else {f"datasets/{found.id}/{found.file}": found.sha256}
 
 
 def newest(

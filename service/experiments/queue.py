@@ -3,8 +3,8 @@
 Every function takes a session and commits nothing. Times are the database's own (`now()`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, ScalarSelect, Update, case, delete, func, select, update
@@ -49,6 +49,8 @@ class Claim:
     spec: dict[str, Any]
     resume: Checkpoint | None = None
     """Where it goes on from, if not from the beginning."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """The SHA-256 of files that it reads, by their paths in the store."""
 
 
 @dataclass(frozen=True, slots=True)

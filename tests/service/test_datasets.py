@@ -39,6 +39,11 @@ def post(api: TestClient, name: str, content: bytes) -> Any:
     return api.post("/v1/datasets", params={"name": name}, content=content)
 
 
+def stored(settings: Settings) -> list[Path]:
+    """What uploads left in the store."""
+    return [*settings.store.glob("datasets/*"), *settings.store.glob("incoming/*")]
+
+
 def upload_spec(dataset: str, **changes: Any) -> dict[str, Any]:
     model = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
     data = {"source": "upload", "dataset": dataset, "n": 10, "dim": 4}
@@ -120,7 +125,7 @@ def test_what_is_refused_leaves_nothing(
     answer = post(api, name, content())
     assert answer.status_code == 422
     assert any(word in answer.json()["detail"] for word in words.split("|")), answer.json()
-    assert list((settings.store / "datasets").iterdir()) == []
+    assert stored(settings) == []
     assert api.get("/v1/datasets").json()["items"] == []
 
 
@@ -138,7 +143,7 @@ def test_too_large(settings: Settings) -> None:
         answer = post(api, "a.npy", npy(np.zeros((100, 4))))
     assert answer.status_code == 413
     assert "at most 1000 bytes" in answer.json()["detail"]
-    assert list((settings.store / "datasets").iterdir()) == []
+    assert stored(settings) == []
 
 
 def test_others_uploads_are_not_there(
@@ -207,7 +212,7 @@ def test_text_that_is_none_is_refused(
     answer = post(api, name, content)
     assert answer.status_code == 422
     assert words in answer.json()["errors"][0]["detail"]
-    assert not list((settings.store / "datasets").glob("*"))
+    assert stored(settings) == []
 
 
 def test_numbers_are_not_read_as_text(api: TestClient) -> None:

@@ -1,6 +1,7 @@
 """The reaper waits a whole lease after the database was away."""
 
 import math
+import os
 import time
 from contextlib import contextmanager
 from typing import Any
@@ -85,6 +86,17 @@ def test_grace_after_a_gap(
         time.sleep(0.1)
         reaper.tick()
     assert status(database, running) == "queued"
+
+
+def test_uploads_that_were_cut_off_are_removed(database: Database, settings: Settings) -> None:
+    reaper = Reaper(database, settings.model_copy(update={"lease_s": 0.1}))
+    folder = settings.all_incoming / "a"
+    folder.mkdir(parents=True)
+    os.utime(folder, (0, 0))
+    for _ in range(2):
+        reaper.tick()
+        time.sleep(0.15)
+    assert not folder.exists()
 
 
 def test_checkpoints_of_what_ended_without_a_worker_are_removed(
