@@ -68,12 +68,9 @@ def test_uploads_of_the_same_bytes_stay_apart(config: Config) -> None:
     with database.transaction() as session:
         session.execute(text("INSERT INTO users (id, name, created_at) VALUES (1, 'u', 0)"))
         for name, sha256 in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "x")):
-            session.execute(
-                text(
-                    "INSERT INTO datasets (id, owner_id, name, format, bytes, sha256, n, created_at)"
-                    f" VALUES ('{name}', 1, 'x', 'npy', 1, '{sha256}', 1, 0)"
-                )
-            )
+            columns = "id, owner_id, name, format, bytes, sha256, n, created_at"
+            values = f"'{name}', 1, 'x', 'npy', 1, '{sha256}', 1, 0"
+            session.execute(text(f"INSERT INTO datasets ({columns}) VALUES ({values})"))
     command.upgrade(config, "head")
     with database.snapshot() as session:
         found = session.execute(text("SELECT id, copy FROM datasets ORDER BY id"))

@@ -104,7 +104,7 @@ def test_an_upload_that_was_changed_since_is_not_read(
     database: Database, settings: Settings
 ) -> None:
     """Of the same shape, and other numbers."""
-    content = "a,b,c\n" + "1,2,3\n4,5,7\n" * 4
+    content = "a,b,c\n1,2,3\n4,5,7\n2,1,2\n0,3,1\n5,5,4\n2,6,0\n1,1,1\n3,0,2\n"
     folder = settings.datasets("b" * 32)
     folder.mkdir(parents=True)
     (folder / "data.csv").write_text(content)
