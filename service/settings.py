@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mptcore.specs import Limits
+from service.logs import LogForm
 
 
 class Settings(BaseSettings):
@@ -49,6 +50,9 @@ class Settings(BaseSettings):
     """A node that is idle while a dispatch for it has waited so long is restarted."""
     run_memory_bytes: int | None = Field(default=None, gt=0)
     """Main memory that a run may take; unset is nine tenths of the machine's."""
+
+    log_form: LogForm = LogForm.JSON
+    """Of what processes write to stderr; `mpt serve` asks for lines that a person reads."""
 
     warm_spare: bool = True
     """Keep a runner ready for the next run: 300 MB for the seconds that torch takes to load."""
