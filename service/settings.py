@@ -51,6 +51,8 @@ class Settings(BaseSettings):
     run_memory_bytes: int | None = Field(default=None, gt=0)
     """Main memory that a run may take; unset is nine tenths of the machine's."""
 
+    hub_cache_bytes: int = Field(default=200 * 2**30, ge=0)
+    """Of models and data sets from the hub, where their cache (HF_HOME) lies in the store."""
     log_form: LogForm = LogForm.JSON
     """Of what processes write to stderr; `mpt serve` asks for lines that a person reads."""
 
