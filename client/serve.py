@@ -28,6 +28,8 @@ def embedded(store: Path, port: int, log: Path | None = None) -> Iterator[Callab
     if _is_taken(port):
         raise RuntimeError(f"port {port} is in use: choose another")
     environment = {**os.environ, "MPT_STORE": str(store.absolute())}
+    if log is None and sys.stderr.isatty():
+        environment.setdefault("MPT_LOG_FORM", "terminal")
     with open(log or os.devnull, "ab") as file:
         output = file if log else None
 

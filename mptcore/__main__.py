@@ -13,33 +13,19 @@ checkpoint are not given again. With --work-dir DIR it keeps its files there.
 """
 
 import argparse
-import ctypes
 import importlib
 import os
-import signal
 import sys
 import traceback
-from contextlib import suppress
 from pathlib import Path
 
-
-def be_expendable(niceness: int = 5) -> None:
-    """Ask Linux for SIGKILL when the thread that started this process ends (where it has ended
-    already, the end of stdin says so), to be the first to go when memory runs out, and to let a
-    service on the same processors answer first."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        os.nice(niceness)
-        with suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text("1000")
-
+from mptcore.process import be_expendable
 
 if __name__ == "__main__" and "--supervised" in sys.argv:
     be_expendable()  # before torch is imported, which takes seconds
 
-from mptcore.orders import Assignment, follow_orders, parse_assignment  # noqa: E402
-from mptcore.specs import SpecError  # noqa: E402
+from mptcore.orders import Assignment, follow_orders, parse_assignment
+from mptcore.specs import SpecError
 
 
 def main() -> int:

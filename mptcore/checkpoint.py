@@ -16,10 +16,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as as_bytes
 from torch import Tensor
 
+from mptcore.files.durable import write_durably
 from mptcore.records import Checkpoint
 from mptcore.session import Session, Tape, TrainingState
 from mptcore.specs import EXPERIMENT, ExperimentSpec
-from mptcore.weights import write_durably
 
 KEPT = 2
 

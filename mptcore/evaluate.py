@@ -8,7 +8,7 @@ import torch
 from mptcore.allocation import score_to_target
 from mptcore.masks import draw_masks
 from mptcore.models import Evidence, MaskedModel, TractableModel
-from mptcore.records import Labels, Log, Metric, Point, Record
+from mptcore.records import Labels, Log, Metric, Point, Record, SeriesName
 from mptcore.scores import (
     DEPENDENT,
     ONE_DRAW,
@@ -179,7 +179,7 @@ def lml_metrics(name: str, evidence: Evidence, labels: Labels) -> Iterator[Metri
         yield Metric(f"{name}_{what}", value, 0.0, labels)
 
 
-def point(series: str, x: float, estimate: Estimate, labels: Labels) -> Point:
+def point(series: SeriesName, x: float, estimate: Estimate, labels: Labels) -> Point:
     reason = ONE_DRAW if estimate.std_err is None else None
     return Point(series, x, estimate.mean, estimate.std_err, estimate.n, labels, reason)
 

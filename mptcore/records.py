@@ -4,9 +4,29 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
-Labels = Mapping[str, int | float | str]
+SeriesName = Literal[
+    "score",
+    "score_by_rate",
+    "score_difference",
+    "convergence",
+    "bias",
+    "loss",
+    "loss_heldout",
+    "mpt",
+    "elbo",
+    "lml",
+    "lml_heldout",
+]
+SERIES: tuple[SeriesName, ...] = get_args(SeriesName)
+"""What a series may be called."""
+
+LabelName = Literal["seed", "model", "objective", "epoch", "step", "of"]
+LABELS: tuple[LabelName, ...] = get_args(LabelName)
+"""What tells series or metrics of one name apart."""
+
+Labels = Mapping[LabelName, int | float | str]
 FailureKind = Literal["error", "oom", "invalid"]
 
 
@@ -16,7 +36,7 @@ class Point:
     std_err is not a finite number it is null, and `reason` says why."""
 
     kind: ClassVar = "point"
-    series: str
+    series: SeriesName
     x: float
     value: float | None
     std_err: float | None

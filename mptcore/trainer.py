@@ -18,7 +18,7 @@ from mptcore.gaussian import LowRankGaussian
 from mptcore.gradients import score_gradient
 from mptcore.models.linear_gaussian import Conditionals
 from mptcore.moments import DenseMoment, FactoredMoment, Moment, compressed, root, second_moment
-from mptcore.records import Point
+from mptcore.records import Point, SeriesName
 from mptcore.session import TrainingState
 from mptcore.specs import FactorAnalysisModel, Model, Train
 from mptcore.specs.train import Steps
@@ -158,7 +158,10 @@ class Trainer:
     def _points(self, loss: Tensor) -> Iterator[Point]:
         """The series of this epoch, one point for each start."""
         with torch.no_grad():
-            series = {"loss": loss, "lml": self._log_marginal(self._conditionals(self._full))}
+            series: dict[SeriesName, Tensor] = {
+                "loss": loss,
+                "lml": self._log_marginal(self._conditionals(self._full)),
+            }
             if self.spec.objective == "mpt":
                 series["mpt"] = -loss
             if self._heldout is not None:

@@ -115,7 +115,7 @@ class VectorRun:
                 densities={"model": density.to(torch.device("cpu"), torch.float64)},
                 masks=stream(start.seed, f"curve {epoch}"),
             )
-            labels = {"seed": start.seed, "epoch": epoch}
+            labels: Labels = {"seed": start.seed, "epoch": epoch}
             before = done
             for scored, record in self._evaluate(now, labels, Tape()):
                 done = before + scored

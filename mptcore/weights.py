@@ -1,7 +1,6 @@
 """Trained weights as a file: what an experiment keeps and a later one starts from."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from mptcore.files.durable import write_durably
 from mptcore.gaussian import LowRankGaussian
 from mptcore.inputs import InputError, digest, input_file
 from mptcore.records import Artifact, RunError
@@ -81,18 +81,3 @@ def weights_of(spec: LinearGaussian, dim: int, seed: int) -> LowRankGaussian:
         detail = "has a noise variance for each dimension: use family factor_analysis"
         raise RunError("invalid", f"experiment {spec.experiment} {detail}")
     return density
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """All of the content or nothing, kept when this returns: written aside, then renamed."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

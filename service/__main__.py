@@ -6,6 +6,7 @@ import uvicorn
 
 from service.logs import configure_logs
 from service.main import create_app
+from service.settings import Settings
 
 
 def main() -> None:
@@ -13,9 +14,10 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8765)
     arguments = parser.parse_args()
-    configure_logs()
+    settings = Settings()
+    configure_logs(settings.log_form)
     uvicorn.run(
-        create_app(),
+        create_app(settings),
         host=arguments.host,
         port=arguments.port,
         log_config=None,

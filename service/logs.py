@@ -1,16 +1,40 @@
-"""Logs as one JSON object a line, with the request or experiment that they are about."""
+"""Logs as one JSON object a line, with the request or experiment that they are about; at a
+terminal as lines for a person."""
 
 import logging
 import sys
+from enum import StrEnum
 
 import structlog
 from asgi_correlation_id import correlation_id
-from structlog.typing import EventDict, WrappedLogger
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 
-def configure_logs(level: str = "INFO") -> None:
-    """Have everything that logs, libraries too, write JSON to stderr."""
-    shared: list[structlog.typing.Processor] = [
+class LogForm(StrEnum):
+    """JSON for programs: everything. A terminal for a person: runs, warnings and errors."""
+
+    JSON = "json"
+    TERMINAL = "terminal"
+
+
+SHOWN = ("worker", "service.experiments")
+"""Who tells a person at a terminal more than warnings: what becomes of runs."""
+
+
+def configure_logs(form: LogForm = LogForm.JSON, level: str = "INFO") -> None:
+    """Have everything that logs, libraries too, write to stderr in this form."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_terminal() if form == LogForm.TERMINAL else _json())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    if form == LogForm.TERMINAL:
+        logging.getLogger().setLevel("WARNING")
+        for name in SHOWN:
+            logging.getLogger(name).setLevel(level)
+
+
+def _json() -> logging.Formatter:
+    shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.ExtraAdder(),
         _drop_colors,
@@ -19,18 +43,29 @@ def configure_logs(level: str = "INFO") -> None:
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared,
-        processors=[
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
+    rendering: list[Processor] = [
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(),
+    ]
+    return _formatter(shared, rendering)
+
+
+def _terminal() -> logging.Formatter:
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.ExtraAdder(),
+        _drop_colors,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+    ]
+    return _formatter(shared, [structlog.dev.ConsoleRenderer(pad_event_to=0, pad_level=False)])
+
+
+def _formatter(shared: list[Processor], rendering: list[Processor]) -> logging.Formatter:
+    remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared, processors=[remove, *rendering]
     )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.captureWarnings(True)
 
 
 def _add_request_id(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:

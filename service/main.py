@@ -1,6 +1,7 @@
 """The application: `uvicorn --factory service.main:create_app`."""
 
 import asyncio
+import re
 
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import Depends, FastAPI
@@ -12,6 +13,7 @@ from service.datasets import router as datasets
 from service.dependencies import current_user, known_keys
 from service.errors import ProblemDocument, install_handlers
 from service.experiments import router as experiments
+from service.parameters import known_parameters
 from service.settings import Settings
 
 ERRORS: dict[int | str, dict[str, object]] = {
@@ -26,11 +28,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.database = Database(settings.url)
     app.state.known_keys = known_keys()
+    app.state.uploads = asyncio.Semaphore(settings.max_uploads)
     app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
     app.add_middleware(AccessLog)
-    app.add_middleware(CorrelationIdMiddleware, header_name="X-Request-ID", validator=None)
+    app.add_middleware(
+        CorrelationIdMiddleware, header_name="X-Request-ID", validator=_is_request_id
+    )
     install_handlers(app)
-    app.include_router(health.router)
+    app.include_router(health.router, dependencies=[Depends(known_parameters)])
     routers = (
         experiments.custom,
         experiments.router,
@@ -39,5 +44,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         monitoring.router,
     )
     for router in routers:
-        app.include_router(router, dependencies=[Depends(current_user)])
+        app.include_router(router, dependencies=[Depends(current_user), Depends(known_parameters)])
     return app
+
+
+def _is_request_id(given: str) -> bool:
+    """Whether a caller's id is one that a log can bear; else the request gets one of ours."""
+    return re.fullmatch(r"[A-Za-z0-9._-]{1,128}", given) is not None

@@ -93,10 +93,7 @@ def input_files(
     """The files of the uploads and experiments that a stored spec names, by id, each with the
     SHA-256 that was recorded. What has been deleted is not there: the run will say so."""
     uploads = session.scalars(select(Dataset).where(Dataset.id == spec["data"].get("dataset")))
-    found = {
-        one.id: _input(settings.datasets(one.id) / f"data.{one.format}", one.sha256)
-        for one in uploads
-    }
+    found = {one.id: _input(settings.datasets(one.id) / one.file, one.sha256) for one in uploads}
     models = [spec.get("model") or {}, spec.get("baseline") or {}]
     named = [model["experiment"] for model in models if model.get("experiment")]
     weights = session.scalars(

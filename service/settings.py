@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mptcore.specs import Limits
+from service.logs import LogForm
 
 
 class Settings(BaseSettings):
@@ -23,6 +24,12 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = None
     """The broker of lab mode."""
     max_upload_bytes: int = 4 * 2**30
+    max_uploads: int = Field(default=4, gt=0)
+    """At once, of an API process."""
+    upload_stall_s: float = Field(default=60.0, gt=0)
+    """An upload of which less than a megabyte comes in so long is ended."""
+    reserve_bytes: int = Field(default=2**30, ge=0)
+    """Of the store's disk that uploads leave free."""
     max_body_bytes: int = 256 * 1024
 
     lease_s: float = Field(default=10.0, gt=0)
@@ -47,10 +54,19 @@ class Settings(BaseSettings):
     warm_parent: bool = True
     """Keep a process from which runs are forked: 300 MB for the seconds that torch takes to load.
     """
+    hub_cache_bytes: int = Field(default=200 * 2**30, ge=0)
+    """Of models and data sets from the hub, where their cache (HF_HOME) lies in the store."""
+    log_form: LogForm = LogForm.JSON
+    """Of what processes write to stderr; `mpt serve` asks for lines that a person reads."""
 
     @cached_property
     def url(self) -> str:
         return self.database_url or f"sqlite:///{self.store / 'mptlab.sqlite3'}"
+
+    @property
+    def all_incoming(self) -> Path:
+        """A folder for each upload that is under way."""
+        return self.store / "incoming"
 
     def datasets(self, dataset_id: str) -> Path:
         return self.store / "datasets" / dataset_id

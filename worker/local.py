@@ -61,8 +61,9 @@ class LocalWorker:
 
 
 def main() -> None:
-    configure_logs()
-    worker = LocalWorker(Settings())
+    settings = Settings()
+    configure_logs(settings.log_form)
+    worker = LocalWorker(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stopping.set())
     worker.run()

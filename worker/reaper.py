@@ -12,7 +12,9 @@ from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import AWAY, Database, now
+from service.datasets.sweep import sweep as sweep_uploads
 from service.experiments import queue
+from service.hub import trim_hub_cache
 from service.logs import configure_logs
 from service.settings import Settings
 
@@ -59,8 +61,10 @@ class Reaper:
             self._swept_at = time.monotonic()
 
     def _sweep(self) -> None:
-        """Remove the checkpoints of what ended without a worker that could: cancelled while it was
-        paused, or lost."""
+        """Remove what is left of uploads that were cut off, what the hub's cache has too much, and
+        the checkpoints of what ended without a worker: cancelled while it was paused, or lost."""
+        sweep_uploads(self.database, self.settings)
+        trim_hub_cache(self.settings)
         folders = list(self.settings.all_checkpoints.glob("*"))
         after_s = 2 * self.settings.lease_s  # a worker that is about to end may still write
         for start in range(0, len(folders), SWEPT_TOGETHER):

@@ -20,7 +20,8 @@ from functools import partial
 from importlib import import_module
 from typing import NoReturn
 
-from mptcore.__main__ import be_expendable, supervised
+from mptcore.__main__ import supervised
+from mptcore.process import be_expendable
 
 NUMBER = struct.Struct("i")
 """How a pid and an exit status are sent."""

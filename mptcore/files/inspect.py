@@ -2,7 +2,8 @@
 
 {"format", "n", "dim" (numbers), "arrays" (.npz: shapes by name), "columns" (tables), "problems"};
 what is unknown is left out, and text has no "dim". Exit status 0 without problems, else 1. It may
-use so much memory and no more: a file can promise far more than it holds.
+use so much and no more, for a file can promise far more than it holds, and may have been made to
+harm who reads it; and it dies with who started it.
 """
 
 import importlib
@@ -14,9 +15,12 @@ from typing import Any
 
 from mptcore.files import tables, texts
 from mptcore.files.tables import Inspection, as_json
+from mptcore.process import be_expendable
 
 MEMORY_BYTES = 4 * 2**30
 """What a file may take beyond the program itself."""
+CPU_S = 240
+OPEN_FILES = 64
 
 
 def look(path: Path) -> Inspection:
@@ -33,15 +37,23 @@ def _has_text(path: Path) -> bool:
     return False  # which is said where it is read as numbers
 
 
-def _limit_memory() -> None:
+def _limit_itself() -> None:
+    """Not the number of processes, for Linux counts all of the user's there."""
     own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    most = own + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    for limit, most in (
+        (resource.RLIMIT_AS, own + MEMORY_BYTES),
+        (resource.RLIMIT_CPU, CPU_S),
+        (resource.RLIMIT_NOFILE, OPEN_FILES),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(limit, (most, most))
 
 
 def main(path: str) -> int:
     if sys.platform == "linux":
-        _limit_memory()
+        be_expendable()
+        _limit_itself()
     try:
         found = look(Path(path))
     except MemoryError:

@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mptcore.files.durable import write_durably
 from mptcore.latent.grid_vae import GridVae
 from mptcore.latent.trainer import Unit
 from mptcore.records import Artifact
 from mptcore.streams import stream
-from mptcore.weights import write_durably
 
 SHOWN = 10
 """Images of each kind."""

@@ -18,7 +18,7 @@ from mptcore.latent.deep_vae import DeepVae
 from mptcore.latent.evidence import by_weights, weighed
 from mptcore.latent.grid_vae import GridVae, mean_log_marginal
 from mptcore.latent.variational import ROWS
-from mptcore.records import Labels, Point
+from mptcore.records import Labels, Point, SeriesName
 from mptcore.scores import ONE_DRAW
 from mptcore.session import TrainingState
 from mptcore.specs import LatentTrain
@@ -189,7 +189,7 @@ class LatentTrainer:
         n = self.spec.masks_per_step(self.dim)
         return Point("mpt", self.epoch, score.item(), None, n, unit.labels, ONE_STEP)
 
-    def _lml(self, name: str, unit: Unit, x: Tensor) -> Point:
+    def _lml(self, name: SeriesName, unit: Unit, x: Tensor) -> Point:
         """By the model's grid, or the importance weighted bound."""
         if isinstance(unit.network, GridVae):
             return Point(name, self.epoch, mean_log_marginal(unit.network, x), 0.0, 0, unit.labels)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.evaluate import Work
-from mptcore.records import Labels, Log, Metric, Point, Record, RunError
+from mptcore.records import Labels, Log, Metric, Point, Record, RunError, SeriesName
 from mptcore.scores import ONE_DRAW
 from mptcore.session import Tape
 from mptcore.specs import TextEvaluate
@@ -192,7 +192,7 @@ class TextEvaluation:
         """Bits per token and perplexity from a mean log probability of a token."""
         if name == DIFFERENCE:
             return
-        labels = {**self._labels_of(name), "of": of}
+        labels: Labels = {**self._labels_of(name), "of": of}
         nats = score.scaled(-1)
         bits, perplexity = nats.scaled(1 / math.log(2)), nats.exponential()
         yield _metric("bits_per_token", bits, labels)
@@ -296,7 +296,7 @@ class TextEvaluation:
         return {**self.labels, "model": name}
 
     def _point(self, name: str, rate: float, value: Estimate, n: int) -> Point:
-        series = "score_difference" if name == DIFFERENCE else "score_by_rate"
+        series: SeriesName = "score_difference" if name == DIFFERENCE else "score_by_rate"
         reason = ONE_DRAW if value.std_err is None else None
         return Point(series, rate, value.mean, value.std_err, n, self._labels_of(name), reason)
 

@@ -60,14 +60,14 @@ class TextRun:
     ) -> Work:
         vocabulary = min(len(tokenizer), *(m.config.vocab_size for m in models.values()))
         masker = self._masker(scored, tokenizer, vocabulary)
-        labels = {"seed": seed}
+        labels: Labels = {"seed": seed}
         if self.spec.train is not None:
             trainer = TextTrainer(
                 self.spec.train, models["model"], self._masker(learned, tokenizer, vocabulary), seed
             )
 
             def curve(step: int) -> Work:
-                own = {**labels, "step": step}
+                own: Labels = {**labels, "step": step}
                 evaluation = self._evaluation({"model": models["model"]}, masker, own, Tape())
                 yield from evaluation.records(stream(seed, "curve"))
 

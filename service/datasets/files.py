@@ -1,20 +1,35 @@
 """Uploaded files: received in pieces, looked at by a process that may not hurt us."""
 
+import asyncio
+import errno
 import hashlib
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 
+from mptcore.files.durable import sync_folder
 from mptcore.specs import Problem
 from service.errors import ApiError, invalid
+from service.settings import Settings
 
 INSPECTION_TIMEOUT_S = 120.0
+PIECE_BYTES = 2**20
+"""Written and hashed at a time, in a thread: between two pieces the process answers others."""
+NEEDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+"""All that Python needs of the environment, in which there are passwords."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -25,31 +40,107 @@ class Received:
     sha256: str
 
 
-async def receive(request: Request, file: Path, limit: int) -> Received:
-    """Write a request's body to a file as it comes. Raises ApiError beyond `limit` bytes."""
-    digest, size = hashlib.sha256(), 0
+async def receive(request: Request, file: Path, settings: Settings) -> Received:
+    """Write a request's body to a file as it comes; it is on the disk when this returns. Raises
+    ApiError where it is too large for the limit or the disk, breaks off or stalls."""
+    declared = int(request.headers.get("Content-Length", 0))
     with open(file, "wb") as output:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                detail = f"an upload is at most {limit} bytes"
-                raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "upload_too_large", detail)
-            digest.update(chunk)
-            output.write(chunk)
-    return Received(size, digest.hexdigest())
+        writer = _Writer(output, settings)
+        writer.check_room(declared)
+        async for piece in _pieces(request, settings.upload_stall_s):
+            await run_in_threadpool(writer.write, piece)
+        await run_in_threadpool(os.fsync, output.fileno())
+    return Received(writer.size, writer.digest.hexdigest())
+
+
+async def _pieces(request: Request, stall_s: float) -> AsyncIterator[bytes]:
+    stream = request.stream()
+    ended = False
+    while not ended:
+        piece = bytearray()
+        try:
+            async with asyncio.timeout(stall_s):
+                while len(piece) < PIECE_BYTES and not ended:
+                    part = await anext(stream, None)
+                    ended = part is None
+                    piece += part or b""
+        except TimeoutError:
+            detail = f"less than {PIECE_BYTES} bytes came within {stall_s:g} s"
+            raise ApiError(HTTPStatus.REQUEST_TIMEOUT, "upload_stalled", detail) from None
+        except ClientDisconnect:
+            detail = "the upload broke off"
+            raise ApiError(HTTPStatus.BAD_REQUEST, "upload_incomplete", detail) from None
+        yield bytes(piece)
+
+
+@dataclass
+class _Writer:
+    output: BinaryIO
+    settings: Settings
+    size: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    def check_room(self, more: int) -> None:
+        """Whether so many bytes more are within the limit, and leave the disk its reserve."""
+        limit = self.settings.max_upload_bytes
+        if self.size + more > limit:
+            detail = f"an upload is at most {limit} bytes"
+            raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "upload_too_large", detail)
+        if shutil.disk_usage(self.settings.store).free - more < self.settings.reserve_bytes:
+            raise _no_room()
+
+    def write(self, piece: bytes) -> None:
+        self.check_room(len(piece))
+        self.size += len(piece)
+        self.digest.update(piece)
+        try:
+            self.output.write(piece)
+            self.output.flush()
+        except OSError as error:
+            raise _no_room() if error.errno in FULL else error from None
+
+
+def _no_room() -> ApiError:
+    detail = "the service's disk is too full for this upload: delete data sets, or ask its keeper"
+    return ApiError(HTTPStatus.INSUFFICIENT_STORAGE, "disk_full", detail)
+
+
+def move(file: Path, place: Path) -> None:
+    """Put a file in its place, where it is after a power cut too."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(file, place)
+    sync_folder(place.parent)
+    sync_folder(place.parent.parent)
 
 
 def inspect(file: Path) -> dict[str, Any]:
     """What a file holds. Raises ApiError where it is neither numbers nor text, or not
     what its name says."""
-    command = [sys.executable, "-m", "mptcore.files.inspect", str(file)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=INSPECTION_TIMEOUT_S, check=False
-        )
-        found: dict[str, Any] = json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(_inspected(file))
     except (subprocess.TimeoutExpired, ValueError):
         found = {"problems": ["it could not be read: it takes too much time or memory"]}
     if found["problems"]:
         raise invalid([Problem("", problem) for problem in found["problems"]])
     return found
+
+
+def _inspected(file: Path) -> bytes:
+    """What the inspection prints. It dies with this thread, and leaves no process behind."""
+    command = [sys.executable, "-m", "mptcore.files.inspect", str(file)]
+    environment = {name: os.environ[name] for name in NEEDED if name in os.environ}
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            return process.communicate(timeout=INSPECTION_TIMEOUT_S)[0]
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, String
+from sqlalchemy import JSON, BigInteger, ForeignKey, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database import Base, now
@@ -15,6 +15,7 @@ class Dataset(Base):
     has no `dim`; `n` then counts texts, and `columns` names those that hold them."""
 
     __tablename__ = "datasets"
+    __table_args__ = (UniqueConstraint("owner_id", "sha256", "format", "copy"),)
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), index=True)
@@ -27,3 +28,10 @@ class Dataset(Base):
     arrays: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     columns: Mapped[list[str] | None] = mapped_column(JSON)
     created_at: Mapped[float] = mapped_column(default=now())
+    copy: Mapped[int] = mapped_column(default=0, server_default="0")
+    """0 but for the same bytes sent again in the days when these became another data set."""
+
+    @property
+    def file(self) -> str:
+        """The name of its file in its folder."""
+        return f"data.{self.format}"

@@ -1,23 +1,28 @@
 """The routes of uploads."""
 
 import shutil
+from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path as FilePath
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from anyio import CancelScope
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel
+from sqlalchemy.exc import IntegrityError
 from uuid6 import uuid7
 
-from service.database import Database
+from service.database import AWAY, Database
 from service.datasets import store
-from service.datasets.files import Received, inspect, receive
+from service.datasets.files import inspect, move, receive
 from service.datasets.models import Dataset
 from service.dependencies import DatabaseDep, SettingsDep, UserDep
 from service.errors import ApiError
 from service.experiments.schemas import moment
+from service.pages import Cursor, Limit, page, read_cursor
+from service.settings import Settings
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
@@ -48,60 +53,111 @@ class DatasetOut(BaseModel):
     created_at: datetime
 
 
-class DatasetList(BaseModel):
+class DatasetPage(BaseModel):
+    """Newest first; `next_cursor` is null on the last page."""
+
     items: list[DatasetOut]
+    next_cursor: str | None
 
 
 @router.post(
     "",
     status_code=HTTPStatus.CREATED,
     openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
+    responses={200: {"model": DatasetOut, "description": "You have sent these bytes before"}},
 )
 async def upload(
-    name: FileName, request: Request, database: DatabaseDep, settings: SettingsDep, user: UserDep
+    name: FileName,
+    request: Request,
+    response: Response,
+    database: DatabaseDep,
+    settings: SettingsDep,
+    user: UserDep,
 ) -> DatasetOut:
     """Upload a file (the body, as it is) of numbers, N observations × D dimensions, or
-    of text."""
-    dataset_id = uuid7().hex
-    folder = settings.datasets(dataset_id)
-    folder.mkdir(parents=True)
-    file = folder / f"data.{name.rsplit('.', 1)[1]}"
-    try:
-        received = await receive(request, file, settings.max_upload_bytes)
-        async with request.app.state.inspections:
-            return await run_in_threadpool(
-                _accept, database, user.id, dataset_id, name, file, received
+    of text. The same bytes again are the same data set, under its first name."""
+    if request.app.state.uploads.locked():
+        detail = f"{settings.max_uploads} uploads are under way, which is the most: try again"
+        headers = {"Retry-After": "5"}
+        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_uploads", detail, headers=headers)
+    dataset = Dataset(id=uuid7().hex, owner_id=user.id, name=name, format=name.rsplit(".", 1)[1])
+    folder = settings.all_incoming / dataset.id
+    settled = True
+    async with request.app.state.uploads:
+        try:
+            folder.mkdir(parents=True)
+            received = await receive(request, folder / dataset.file, settings)
+            dataset.bytes, dataset.sha256 = received.bytes, received.sha256
+            arrival = _Arrival(database, settings, dataset, folder / dataset.file)
+            kept = await run_in_threadpool(arrival.known)
+            if kept is None:
+                async with request.app.state.inspections:
+                    kept = await run_in_threadpool(arrival.accept)
+        except AWAY:
+            settled = False  # the row may have been committed: the sweep will see
+            raise
+        finally:  # also where the caller went away
+            if settled:
+                with CancelScope(shield=True):
+                    await run_in_threadpool(shutil.rmtree, folder, ignore_errors=True)
+    if kept.id != dataset.id:
+        response.status_code = HTTPStatus.OK
+    return kept
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """A file that was received, and the row that it may become."""
+
+    database: Database
+    settings: Settings
+    dataset: Dataset
+    file: FilePath
+
+    def known(self) -> DatasetOut | None:
+        """The data set that these bytes are already; the file takes the place of its own, which
+        may have been damaged."""
+        with self.database.snapshot() as session:
+            first = store.find_same(
+                session, self.dataset.owner_id, self.dataset.sha256, self.dataset.format
             )
-    except BaseException:  # also a caller that went away
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        if first is None:
+            return None
+        move(self.file, self.settings.datasets(first.id) / first.file)
+        return _out(first)
 
-
-def _accept(
-    database: Database,
-    owner_id: int,
-    dataset_id: str,
-    name: str,
-    file: FilePath,
-    received: Received,
-) -> DatasetOut:
-    found = inspect(file)
-    shape: dict[str, Any] = {
-        key: found.get(key) for key in ("format", "n", "dim", "arrays", "columns")
-    }
-    dataset = Dataset(id=dataset_id, owner_id=owner_id, name=name, **vars(received), **shape)
-    with database.transaction() as session:
-        session.add(dataset)
-        session.flush()
-        session.refresh(dataset)
-        return _out(dataset)
+    def accept(self) -> DatasetOut:
+        """Look into the file and keep it. Raises ApiError."""
+        found = inspect(self.file)
+        for name in ("n", "dim", "arrays", "columns"):
+            setattr(self.dataset, name, found.get(name))
+        place = self.settings.datasets(self.dataset.id) / self.dataset.file
+        move(self.file, place)
+        try:
+            with self.database.transaction() as session:
+                session.add(self.dataset)
+                session.flush()
+                session.refresh(self.dataset)
+                return _out(self.dataset)
+        except IntegrityError:  # another upload of these bytes was first
+            move(place, self.file)
+            place.parent.rmdir()
+            first = self.known()
+            if first is None:
+                raise
+            return first
 
 
 @router.get("")
-def list_datasets(database: DatabaseDep, user: UserDep) -> DatasetList:
+def list_datasets(
+    database: DatabaseDep, user: UserDep, limit: Limit = 50, cursor: Cursor = None
+) -> DatasetPage:
     """The caller's uploads, newest first."""
+    before = read_cursor(cursor)
     with database.snapshot() as session:
-        return DatasetList(items=[_out(one) for one in store.of_owner(session, user.id)])
+        found = store.newest(session, user.id, limit=limit + 1, before=before)
+    kept, next_cursor = page(found, limit)
+    return DatasetPage(items=[_out(one) for one in kept], next_cursor=next_cursor)
 
 
 @router.get("/{dataset_id}")

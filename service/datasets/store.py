@@ -1,4 +1,4 @@
-"""Finding uploads. Every query names the owner."""
+"""Finding uploads. Every query for a user names the owner."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,26 @@ def find(session: Session, owner_id: int, dataset_id: str) -> Dataset | None:
     )
 
 
-def of_owner(session: Session, owner_id: int) -> Sequence[Dataset]:
-    """The owner's data sets, newest first."""
+def find_same(session: Session, owner_id: int, sha256: str, format: str) -> Dataset | None:
+    """The owner's data set of these bytes."""
+    return session.scalar(
+        select(Dataset)
+        .where(Dataset.owner_id == owner_id, Dataset.sha256 == sha256, Dataset.format == format)
+        .order_by(Dataset.copy)
+        .limit(1)
+    )
+
+
+def exists(session: Session, dataset_id: str) -> bool:
+    """Whether anyone has a data set of that id."""
+    return session.get(Dataset, dataset_id) is not None
+
+
+def newest(
+    session: Session, owner_id: int, *, limit: int, before: str | None = None
+) -> Sequence[Dataset]:
+    """The owner's data sets, newest first, that are older than `before`."""
     query = select(Dataset).where(Dataset.owner_id == owner_id)
-    return session.scalars(query.order_by(Dataset.id.desc())).all()
+    if before is not None:
+        query = query.where(Dataset.id < before)
+    return session.scalars(query.order_by(Dataset.id.desc()).limit(limit)).all()

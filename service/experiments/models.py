@@ -155,8 +155,9 @@ class Series(Base):
 
 class Block(Base):
     """Points of one series that were committed together: columns of little-endian float64, NaN
-    where a number is missing. `reason` has a byte for each point: 0, or 1 + the index in
-    `reasons` of why a number is missing."""
+    where a number is missing. `seq` is the record number of each point as little-endian int32;
+    null, in blocks of before it was kept, where they are taken as evenly spaced. `reason` has a
+    byte for each point: 0, or 1 + the index in `reasons` of why a number is missing."""
 
     __tablename__ = "blocks"
 
@@ -164,6 +165,7 @@ class Block(Base):
     first_seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     last_seq: Mapped[int]
     count: Mapped[int]
+    seq: Mapped[bytes | None] = mapped_column(LargeBinary)
     x: Mapped[bytes] = mapped_column(LargeBinary)
     value: Mapped[bytes] = mapped_column(LargeBinary)
     std_err: Mapped[bytes] = mapped_column(LargeBinary)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from service.database import insert_new
@@ -76,7 +76,7 @@ def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Desi
     if batch.checkpoint is not None:
         insert_new(session, Checkpoint, [_checkpoint_row(claim, batch.checkpoint)])
         _forget_older_checkpoints(session, claim.experiment_id)
-    insert_new(session, Event, [_log_row(claim.experiment_id, log) for log in batch.logs])
+    insert_new(session, Event, _log_rows(session, claim.experiment_id, batch.logs))
     return desired
 
 
@@ -115,6 +115,7 @@ def _block_row(series_id: int, points: Sequence[dict[str, Any]]) -> dict[str, An
         "first_seq": points[0]["seq"],
         "last_seq": points[-1]["seq"],
         "count": len(points),
+        "seq": np.array([point["seq"] for point in points], dtype="<i4").tobytes(),
         **{name: _column([point[name] for point in points]) for name in COLUMNS},
         "reason": bytes(code.get(point.get("reason"), 0) for point in points),
         "reasons": reasons,
@@ -126,6 +127,28 @@ COLUMNS = ("x", "value", "std_err", "n")
 
 def _column(values: list[float | None]) -> bytes:
     return np.array(values, dtype="<f8").tobytes()  # None becomes NaN
+
+
+MOST_LOGS = 10_000
+"""That are kept of a run: one that logs at every step would fill the disk."""
+LAST_LOG = f"this run has logged {MOST_LOGS} times: what it logs from here on is not kept"
+
+
+def _log_rows(
+    session: Session, experiment_id: str, logs: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """As many as are still kept, in the order of their numbers, which a resumed run has again; the
+    first beyond them says so."""
+    if not logs:
+        return []
+    earlier = select(func.count()).where(
+        Event.experiment_id == experiment_id, Event.seq < logs[0]["seq"], Event.kind == "log"
+    )
+    room = MOST_LOGS - (session.scalar(earlier) or 0)
+    kept = [*logs[: max(0, room)]]
+    if 0 <= room < len(logs):
+        kept.append({**logs[room], "level": "warning", "message": LAST_LOG})
+    return [_log_row(experiment_id, log) for log in kept]
 
 
 def _log_row(experiment_id: str, log: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,10 @@
 """The routes of experiments."""
 
-import base64
 import logging
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
@@ -17,7 +16,7 @@ from service.dependencies import DatabaseDep, SettingsDep, UserDep
 from service.errors import ApiError, invalid
 from service.experiments import queue, store
 from service.experiments.artifacts import whole_file
-from service.experiments.curves import read_series
+from service.experiments.curves import hold_still, labels_of, read_series
 from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.schemas import (
     ArtifactList,
@@ -25,11 +24,16 @@ from service.experiments.schemas import (
     ExperimentOut,
     ExperimentPage,
     ExperimentWithMetrics,
+    Fields,
     MetricList,
+    SeriesOut,
     Submission,
     Validation,
 )
-from service.experiments.views import artifact_out, experiment_out, metric_out
+from service.experiments.selection import check_selection
+from service.experiments.views import artifact_out, experiment_out, metric_out, summary_out
+from service.pages import Cursor, Limit, page, read_cursor
+from service.parameters import FreeParameters
 from service.references import reference_problems
 from service.users import User
 
@@ -40,6 +44,7 @@ router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=S
 ExperimentId = Annotated[str, Path(max_length=100)]
 MaxPoints = Annotated[int, Query(ge=2, le=1_000_000)]
 After = Annotated[int, Query(ge=0, le=2**31 - 1)]
+IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200)]
 
 
 @router.post("", status_code=HTTPStatus.ACCEPTED)
@@ -49,7 +54,7 @@ def submit(
     settings: SettingsDep,
     user: UserDep,
     response: Response,
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> ExperimentOut:
     """Queue an experiment. With an Idempotency-Key, the same request sent again is answered with
     the experiment that the first one made; another request under the same key is refused."""
@@ -57,10 +62,7 @@ def submit(
     with database.transaction() as session:
         _check_references(session, user, submission.spec)
         experiment = store.submit(session, user.id, submission, idempotency_key)
-        if experiment is None:
-            detail = "another request was sent under this Idempotency-Key"
-            raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)
-        answer = experiment_out(experiment)
+        answer = experiment_out(_stored(experiment))
     log.info("submitted", extra={"experiment_id": answer.id})
     response.headers["Location"] = answer.urls.self
     return answer
@@ -84,21 +86,33 @@ def validate(
     )
 
 
-@router.get("")
+MOST_SPECS = 50
+"""On a page: a spec may be as large as a body."""
+
+
+@router.get("", response_model=ExperimentPage)
 def list_experiments(
     database: DatabaseDep,
     user: UserDep,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     status: Status | None = None,
-) -> ExperimentPage:
-    """The caller's experiments, newest first."""
-    before = _read_cursor(cursor) if cursor else None
+    fields: Fields = Fields.SUMMARY,
+) -> Response:
+    """The caller's experiments, newest first: without their specs, or with `fields=full` and at
+    most 50 a page with them."""
+    full = fields == Fields.FULL
+    if full and limit > MOST_SPECS:
+        detail = f"at most {MOST_SPECS} with fields=full, not {limit}"
+        raise invalid([Problem("/query/limit", detail)])
+    before = read_cursor(cursor)
     with database.snapshot() as session:
-        found = store.newest(session, user.id, limit=limit + 1, before=before, status=status)
-        items = [experiment_out(experiment) for experiment in found[:limit]]
-    more = len(found) > limit
-    return ExperimentPage(items=items, next_cursor=_cursor(items[-1].id) if more else None)
+        found = store.newest(
+            session, user.id, limit=limit + 1, before=before, status=status, with_spec=full
+        )
+    kept, next_cursor = page(found, limit)
+    items = [experiment_out(one) if full else summary_out(one) for one in kept]
+    return _json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
 
 
 @router.get("/{experiment_id}", response_model=ExperimentWithMetrics)
@@ -133,15 +147,20 @@ def resume(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) ->
 
 @router.post("/{experiment_id}:retry", status_code=HTTPStatus.ACCEPTED)
 def retry(
-    experiment_id: ExperimentId, database: DatabaseDep, user: UserDep, response: Response
+    experiment_id: ExperimentId,
+    database: DatabaseDep,
+    user: UserDep,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
 ) -> ExperimentOut:
-    """Queue a new experiment with the spec of one that failed or was cancelled."""
+    """Queue a new experiment with the spec of one that failed or was cancelled. The
+    Idempotency-Key serves as for a submission."""
     with database.transaction() as session:
         old = _find(session, user.id, experiment_id)
         if old.status not in (Status.FAILED, Status.CANCELLED):
             detail = f"only what failed or was cancelled is retried; this is {old.status}"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        answer = experiment_out(store.retry(session, old))
+        answer = experiment_out(_stored(store.retry(session, old, idempotency_key)))
     response.headers["Location"] = answer.urls.self
     return answer
 
@@ -208,10 +227,10 @@ def get_curves(
 ) -> Response:
     """All series, each of at most `max_points` points."""
     with database.snapshot() as session:
+        hold_still(session)
         experiment = _find(session, user.id, experiment_id)
-        upto = experiment.last_seq
-        series = read_series(session, experiment_id, after=after, upto=upto, max_points=max_points)
-    return _curves(experiment, series)
+        series = read_series(session, experiment_id, after=after, max_points=max_points)
+    return _curves(experiment, series, after)
 
 
 @router.get("/{experiment_id}/curves/{series}", response_model=CurvesOut)
@@ -220,32 +239,28 @@ def get_curve(
     series: Annotated[str, Path(max_length=64, pattern="^[a-z_]+$")],
     database: DatabaseDep,
     user: UserDep,
-    request: Request,
+    labels: FreeParameters,
     max_points: MaxPoints = 100_000,
     after: After = 0,
 ) -> Response:
     """The series of one name; every other query parameter is a label and the value it must have,
-    for example ?seed=44."""
-    labels = {k: v for k, v in request.query_params.items() if k not in ("max_points", "after")}
+    for example ?seed=44. While the experiment has not ended, a series that it may yet record is
+    empty, not unknown."""
     with database.snapshot() as session:
+        hold_still(session)
         experiment = _find(session, user.id, experiment_id)
+        check_selection(labels_of(session, experiment_id), experiment.status, series, labels)
         found = read_series(
-            session,
-            experiment_id,
-            name=series,
-            labels=labels,
-            after=after,
-            upto=experiment.last_seq,
-            max_points=max_points,
+            session, experiment_id, name=series, labels=labels, after=after, max_points=max_points
         )
-    return _curves(experiment, found)
+    return _curves(experiment, found, after)
 
 
-def _curves(experiment: Experiment, series: list[Any]) -> Response:
+def _curves(experiment: Experiment, series: list[SeriesOut], after: int) -> Response:
     answer = CurvesOut.model_construct(
         experiment_id=experiment.id,
         status=Status(experiment.status),
-        last_seq=experiment.last_seq,
+        last_seq=max(experiment.last_seq, after),  # a run that was put back stands before `after`
         series=series,
     )
     return _json(answer)
@@ -270,23 +285,15 @@ def _invalid_spec(problems: list[Problem]) -> ApiError:
     return invalid([Problem(f"/spec{p.pointer}", p.detail) for p in problems])
 
 
+def _stored(experiment: Experiment | None) -> Experiment:
+    if experiment is None:
+        detail = "another request was sent under this Idempotency-Key"
+        raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)
+    return experiment
+
+
 def _find(session: Session, owner_id: int, experiment_id: str) -> Experiment:
     found = store.find(session, owner_id, experiment_id) if experiment_id.isalnum() else None
     if found is None:
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "you have no experiment of this id")
     return found
-
-
-def _cursor(experiment_id: str) -> str:
-    return base64.urlsafe_b64encode(experiment_id.encode()).decode().rstrip("=")
-
-
-def _read_cursor(cursor: str) -> str:
-    try:
-        before = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
-    except ValueError:
-        before = ""
-    if not before.isalnum():
-        detail = "a cursor is the next_cursor of an earlier answer"
-        raise invalid([Problem("/query/cursor", detail)])
-    return before

@@ -1,6 +1,7 @@
 """What the experiment routes take and give."""
 
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -87,8 +88,15 @@ class Urls(BaseModel):
     cancel: str
 
 
-class ExperimentOut(BaseModel):
-    """An experiment and where it stands."""
+class Fields(StrEnum):
+    """What a list says of each experiment: all but its spec, or all."""
+
+    SUMMARY = "summary"
+    FULL = "full"
+
+
+class ExperimentSummary(BaseModel):
+    """An experiment and where it stands, without its spec."""
 
     id: str
     name: str | None
@@ -108,9 +116,14 @@ class ExperimentOut(BaseModel):
     queue: QueuePlace | None
     failure: FailureOut | None
     last_seq: int
+    urls: Urls
+
+
+class ExperimentOut(ExperimentSummary):
+    """An experiment and where it stands."""
+
     spec: dict[str, Any]
     """As it was accepted: a later version of the service may not accept it again."""
-    urls: Urls
 
 
 class ExperimentWithMetrics(ExperimentOut):
@@ -120,7 +133,7 @@ class ExperimentWithMetrics(ExperimentOut):
 class ExperimentPage(BaseModel):
     """Newest first; `next_cursor` is null on the last page."""
 
-    items: list[ExperimentOut]
+    items: list[ExperimentOut | ExperimentSummary]
     next_cursor: str | None
 
 
@@ -141,7 +154,8 @@ class SeriesOut(BaseModel):
 
 
 class CurvesOut(BaseModel):
-    """`last_seq`, given back as `after`, asks for what came since."""
+    """`last_seq`, given back as `after`, asks for what came since; it never falls, also where a
+    run goes on from a checkpoint and records once more what was read already."""
 
     experiment_id: str
     status: Status

@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Sequence
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm.attributes import set_committed_value
 from uuid6 import uuid7
 
 from service.experiments.models import Artifact, Experiment, Metric, Status
@@ -36,8 +37,30 @@ def submit(
         submission_sha256=digest,
         **submission.model_dump(include={"name", "tags", "note", "priority"}),
     )
-    if idempotency_key is None:
+    return _enqueue_once(session, experiment)
+
+
+def retry(
+    session: Session, old: Experiment, idempotency_key: str | None = None
+) -> Experiment | None:
+    """Queue a new experiment like an old one, or find what the same retry made under the same key
+    before; None where that was another request."""
+    kept = ("owner_id", "name", "tags", "note", "priority", "spec")
+    experiment = Experiment(
+        id=uuid7().hex,
+        retry_of=old.id,
+        idempotency_key=idempotency_key,
+        submission_sha256=hashlib.sha256(f"retry {old.id}".encode()).hexdigest(),
+        **{name: getattr(old, name) for name in kept},
+    )
+    return _enqueue_once(session, experiment)
+
+
+def _enqueue_once(session: Session, experiment: Experiment) -> Experiment | None:
+    if experiment.idempotency_key is None:
         return _enqueue(session, experiment)
+    owner_id, key = experiment.owner_id, experiment.idempotency_key
+    digest = experiment.submission_sha256
     # A savepoint: the unique key decides between two requests at the same time.
     try:
         with session.begin_nested():
@@ -45,19 +68,12 @@ def submit(
     except IntegrityError:
         first = session.scalar(
             select(Experiment).where(
-                Experiment.owner_id == owner_id, Experiment.idempotency_key == idempotency_key
+                Experiment.owner_id == owner_id, Experiment.idempotency_key == key
             )
         )
         if first is None or first.submission_sha256 != digest:
             return None
         return find(session, owner_id, first.id)
-
-
-def retry(session: Session, old: Experiment) -> Experiment:
-    """Queue a new experiment like an old one."""
-    kept = ("owner_id", "name", "tags", "note", "priority", "spec")
-    columns = {name: getattr(old, name) for name in kept}
-    return _enqueue(session, Experiment(id=uuid7().hex, retry_of=old.id, **columns))
 
 
 def _enqueue(session: Session, experiment: Experiment) -> Experiment:
@@ -81,14 +97,32 @@ def newest(
     limit: int,
     before: str | None = None,
     status: Status | None = None,
+    with_spec: bool = False,
 ) -> Sequence[Experiment]:
-    """The owner's experiments, newest first, that are older than `before`."""
-    query = select(Experiment).where(Experiment.owner_id == owner_id).options(with_place)
+    """The owner's experiments, newest first, that are older than `before`. Specs are large: they
+    are read only where they are asked for."""
+    query = select(Experiment).where(Experiment.owner_id == owner_id)
+    if not with_spec:
+        query = query.options(defer(Experiment.spec, raiseload=True))
     if before is not None:
         query = query.where(Experiment.id < before)
     if status is not None:
         query = query.where(Experiment.status == status)
-    return session.scalars(query.order_by(Experiment.id.desc()).limit(limit)).all()
+    found = session.scalars(query.order_by(Experiment.id.desc()).limit(limit)).all()
+    _set_places(session, found)
+    return found
+
+
+def _set_places(session: Session, found: Sequence[Experiment]) -> None:
+    """Count the queue once for all of them."""
+    waiting = {one.id: one for one in found if one.status == Status.QUEUED}
+    if not waiting:
+        return
+    turn = func.row_number().over(order_by=(Experiment.priority.desc(), Experiment.id))
+    queued = select(Experiment.id, turn.label("turn")).where(Experiment.status == Status.QUEUED)
+    line = queued.subquery()
+    for row in session.execute(select(line).where(line.c.id.in_(waiting))):
+        set_committed_value(waiting[row.id], "ahead", row.turn - 1)
 
 
 def metrics(session: Session, experiment_id: str) -> Sequence[Metric]:

@@ -7,6 +7,7 @@ from service.experiments.models import Artifact, Experiment, Metric, Status
 from service.experiments.schemas import (
     ArtifactOut,
     ExperimentOut,
+    ExperimentSummary,
     FailureOut,
     MetricOut,
     Progress,
@@ -18,6 +19,11 @@ from service.experiments.schemas import (
 
 def experiment_out(experiment: Experiment) -> ExperimentOut:
     """From an experiment that the store found."""
+    return ExperimentOut.model_construct(**dict(summary_out(experiment)), spec=experiment.spec)
+
+
+def summary_out(experiment: Experiment) -> ExperimentSummary:
+    """The same without the spec."""
     place, ahead = None, experiment.ahead
     if ahead is not None:
         reason = "next in turn" if ahead == 0 else f"{ahead} before it"
@@ -35,7 +41,7 @@ def experiment_out(experiment: Experiment) -> ExperimentOut:
     created_at = moment(experiment.created_at)
     assert created_at is not None
     path = f"/v1/experiments/{experiment.id}"
-    return ExperimentOut(
+    return ExperimentSummary(
         id=experiment.id,
         name=experiment.name,
         tags=experiment.tags,
@@ -54,7 +60,6 @@ def experiment_out(experiment: Experiment) -> ExperimentOut:
         queue=place,
         failure=failure,
         last_seq=experiment.last_seq,
-        spec=experiment.spec,
         urls=Urls(
             self=path,
             curves=f"{path}/curves",

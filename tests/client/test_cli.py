@@ -73,7 +73,8 @@ def test_what_is_refused_is_one_line(environment: dict[str, str], tmp_path: Path
     code, _, error = mpt(lost, "wait", "nothing")
     assert code == 1
     assert "set MPT_API_KEY" in error
-    down = {**environment, "MPT_URL": f"http://127.0.0.1:{serve.free_port()}"}
+    url = f"http://127.0.0.1:{serve.free_port()}"
+    down = {**environment, "MPT_URL": url, "MPT_RETRY_S": "0"}
     code, _, error = mpt(down, "wait", "nothing")
     assert code == 1
     assert error.count("\n") == 1

@@ -64,6 +64,12 @@ def test_all_are_restarted_and_workers_have_an_init() -> None:
     assert found["worker-gpu"]["profiles"] == ["gpu"]
 
 
+def test_no_log_grows_without_bound() -> None:
+    for name, service in services().items():
+        options = service["logging"]["options"]
+        assert (options["max-size"], options["max-file"]) == ("10m", "5"), name
+
+
 @pytest.fixture
 def compose(postgresql: PostgreSQL, tmp_path: Path) -> Iterator[Compose]:
     """The database of the file's name and user, on the test's server; nothing runs yet."""

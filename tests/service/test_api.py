@@ -1,8 +1,12 @@
 """The routes, on experiments that a real supervisor need not run."""
 
+import re
+from typing import Any
+
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import event
 
 from service.database import Database
 from service.experiments import queue
@@ -115,6 +119,84 @@ def test_an_experiment_from_submission_to_curves(api: TestClient, database: Data
     assert api.get(f"/v1/experiments/{first}/curves?after=11").json()["series"] == []
 
 
+def test_unknown_series_and_labels(api: TestClient, database: Database) -> None:
+    """While it runs, what may yet come is empty; once it has ended, it is not there."""
+    experiment_id = submit(api)
+    claim = run(database)
+
+    def ask(query: str) -> tuple[int, str]:
+        answer = api.get(f"/v1/experiments/{experiment_id}/curves/{query}")
+        body = answer.json()
+        return answer.status_code, body["detail"] if answer.is_error else str(len(body["series"]))
+
+    assert ask("score?seed=4") == (200, "0")
+    assert ask("scores")[0] == 404
+    assert "score, score_by_rate" in ask("scores")[1]
+    assert ask("score?sed=4")[0] == 422
+    with database.transaction() as session:
+        record(session, claim, points(9), lease_s=60)
+    assert ask("score?seed=4") == (200, "1")
+    assert ask("score?seed=77") == (200, "0")
+    assert ask("loss") == (200, "0")
+    assert ask("score?model=x&seed=4") == (
+        422,
+        "/query/model: not a label of the series score, which has seed",
+    )
+    with database.transaction() as session:
+        queue.finish(session, claim, Status.SUCCEEDED)
+    assert ask("score?seed=4") == (200, "1")
+    assert ask("score?seed=77") == (
+        404,
+        "no series score has seed=77: there are seed=5; seed=4",
+    )
+    assert ask("loss") == (404, "there is no series loss: the series are score")
+
+
+def test_no_route_passes_over_a_query_parameter(api: TestClient) -> None:
+    app = api.app
+    assert isinstance(app, FastAPI)
+    checked = 0
+    for path, methods in app.openapi()["paths"].items():
+        for method in methods:
+            url = re.sub(r"\{\w+\}", "a", path)
+            answer = api.request(method, f"{url}?colour=1", json={})
+            if path.endswith("/curves/{series}"):
+                assert answer.status_code == 404  # there is no experiment a
+            else:
+                assert answer.status_code == 422, (method, path)
+                pointers = [error["pointer"] for error in answer.json()["errors"]]
+                assert pointers == ["/query/colour"], (method, path)
+            checked += 1
+    assert checked >= 20
+    detail = api.get("/v1/experiments?stauts=failed").json()["detail"]
+    assert detail.endswith("the parameters are cursor, fields, limit, status")
+
+
+def test_a_retry_sent_again_is_one_retry(api: TestClient) -> None:
+    first, second = submit(api), submit(api)
+    for one in (first, second):
+        api.post(f"/v1/experiments/{one}:cancel")
+    headers = {"Idempotency-Key": "again"}
+    made = [api.post(f"/v1/experiments/{first}:retry", headers=headers).json() for _ in range(2)]
+    assert made[0]["id"] == made[1]["id"]
+    assert made[0]["retry_of"] == first
+    other = api.post(f"/v1/experiments/{second}:retry", headers=headers)
+    assert (other.status_code, other.json()["reason"]) == (409, "idempotency_key_reused")
+    assert len(api.get("/v1/experiments").json()["items"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("a-1_b.c", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ('a"}', False)],
+)
+def test_only_a_sensible_request_id_is_echoed(api: TestClient, given: str, kept: bool) -> None:
+    answer = api.get("/v1/nothing", headers={"X-Request-ID": given})
+    echoed = answer.headers["x-request-id"]
+    assert echoed == answer.json()["request_id"]
+    assert (echoed == given) == kept
+    assert len(echoed) <= 128
+
+
 def test_pages_follow_each_other(api: TestClient) -> None:
     submitted = [submit(api) for _ in range(5)]
     seen, cursor = [], None
@@ -127,6 +209,43 @@ def test_pages_follow_each_other(api: TestClient) -> None:
     assert cursor is None
     assert len(api.get("/v1/experiments?status=queued").json()["items"]) == 8
     assert api.get("/v1/experiments?status=failed").json()["items"] == []
+
+
+def test_a_page_leaves_out_specs_and_counts_the_queue_once(
+    api: TestClient, database: Database
+) -> None:
+    submitted = [submit(api, priority=i % 3) for i in range(6)]
+    statements: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        statements.append(statement)
+
+    app = api.app
+    assert isinstance(app, FastAPI)
+    event.listen(app.state.database.engine, "before_cursor_execute", note)
+    items = api.get("/v1/experiments").json()["items"]
+    about = [one for one in statements if "FROM experiments" in one]
+    assert len(about) == 2
+    assert not any("experiments.spec" in one for one in about)
+    places = {one["id"]: one["queue"]["position"] for one in items}
+    assert places == {id_: place for place, id_ in enumerate(
+        sorted(submitted, key=lambda one: (-(submitted.index(one) % 3), one))
+    )}  # fmt: skip
+    for one in items:
+        full = api.get(f"/v1/experiments/{one['id']}").json()
+        assert full.keys() - one.keys() == {"spec", "metrics"}
+        assert {key: full[key] for key in one} == one
+
+
+def test_a_page_with_specs(api: TestClient) -> None:
+    submit(api)
+    (item,) = api.get("/v1/experiments?fields=full").json()["items"]
+    assert item["spec"]["model"]["family"] == "ppca"
+    answer = api.get("/v1/experiments?fields=full&limit=51")
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [
+        {"pointer": "/query/limit", "detail": "at most 50 with fields=full, not 51"}
+    ]
 
 
 def test_validate_stores_nothing(api: TestClient) -> None:

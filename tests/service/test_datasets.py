@@ -39,6 +39,11 @@ def post(api: TestClient, name: str, content: bytes) -> Any:
     return api.post("/v1/datasets", params={"name": name}, content=content)
 
 
+def stored(settings: Settings) -> list[Path]:
+    """What uploads left in the store."""
+    return [*settings.store.glob("datasets/*"), *settings.store.glob("incoming/*")]
+
+
 def upload_spec(dataset: str, **changes: Any) -> dict[str, Any]:
     model = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
     data = {"source": "upload", "dataset": dataset, "n": 10, "dim": 4}
@@ -58,6 +63,14 @@ def test_upload_list_use_delete(api: TestClient, settings: Settings) -> None:
     assert not settings.datasets(made["id"]).exists()
     assert api.get("/v1/datasets").json()["items"] == []
     assert api.delete(f"/v1/datasets/{made['id']}").status_code == 404
+
+
+def test_the_list_is_paged(api: TestClient) -> None:
+    made = [post(api, "good.npy", npy(GOOD + i)).json()["id"] for i in range(3)]
+    first = api.get("/v1/datasets?limit=2").json()
+    second = api.get("/v1/datasets", params={"limit": 2, "cursor": first["next_cursor"]}).json()
+    assert [one["id"] for one in (*first["items"], *second["items"])] == made[::-1]
+    assert second["next_cursor"] is None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +125,7 @@ def test_what_is_refused_leaves_nothing(
     answer = post(api, name, content())
     assert answer.status_code == 422
     assert any(word in answer.json()["detail"] for word in words.split("|")), answer.json()
-    assert list((settings.store / "datasets").iterdir()) == []
+    assert stored(settings) == []
     assert api.get("/v1/datasets").json()["items"] == []
 
 
@@ -130,7 +143,7 @@ def test_too_large(settings: Settings) -> None:
         answer = post(api, "a.npy", npy(np.zeros((100, 4))))
     assert answer.status_code == 413
     assert "at most 1000 bytes" in answer.json()["detail"]
-    assert list((settings.store / "datasets").iterdir()) == []
+    assert stored(settings) == []
 
 
 def test_others_uploads_are_not_there(
@@ -199,7 +212,7 @@ def test_text_that_is_none_is_refused(
     answer = post(api, name, content)
     assert answer.status_code == 422
     assert words in answer.json()["errors"][0]["detail"]
-    assert not list((settings.store / "datasets").glob("*"))
+    assert stored(settings) == []
 
 
 def test_numbers_are_not_read_as_text(api: TestClient) -> None:

@@ -59,3 +59,20 @@ def test_what_is_stored_survives(config: Config) -> None:
         with database.snapshot() as session:
             joined = "SELECT count(*) FROM series JOIN experiments e ON e.id = experiment_id"
             assert session.scalar(text(joined)) == 1
+
+
+def test_uploads_of_the_same_bytes_stay_apart(config: Config) -> None:
+    """Made before they were one: specs name each of them."""
+    database = Database(config.attributes["url"])
+    command.upgrade(config, "0007")
+    with database.transaction() as session:
+        session.execute(text("INSERT INTO users (id, name, created_at) VALUES (1, 'u', 0)"))
+        for name, sha256 in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "x")):
+            columns = "id, owner_id, name, format, bytes, sha256, n, created_at"
+            values = f"'{name}', 1, 'x', 'npy', 1, '{sha256}', 1, 0"
+            session.execute(text(f"INSERT INTO datasets ({columns}) VALUES ({values})"))
+    command.upgrade(config, "head")
+    with database.snapshot() as session:
+        found = session.execute(text("SELECT id, copy FROM datasets ORDER BY id"))
+        assert [tuple(row) for row in found] == [("a", 0), ("b", 1), ("c", 0), ("d", 2)]
+    command.downgrade(config, "0007")

@@ -6,9 +6,9 @@ import pytest
 from sqlalchemy import func, select, update
 
 from service.database import Database, now
-from service.experiments import queue, store
+from service.experiments import queue, recording, store
 from service.experiments.curves import read_series
-from service.experiments.models import DesiredState, Experiment, Status
+from service.experiments.models import DesiredState, Event, Experiment, Status
 from service.experiments.queue import Claim, LeaseLost
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
@@ -125,6 +125,24 @@ def test_a_batch_again_changes_nothing(either: Database) -> None:
     with either.snapshot() as session:
         found = session.get_one(Experiment, claimed.experiment_id)
         assert found.last_seq == 14
+
+
+def test_a_run_that_logs_without_end_is_cut_short(
+    either: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the same place however its batches fall, and also where one is sent twice."""
+    monkeypatch.setattr(recording, "MOST_LOGS", 5)
+    claimed = running(either)
+    for first, count in ((1, 3), (1, 3), (4, 4), (4, 4), (8, 4)):
+        logs = Batch()
+        for seq in range(first, first + count):
+            logs.add({"seq": seq, "record": "log", "level": "info", "message": f"{seq}"})
+        write(either, claimed, logs)
+    with either.snapshot() as session:
+        found = session.scalars(select(Event).where(Event.kind == "log").order_by(Event.seq)).all()
+    assert [event.seq for event in found] == [1, 2, 3, 4, 5, 6]
+    assert [event.data["message"] for event in found[:5]] == ["1", "2", "3", "4", "5"]
+    assert found[5].data == {"level": "warning", "message": recording.LAST_LOG}
 
 
 def test_the_fence_shuts_out_an_older_attempt(either: Database) -> None:

@@ -1,5 +1,6 @@
 """Where a claim goes on from, and what ends a run that its runner would not end."""
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -8,6 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from service.database import Database
+from service.datasets.models import Dataset
 from service.experiments import queue, store
 from service.experiments.models import Event, Experiment
 from service.experiments.schemas import Submission
@@ -97,6 +99,35 @@ def test_a_broken_checkpoint_is_not_used(database: Database, settings: Settings)
     assert resumed_after(database, experiment_id) == [None, latest.after_seq]
     counts = check(database, {experiment_id: undisturbed_records(ppca_spec(**TRAINING))})
     assert counts.clean, str(counts)
+
+
+def test_an_upload_that_was_changed_since_is_not_read(
+    database: Database, settings: Settings
+) -> None:
+    """Of the same shape, and other numbers."""
+    content = "a,b,c\n1,2,3\n4,5,7\n2,1,2\n0,3,1\n5,5,4\n2,6,0\n1,1,1\n3,0,2\n"
+    folder = settings.datasets("b" * 32)
+    folder.mkdir(parents=True)
+    (folder / "data.csv").write_text(content)
+    with database.transaction() as session:
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        session.add(
+            Dataset(id="b" * 32, owner_id=1, name="x.csv", format="csv", bytes=len(content),
+                    sha256=digest, n=8, dim=3)
+        )  # fmt: skip
+    data = {"source": "upload", "dataset": "b" * 32, "n": 8, "dim": 3}
+    model = {"family": "ppca", "latent_dim": 1, "init": "maximum_likelihood"}
+    whole = submitted(database, data=data, model=model)
+    slot = Slot(database, settings, "test")
+    attempt(slot)
+    (folder / "data.csv").write_text(content.replace("7", "6", 1))
+    changed = submitted(database, data=data, model=model)
+    attempt(slot)
+    slot.close()
+    assert load(database, whole).status == "succeeded"
+    failed = load(database, changed)
+    assert (failed.status, failed.failure_kind) == ("failed", "invalid")
+    assert "was changed or cut short" in (failed.failure_message or "")
 
 
 def test_over_its_memory(database: Database, settings: Settings) -> None:

@@ -1,0 +1,90 @@
+"""Sending again what may be sent again, after a pause that grows or that the service asks for."""
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import httpx
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+RETRY_S = 30.0
+"""For so long a request is sent again, unless MPT_RETRY_S says otherwise."""
+LONGEST_PAUSE_S = 5.0
+MOST_RETRY_AFTER_S = 60.0
+
+BUSY = (429, 502, 503, 504)
+NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
+NOT_ANSWERED = (httpx.NetworkError, httpx.TimeoutException, httpx.RemoteProtocolError)
+
+_growing = wait_random_exponential(multiplier=0.2, max=LONGEST_PAUSE_S)
+
+
+def retry_s() -> float:
+    return float(os.environ.get("MPT_RETRY_S", RETRY_S))
+
+
+def send_again(
+    send: Callable[[], httpx.Response],
+    *,
+    idempotent: bool,
+    for_s: float,
+    on_outage: Callable[[str], object],
+) -> httpx.Response:
+    """The response, at last. What is not idempotent is sent again only where nothing was sent;
+    `on_outage` is told once. Raises what httpx raised last."""
+    safe = retry_if_exception_type(NOT_SENT)
+    any_way = retry_if_exception_type(NOT_ANSWERED) | retry_if_result(is_busy)
+
+    def tell(state: RetryCallState) -> None:
+        if state.attempt_number == 1:
+            on_outage(_cause(state))
+
+    patient = Retrying(
+        retry=any_way if idempotent else safe,
+        stop=stop_after_delay(for_s),
+        wait=_pause_s,
+        before_sleep=tell,
+        retry_error_callback=_last_outcome,
+    )
+    return patient(send)
+
+
+def is_busy(response: httpx.Response) -> bool:
+    return response.status_code in BUSY
+
+
+def _pause_s(state: RetryCallState) -> float:
+    assert state.outcome is not None
+    asked = 0.0 if state.outcome.failed else _retry_after_s(state.outcome.result())
+    return max(_growing(state), min(asked, MOST_RETRY_AFTER_S))
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    """The header's seconds, or those to its date; 0 where it says neither."""
+    said = response.headers.get("Retry-After", "0")
+    if said.isdecimal():
+        return float(said)
+    try:
+        return (parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def _last_outcome(state: RetryCallState) -> httpx.Response:
+    assert state.outcome is not None
+    response: httpx.Response = state.outcome.result()
+    return response
+
+
+def _cause(state: RetryCallState) -> str:
+    assert state.outcome is not None
+    error = state.outcome.exception()
+    return str(error) if error else f"HTTP {state.outcome.result().status_code}"

@@ -1,0 +1,35 @@
+"""The hub's cache, where it is the service's own: it keeps to a size."""
+
+import importlib
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+UNUSED_S = 48 * 3600.0
+"""A file system may note the reading of a file only once a day."""
+
+
+def trim_hub_cache(settings: Settings) -> None:
+    """Remove what has not been read for longest, until the cache has its size again: the hub has it
+    still. A cache outside of the store is someone else's, and is left alone."""
+    cache = Path(_hub("constants").HF_HUB_CACHE)
+    if not cache.is_dir() or not cache.resolve().is_relative_to(settings.store.resolve()):
+        return
+    found = _hub("utils").scan_cache_dir(cache)
+    excess = found.size_on_disk - settings.hub_cache_bytes
+    for repo in sorted(found.repos, key=lambda repo: repo.last_accessed):
+        if excess <= 0 or time.time() - repo.last_accessed < UNUSED_S:
+            return
+        log.info("removing %s from the hub's cache", repo.repo_id)
+        hashes = [revision.commit_hash for revision in repo.revisions]
+        found.delete_revisions(*hashes).execute()
+        excess -= repo.size_on_disk
+
+
+def _hub(module: str) -> Any:
+    return importlib.import_module(f"huggingface_hub.{module}")

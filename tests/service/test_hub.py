@@ -1,0 +1,53 @@
+"""The hub's cache keeps to its size, by what was read longest ago."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from service import hub
+from service.hub import UNUSED_S, trim_hub_cache
+from service.settings import Settings
+
+
+def cached(cache: Path, name: str, size: int, read_s_ago: float) -> Path:
+    """A model in the cache's own layout."""
+    repo = cache / f"models--lab--{name}"
+    revision = name.encode().hex().ljust(40, "0")
+    for folder in ("blobs", "refs", f"snapshots/{revision}"):
+        (repo / folder).mkdir(parents=True)
+    (repo / "refs" / "main").write_text(revision)
+    blob = repo / "blobs" / "weights"
+    blob.write_bytes(bytes(size))
+    (repo / "snapshots" / revision / "weights").symlink_to(blob)
+    moment = time.time() - read_s_ago
+    os.utime(blob, (moment, moment))
+    return repo
+
+
+@pytest.fixture
+def cache(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(hub._hub("constants"), "HF_HUB_CACHE", str(settings.store / "hub" / "hub"))
+    return settings.store / "hub" / "hub"
+
+
+def test_what_was_read_longest_ago_goes_first(settings: Settings, cache: Path) -> None:
+    oldest = cached(cache, "a", 1000, 3 * UNUSED_S)
+    old = cached(cache, "b", 1000, 2 * UNUSED_S)
+    new = cached(cache, "c", 1000, 60)
+    trim_hub_cache(settings.model_copy(update={"hub_cache_bytes": 3000}))
+    assert oldest.exists()
+    trim_hub_cache(settings.model_copy(update={"hub_cache_bytes": 2000}))
+    assert (oldest.exists(), old.exists(), new.exists()) == (False, True, True)
+    trim_hub_cache(settings.model_copy(update={"hub_cache_bytes": 0}))
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_a_cache_outside_of_the_store_is_left_alone(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub._hub("constants"), "HF_HUB_CACHE", str(tmp_path / "mine"))
+    mine = cached(tmp_path / "mine", "a", 1000, 3 * UNUSED_S)
+    trim_hub_cache(settings.model_copy(update={"hub_cache_bytes": 0}))
+    assert mine.exists()
