@@ -105,13 +105,14 @@ class Runner:
     def kill(self) -> int:
         """End the process group at once, and let go of its pipes; the exit status. What was not
         read by then is lost."""
+        status = self.child.close()  # before its stdin ends, at which it would end by itself
         if not self._is_closed:
             self._is_closed = True
             self._selector.close()
             for ours in self._pipes:
                 os.close(ours)
             self._unsent, self._part, self._records = b"", b"", []
-        return self.child.close()
+        return status
 
     def _send(self, line: dict[str, Any]) -> None:
         """Have a line written as its reader takes it in; one that has ended takes in nothing."""
