@@ -1,19 +1,47 @@
 """The database: its engine, its clock, and the two kinds of transaction."""
 
+import json
+import re
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Float, MetaData, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+)
+from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-AWAY = (OperationalError, InterfaceError)
-"""What is raised while the database does not answer: nothing was committed, or it is not known."""
+AWAY = (OperationalError, InterfaceError, NoConnectionFree)
+"""What passes: the database does not answer, fails over, is full, locked or overloaded. Nothing was
+committed, or it is not known. Every long-lived loop logs these and goes on; the API answers 503.
+All other errors are defects. `_by_nature` puts each error of a driver on its side."""
+
+PASSING_STATES = ("08", "28", "40", "53", "55", "57", "58", "25006", "25P03", "25P04")
+"""SQLSTATEs and their classes: connection, login, serialization and deadlock, resources, locks,
+operator intervention, system; read-only, and too long idle or at work in a transaction."""
+PASSING_CODES = frozenset(
+    getattr(sqlite3, f"SQLITE_{name}")
+    for name in ("BUSY", "LOCKED", "NOMEM", "READONLY", "INTERRUPT", "IOERR", "FULL", "CANTOPEN",
+                 "PROTOCOL")
+)  # fmt: skip
+
+
+class NotMigrated(Exception):
+    """The tables are not those of this version."""
+
+    def __init__(self) -> None:
+        super().__init__("the database is not migrated to this version: run `mpt migrate`")
 
 
 class Base(DeclarativeBase):
@@ -87,15 +115,81 @@ def _engine(url: str) -> Engine:
     far = name == "postgresql"  # a connection may have been lost, which a file cannot be
     engine = create_engine(
         url,
+        json_serializer=_storable_json,
         pool_pre_ping=far,
         pool_size=THREADS,
         max_overflow=0,
         connect_args=POSTGRESQL_OPTIONS if far else {},
     )
+    event.listen(engine, "handle_error", _by_nature)
+    event.listen(engine, "before_cursor_execute", _with_storable_text, retval=True)
     if name == "sqlite":
         event.listen(engine, "connect", _open_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _by_nature(context: ExceptionContext) -> Exception | None:
+    """The error to raise in place of the driver's, whose classes cut across what passes and what
+    does not: PostgreSQL's read-only server is an InternalError, SQLite's missing table an
+    OperationalError."""
+    error = context.sqlalchemy_exception
+    if not isinstance(error, DBAPIError) or error.orig is None:
+        return None
+    if _lacks_a_table(error.orig):
+        return NotMigrated()
+    parts = (error.statement, error.params, error.orig)
+    passing = _is_passing(error)
+    if passing and not isinstance(error, AWAY):
+        return OperationalError(*parts, connection_invalidated=error.connection_invalidated)
+    if not passing and isinstance(error, AWAY):
+        return ProgrammingError(*parts)
+    return None
+
+
+def _is_passing(error: DBAPIError) -> bool:
+    if isinstance(error.orig, sqlite3.Error):
+        return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in PASSING_CODES
+    state = getattr(error.orig, "sqlstate", None)
+    if state is None:  # said by the driver: it has no connection, or lost it
+        return isinstance(error, AWAY)
+    return str(state).startswith(PASSING_STATES)
+
+
+def _lacks_a_table(error: BaseException) -> bool:
+    if isinstance(error, sqlite3.OperationalError):
+        return re.search("no such (table|column)|has no column", str(error)) is not None
+    return getattr(error, "sqlstate", None) in ("42P01", "42703")
+
+
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+"""A NUL PostgreSQL does not keep; half of a surrogate pair has no UTF-8."""
+
+
+def storable(value: Any) -> Any:
+    """Text, or JSON, with U+FFFD in place of characters that cannot be stored."""
+    match value:
+        case str():
+            return UNSTORABLE.sub("\ufffd", value)
+        case dict():
+            return {storable(key): storable(part) for key, part in value.items()}
+        case list() | tuple():
+            return type(value)(storable(part) for part in value)
+    return value
+
+
+def _storable_json(value: Any) -> str:
+    text = json.dumps(value)
+    suspect = "\\u0000" in text or "\\ud" in text
+    return json.dumps(storable(value)) if suspect else text
+
+
+def _with_storable_text(
+    connection: Connection, cursor: object, statement: str, parameters: Any, *_: object
+) -> tuple[str, Any]:
+    """All text that a statement carries, whatever column it is for: dying runners, libraries and
+    file names say what they like."""
+    return statement, storable(parameters)
 
 
 def _reader(engine: Engine) -> Engine:

@@ -1,7 +1,6 @@
 """The dispatcher: chooses what runs next, marks it, commits, then rings. Any number may run."""
 
 import logging
-import signal
 import threading
 
 from celery import Celery
@@ -15,6 +14,7 @@ from service.experiments.queue import Dispatch
 from service.logs import configure_logs
 from service.settings import Settings
 from worker.celery_app import make_celery, ring
+from worker.lifetime import Lifetime
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +66,9 @@ class Dispatcher:
 def main() -> None:
     configure_logs()
     settings = Settings()
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    Dispatcher(Database(settings.url), settings, make_celery(settings)).run(stopping)
+    lifetime = Lifetime()
+    lifetime.stop_on_signals()
+    Dispatcher(Database(settings.url), settings, make_celery(settings)).run(lifetime.stopping)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import logging
 import math
 import shutil
-import signal
 import threading
 import time
 
@@ -15,6 +14,7 @@ from service.database import AWAY, Database, now
 from service.experiments import queue
 from service.logs import configure_logs
 from service.settings import Settings
+from worker.lifetime import Lifetime
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +85,9 @@ class Reaper:
 def main() -> None:
     configure_logs()
     settings = Settings()
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    Reaper(Database(settings.url), settings).run(stopping)
+    lifetime = Lifetime()
+    lifetime.stop_on_signals()
+    Reaper(Database(settings.url), settings).run(lifetime.stopping)
 
 
 if __name__ == "__main__":
