@@ -4,8 +4,8 @@ import argparse
 
 import uvicorn
 
-from service.logs import configure_logs
 from service.main import create_app
+from service.start import begin
 
 
 def main() -> None:
@@ -13,9 +13,9 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8765)
     arguments = parser.parse_args()
-    configure_logs()
+    settings = begin()
     uvicorn.run(
-        create_app(),
+        create_app(settings),
         host=arguments.host,
         port=arguments.port,
         log_config=None,

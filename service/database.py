@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Float, MetaData, Table, create_engine, event, make_url
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Float,
+    MetaData,
+    Table,
+    create_engine,
+    event,
+    make_url,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import (
@@ -44,6 +54,11 @@ class NotMigrated(Exception):
         super().__init__("the database is not migrated to this version: run `mpt migrate`")
 
 
+TIMEOUTS = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
+NO_TIMEOUTS = "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
+"""For migrations, which take as long as they take."""
+
+
 class Base(DeclarativeBase):
     """All tables. Times are seconds since 1970 in UTC, as the database's clock tells them: one
     arithmetic on SQLite and on PostgreSQL, and no time zone to lose."""
@@ -78,13 +93,21 @@ def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
 class Database:
     """The engine. Store functions take a session and never commit; these two do or do not."""
 
-    def __init__(self, url: str):
-        self.engine = _engine(url)
+    def __init__(self, url: str, connections: int = 2, timeouts: str = TIMEOUTS):
+        """At most so many connections at once, kept open once they are used: a loop has one or two
+        threads that ask. `timeouts` are PostgreSQL's."""
+        self.engine = _engine(url, connections, timeouts)
         self._reader = _reader(self.engine)
 
     def close(self) -> None:
         """Close the connections that no one uses."""
         self.engine.dispose()
+
+    def check_tables(self) -> None:
+        """Raises NotMigrated where a table or a column that this process knows is missing."""
+        with self.snapshot() as session:
+            for table in Base.metadata.sorted_tables:
+                session.execute(select(table).limit(0))
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -110,16 +133,17 @@ def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any
     session.execute(insert(table.__table__).on_conflict_do_nothing(), list(rows))
 
 
-def _engine(url: str) -> Engine:
+def _engine(url: str, connections: int, timeouts: str) -> Engine:
     name = make_url(url).get_backend_name()
     far = name == "postgresql"  # a connection may have been lost, which a file cannot be
     engine = create_engine(
         url,
         json_serializer=_storable_json,
         pool_pre_ping=far,
-        pool_size=THREADS,
+        pool_size=connections,
         max_overflow=0,
-        connect_args=POSTGRESQL_OPTIONS if far else {},
+        pool_timeout=10,
+        connect_args={**POSTGRESQL_OPTIONS, "options": timeouts} if far else {},
     )
     event.listen(engine, "handle_error", _by_nature)
     event.listen(engine, "before_cursor_execute", _with_storable_text, retval=True)
@@ -199,16 +223,10 @@ def _reader(engine: Engine) -> Engine:
     return engine.execution_options(mpt_reads=True)
 
 
-THREADS = 40
-"""As many as an API process has for its handlers: none waits for a connection, or closes one that
-the next needs. A process opens only as many as it uses at once."""
-
 POSTGRESQL_OPTIONS = {
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,  # a connection that no one answers is given up, in ms
     "keepalives_idle": 5,
-    "options": "-c statement_timeout=60s -c lock_timeout=20s"
-    " -c idle_in_transaction_session_timeout=60s",
 }
 
 
@@ -216,7 +234,7 @@ def _open_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None  # transactions begin where _begin_sqlite says so
     for pragma in (
         "journal_mode=WAL",
-        "synchronous=NORMAL",
+        "synchronous=FULL",  # what is committed is on the disk
         "foreign_keys=ON",
         "busy_timeout=30000",
     ):

@@ -22,6 +22,12 @@ class Settings(BaseSettings):
     limits: Limits = Limits()
     redis_url: SecretStr | None = None
     """The broker of lab mode."""
+    api_connections: int = Field(default=12, ge=2)
+    """To the database, of one API process. A worker has two, a dispatcher or reaper one."""
+    api_writers: int = Field(default=4, ge=1)
+    """So many requests at once may write in one API process: the rest is left to readers."""
+    write_wait_s: float = Field(default=10.0, gt=0)
+    """A request that waits so long for its turn to write is answered 503."""
     max_upload_bytes: int = 4 * 2**30
     max_body_bytes: int = 256 * 1024
 

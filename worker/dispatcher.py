@@ -11,8 +11,8 @@ from service.database import AWAY, Database
 from service.experiments import queue
 from service.experiments.models import Queue
 from service.experiments.queue import Dispatch
-from service.logs import configure_logs
 from service.settings import Settings
+from service.start import begin
 from worker.celery_app import make_celery, ring
 from worker.lifetime import Lifetime
 
@@ -64,8 +64,7 @@ class Dispatcher:
 
 
 def main() -> None:
-    configure_logs()
-    settings = Settings()
+    settings = begin()
     lifetime = Lifetime()
     lifetime.stop_on_signals()
     Dispatcher(Database(settings.url), settings, make_celery(settings)).run(lifetime.stopping)

@@ -6,8 +6,8 @@ from service.database import AWAY, Database
 from service.experiments import queue
 from service.experiments.models import Queue
 from service.experiments.queue import Dispatch
-from service.logs import configure_logs
 from service.settings import Settings
+from service.start import begin
 from worker.lifetime import Lifetime
 from worker.presence import Presence, worker_name
 from worker.reaper import Reaper
@@ -57,8 +57,7 @@ class LocalWorker:
 
 
 def main() -> None:
-    configure_logs()
-    worker = LocalWorker(Settings())
+    worker = LocalWorker(begin())
     worker.lifetime.stop_on_signals()
     worker.run()
     worker.lifetime.end()

@@ -12,8 +12,8 @@ from celery.signals import worker_shutting_down
 
 from service.database import Database
 from service.experiments.models import Queue
-from service.logs import configure_logs
 from service.settings import Settings
+from service.start import begin
 from worker.celery_app import RUN, make_celery
 from worker.lifetime import Lifetime
 from worker.presence import Presence, worker_name
@@ -69,8 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m worker.node", description=__doc__)
     parser.add_argument("queue", type=Queue, choices=list(Queue), help="what it works for")
     queue = parser.parse_args().queue
-    configure_logs()
-    Node(Settings(), queue).run()
+    Node(begin(), queue).run()
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from service import workers
 from service.database import AWAY, Database, now
 from service.experiments import queue
-from service.logs import configure_logs
 from service.settings import Settings
+from service.start import begin
 from worker.lifetime import Lifetime
 
 log = logging.getLogger(__name__)
@@ -83,8 +83,7 @@ class Reaper:
 
 
 def main() -> None:
-    configure_logs()
-    settings = Settings()
+    settings = begin()
     lifetime = Lifetime()
     lifetime.stop_on_signals()
     Reaper(Database(settings.url), settings).run(lifetime.stopping)

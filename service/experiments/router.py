@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import ExperimentSpec, Limits, Problem
 from service.bodies import StrictRoute
 from service.database import Database
-from service.dependencies import DatabaseDep, SettingsDep, UserDep
+from service.dependencies import DatabaseDep, SettingsDep, UserDep, WriterDep
 from service.errors import ApiError, invalid
 from service.experiments import queue, store
 from service.experiments.curves import read_series
@@ -44,7 +44,7 @@ After = Annotated[int, Query(ge=0, le=2**31 - 1)]
 @router.post("", status_code=HTTPStatus.ACCEPTED)
 def submit(
     submission: Submission,
-    database: DatabaseDep,
+    database: WriterDep,
     settings: SettingsDep,
     user: UserDep,
     response: Response,
@@ -112,27 +112,27 @@ def get_experiment(experiment_id: ExperimentId, database: DatabaseDep, user: Use
 
 
 @router.post("/{experiment_id}:cancel", status_code=HTTPStatus.ACCEPTED)
-def cancel(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) -> ExperimentOut:
+def cancel(experiment_id: ExperimentId, database: WriterDep, user: UserDep) -> ExperimentOut:
     """Cancel an experiment: what waits at once, what runs within a heartbeat and the grace it is
     given. What has ended stays as it is: 409, but for what is cancelled already."""
     return _request(database, user, experiment_id, DesiredState.CANCEL, Status.CANCELLED)
 
 
 @router.post("/{experiment_id}:pause", status_code=HTTPStatus.ACCEPTED)
-def pause(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) -> ExperimentOut:
+def pause(experiment_id: ExperimentId, database: WriterDep, user: UserDep) -> ExperimentOut:
     """Set an experiment aside: what runs saves a checkpoint and frees its slot."""
     return _request(database, user, experiment_id, DesiredState.PAUSE, Status.PAUSED)
 
 
 @router.post("/{experiment_id}:resume", status_code=HTTPStatus.ACCEPTED)
-def resume(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) -> ExperimentOut:
+def resume(experiment_id: ExperimentId, database: WriterDep, user: UserDep) -> ExperimentOut:
     """Put a paused experiment back in the queue; it goes on from its checkpoint."""
     return _request(database, user, experiment_id, DesiredState.RUN, Status.QUEUED)
 
 
 @router.post("/{experiment_id}:retry", status_code=HTTPStatus.ACCEPTED)
 def retry(
-    experiment_id: ExperimentId, database: DatabaseDep, user: UserDep, response: Response
+    experiment_id: ExperimentId, database: WriterDep, user: UserDep, response: Response
 ) -> ExperimentOut:
     """Queue a new experiment with the spec of one that failed or was cancelled."""
     with database.transaction() as session:
