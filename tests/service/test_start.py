@@ -42,17 +42,19 @@ def test_a_process_makes_its_files_for_its_owner_alone(tmp_path: Path) -> None:
     settings = Settings(store=tmp_path / "store", database_url=None)
     settings.store.mkdir(mode=0o755)
     settings.store.chmod(0o755)
-    script = "import os, service.start as s; s.begin(); os.mknod('made')"
+    script = "import service.start as s; s.begin(); open('made', 'w').close()"
     for command in (["-m", "service.prepare"], ["-c", script]):
         subprocess.run(
             [sys.executable, *command],
             env={**environment(settings), "PYTHONPATH": str(Path.cwd())},
-            cwd=settings.store if "-c" in command else None,
+            cwd=settings.store,
             check=True,
         )
-    found = modes(settings.store)
-    assert found.pop("store") == 0o700
-    assert set(found.values()) == {0o600}, found
+        found = modes(settings.store)
+        assert found.pop("store") == 0o700
+        assert set(found.values()) == {0o600}, found
+        settings.store.chmod(0o755)
+        settings.key_file.chmod(0o644)
 
 
 @pytest.mark.parametrize("broken", ["", "mpt_0123", "mpt_0123456789abcdef_\n"])
