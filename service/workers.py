@@ -58,8 +58,10 @@ def leave(session: Session, worker_id: str) -> None:
 
 
 def forget_silent(session: Session, after_s: float) -> None:
-    """Delete workers that have been silent for so long."""
-    session.execute(delete(Worker).where(Worker.heartbeat_at < now() - after_s))
+    """Delete workers that have been silent for so long, but those that another transaction holds:
+    it may be frozen."""
+    silent = select(Worker.id).where(Worker.heartbeat_at < now() - after_s)
+    session.execute(delete(Worker).where(Worker.id.in_(silent.with_for_update(skip_locked=True))))
 
 
 def alive(session: Session, within_s: float) -> Sequence[tuple[Worker, str | None, float]]:

@@ -294,12 +294,12 @@ AT_ONCE = {
 
 def reap(session: Session, dispatch_timeout_s: float, max_lost: int) -> list[tuple[str, Status]]:
     """Put back what no one will finish: runs whose lease has expired, and dispatches that no one
-    claimed. Returns what was done. To be called only once the database was up for a whole lease.
-    """
+    claimed. What another transaction holds is left for the next time: it may be frozen. Returns
+    what was done. To be called only once the database was up for a whole lease."""
     done = []
     expired = session.execute(
         update(Experiment)
-        .where(Experiment.status == Status.RUNNING, Experiment.lease_expires_at < now())
+        .where(_free(Experiment.status == Status.RUNNING, Experiment.lease_expires_at < now()))
         .values(status=Status.QUEUED, lost=Experiment.lost + 1, lease_expires_at=None)
         .returning(Experiment.id, Experiment.lost, Experiment.attempt, Experiment.desired_state)
     ).all()
@@ -307,8 +307,10 @@ def reap(session: Session, dispatch_timeout_s: float, max_lost: int) -> list[tup
     unclaimed = session.execute(
         update(Experiment)
         .where(
-            Experiment.status == Status.DISPATCHED,
-            Experiment.dispatched_at < now() - dispatch_timeout_s,
+            _free(
+                Experiment.status == Status.DISPATCHED,
+                Experiment.dispatched_at < now() - dispatch_timeout_s,
+            )
         )
         .values(status=Status.QUEUED)
         .returning(Experiment.id, Experiment.dispatch_no)
@@ -319,17 +321,24 @@ def reap(session: Session, dispatch_timeout_s: float, max_lost: int) -> list[tup
     return done
 
 
+def _free(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Is an experiment that meets these and that no other transaction holds; held from here on."""
+    return Experiment.id.in_(
+        select(Experiment.id).where(*conditions).with_for_update(skip_locked=True)
+    )
+
+
 def forget_checkpoints(
     session: Session, experiment_ids: Sequence[str], after_s: float
 ) -> Sequence[str]:
     """Those of these experiments that ended more than `after_s` seconds ago: their checkpoints
     serve no one, and are taken off the books. Their files may go."""
-    over = select(Experiment.id).where(
+    over = _free(
         Experiment.id.in_(experiment_ids),
         Experiment.status.in_(TERMINAL),
         Experiment.finished_at < now() - after_s,
     )
-    ended = session.scalars(over).all()
+    ended = session.scalars(select(Experiment.id).where(over)).all()
     session.execute(delete(Checkpoint).where(Checkpoint.experiment_id.in_(ended)))
     return ended
 
