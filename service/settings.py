@@ -50,6 +50,9 @@ class Settings(BaseSettings):
     run_memory_bytes: int | None = Field(default=None, gt=0)
     """Main memory that a run may take; unset is nine tenths of the machine's."""
 
+    until_stdin_ends: bool = False
+    """End when standard input does: the process that holds its other end is gone."""
+
     warm_spare: bool = True
     """Keep a runner ready for the next run: 300 MB for the seconds that torch takes to load."""
 

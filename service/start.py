@@ -2,7 +2,11 @@
 
 import logging
 import os
+import signal
 import sqlite3
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +22,8 @@ log = logging.getLogger(__name__)
 OWNER_ONLY = 0o077
 """The umask that leaves nothing to group and others."""
 SOUND_SQLITE = (3, 51, 3)
+ORPHAN_GRACE_S = 15.0
+"""For a worker to hand back its run; an API process may have a slow request."""
 
 
 def begin() -> Settings:
@@ -26,11 +32,22 @@ def begin() -> Settings:
     configure_logs()
     os.umask(OWNER_ONLY)
     settings = Settings()
+    if settings.until_stdin_ends:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     restrict(settings)
     with closing(Database(settings.url)) as database:
         _log_version(database)
         _require_tables(database)
     return settings
+
+
+def _end_with_stdin() -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    log.warning("the process that started this one is gone: it ends")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_GRACE_S)
+    os._exit(1)
 
 
 def restrict(settings: Settings) -> None:
