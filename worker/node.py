@@ -14,7 +14,7 @@ from service.database import Database
 from service.experiments.models import Queue
 from service.settings import Settings
 from service.start import begin
-from worker.celery_app import RUN, make_celery
+from worker.celery_app import RUN, broker_answers, make_celery
 from worker.lifetime import Lifetime
 from worker.presence import Presence, worker_name
 from worker.slot import Slot
@@ -39,7 +39,11 @@ class Node:
         self.slot.warm_up()
         presence = Presence(self.database, self.settings, self.slot.name, self.queue)
         beats = self.lifetime.start(
-            presence.run, self.stopping, lambda: not self.slot.occupied.locked(), self._restart
+            presence.run,
+            self.stopping,
+            lambda: not self.slot.occupied.locked(),
+            lambda: broker_answers(self.settings),
+            self._restart,
         )
         arguments = ["--quiet", "worker", "--queues", self.queue.value, "--pool", "solo",
                      "--without-gossip", "--without-mingle", "--without-heartbeat",
