@@ -78,7 +78,7 @@ class Presence:
         idle_beats = 0
         while True:
             waited = self._beat()
-            can_hear = is_idle() and (waited == 0 or True)
+            can_hear = is_idle() and (waited == 0 or broker_answers())
             idle_beats = idle_beats + 1 if can_hear else 0
             if min(waited, idle_beats * self.settings.heartbeat_s) > self.settings.deaf_s:
                 log.error("a dispatch has waited %.1f s for this idle node: it is deaf", waited)

@@ -38,14 +38,16 @@ def test_a_node_whose_broker_is_away_is_not_deaf(settings: Settings, tmp_path: P
             args=[stopping, lambda: True, lambda: broker_answers(quick), deaf.set],
         )
         beats.start()
-        assert not deaf.wait(4 * DEAF_S)
-        with database.snapshot() as session:
-            assert workers.oldest_dispatch_age(session, Queue.CPU) > 3 * DEAF_S
-        redis.start()
         try:
-            wait_until(deaf.is_set, 10)
+            assert not deaf.wait(4 * DEAF_S)
+            with database.snapshot() as session:
+                assert workers.oldest_dispatch_age(session, Queue.CPU) > 3 * DEAF_S
+            redis.start()
+            try:
+                wait_until(deaf.is_set, 10)
+            finally:
+                redis.stop()
         finally:
-            redis.stop()
             stopping.set()
             beats.join()
 
