@@ -56,6 +56,11 @@ class Settings(BaseSettings):
     warm_spare: bool = True
     """Keep a runner ready for the next run: 300 MB for the seconds that torch takes to load."""
 
+    @property
+    def worker_silent_s(self) -> float:
+        """A worker that missed three heartbeats, and the grace of a run that it ends, is gone."""
+        return 3 * self.heartbeat_s + self.kill_grace_s
+
     @cached_property
     def url(self) -> str:
         return self.database_url or f"sqlite:///{self.store / 'mptlab.sqlite3'}"

@@ -18,6 +18,7 @@ from service.errors import ApiError, invalid
 from service.experiments import queue, store
 from service.experiments.curves import read_series
 from service.experiments.models import DesiredState, Experiment, Status
+from service.experiments.place import place_of_next, places
 from service.experiments.schemas import (
     ArtifactList,
     CurvesOut,
@@ -30,6 +31,7 @@ from service.experiments.schemas import (
 )
 from service.experiments.views import artifact_out, experiment_out, metric_out
 from service.references import reference_problems
+from service.settings import Settings
 from service.users import User
 
 log = logging.getLogger(__name__)
@@ -59,7 +61,7 @@ def submit(
         if experiment is None:
             detail = "another request was sent under this Idempotency-Key"
             raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)
-        answer = experiment_out(experiment)
+        answer = _out(session, experiment, settings)
     log.info("submitted", extra={"experiment_id": answer.id})
     response.headers["Location"] = answer.urls.self
     return answer
@@ -77,15 +79,24 @@ def validate(
     _check_limits(submission.spec, settings.limits)
     with database.snapshot() as session:
         _check_references(session, user, submission.spec)
-        ahead = queue.place_of_next(session, submission.priority)
+        place = place_of_next(
+            session,
+            submission.spec.compute.device,
+            submission.priority,
+            settings.worker_silent_s,
+        )
     return Validation(
-        spec=submission.spec, masks=submission.spec.mask_count(), queue_position=ahead
+        spec=submission.spec,
+        masks=submission.spec.mask_count(),
+        queue_position=place.position,
+        queue_reason=place.reason,
     )
 
 
 @router.get("")
 def list_experiments(
     database: DatabaseDep,
+    settings: SettingsDep,
     user: UserDep,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
@@ -95,44 +106,57 @@ def list_experiments(
     before = _read_cursor(cursor) if cursor else None
     with database.snapshot() as session:
         found = store.newest(session, user.id, limit=limit + 1, before=before, status=status)
-        items = [experiment_out(experiment) for experiment in found[:limit]]
+        waiting = places(session, found[:limit], settings.worker_silent_s)
+    items = [experiment_out(one, waiting.get(one.id)) for one in found[:limit]]
     more = len(found) > limit
     return ExperimentPage(items=items, next_cursor=_cursor(items[-1].id) if more else None)
 
 
 @router.get("/{experiment_id}", response_model=ExperimentWithMetrics)
-def get_experiment(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) -> Response:
+def get_experiment(
+    experiment_id: ExperimentId, database: DatabaseDep, settings: SettingsDep, user: UserDep
+) -> Response:
     """One experiment, where it stands, and its metrics so far."""
     with database.snapshot() as session:
         experiment = _find(session, user.id, experiment_id)
-        answer = experiment_out(experiment)
+        answer = _out(session, experiment, settings)
         found = store.metrics(session, experiment_id) if experiment.last_seq else []
     metrics = [metric_out(m) for m in found]
     return _json(ExperimentWithMetrics.model_construct(**dict(answer), metrics=metrics))
 
 
 @router.post("/{experiment_id}:cancel", status_code=HTTPStatus.ACCEPTED)
-def cancel(experiment_id: ExperimentId, database: WriterDep, user: UserDep) -> ExperimentOut:
+def cancel(
+    experiment_id: ExperimentId, database: WriterDep, settings: SettingsDep, user: UserDep
+) -> ExperimentOut:
     """Cancel an experiment: what waits at once, what runs within a heartbeat and the grace it is
     given. What has ended stays as it is: 409, but for what is cancelled already."""
-    return _request(database, user, experiment_id, DesiredState.CANCEL, Status.CANCELLED)
+    return _request(database, settings, user, experiment_id, DesiredState.CANCEL, Status.CANCELLED)
 
 
 @router.post("/{experiment_id}:pause", status_code=HTTPStatus.ACCEPTED)
-def pause(experiment_id: ExperimentId, database: WriterDep, user: UserDep) -> ExperimentOut:
+def pause(
+    experiment_id: ExperimentId, database: WriterDep, settings: SettingsDep, user: UserDep
+) -> ExperimentOut:
     """Set an experiment aside: what runs saves a checkpoint and frees its slot."""
-    return _request(database, user, experiment_id, DesiredState.PAUSE, Status.PAUSED)
+    return _request(database, settings, user, experiment_id, DesiredState.PAUSE, Status.PAUSED)
 
 
 @router.post("/{experiment_id}:resume", status_code=HTTPStatus.ACCEPTED)
-def resume(experiment_id: ExperimentId, database: WriterDep, user: UserDep) -> ExperimentOut:
+def resume(
+    experiment_id: ExperimentId, database: WriterDep, settings: SettingsDep, user: UserDep
+) -> ExperimentOut:
     """Put a paused experiment back in the queue; it goes on from its checkpoint."""
-    return _request(database, user, experiment_id, DesiredState.RUN, Status.QUEUED)
+    return _request(database, settings, user, experiment_id, DesiredState.RUN, Status.QUEUED)
 
 
 @router.post("/{experiment_id}:retry", status_code=HTTPStatus.ACCEPTED)
 def retry(
-    experiment_id: ExperimentId, database: WriterDep, user: UserDep, response: Response
+    experiment_id: ExperimentId,
+    database: WriterDep,
+    settings: SettingsDep,
+    user: UserDep,
+    response: Response,
 ) -> ExperimentOut:
     """Queue a new experiment with the spec of one that failed or was cancelled."""
     with database.transaction() as session:
@@ -140,13 +164,18 @@ def retry(
         if old.status not in (Status.FAILED, Status.CANCELLED):
             detail = f"only what failed or was cancelled is retried; this is {old.status}"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        answer = experiment_out(store.retry(session, old))
+        answer = _out(session, store.retry(session, old), settings)
     response.headers["Location"] = answer.urls.self
     return answer
 
 
 def _request(
-    database: Database, user: User, experiment_id: str, desired: DesiredState, already: Status
+    database: Database,
+    settings: Settings,
+    user: User,
+    experiment_id: str,
+    desired: DesiredState,
+    already: Status,
 ) -> ExperimentOut:
     with database.transaction() as session:
         _find(session, user.id, experiment_id)
@@ -156,7 +185,7 @@ def _request(
             what = "is being cancelled" if experiment.status == Status.RUNNING else "is"
             detail = f"the experiment {what} {experiment.status}, which does not allow this"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        return experiment_out(experiment)
+        return _out(session, experiment, settings)
 
 
 @router.get("/{experiment_id}/artifacts")
@@ -267,6 +296,11 @@ def _check_references(session: Session, user: User, spec: ExperimentSpec) -> Non
 
 def _invalid_spec(problems: list[Problem]) -> ApiError:
     return invalid([Problem(f"/spec{p.pointer}", p.detail) for p in problems])
+
+
+def _out(session: Session, experiment: Experiment, settings: Settings) -> ExperimentOut:
+    waiting = places(session, [experiment], settings.worker_silent_s)
+    return experiment_out(experiment, waiting.get(experiment.id))
 
 
 def _find(session: Session, owner_id: int, experiment_id: str) -> Experiment:

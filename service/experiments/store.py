@@ -9,13 +9,12 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from service.experiments.models import Artifact, Experiment, Metric, Status
-from service.experiments.queue import note_status, with_place
+from service.experiments.queue import note_status
 from service.experiments.schemas import Submission
 
 _OWN = (
     select(Experiment)
     .where(Experiment.id == bindparam("id"), Experiment.owner_id == bindparam("owner_id"))
-    .options(with_place)
     .execution_options(populate_existing=True)
 )
 _METRICS = select(Metric).where(Metric.experiment_id == bindparam("id")).order_by(Metric.seq)
@@ -83,7 +82,7 @@ def newest(
     status: Status | None = None,
 ) -> Sequence[Experiment]:
     """The owner's experiments, newest first, that are older than `before`."""
-    query = select(Experiment).where(Experiment.owner_id == owner_id).options(with_place)
+    query = select(Experiment).where(Experiment.owner_id == owner_id)
     if before is not None:
         query = query.where(Experiment.id < before)
     if status is not None:

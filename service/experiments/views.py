@@ -16,12 +16,8 @@ from service.experiments.schemas import (
 )
 
 
-def experiment_out(experiment: Experiment) -> ExperimentOut:
-    """From an experiment that the store found."""
-    place, ahead = None, experiment.ahead
-    if ahead is not None:
-        reason = "next in turn" if ahead == 0 else f"{ahead} before it"
-        place = QueuePlace(position=ahead, reason=reason)
+def experiment_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentOut:
+    """`place` is that of `places` for one that is queued."""
     progress = None
     if experiment.progress_total is not None:
         progress = Progress(
