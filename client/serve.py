@@ -27,15 +27,24 @@ def embedded(store: Path, port: int, log: Path | None = None) -> Iterator[Callab
     goes to the file `log` or to stderr. Gives a function that starts again what has died."""
     if _is_taken(port):
         raise RuntimeError(f"port {port} is in use: choose another")
-    environment = {**os.environ, "MPT_STORE": str(store.absolute())}
+    environment = {
+        **os.environ,
+        "MPT_STORE": str(store.absolute()),
+        "MPT_UNTIL_STDIN_ENDS": "true",  # where this process is killed, its children end too
+    }
     if log is None and sys.stderr.isatty():
         environment.setdefault("MPT_LOG_FORM", "terminal")
     with open(log or os.devnull, "ab") as file:
         output = file if log else None
 
         def start(*command: str) -> subprocess.Popen[bytes]:
-            arguments = [sys.executable, "-m", *command]
-            return subprocess.Popen(arguments, env=environment, stdout=output, stderr=output)
+            return subprocess.Popen(
+                [sys.executable, "-m", *command],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+            )
 
         if start("service.prepare").wait() != 0:
             raise RuntimeError(f"the store could not be prepared: see {log or 'above'}")

@@ -4,7 +4,7 @@ from contextlib import closing
 
 from alembic import context
 
-from service.database import Base, Database
+from service.database import NO_TIMEOUTS, Base, Database
 from service.datasets.models import Dataset
 from service.experiments.models import Experiment
 from service.settings import Settings
@@ -17,7 +17,10 @@ assert TABLES <= set(Base.metadata.tables)
 
 def run() -> None:
     url = context.config.attributes.get("url") or Settings().url
-    with closing(Database(url)) as database, database.engine.connect() as connection:
+    with (
+        closing(Database(url, timeouts=NO_TIMEOUTS)) as database,
+        database.engine.connect() as connection,
+    ):
         if connection.dialect.name == "sqlite":  # a table that is altered is made anew
             connection.connection.cursor().execute("PRAGMA foreign_keys=OFF")
         context.configure(

@@ -4,9 +4,8 @@ import argparse
 
 import uvicorn
 
-from service.logs import configure_logs
 from service.main import create_app
-from service.settings import Settings
+from service.start import begin
 
 
 def main() -> None:
@@ -14,8 +13,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8765)
     arguments = parser.parse_args()
-    settings = Settings()
-    configure_logs(settings.log_form)
+    settings = begin()
     uvicorn.run(
         create_app(settings),
         host=arguments.host,

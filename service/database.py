@@ -1,19 +1,62 @@
 """The database: its engine, its clock, and the two kinds of transaction."""
 
+import json
+import re
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Float, MetaData, Table, create_engine, event, make_url
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Float,
+    MetaData,
+    Table,
+    create_engine,
+    event,
+    make_url,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+)
+from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-AWAY = (OperationalError, InterfaceError)
-"""What is raised while the database does not answer: nothing was committed, or it is not known."""
+AWAY = (OperationalError, InterfaceError, NoConnectionFree)
+"""What passes: the database does not answer, fails over, is full, locked or overloaded. Nothing was
+committed, or it is not known. Every long-lived loop logs these and goes on; the API answers 503.
+All other errors are defects. `_by_nature` puts each error of a driver on its side."""
+
+PASSING_STATES = ("08", "28", "40", "53", "55", "57", "58", "25006", "25P03", "25P04")
+"""SQLSTATEs and their classes: connection, login, serialization and deadlock, resources, locks,
+operator intervention, system; read-only, and too long idle or at work in a transaction."""
+PASSING_CODES = frozenset(
+    getattr(sqlite3, f"SQLITE_{name}")
+    for name in ("BUSY", "LOCKED", "NOMEM", "READONLY", "INTERRUPT", "IOERR", "FULL", "CANTOPEN",
+                 "PROTOCOL")
+)  # fmt: skip
+
+
+class NotMigrated(Exception):
+    """The tables are not those of this version."""
+
+    def __init__(self) -> None:
+        super().__init__("the database is not migrated to this version: run `mpt migrate`")
+
+
+TIMEOUTS = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
+NO_TIMEOUTS = "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
+"""For migrations, which take as long as they take."""
 
 
 class Base(DeclarativeBase):
@@ -50,13 +93,21 @@ def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
 class Database:
     """The engine. Store functions take a session and never commit; these two do or do not."""
 
-    def __init__(self, url: str):
-        self.engine = _engine(url)
+    def __init__(self, url: str, connections: int = 2, timeouts: str = TIMEOUTS):
+        """At most so many connections at once, kept open once they are used: a loop has one or two
+        threads that ask. `timeouts` are PostgreSQL's."""
+        self.engine = _engine(url, connections, timeouts)
         self._reader = _reader(self.engine)
 
     def close(self) -> None:
         """Close the connections that no one uses."""
         self.engine.dispose()
+
+    def check_tables(self) -> None:
+        """Raises NotMigrated where a table or a column that this process knows is missing."""
+        with self.snapshot() as session:
+            for table in Base.metadata.sorted_tables:
+                session.execute(select(table).limit(0))
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -82,20 +133,87 @@ def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any
     session.execute(insert(table.__table__).on_conflict_do_nothing(), list(rows))
 
 
-def _engine(url: str) -> Engine:
+def _engine(url: str, connections: int, timeouts: str) -> Engine:
     name = make_url(url).get_backend_name()
     far = name == "postgresql"  # a connection may have been lost, which a file cannot be
     engine = create_engine(
         url,
+        json_serializer=_storable_json,
         pool_pre_ping=far,
-        pool_size=THREADS,
+        pool_size=connections,
         max_overflow=0,
-        connect_args=POSTGRESQL_OPTIONS if far else {},
+        pool_timeout=10,
+        connect_args={**POSTGRESQL_OPTIONS, "options": timeouts} if far else {},
     )
+    event.listen(engine, "handle_error", _by_nature)
+    event.listen(engine, "before_cursor_execute", _with_storable_text, retval=True)
     if name == "sqlite":
         event.listen(engine, "connect", _open_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _by_nature(context: ExceptionContext) -> Exception | None:
+    """The error to raise in place of the driver's, whose classes cut across what passes and what
+    does not: PostgreSQL's read-only server is an InternalError, SQLite's missing table an
+    OperationalError."""
+    error = context.sqlalchemy_exception
+    if not isinstance(error, DBAPIError) or error.orig is None:
+        return None
+    if _lacks_a_table(error.orig):
+        return NotMigrated()
+    parts = (error.statement, error.params, error.orig)
+    passing = _is_passing(error)
+    if passing and not isinstance(error, AWAY):
+        return OperationalError(*parts, connection_invalidated=error.connection_invalidated)
+    if not passing and isinstance(error, AWAY):
+        return ProgrammingError(*parts)
+    return None
+
+
+def _is_passing(error: DBAPIError) -> bool:
+    if isinstance(error.orig, sqlite3.Error):
+        return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in PASSING_CODES
+    state = getattr(error.orig, "sqlstate", None)
+    if state is None:  # said by the driver: it has no connection, or lost it
+        return isinstance(error, AWAY)
+    return str(state).startswith(PASSING_STATES)
+
+
+def _lacks_a_table(error: BaseException) -> bool:
+    if isinstance(error, sqlite3.OperationalError):
+        return re.search("no such (table|column)|has no column", str(error)) is not None
+    return getattr(error, "sqlstate", None) in ("42P01", "42703")
+
+
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+"""A NUL PostgreSQL does not keep; half of a surrogate pair has no UTF-8."""
+
+
+def storable(value: Any) -> Any:
+    """Text, or JSON, with U+FFFD in place of characters that cannot be stored."""
+    match value:
+        case str():
+            return UNSTORABLE.sub("\ufffd", value)
+        case dict():
+            return {storable(key): storable(part) for key, part in value.items()}
+        case list() | tuple():
+            return type(value)(storable(part) for part in value)
+    return value
+
+
+def _storable_json(value: Any) -> str:
+    text = json.dumps(value)
+    suspect = "\\u0000" in text or "\\ud" in text
+    return json.dumps(storable(value)) if suspect else text
+
+
+def _with_storable_text(
+    connection: Connection, cursor: object, statement: str, parameters: Any, *_: object
+) -> tuple[str, Any]:
+    """All text that a statement carries, whatever column it is for: dying runners, libraries and
+    file names say what they like."""
+    return statement, storable(parameters)
 
 
 def _reader(engine: Engine) -> Engine:
@@ -105,16 +223,10 @@ def _reader(engine: Engine) -> Engine:
     return engine.execution_options(mpt_reads=True)
 
 
-THREADS = 40
-"""As many as an API process has for its handlers: none waits for a connection, or closes one that
-the next needs. A process opens only as many as it uses at once."""
-
 POSTGRESQL_OPTIONS = {
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,  # a connection that no one answers is given up, in ms
     "keepalives_idle": 5,
-    "options": "-c statement_timeout=60s -c lock_timeout=20s"
-    " -c idle_in_transaction_session_timeout=60s",
 }
 
 
@@ -122,7 +234,7 @@ def _open_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None  # transactions begin where _begin_sqlite says so
     for pragma in (
         "journal_mode=WAL",
-        "synchronous=NORMAL",
+        "synchronous=FULL",  # what is committed is on the disk
         "foreign_keys=ON",
         "busy_timeout=30000",
     ):

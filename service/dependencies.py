@@ -1,6 +1,8 @@
 """What handlers are given: the database, the settings, the user."""
 
+import asyncio
 import hashlib
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated
 
@@ -39,6 +41,29 @@ async def _settings(request: Request) -> Settings:
 
 DatabaseDep = Annotated[Database, Depends(_database)]
 SettingsDep = Annotated[Settings, Depends(_settings)]
+
+
+async def _writable(
+    request: Request, database: DatabaseDep, settings: SettingsDep
+) -> AsyncIterator[Database]:
+    """The database for one of a few writers: behind a lock that someone holds they must not take
+    all threads and connections from the readers. Who waits for its turn has neither."""
+    writers: asyncio.Semaphore = request.app.state.writers
+    try:
+        await asyncio.wait_for(writers.acquire(), settings.write_wait_s)
+    except TimeoutError:
+        detail = "too many requests wait to write; nothing was changed, try again"
+        raise ApiError(
+            HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, headers={"Retry-After": "2"}
+        ) from None
+    try:
+        yield database
+    finally:
+        writers.release()
+
+
+WriterDep = Annotated[Database, Depends(_writable, scope="function")]
+"""For plain handlers that write."""
 
 
 async def current_user(

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from mptcore.specs import Problem, problems_of
-from service.database import AWAY
+from service.database import AWAY, NotMigrated
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation_error)
     for away in AWAY:
         app.add_exception_handler(away, _database_error)
+    app.add_exception_handler(NotMigrated, _not_migrated)
     app.add_exception_handler(Exception, _unexpected_error)
 
 
@@ -122,6 +123,18 @@ async def _database_error(request: Request, error: Exception) -> JSONResponse:
             "database_unavailable",
             "the database does not answer; nothing was changed, try again",
             headers={"Retry-After": "2"},
+        )
+    )
+
+
+async def _not_migrated(request: Request, error: Exception) -> JSONResponse:
+    log.error("%s", error)
+    return _respond(
+        ApiError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "database_not_migrated",
+            str(error),
+            headers={"Retry-After": "60"},
         )
     )
 

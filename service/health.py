@@ -14,8 +14,8 @@ class Health(BaseModel):
 
 
 @router.get("/healthz")
-def healthz() -> Health:
-    """The process answers."""
+async def healthz() -> Health:
+    """The process answers: it needs no thread for that, which it may have none of."""
     return Health(status="ok")
 
 

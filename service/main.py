@@ -20,13 +20,23 @@ ERRORS: dict[int | str, dict[str, object]] = {
     "4XX": {"model": ProblemDocument, "description": "What was wrong, as RFC 9457"}
 }
 
+ROUTERS = (
+    experiments.custom,
+    experiments.router,
+    datasets.router,
+    presets.router,
+    monitoring.router,
+)
+"""What asks for a key."""
+
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The service on the database that the settings name, which must be migrated."""
     settings = settings or Settings()
     app = FastAPI(title="MPT Lab", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
     app.state.settings = settings
-    app.state.database = Database(settings.url)
+    app.state.database = Database(settings.url, settings.api_connections)
+    app.state.writers = asyncio.Semaphore(settings.api_writers)
     app.state.known_keys = known_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)
     app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
@@ -36,14 +46,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     install_handlers(app)
     app.include_router(health.router, dependencies=[Depends(known_parameters)])
-    routers = (
-        experiments.custom,
-        experiments.router,
-        datasets.router,
-        presets.router,
-        monitoring.router,
-    )
-    for router in routers:
+    for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(current_user), Depends(known_parameters)])
     return app
 

@@ -23,6 +23,12 @@ class Settings(BaseSettings):
     limits: Limits = Limits()
     redis_url: SecretStr | None = None
     """The broker of lab mode."""
+    api_connections: int = Field(default=12, ge=2)
+    """To the database, of one API process. A worker has two, a dispatcher or reaper one."""
+    api_writers: int = Field(default=4, ge=1)
+    """So many requests at once may write in one API process: the rest is left to readers."""
+    write_wait_s: float = Field(default=10.0, gt=0)
+    """A request that waits so long for its turn to write is answered 503."""
     max_upload_bytes: int = 4 * 2**30
     max_uploads: int = Field(default=4, gt=0)
     """At once, of an API process."""
@@ -58,6 +64,13 @@ class Settings(BaseSettings):
     """Of models and data sets from the hub, where their cache (HF_HOME) lies in the store."""
     log_form: LogForm = LogForm.JSON
     """Of what processes write to stderr; `mpt serve` asks for lines that a person reads."""
+    until_stdin_ends: bool = False
+    """End when standard input does: the process that holds its other end is gone."""
+
+    @property
+    def worker_silent_s(self) -> float:
+        """A worker that missed three heartbeats, and the grace of a run that it ends, is gone."""
+        return 3 * self.heartbeat_s + self.kill_grace_s
 
     @cached_property
     def url(self) -> str:

@@ -2,14 +2,19 @@
 
 import hashlib
 import hmac
+import logging
 import os
+import re
 import secrets
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from sqlalchemy import ForeignKey, LargeBinary, String, bindparam, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from service.database import Base, now
+
+log = logging.getLogger(__name__)
 
 LOCAL_USER = "local"
 
@@ -71,14 +76,31 @@ def ensure_key(session: Session, name: str, key_file: Path) -> None:
 
 
 def _read_or_make(key_file: Path) -> str:
+    """What no crash leaves half written: a new key is on the disk before it has the file's name."""
+    if (kept := _read(key_file)) is not None:
+        return kept
     key = f"mpt_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
-    try:
-        descriptor = os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return key_file.read_text().strip()
-    with open(descriptor, "w") as file:
-        file.write(key + "\n")
+    with NamedTemporaryFile("w", dir=key_file.parent, prefix=".key-", delete=False) as file:
+        file.write(key + "\n")  # mode 0600
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(file.name, key_file)
+    folder = os.open(key_file.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
     return key
+
+
+def _read(key_file: Path) -> str | None:
+    """The key, if there is a whole one."""
+    try:
+        key = key_file.read_text().strip()
+    except FileNotFoundError:
+        return None
+    if re.fullmatch("mpt_[0-9A-Za-z]{1,16}_[0-9A-Za-z]+", key):
+        return key
+    log.warning("%s holds no key: it is replaced", key_file)
+    return None
 
 
 def _digest(secret: str) -> bytes:

@@ -3,7 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import BigInteger, String, delete, func, select, text, update
+from sqlalchemy import (
+    BigInteger,
+    Float,
+    String,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from service.database import Base, insert_new, now
@@ -28,6 +40,14 @@ class Worker(Base):
     gpu_memory_free: Mapped[int | None] = mapped_column(BigInteger)
     started_at: Mapped[float] = mapped_column(default=now())
     heartbeat_at: Mapped[float] = mapped_column(default=now())
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The workers of a queue."""
+
+    workers: int
+    idle: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +78,10 @@ def leave(session: Session, worker_id: str) -> None:
 
 
 def forget_silent(session: Session, after_s: float) -> None:
-    """Delete workers that have been silent for so long."""
-    session.execute(delete(Worker).where(Worker.heartbeat_at < now() - after_s))
+    """Delete workers that have been silent for so long, but those that another transaction holds:
+    it may be frozen."""
+    silent = select(Worker.id).where(Worker.heartbeat_at < now() - after_s)
+    session.execute(delete(Worker).where(Worker.id.in_(silent.with_for_update(skip_locked=True))))
 
 
 def alive(session: Session, within_s: float) -> Sequence[tuple[Worker, str | None, float]]:
@@ -73,24 +95,32 @@ def alive(session: Session, within_s: float) -> Sequence[tuple[Worker, str | Non
     return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(Worker.id))]
 
 
-def free_slots(session: Session, within_s: float) -> dict[Queue, int]:
-    """Of each queue that has workers: how many are idle, less the dispatches on their way. Holds
-    a lock to the end of the transaction, so that no two dispatchers count the same slot."""
+_BUSY = exists().where(Experiment.worker == Worker.id, Experiment.status == Status.RUNNING)
+_ON_THEIR_WAY = (
+    select(func.count())
+    .where(Experiment.status == Status.DISPATCHED, Experiment.queue == Worker.queue)
+    .scalar_subquery()
+)
+_SLOTS = (
+    select(Worker.queue, func.count(), func.sum(case((_BUSY, 0), else_=1)) - _ON_THEIR_WAY)
+    .where(Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float))
+    .group_by(Worker.queue)
+)
+"""Made once: dispatchers ask ten times a second."""
+
+
+def slots(session: Session, within_s: float) -> dict[Queue, Slots]:
+    """Of each queue that has workers: how many, and how many are idle, less the dispatches on
+    their way."""
+    rows = session.execute(_SLOTS, {"within_s": within_s})
+    return {Queue(queue): Slots(count, max(idle, 0)) for queue, count, idle in rows}
+
+
+def lock_dispatching(session: Session) -> None:
+    """To the end of the transaction, so that no two dispatchers count the same slot. SQLite has
+    one writer anyway."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": DISPATCH_LOCK})
-    free: dict[Queue, int] = {}
-    for worker, experiment_id, _ in alive(session, within_s):
-        queue = Queue(worker.queue)
-        free[queue] = free.get(queue, 0) + (experiment_id is None)
-    dispatched = session.execute(
-        select(Experiment.queue, func.count())
-        .where(Experiment.status == Status.DISPATCHED)
-        .group_by(Experiment.queue)
-    )
-    for name, count in dispatched:
-        if name in free:
-            free[Queue(name)] -= count
-    return free
 
 
 def oldest_dispatch_age(session: Session, queue: Queue) -> float:

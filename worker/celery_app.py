@@ -4,6 +4,9 @@ Early acknowledgement, no results, JSON only: nothing rests on the broker.
 """
 
 from celery import Celery
+from redis import Redis, RedisError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from service.experiments.models import Queue
 from service.settings import Settings
@@ -41,6 +44,22 @@ def make_celery(settings: Settings) -> Celery:
         },
     )
     return app
+
+
+def broker_answers(settings: Settings) -> bool:
+    """Whether it answers a new connection, within the timeout."""
+    assert settings.redis_url is not None
+    broker = Redis.from_url(
+        settings.redis_url.get_secret_value(),
+        socket_timeout=TIMEOUT_S,
+        socket_connect_timeout=TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+    try:
+        with broker:
+            return bool(broker.ping())
+    except RedisError:
+        return False
 
 
 def ring(app: Celery, queue: Queue, experiment_id: str, dispatch_no: int) -> None:

@@ -1,25 +1,24 @@
 """The dispatcher: chooses what runs next, marks it, commits, then rings. Any number may run."""
 
 import logging
-import signal
 import threading
+from collections.abc import Iterator
 
 from celery import Celery
 from kombu.exceptions import OperationalError as BrokerError
+from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import AWAY, Database
 from service.experiments import queue
 from service.experiments.models import Queue
 from service.experiments.queue import Dispatch
-from service.logs import configure_logs
 from service.settings import Settings
+from service.start import begin
 from worker.celery_app import make_celery, ring
+from worker.lifetime import Lifetime
 
 log = logging.getLogger(__name__)
-
-BEATS = 3
-"""A worker is alive while it has missed fewer heartbeats than this."""
 
 
 class Dispatcher:
@@ -38,21 +37,31 @@ class Dispatcher:
 
     def dispatch(self) -> list[Dispatch]:
         """Mark what runs next, in one transaction."""
-        within_s = BEATS * self.settings.heartbeat_s + self.settings.kill_grace_s
         try:
+            with self.database.snapshot() as session:  # most of the time nobody is idle
+                if not self._idle(session):
+                    return []
             with self.database.transaction() as session:
-                free = workers.free_slots(session, within_s)
-                dispatched = []
-                while queues := [name for name, count in free.items() if count > 0]:
-                    chosen = queue.dispatch_next(session, queues, gpu=Queue.GPU in free)
-                    if chosen is None:
-                        break
-                    free[chosen.queue] -= 1
-                    dispatched.append(chosen)
-                return dispatched
+                workers.lock_dispatching(session)
+                return list(self._fill(session))
         except AWAY as error:
             log.warning("the database is away: %s", error)
             return []
+
+    def _fill(self, session: Session) -> Iterator[Dispatch]:
+        """GPUs first, which run what asks for any device soonest."""
+        idle = self._idle(session)
+        for name in (Queue.GPU, Queue.CPU):
+            for _ in range(idle.get(name, 0)):
+                chosen = queue.dispatch_next(session, name)
+                if chosen is None:
+                    break
+                yield chosen
+
+    def _idle(self, session: Session) -> dict[Queue, int]:
+        """How many workers of each queue are idle, of those that have any."""
+        slots = workers.slots(session, self.settings.worker_silent_s)
+        return {name: one.idle for name, one in slots.items() if one.idle}
 
     def _ring(self, dispatch: Dispatch) -> None:
         try:
@@ -64,12 +73,10 @@ class Dispatcher:
 
 
 def main() -> None:
-    configure_logs()
-    settings = Settings()
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    Dispatcher(Database(settings.url), settings, make_celery(settings)).run(stopping)
+    settings = begin()
+    lifetime = Lifetime()
+    lifetime.stop_on_signals()
+    Dispatcher(Database(settings.url), settings, make_celery(settings)).run(lifetime.stopping)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """The embedded worker: one slot on this machine that dispatches to itself, and the reaper."""
 
 import logging
-import signal
-import threading
 
 from service.database import AWAY, Database
 from service.experiments import queue
 from service.experiments.models import Queue
 from service.experiments.queue import Dispatch
-from service.logs import configure_logs
 from service.settings import Settings
+from service.start import begin
+from worker.lifetime import Lifetime
 from worker.presence import Presence, worker_name
 from worker.reaper import Reaper
 from worker.slot import Slot
@@ -23,18 +22,15 @@ class LocalWorker:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.database = Database(settings.url)
-        self.stopping = threading.Event()
+        self.lifetime = Lifetime()
+        self.stopping = self.lifetime.stopping
 
     def run(self) -> None:
         """Work until told to stop. To be called in the main thread."""
         name = worker_name()
         presence = Presence(self.database, self.settings, name, Queue.CPU)
-        beside = [
-            threading.Thread(target=run, args=[self.stopping], daemon=True)
-            for run in (Reaper(self.database, self.settings).run, presence.run)
-        ]
-        for thread in beside:
-            thread.start()
+        reaper = Reaper(self.database, self.settings)
+        beside = [self.lifetime.start(part.run, self.stopping) for part in (reaper, presence)]
         slot = Slot(self.database, self.settings, name)
         try:
             slot.warm_up()
@@ -61,12 +57,10 @@ class LocalWorker:
 
 
 def main() -> None:
-    settings = Settings()
-    configure_logs(settings.log_form)
-    worker = LocalWorker(settings)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stopping.set())
+    worker = LocalWorker(begin())
+    worker.lifetime.stop_on_signals()
     worker.run()
+    worker.lifetime.end()
 
 
 if __name__ == "__main__":

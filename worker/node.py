@@ -6,16 +6,16 @@ The solo pool runs the task in the main thread, which runners die with. SIGTERM 
 import argparse
 import os
 import sys
-import threading
 from typing import Any
 
 from celery.signals import worker_shutting_down
 
 from service.database import Database
 from service.experiments.models import Queue
-from service.logs import configure_logs
 from service.settings import Settings
-from worker.celery_app import RUN, make_celery
+from service.start import begin
+from worker.celery_app import RUN, broker_answers, make_celery
+from worker.lifetime import Lifetime
 from worker.presence import Presence, worker_name
 from worker.slot import Slot
 
@@ -26,7 +26,8 @@ class Node:
     def __init__(self, settings: Settings, queue: Queue):
         self.settings = settings
         self.queue = queue
-        self.stopping = threading.Event()
+        self.lifetime = Lifetime()
+        self.stopping = self.lifetime.stopping
         self.database = Database(settings.url)
         self.slot = Slot(self.database, settings, worker_name())
         self.celery = make_celery(settings)
@@ -37,12 +38,13 @@ class Node:
         worker_shutting_down.connect(self._shut_down)
         self.slot.warm_up()
         presence = Presence(self.database, self.settings, self.slot.name, self.queue)
-        beats = threading.Thread(
-            target=presence.run,
-            args=[self.stopping, lambda: not self.slot.occupied.locked(), self._restart],
-            daemon=True,
+        beats = self.lifetime.start(
+            presence.run,
+            self.stopping,
+            lambda: not self.slot.occupied.locked(),
+            lambda: broker_answers(self.settings),
+            self._restart,
         )
-        beats.start()
         arguments = ["--quiet", "worker", "--queues", self.queue.value, "--pool", "solo",
                      "--without-gossip", "--without-mingle", "--without-heartbeat",
                      "--loglevel", "INFO"]  # fmt: skip
@@ -50,6 +52,7 @@ class Node:
         self.stopping.set()
         self.slot.close()
         beats.join()
+        self.lifetime.end()
 
     def _run(self, experiment_id: str, dispatch_no: int) -> None:
         if not self.stopping.is_set():
@@ -70,8 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m worker.node", description=__doc__)
     parser.add_argument("queue", type=Queue, choices=list(Queue), help="what it works for")
     queue = parser.parse_args().queue
-    configure_logs()
-    Node(Settings(), queue).run()
+    Node(begin(), queue).run()
 
 
 if __name__ == "__main__":

@@ -70,14 +70,16 @@ class Presence:
         self,
         stopping: threading.Event,
         is_idle: Callable[[], bool] = lambda: False,
+        broker_answers: Callable[[], bool] = lambda: True,
         on_deaf: Callable[[], object] = lambda: None,
     ) -> None:
         """Beat until stopping, then leave. `on_deaf` is called where a dispatch has waited too
-        long although this worker was idle all the while."""
+        long although this worker was idle and its broker answered all the while."""
         idle_beats = 0
         while True:
-            idle_beats = idle_beats + 1 if is_idle() else 0
             waited = self._beat()
+            can_hear = is_idle() and (waited == 0 or broker_answers())
+            idle_beats = idle_beats + 1 if can_hear else 0
             if min(waited, idle_beats * self.settings.heartbeat_s) > self.settings.deaf_s:
                 log.error("a dispatch has waited %.1f s for this idle node: it is deaf", waited)
                 on_deaf()

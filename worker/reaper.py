@@ -3,7 +3,6 @@
 import logging
 import math
 import shutil
-import signal
 import threading
 import time
 
@@ -15,8 +14,9 @@ from service.database import AWAY, Database, now
 from service.datasets.sweep import sweep as sweep_uploads
 from service.experiments import queue
 from service.hub import trim_hub_cache
-from service.logs import configure_logs
 from service.settings import Settings
+from service.start import begin
+from worker.lifetime import Lifetime
 
 log = logging.getLogger(__name__)
 
@@ -87,12 +87,10 @@ class Reaper:
 
 
 def main() -> None:
-    configure_logs()
-    settings = Settings()
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    Reaper(Database(settings.url), settings).run(stopping)
+    settings = begin()
+    lifetime = Lifetime()
+    lifetime.stop_on_signals()
+    Reaper(Database(settings.url), settings).run(lifetime.stopping)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from service.database import AWAY, Database
 from service.datasets import store
 from service.datasets.files import inspect, move, receive
 from service.datasets.models import Dataset
-from service.dependencies import DatabaseDep, SettingsDep, UserDep
+from service.dependencies import DatabaseDep, SettingsDep, UserDep, WriterDep
 from service.errors import ApiError
 from service.experiments.schemas import moment
 from service.pages import Cursor, Limit, page, read_cursor
@@ -171,7 +171,7 @@ def get_dataset(dataset_id: DatasetId, database: DatabaseDep, user: UserDep) -> 
 
 @router.delete("/{dataset_id}", status_code=HTTPStatus.NO_CONTENT)
 def delete_dataset(
-    dataset_id: DatasetId, database: DatabaseDep, settings: SettingsDep, user: UserDep
+    dataset_id: DatasetId, database: WriterDep, settings: SettingsDep, user: UserDep
 ) -> None:
     """Delete an upload. Experiments that still wait for it will fail and say so."""
     with database.transaction() as session:

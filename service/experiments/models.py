@@ -13,7 +13,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
-from sqlalchemy.orm import Mapped, mapped_column, query_expression
+from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database import Base, now
 from service.users import User
@@ -50,6 +50,23 @@ class Queue(StrEnum):
     GPU = "gpu"
 
 
+class Device(StrEnum):
+    """What an experiment asks for: "auto" is a GPU, or a CPU where no GPU is idle."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    AUTO = "auto"
+
+
+DEVICES = {Queue.CPU: (Device.CPU, Device.AUTO), Queue.GPU: (Device.CUDA, Device.AUTO)}
+"""What the workers of each queue take."""
+
+
+def _device_of_spec(context: Any) -> str:
+    device: str = context.get_current_parameters()["spec"]["compute"]["device"]
+    return device
+
+
 class Experiment(Base):
     """One spec and its run. `attempt` is the fence: it rises with every claim, and a write of an
     older attempt finds no row. `last_seq` is the last record that is committed."""
@@ -57,7 +74,7 @@ class Experiment(Base):
     __tablename__ = "experiments"
     __table_args__ = (
         Index("ix_experiments_owner_id_id", "owner_id", "id"),
-        Index("ix_experiments_queue", "status", "priority", "id"),
+        Index("ix_experiments_queue", "status", "device", "priority", "id"),
         UniqueConstraint("owner_id", "idempotency_key"),
     )
 
@@ -69,6 +86,8 @@ class Experiment(Base):
     note: Mapped[str | None] = mapped_column(Text)
     priority: Mapped[int]
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
+    device: Mapped[str] = mapped_column(String(8), default=_device_of_spec)
+    """The spec's, where the queue finds it by its index."""
     retry_of: Mapped[str | None] = mapped_column(String(32))
     idempotency_key: Mapped[str | None] = mapped_column(String(200))
     submission_sha256: Mapped[str | None] = mapped_column(String(64))
@@ -93,10 +112,6 @@ class Experiment(Base):
     progress_unit: Mapped[str | None] = mapped_column(String(32))
     failure_kind: Mapped[str | None] = mapped_column(String(16))
     failure_message: Mapped[str | None] = mapped_column(Text)
-
-    ahead: Mapped[int | None] = query_expression()
-    """How many queued experiments come before this one, where it is queued and was asked for by
-    `queue.with_place`."""
 
 
 class Checkpoint(Base):

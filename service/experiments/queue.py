@@ -5,19 +5,33 @@ Every function takes a session and commits nothing. Times are the database's own
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVarTuple
 
-from sqlalchemy import ColumnElement, Row, ScalarSelect, Update, case, delete, func, select, update
-from sqlalchemy.orm import Session, aliased, with_expression
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    ScalarSelect,
+    Select,
+    Subquery,
+    Update,
+    delete,
+    func,
+    select,
+    union_all,
+    update,
+)
+from sqlalchemy.orm import Session
 
 from service.database import now
 from service.experiments.models import (
+    DEVICES,
     TERMINAL,
     WAITING,
     Artifact,
     Block,
     Checkpoint,
     DesiredState,
+    Device,
     Event,
     Experiment,
     Metric,
@@ -25,6 +39,8 @@ from service.experiments.models import (
     Series,
     Status,
 )
+
+Ts = TypeVarTuple("Ts")
 
 
 class LeaseLost(Exception):
@@ -71,42 +87,57 @@ def note_status(session: Session, experiment_id: str, status: Status, **details:
     session.add(Event(experiment_id=experiment_id, kind="status", data=data))
 
 
-def dispatch_next(
-    session: Session, queues: Sequence[Queue] = tuple(Queue), *, gpu: bool = False
-) -> Dispatch | None:
-    """Choose the next queued experiment (priority, then age) for one of these queues and mark it
-    dispatched, under a new number that only one claim can use. None where nothing waits. `gpu`
-    says whether there are GPU workers, which device "auto" then goes to."""
-    chosen = (
-        select(Experiment.id)
-        .where(Experiment.status == Status.QUEUED, _queue(gpu).in_(queues))
-        .order_by(Experiment.priority.desc(), Experiment.id)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-        .scalar_subquery()
-    )
-    row = session.execute(
-        update(Experiment)
-        .where(Experiment.id == chosen, Experiment.status == Status.QUEUED)
-        .values(
-            status=Status.DISPATCHED,
-            queue=_queue(gpu),
-            dispatch_no=Experiment.dispatch_no + 1,
-            dispatched_at=now(),
-        )
-        .returning(Experiment.id, Experiment.dispatch_no, Experiment.queue)
-    ).one_or_none()
+def dispatch_next(session: Session, for_queue: Queue = Queue.CPU) -> Dispatch | None:
+    """Choose the next queued experiment (priority, then age) that a worker of this queue may run
+    and mark it dispatched, under a new number that only one claim can use. None where nothing
+    waits."""
+    row = session.execute(_DISPATCH_NEXT[for_queue]).one_or_none()
     if row is None:
         return None
     note_status(session, row.id, Status.DISPATCHED, dispatch_no=row.dispatch_no)
-    return Dispatch(row.id, row.dispatch_no, Queue(row.queue))
+    return Dispatch(row.id, row.dispatch_no, for_queue)
 
 
-def _queue(gpu: bool) -> ColumnElement[str]:
-    """The queue of an experiment, by the device that its spec asks for."""
-    on_gpu = ("cuda", "auto") if gpu else ("cuda",)
-    device = Experiment.spec["compute"]["device"].as_string()
-    return case((device.in_(on_gpu), Queue.GPU.value), else_=Queue.CPU.value)
+def _next(for_queue: Queue) -> ScalarSelect[str]:
+    """Of the first of each device, each one look into the index, the very first."""
+    firsts = union_all(*(select(_first(device)) for device in DEVICES[for_queue])).subquery()
+    first = select(firsts.c.id).order_by(firsts.c.priority.desc(), firsts.c.id).limit(1)
+    return first.scalar_subquery()
+
+
+def _first(device: Device) -> Subquery:
+    """The oldest of the highest priority: two looks, each along one end of the index. No index of
+    plain columns has both orders at once, and by id alone PostgreSQL would walk along all that
+    ever ran."""
+    waits = (Experiment.status == Status.QUEUED) & (Experiment.device == device)
+    highest = select(Experiment.priority).where(waits).order_by(Experiment.priority.desc())
+    oldest = (
+        select(Experiment.id, Experiment.priority)
+        .where(waits, Experiment.priority >= _one_free(highest).scalar_subquery())
+        .order_by(Experiment.priority, Experiment.id)
+    )
+    return _one_free(oldest).subquery()
+
+
+def _one_free(query: Select[*Ts]) -> Select[*Ts]:
+    """The first that no other transaction holds: it may be frozen."""
+    return query.limit(1).with_for_update(skip_locked=True)
+
+
+_DISPATCH_NEXT = {
+    for_queue: update(Experiment)
+    .where(Experiment.id == _next(for_queue), Experiment.status == Status.QUEUED)
+    .values(
+        status=Status.DISPATCHED,
+        queue=for_queue,
+        dispatch_no=Experiment.dispatch_no + 1,
+        dispatched_at=now(),
+    )
+    .returning(Experiment.id, Experiment.dispatch_no)
+    .execution_options(synchronize_session=False)
+    for for_queue in Queue
+}
+"""Made once: idle workers ask ten times a second."""
 
 
 def claim(
@@ -300,12 +331,12 @@ AT_ONCE = {
 
 def reap(session: Session, dispatch_timeout_s: float, max_lost: int) -> list[tuple[str, Status]]:
     """Put back what no one will finish: runs whose lease has expired, and dispatches that no one
-    claimed. Returns what was done. To be called only once the database was up for a whole lease.
-    """
+    claimed. What another transaction holds is left for the next time: it may be frozen. Returns
+    what was done. To be called only once the database was up for a whole lease."""
     done = []
     expired = session.execute(
         update(Experiment)
-        .where(Experiment.status == Status.RUNNING, Experiment.lease_expires_at < now())
+        .where(_free(Experiment.status == Status.RUNNING, Experiment.lease_expires_at < now()))
         .values(status=Status.QUEUED, lost=Experiment.lost + 1, lease_expires_at=None)
         .returning(Experiment.id, Experiment.lost, Experiment.attempt, Experiment.desired_state)
     ).all()
@@ -313,8 +344,10 @@ def reap(session: Session, dispatch_timeout_s: float, max_lost: int) -> list[tup
     unclaimed = session.execute(
         update(Experiment)
         .where(
-            Experiment.status == Status.DISPATCHED,
-            Experiment.dispatched_at < now() - dispatch_timeout_s,
+            _free(
+                Experiment.status == Status.DISPATCHED,
+                Experiment.dispatched_at < now() - dispatch_timeout_s,
+            )
         )
         .values(status=Status.QUEUED)
         .returning(Experiment.id, Experiment.dispatch_no)
@@ -325,17 +358,24 @@ def reap(session: Session, dispatch_timeout_s: float, max_lost: int) -> list[tup
     return done
 
 
+def _free(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Is an experiment that meets these and that no other transaction holds; held from here on."""
+    return Experiment.id.in_(
+        select(Experiment.id).where(*conditions).with_for_update(skip_locked=True)
+    )
+
+
 def forget_checkpoints(
     session: Session, experiment_ids: Sequence[str], after_s: float
 ) -> Sequence[str]:
     """Those of these experiments that ended more than `after_s` seconds ago: their checkpoints
     serve no one, and are taken off the books. Their files may go."""
-    over = select(Experiment.id).where(
+    over = _free(
         Experiment.id.in_(experiment_ids),
         Experiment.status.in_(TERMINAL),
         Experiment.finished_at < now() - after_s,
     )
-    ended = session.scalars(over).all()
+    ended = session.scalars(select(Experiment.id).where(over)).all()
     _forget_checkpoints(session, ended)
     return ended
 
@@ -364,35 +404,6 @@ def _after_loss(session: Session, lost: Row[str, int, int, str], max_lost: int) 
         )
     note_status(session, lost.id, status, lost_attempt=lost.attempt)
     return status
-
-
-_other = aliased(Experiment)
-
-
-def _count_before(priority: Any, experiment_id: Any) -> ScalarSelect[int]:
-    """How many queued experiments come before one of this priority and id."""
-    sooner = (_other.priority > priority) | (
-        (_other.priority == priority) & (_other.id < experiment_id)
-    )
-    query = select(func.count()).select_from(_other).where(_other.status == Status.QUEUED, sooner)
-    return query.scalar_subquery()
-
-
-with_place = with_expression(
-    Experiment.ahead,
-    case(
-        (
-            Experiment.status == Status.QUEUED,
-            _count_before(Experiment.priority, Experiment.id),
-        )
-    ),
-)
-"""An option of queries for experiments: they come with their places in the queue."""
-
-
-def place_of_next(session: Session, priority: int) -> int:
-    """How many queued experiments come before one that were submitted now."""
-    return session.scalar(select(_count_before(priority, "g"))) or 0  # g is after every id
 
 
 def is_terminal(status: str) -> bool:

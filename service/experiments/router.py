@@ -12,12 +12,13 @@ from sqlalchemy.orm import Session
 from mptcore.specs import ExperimentSpec, Limits, Problem
 from service.bodies import StrictRoute
 from service.database import Database
-from service.dependencies import DatabaseDep, SettingsDep, UserDep
+from service.dependencies import DatabaseDep, SettingsDep, UserDep, WriterDep
 from service.errors import ApiError, invalid
 from service.experiments import queue, store
 from service.experiments.artifacts import whole_file
 from service.experiments.curves import hold_still, labels_of, read_series
 from service.experiments.models import DesiredState, Experiment, Status
+from service.experiments.place import place_of_next, places
 from service.experiments.schemas import (
     ArtifactList,
     CurvesOut,
@@ -35,6 +36,7 @@ from service.experiments.views import artifact_out, experiment_out, metric_out, 
 from service.pages import Cursor, Limit, page, read_cursor
 from service.parameters import FreeParameters
 from service.references import reference_problems
+from service.settings import Settings
 from service.users import User
 
 log = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200)]
 @router.post("", status_code=HTTPStatus.ACCEPTED)
 def submit(
     submission: Submission,
-    database: DatabaseDep,
+    database: WriterDep,
     settings: SettingsDep,
     user: UserDep,
     response: Response,
@@ -62,7 +64,7 @@ def submit(
     with database.transaction() as session:
         _check_references(session, user, submission.spec)
         experiment = store.submit(session, user.id, submission, idempotency_key)
-        answer = experiment_out(_stored(experiment))
+        answer = _out(session, _stored(experiment), settings)
     log.info("submitted", extra={"experiment_id": answer.id})
     response.headers["Location"] = answer.urls.self
     return answer
@@ -80,9 +82,17 @@ def validate(
     _check_limits(submission.spec, settings.limits)
     with database.snapshot() as session:
         _check_references(session, user, submission.spec)
-        ahead = queue.place_of_next(session, submission.priority)
+        place = place_of_next(
+            session,
+            submission.spec.compute.device,
+            submission.priority,
+            settings.worker_silent_s,
+        )
     return Validation(
-        spec=submission.spec, masks=submission.spec.mask_count(), queue_position=ahead
+        spec=submission.spec,
+        masks=submission.spec.mask_count(),
+        queue_position=place.position,
+        queue_reason=place.reason,
     )
 
 
@@ -93,6 +103,7 @@ MOST_SPECS = 50
 @router.get("", response_model=ExperimentPage)
 def list_experiments(
     database: DatabaseDep,
+    settings: SettingsDep,
     user: UserDep,
     limit: Limit = 50,
     cursor: Cursor = None,
@@ -110,45 +121,56 @@ def list_experiments(
         found = store.newest(
             session, user.id, limit=limit + 1, before=before, status=status, with_spec=full
         )
-    kept, next_cursor = page(found, limit)
-    items = [experiment_out(one) if full else summary_out(one) for one in kept]
+        kept, next_cursor = page(found, limit)
+        waiting = places(session, kept, settings.worker_silent_s)
+    out = experiment_out if full else summary_out
+    items = [out(one, waiting.get(one.id)) for one in kept]
     return _json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
 
 
 @router.get("/{experiment_id}", response_model=ExperimentWithMetrics)
-def get_experiment(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) -> Response:
+def get_experiment(
+    experiment_id: ExperimentId, database: DatabaseDep, settings: SettingsDep, user: UserDep
+) -> Response:
     """One experiment, where it stands, and its metrics so far."""
     with database.snapshot() as session:
         experiment = _find(session, user.id, experiment_id)
-        answer = experiment_out(experiment)
+        answer = _out(session, experiment, settings)
         found = store.metrics(session, experiment_id) if experiment.last_seq else []
     metrics = [metric_out(m) for m in found]
     return _json(ExperimentWithMetrics.model_construct(**dict(answer), metrics=metrics))
 
 
 @router.post("/{experiment_id}:cancel", status_code=HTTPStatus.ACCEPTED)
-def cancel(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) -> ExperimentOut:
+def cancel(
+    experiment_id: ExperimentId, database: WriterDep, settings: SettingsDep, user: UserDep
+) -> ExperimentOut:
     """Cancel an experiment: what waits at once, what runs within a heartbeat and the grace it is
     given. What has ended stays as it is: 409, but for what is cancelled already."""
-    return _request(database, user, experiment_id, DesiredState.CANCEL, Status.CANCELLED)
+    return _request(database, settings, user, experiment_id, DesiredState.CANCEL, Status.CANCELLED)
 
 
 @router.post("/{experiment_id}:pause", status_code=HTTPStatus.ACCEPTED)
-def pause(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) -> ExperimentOut:
+def pause(
+    experiment_id: ExperimentId, database: WriterDep, settings: SettingsDep, user: UserDep
+) -> ExperimentOut:
     """Set an experiment aside: what runs saves a checkpoint and frees its slot."""
-    return _request(database, user, experiment_id, DesiredState.PAUSE, Status.PAUSED)
+    return _request(database, settings, user, experiment_id, DesiredState.PAUSE, Status.PAUSED)
 
 
 @router.post("/{experiment_id}:resume", status_code=HTTPStatus.ACCEPTED)
-def resume(experiment_id: ExperimentId, database: DatabaseDep, user: UserDep) -> ExperimentOut:
+def resume(
+    experiment_id: ExperimentId, database: WriterDep, settings: SettingsDep, user: UserDep
+) -> ExperimentOut:
     """Put a paused experiment back in the queue; it goes on from its checkpoint."""
-    return _request(database, user, experiment_id, DesiredState.RUN, Status.QUEUED)
+    return _request(database, settings, user, experiment_id, DesiredState.RUN, Status.QUEUED)
 
 
 @router.post("/{experiment_id}:retry", status_code=HTTPStatus.ACCEPTED)
 def retry(
     experiment_id: ExperimentId,
-    database: DatabaseDep,
+    database: WriterDep,
+    settings: SettingsDep,
     user: UserDep,
     response: Response,
     idempotency_key: IdempotencyKey = None,
@@ -160,13 +182,18 @@ def retry(
         if old.status not in (Status.FAILED, Status.CANCELLED):
             detail = f"only what failed or was cancelled is retried; this is {old.status}"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        answer = experiment_out(_stored(store.retry(session, old, idempotency_key)))
+        answer = _out(session, _stored(store.retry(session, old, idempotency_key)), settings)
     response.headers["Location"] = answer.urls.self
     return answer
 
 
 def _request(
-    database: Database, user: User, experiment_id: str, desired: DesiredState, already: Status
+    database: Database,
+    settings: Settings,
+    user: User,
+    experiment_id: str,
+    desired: DesiredState,
+    already: Status,
 ) -> ExperimentOut:
     with database.transaction() as session:
         _find(session, user.id, experiment_id)
@@ -176,7 +203,7 @@ def _request(
             what = "is being cancelled" if experiment.status == Status.RUNNING else "is"
             detail = f"the experiment {what} {experiment.status}, which does not allow this"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        return experiment_out(experiment)
+        return _out(session, experiment, settings)
 
 
 @router.get("/{experiment_id}/artifacts")
@@ -290,6 +317,11 @@ def _stored(experiment: Experiment | None) -> Experiment:
         detail = "another request was sent under this Idempotency-Key"
         raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)
     return experiment
+
+
+def _out(session: Session, experiment: Experiment, settings: Settings) -> ExperimentOut:
+    waiting = places(session, [experiment], settings.worker_silent_s)
+    return experiment_out(experiment, waiting.get(experiment.id))
 
 
 def _find(session: Session, owner_id: int, experiment_id: str) -> Experiment:

@@ -32,7 +32,9 @@ class Validation(BaseModel):
     masks: int | None
     """How many masks would be scored."""
     queue_position: int
-    """How many queued experiments would run before it."""
+    """How many queued experiments would run before it, on the workers that it may run on."""
+    queue_reason: str
+    """Why it would wait."""
 
 
 class Progress(BaseModel):
@@ -42,7 +44,8 @@ class Progress(BaseModel):
 
 
 class QueuePlace(BaseModel):
-    """Where a waiting experiment stands, and why it waits."""
+    """Where a queued experiment stands among those that wait for the same workers, and why it
+    waits."""
 
     position: int
     reason: str

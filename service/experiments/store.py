@@ -3,20 +3,18 @@
 import hashlib
 from collections.abc import Sequence
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import bindparam, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer
-from sqlalchemy.orm.attributes import set_committed_value
 from uuid6 import uuid7
 
 from service.experiments.models import Artifact, Experiment, Metric, Status
-from service.experiments.queue import note_status, with_place
+from service.experiments.queue import note_status
 from service.experiments.schemas import Submission
 
 _OWN = (
     select(Experiment)
     .where(Experiment.id == bindparam("id"), Experiment.owner_id == bindparam("owner_id"))
-    .options(with_place)
     .execution_options(populate_existing=True)
 )
 _METRICS = select(Metric).where(Metric.experiment_id == bindparam("id")).order_by(Metric.seq)
@@ -108,21 +106,7 @@ def newest(
         query = query.where(Experiment.id < before)
     if status is not None:
         query = query.where(Experiment.status == status)
-    found = session.scalars(query.order_by(Experiment.id.desc()).limit(limit)).all()
-    _set_places(session, found)
-    return found
-
-
-def _set_places(session: Session, found: Sequence[Experiment]) -> None:
-    """Count the queue once for all of them."""
-    waiting = {one.id: one for one in found if one.status == Status.QUEUED}
-    if not waiting:
-        return
-    turn = func.row_number().over(order_by=(Experiment.priority.desc(), Experiment.id))
-    queued = select(Experiment.id, turn.label("turn")).where(Experiment.status == Status.QUEUED)
-    line = queued.subquery()
-    for row in session.execute(select(line).where(line.c.id.in_(waiting))):
-        set_committed_value(waiting[row.id], "ahead", row.turn - 1)
+    return session.scalars(query.order_by(Experiment.id.desc()).limit(limit)).all()
 
 
 def metrics(session: Session, experiment_id: str) -> Sequence[Metric]:

@@ -17,17 +17,14 @@ from service.experiments.schemas import (
 )
 
 
-def experiment_out(experiment: Experiment) -> ExperimentOut:
-    """From an experiment that the store found."""
-    return ExperimentOut.model_construct(**dict(summary_out(experiment)), spec=experiment.spec)
+def experiment_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentOut:
+    """`place` is that of `places` for one that is queued."""
+    summary = dict(summary_out(experiment, place))
+    return ExperimentOut.model_construct(**summary, spec=experiment.spec)
 
 
-def summary_out(experiment: Experiment) -> ExperimentSummary:
+def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentSummary:
     """The same without the spec."""
-    place, ahead = None, experiment.ahead
-    if ahead is not None:
-        reason = "next in turn" if ahead == 0 else f"{ahead} before it"
-        place = QueuePlace(position=ahead, reason=reason)
     progress = None
     if experiment.progress_total is not None:
         progress = Progress(

@@ -72,7 +72,8 @@ def test_the_broker_is_away(lab: Settings, redis: Redis) -> None:
         wait_until(lambda: bool(client.workers()), what="a worker")
         redis.stop()
         submitted = client.submit(ppca_spec())["id"]
-        time.sleep(1)
+        time.sleep(3.5)
+        assert "it is deaf" not in running.log.read_text()
         assert client.get(submitted)["status"] in ("queued", "dispatched")
         redis.start()
         assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"

@@ -100,7 +100,10 @@ def test_told_to_stop_it_hands_back(database: Database, settings: Settings) -> N
         assert (experiment.status, experiment.lost) == ("queued", 0)
 
 
-def test_serve_stops_all_it_started(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_serve_takes_all_it_started_with_it(
+    tmp_path_factory: pytest.TempPathFactory, number: signal.Signals
+) -> None:
     store_ = tmp_path_factory.mktemp("serve")
     environment = {**os.environ, "MPT_STORE": str(store_)}
     code = "from client.cli import main; main()"
@@ -112,7 +115,9 @@ def test_serve_stops_all_it_started(tmp_path_factory: pytest.TempPathFactory) ->
         assert b"serving http://127.0.0.1:" in process.stdout.readline()
         family = process.children(recursive=True)
         assert len(family) >= 3  # API, worker, spare runner
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        process.send_signal(number)
+        assert process.wait(20) == (0 if number == signal.SIGTERM else -number)
         _, orphans = psutil.wait_procs(family, timeout=10)
+        for orphan in orphans:
+            orphan.kill()
         assert not orphans

@@ -47,7 +47,8 @@ def test_what_is_stored_survives(config: Config) -> None:
         "INSERT INTO users (id, name, created_at) VALUES (1, 'u', 0)",
         "INSERT INTO experiments (id, owner_id, tags, priority, spec, status, desired_state,"
         " dispatch_no, attempt, lost, created_at, last_seq)"
-        " VALUES ('a', 1, '[]', 0, '{}', 'queued', 'run', 0, 0, 0, 0, 0)",
+        " VALUES ('a', 1, '[]', 0, '{\"compute\": {\"device\": \"cuda\"}}', 'queued', 'run',"
+        " 0, 0, 0, 0, 0)",
         "INSERT INTO series (id, experiment_id, name, labels) VALUES (1, 'a', 'score', '{}')",
     ]
     with database.transaction() as session:
@@ -59,6 +60,8 @@ def test_what_is_stored_survives(config: Config) -> None:
         with database.snapshot() as session:
             joined = "SELECT count(*) FROM series JOIN experiments e ON e.id = experiment_id"
             assert session.scalar(text(joined)) == 1
+            if revision == "head":
+                assert session.scalar(text("SELECT device FROM experiments")) == "cuda"
 
 
 def test_uploads_of_the_same_bytes_stay_apart(config: Config) -> None:

@@ -1,17 +1,22 @@
 """The lease and its fence, in the store itself."""
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 
+from service import workers
 from service.database import Database, now
 from service.experiments import queue, recording, store
 from service.experiments.curves import read_series
-from service.experiments.models import DesiredState, Event, Experiment, Status
+from service.experiments.models import DesiredState, Event, Experiment, Queue, Status
 from service.experiments.queue import Claim, LeaseLost
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
+from service.settings import Settings
+from service.workers import Vitals, Worker
 from tests.conftest import ppca_spec
 
 LEASE_S = 60.0
@@ -224,3 +229,41 @@ def test_a_failed_transaction_leaves_nothing(either: Database) -> None:
         fail_midway()
     with either.snapshot() as session:
         assert session.scalar(select(func.count()).select_from(Experiment)) == 0
+
+
+@contextmanager
+def frozen(lab: Settings, *statements: str) -> Iterator[None]:
+    """Another connection is stopped inside of a transaction, and holds what it has touched."""
+    with closing(Database(lab.url)) as other, other.transaction() as session:
+        for statement in statements:
+            session.execute(text(statement))
+        yield
+
+
+def test_a_frozen_transaction_holds_back_only_what_it_touched(lab: Settings) -> None:
+    with closing(Database(lab.url, timeouts="-c lock_timeout=300")) as database:
+        held, lost = running(database), running(database)
+        ended_held, ended = running(database), running(database)
+        for one in (ended_held, ended):
+            end(database, one)
+        unclaimed_held, unclaimed = submit(database), submit(database)
+        assert {dispatch(database)[0] for _ in range(2)} == {unclaimed_held, unclaimed}
+        with database.transaction() as session:
+            for name in ("held", "silent"):
+                workers.beat(session, name, Vitals("host", Queue.CPU, 1))
+            session.execute(update(Worker).values(heartbeat_at=1))
+            session.execute(update(Experiment).values(dispatched_at=1, finished_at=1))
+            running_ones = Experiment.status == Status.RUNNING
+            session.execute(update(Experiment).where(running_ones).values(lease_expires_at=1))
+        ids = "', '".join([held.experiment_id, unclaimed_held, ended_held.experiment_id])
+        touch = f"UPDATE experiments SET note = 'x' WHERE id IN ('{ids}')"
+        with frozen(lab, touch, "UPDATE workers SET host = 'x' WHERE id = 'held'"):
+            assert dict(reap(database)) == {lost.experiment_id: "queued", unclaimed: "queued"}
+            with database.transaction() as session:
+                both = [ended_held.experiment_id, ended.experiment_id]
+                forgotten = queue.forget_checkpoints(session, both, after_s=1)
+                assert forgotten == [ended.experiment_id]
+            with database.transaction() as session:
+                workers.forget_silent(session, after_s=1)
+                assert session.scalars(select(Worker.id)).all() == ["held"]
+        assert dict(reap(database)) == {held.experiment_id: "queued", unclaimed_held: "queued"}

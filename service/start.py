@@ -1,0 +1,91 @@
+"""What every process of the service does first."""
+
+import logging
+import os
+import signal
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from sqlalchemy import make_url
+
+from service.database import AWAY, Database, NotMigrated
+from service.logs import configure_logs
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+OWNER_ONLY = 0o077
+"""The umask that leaves nothing to group and others."""
+SOUND_SQLITE = (3, 51, 3)
+ORPHAN_GRACE_S = 15.0
+"""For a worker to hand back its run; an API process may have a slow request."""
+
+
+def begin() -> Settings:
+    """Read the settings, configure the logs, close the store to others, and look at the database.
+    Ends the process where the tables are not those of this version."""
+    settings = Settings()
+    configure_logs(settings.log_form)
+    os.umask(OWNER_ONLY)
+    if settings.until_stdin_ends:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+    restrict(settings)
+    with closing(Database(settings.url)) as database:
+        _log_version(database)
+        _require_tables(database)
+    return settings
+
+
+def _end_with_stdin() -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    log.warning("the process that started this one is gone: it ends")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_GRACE_S)
+    os._exit(1)
+
+
+def restrict(settings: Settings) -> None:
+    """Take from group and others what they may do with the store, its database and its key."""
+    for path in (settings.store, settings.key_file, *_database_files(settings.url)):
+        try:
+            mode = path.stat().st_mode
+            if mode & OWNER_ONLY:
+                path.chmod(mode & ~OWNER_ONLY)
+        except FileNotFoundError:
+            pass
+        except PermissionError:
+            log.warning("%s is open to others, and belongs to another user", path)
+
+
+def _database_files(url: str) -> Iterator[Path]:
+    """SQLite's; none of a server's."""
+    parts = make_url(url)
+    if parts.get_backend_name() == "sqlite" and parts.database:
+        for suffix in ("", "-wal", "-shm"):
+            yield Path(parts.database + suffix)
+
+
+def _log_version(database: Database) -> None:
+    if database.engine.dialect.name != "sqlite":
+        return
+    log.info("SQLite %s", sqlite3.sqlite_version)
+    if sqlite3.sqlite_version_info < SOUND_SQLITE:
+        log.warning(
+            "SQLite before 3.51.3 has a rare bug: a reset of the write-ahead log while several "
+            "processes write can corrupt the database. Keep a backup, or use PostgreSQL"
+        )
+
+
+def _require_tables(database: Database) -> None:
+    try:
+        database.check_tables()
+    except NotMigrated as error:
+        raise SystemExit(str(error)) from None
+    except AWAY as error:
+        log.warning("the database is away: %s", error)

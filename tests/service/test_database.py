@@ -1,0 +1,100 @@
+"""Which errors of a database pass, and which text it keeps: on the real ones."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+from sqlalchemy.exc import DataError, ProgrammingError
+
+from service.database import AWAY, Database, NotMigrated
+from service.experiments import queue
+from service.experiments.models import Event, Experiment, Status
+from service.experiments.queue import FailureCause
+from service.main import create_app
+from service.settings import Settings
+from tests.conftest import ppca_spec
+from tests.service.test_queue import running
+
+HALF_A_PAIR = "\ud800"
+
+
+@contextmanager
+def read_only(settings: Settings) -> Iterator[None]:
+    """A failover: new sessions find a server that refuses to write."""
+    name = settings.url.rsplit("/", 1)[1]
+    alter = f'ALTER DATABASE "{name}" SET default_transaction_read_only'
+    with closing(Database(settings.url)) as other:
+        with other.transaction() as session:
+            session.execute(text(f"{alter} = on"))
+        yield
+        with other.transaction() as session:
+            session.execute(text("SET LOCAL transaction_read_only = off"))
+            session.execute(text(f"{alter} = off"))
+
+
+def test_idle_too_long_in_a_transaction_passes(lab: Settings) -> None:
+    with closing(Database(lab.url)) as database:
+
+        def fall_asleep() -> None:
+            with database.transaction() as session:
+                session.execute(text("SET idle_in_transaction_session_timeout = 20"))
+                time.sleep(0.3)
+                session.execute(text("SELECT 1"))
+
+        with pytest.raises(AWAY):
+            fall_asleep()
+        with database.transaction() as session:
+            assert session.scalar(text("SELECT 1")) == 1
+
+
+def test_a_server_that_only_reads_passes(lab: Settings) -> None:
+    key = lab.key_file.read_text().strip()
+    headers = {"Authorization": f"Bearer {key}"}
+    with read_only(lab), TestClient(create_app(lab), headers=headers) as api:
+        answer = api.post("/v1/experiments", json={"spec": ppca_spec()})
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        assert api.get("/v1/experiments").status_code == 200
+
+
+def test_a_defect_does_not_pass(lab: Settings, settings: Settings) -> None:
+    for url, wrong in ((lab.url, "SELECT 1/'a'"), (settings.url, "SELECT nothing('a')")):
+        with closing(Database(url)) as database, database.snapshot() as session:
+            with pytest.raises((DataError, ProgrammingError)) as raised:
+                session.execute(text(wrong))
+            assert not isinstance(raised.value, AWAY)
+
+
+def test_a_locked_file_passes(settings: Settings) -> None:
+    holder = sqlite3.connect(settings.store / "mptlab.sqlite3", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with closing(Database(settings.url)) as database, database.snapshot() as session:
+        session.execute(text("PRAGMA busy_timeout=10"))
+        with pytest.raises(AWAY):
+            session.execute(text("UPDATE users SET name = 'x'"))
+    holder.close()
+
+
+@pytest.mark.parametrize("change", ["DROP TABLE workers", "ALTER TABLE workers RENAME host TO h"])
+def test_a_missing_table_or_column_is_named_so(either: Database, change: str) -> None:
+    with either.transaction() as session:
+        session.execute(text(change))
+    with either.snapshot() as session, pytest.raises(NotMigrated, match="run `mpt migrate`"):
+        session.execute(text("SELECT host FROM workers"))
+
+
+def test_text_that_cannot_be_stored_is_mended(either: Database) -> None:
+    claimed = running(either)
+    with either.transaction() as session:
+        queue.finish(session, claimed, Status.FAILED, FailureCause("error", f"a\0b{HALF_A_PAIR}"))
+        queue.note_status(session, claimed.experiment_id, Status.FAILED, why=f"\0{HALF_A_PAIR}😀")
+    with either.snapshot() as session:
+        found = session.get_one(Experiment, claimed.experiment_id)
+        assert found.failure_message == "a\ufffdb\ufffd"
+        noted = session.query(Event).order_by(Event.id.desc()).first()
+        assert noted is not None
+        assert noted.data["why"] == "\ufffd\ufffd😀"

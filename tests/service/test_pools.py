@@ -1,0 +1,112 @@
+"""Writers behind a held lock leave threads and connections to readers: on real databases."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import anyio
+import anyio.to_thread
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+from httpx2 import Response
+from sqlalchemy import text
+
+from service.database import Database
+from service.dependencies import _writable
+from service.main import ROUTERS, create_app
+from service.settings import Settings
+from tests.conftest import ppca_spec
+from tests.processes import wait_until
+
+CLIENTS = 45
+
+
+@contextmanager
+def served(settings: Settings) -> Iterator[TestClient]:
+    key = settings.key_file.read_text().strip()
+    headers = {"Authorization": f"Bearer {key}"}
+    with TestClient(create_app(settings), headers=headers) as client:
+        yield client
+
+
+@contextmanager
+def write_lock(settings: Settings) -> Iterator[None]:
+    """Of SQLite, held by another connection while the block runs."""
+    holder = sqlite3.connect(settings.store / "mptlab.sqlite3", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    yield
+    holder.rollback()
+    holder.close()
+
+
+def post(api: TestClient) -> Response:
+    return api.post("/v1/experiments", json={"spec": ppca_spec()})
+
+
+def all_wait(api: TestClient, posts: list[Future[Response]]) -> bool:
+    """All writers are taken, and some more time has passed."""
+    time.sleep(0.2)
+    return bool(api.app.state.writers.locked())  # type: ignore[attr-defined]
+
+
+def test_readers_are_answered_while_writers_wait(settings: Settings) -> None:
+    with served(settings) as api, ThreadPoolExecutor(CLIENTS) as pool:
+        with write_lock(settings):
+            posts = [pool.submit(post, api) for _ in range(CLIENTS)]
+            wait_until(lambda: all_wait(api, posts), 10)
+            for path in ("/v1/experiments", "/v1/workers", "/readyz"):
+                assert api.get(path).status_code == 200
+            assert not any(one.done() for one in posts)
+        assert {one.result().status_code for one in posts} == {202}
+
+
+def test_every_handler_that_writes_is_one_of_few() -> None:
+    """`:validate` is a POST that only reads, and an upload holds no thread while it comes."""
+    routes = [route for router in ROUTERS for route in router.routes]
+    found = {
+        route.path
+        for route in routes
+        if isinstance(route, APIRoute)
+        and not (route.methods or set()) <= {"GET"}
+        and _writable not in [one.call for one in route.dependant.dependencies]
+    }
+    assert found == {"/v1/experiments:validate", "/v1/datasets"}
+
+
+def test_a_writer_that_waits_too_long_is_told_so(settings: Settings) -> None:
+    few = settings.model_copy(update={"api_writers": 1, "write_wait_s": 0.05})
+    with served(few) as api, ThreadPoolExecutor(2) as pool, write_lock(settings):
+        posts = [pool.submit(post, api) for _ in range(2)]
+        wait_until(lambda: any(one.done() for one in posts), 10)
+        (refused,) = [one.result() for one in posts if one.done()]
+        assert (refused.status_code, refused.json()["reason"]) == (503, "busy")
+        assert refused.headers["retry-after"]
+
+
+def test_healthz_needs_no_thread(settings: Settings) -> None:
+    with served(settings) as api, ThreadPoolExecutor(1) as pool:
+        portal = api.portal
+        assert portal is not None
+
+        async def leave_one_thread() -> None:
+            anyio.to_thread.current_default_thread_limiter().total_tokens = 1
+
+        portal.call(leave_one_thread)
+        with write_lock(settings):
+            waiting = pool.submit(post, api)
+            time.sleep(0.2)
+            assert api.get("/healthz").status_code == 200
+        assert waiting.result().status_code == 202  # it had not given up
+
+
+def test_an_api_process_keeps_to_its_connections(lab: Settings) -> None:
+    few = lab.model_copy(update={"api_connections": 3})
+    with served(few) as api, ThreadPoolExecutor(CLIENTS) as pool:
+        api.get("/v1/experiments")
+        answers = list(pool.map(lambda _: api.get("/v1/experiments"), range(CLIENTS * 4)))
+        assert {answer.status_code for answer in answers} == {200}
+        counted = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        with Database(lab.url).snapshot() as session:
+            assert session.scalar(text(counted)) <= 1 + few.api_connections

@@ -1,0 +1,92 @@
+"""What a long-lived loop survives, and what ends its process."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+from sqlalchemy import select, text
+
+from service import workers
+from service.database import Database
+from service.experiments import store
+from service.experiments.models import Queue
+from service.experiments.schemas import Submission
+from service.settings import Settings
+from service.workers import Vitals, Worker
+from tests.conftest import ppca_spec
+from tests.processes import environment, wait_until
+from tests.service.test_database import read_only
+from worker.celery_app import make_celery
+from worker.dispatcher import Dispatcher
+from worker.local import LocalWorker
+from worker.presence import Presence
+from worker.reaper import Reaper
+
+
+@pytest.fixture
+def database(lab: Settings) -> Iterator[Database]:
+    with closing(Database(lab.url)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("loop", ["dispatcher", "reaper", "local"])
+def test_a_step_survives_a_failover(lab: Settings, database: Database, loop: str) -> None:
+    step: dict[str, Callable[[], object]] = {
+        "dispatcher": Dispatcher(database, lab, make_celery(lab)).dispatch,
+        "reaper": Reaper(database, lab.model_copy(update={"lease_s": 1e-9})).tick,
+        "local": LocalWorker(lab.model_copy(update={"heartbeat_s": 0.01}))._next,
+    }
+    with database.transaction() as session:  # something for the dispatcher to mark
+        workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
+        store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+    database.engine.dispose()
+    with read_only(lab):
+        for _ in range(3):
+            step[loop]()
+
+
+def test_presence_survives_a_failover(lab: Settings, database: Database) -> None:
+    stopping = threading.Event()
+    presence = Presence(database, lab.model_copy(update={"heartbeat_s": 0.02}), "w", Queue.CPU)
+    beats = threading.Thread(target=presence.run, args=[stopping])
+
+    def is_known() -> bool:
+        with database.snapshot() as session:
+            return session.scalar(select(Worker.id)) == "w"
+
+    with read_only(lab):
+        beats.start()
+        beats.join(0.3)
+        assert beats.is_alive()
+        assert not is_known()
+    database.engine.dispose()
+    wait_until(is_known, 5)
+    stopping.set()
+    beats.join()
+    assert not is_known()
+
+
+def test_a_part_that_fails_ends_its_process(settings: Settings) -> None:
+    """A real worker, whose presence meets a database that is not what it knows."""
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "worker.local"],
+        env={**environment(settings), "MPT_WARM_SPARE": "false"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with closing(Database(settings.url)) as database:
+
+        def is_known() -> bool:
+            with database.snapshot() as session:
+                return session.scalar(select(Worker.id)) is not None
+
+        wait_until(is_known, 20)
+        with database.transaction() as session:
+            session.execute(text("DROP TABLE workers"))
+    _, said = worker.communicate(timeout=20)
+    assert worker.returncode == 1
+    assert "a part of this process failed" in said
+    assert "NotMigrated" in said
