@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 Labels = Mapping[str, int | float | str]
-FailureKind = Literal["error", "oom", "invalid"]
+FailureKind = Literal["error", "oom", "invalid", "no_gpu"]
 
 
 @dataclass(frozen=True, slots=True)

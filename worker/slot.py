@@ -13,6 +13,7 @@ from service.experiments import queue
 from service.experiments.models import Checkpoint, Experiment
 from service.experiments.queue import Claim
 from service.settings import Settings
+from worker.gpu import NO_GPU, UnusableGpu
 from worker.runner import Runner
 from worker.supervisor import Supervision
 
@@ -48,7 +49,8 @@ class Slot:
 
     def run(self, experiment_id: str, dispatch_no: int, is_stopping: Callable[[], bool]) -> bool:
         """Claim and run; false where the dispatch is not the current one, or the database is
-        away (the reaper then puts the experiment back)."""
+        away (the reaper then puts the experiment back). Raises UnusableGpu, with the experiment
+        handed back."""
         with self.occupied, structlog.contextvars.bound_contextvars(experiment_id=experiment_id):
             try:
                 claim = self._claim(experiment_id, dispatch_no)
@@ -102,6 +104,8 @@ class Slot:
         self.runner = None
         log.info("attempt %d: %s", claim.attempt, outcome)
         self._clean_up(claim.experiment_id)
+        if outcome == NO_GPU:
+            raise UnusableGpu
 
     def _clean_up(self, experiment_id: str) -> None:
         """Delete the checkpoints of what has ended."""

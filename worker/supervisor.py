@@ -16,6 +16,7 @@ from service.experiments.models import DesiredState, Status
 from service.experiments.queue import Claim, FailureCause, LeaseLost
 from service.experiments.recording import Batch, record
 from service.settings import Settings
+from worker.gpu import NO_GPU
 from worker.memory import Memory, kernel_kills
 from worker.runner import Runner
 
@@ -177,6 +178,8 @@ class Supervision:
             return self._finish(Status.SUCCEEDED)
         if status == STOPPED:
             return self._give_up_slot()
+        if self.failure is not None and self.failure.kind == NO_GPU:
+            return Outcome(NO_GPU, self._give_up_slot().commit)
         if self.failure is not None:
             return self._finish(Status.FAILED, self._with_peak(self.failure))
         if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:
