@@ -27,7 +27,7 @@ LABELS: tuple[LabelName, ...] = get_args(LabelName)
 """What tells series or metrics of one name apart."""
 
 Labels = Mapping[LabelName, int | float | str]
-FailureKind = Literal["error", "oom", "invalid"]
+FailureKind = Literal["error", "oom", "invalid", "no_gpu"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,6 @@ def _device(compute: Machine) -> torch.device:
     available = torch.cuda.is_available()
     if compute.device == "cuda" and not available:
         raise RunError(
-            "invalid", "compute.device is cuda and this machine has none: use auto or cpu"
+            "no_gpu", "compute.device is cuda and this machine has none: use auto or cpu"
         )
     return torch.device("cuda" if available and compute.device != "cpu" else "cpu")

@@ -8,6 +8,7 @@ from service.experiments.models import Queue
 from service.experiments.queue import Dispatch
 from service.settings import Settings
 from service.start import begin
+from worker.gpu import hide_gpus
 from worker.lifetime import Lifetime
 from worker.presence import Presence, worker_name
 from worker.reaper import Reaper
@@ -57,7 +58,9 @@ class LocalWorker:
 
 
 def main() -> None:
-    worker = LocalWorker(begin())
+    settings = begin()
+    hide_gpus()
+    worker = LocalWorker(settings)
     worker.lifetime.stop_on_signals()
     worker.run()
     worker.lifetime.end()

@@ -4,6 +4,7 @@ The solo pool runs the task in the main thread, which runners die with. SIGTERM 
 """
 
 import argparse
+import logging
 import os
 import sys
 from typing import Any
@@ -15,9 +16,12 @@ from service.experiments.models import Queue
 from service.settings import Settings
 from service.start import begin
 from worker.celery_app import RUN, broker_answers, make_celery
+from worker.gpu import UnusableGpu, hide_gpus, require_gpu
 from worker.lifetime import Lifetime
 from worker.presence import Presence, worker_name
 from worker.slot import Slot
+
+log = logging.getLogger(__name__)
 
 
 class Node:
@@ -56,7 +60,11 @@ class Node:
 
     def _run(self, experiment_id: str, dispatch_no: int) -> None:
         if not self.stopping.is_set():
-            self.slot.run(experiment_id, dispatch_no, self.stopping.is_set)
+            try:
+                self.slot.run(experiment_id, dispatch_no, self.stopping.is_set)
+            except UnusableGpu:
+                log.error("a run found no GPU here: it is handed back, and this worker ends")
+                return self.lifetime.fail()
             self.slot.warm_up()
 
     def _restart(self) -> None:
@@ -73,7 +81,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m worker.node", description=__doc__)
     parser.add_argument("queue", type=Queue, choices=list(Queue), help="what it works for")
     queue = parser.parse_args().queue
-    Node(begin(), queue).run()
+    settings = begin()
+    if queue == Queue.GPU:
+        require_gpu()
+    else:
+        hide_gpus()
+    Node(settings, queue).run()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from service.experiments.queue import Claim
 from service.references import input_files
 from service.settings import Settings
 from worker.children import Spawned, WarmParent
+from worker.gpu import NO_GPU, UnusableGpu
 from worker.runner import Runner
 from worker.supervisor import Supervision
 
@@ -59,7 +60,8 @@ class Slot:
 
     def run(self, experiment_id: str, dispatch_no: int, is_stopping: Callable[[], bool]) -> bool:
         """Claim and run; false where the dispatch is not the current one, or the database is
-        away (the reaper then puts the experiment back)."""
+        away (the reaper then puts the experiment back). Raises UnusableGpu, with the experiment
+        handed back."""
         with self.occupied, structlog.contextvars.bound_contextvars(experiment_id=experiment_id):
             try:
                 claim = self._claim(experiment_id, dispatch_no)
@@ -93,6 +95,8 @@ class Slot:
         self.runner = None
         log.info("attempt %d: %s", claim.attempt, outcome)
         self._clean_up(claim)
+        if outcome == NO_GPU:
+            raise UnusableGpu
 
     def _clean_up(self, claim: Claim) -> None:
         """Delete what no one will read: the files of attempts that left the experiment no record of

@@ -19,6 +19,7 @@ from service.experiments.models import DesiredState, Status
 from service.experiments.queue import Claim, FailureCause, LeaseLost
 from service.experiments.recording import KEPT_CHECKPOINTS, Batch, record
 from service.settings import Settings
+from worker.gpu import NO_GPU
 from worker.memory import Memory, kernel_kills
 from worker.runner import Record, Runner
 
@@ -232,6 +233,8 @@ class Supervision:
             return self._finish(Status.SUCCEEDED)
         if status == STOPPED:
             return self._release()
+        if self.failure is not None and self.failure.kind == NO_GPU:
+            return Outcome(NO_GPU, self._release().commit)
         if self.failure is not None:
             return self._finish(Status.FAILED, self._with_peak(self.failure))
         if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:

@@ -55,6 +55,7 @@ def test_a_node_told_to_stop_hands_back(lab: Settings) -> None:
         submitted = client.submit(MEDIUM)["id"]
         began(running, submitted)
         node = running.processes["worker0"]
+        assert {one.environ()["CUDA_VISIBLE_DEVICES"] for one in node.children()} == {""}
         family = [node, *node.children(recursive=True)]
         node.send_signal(signal.SIGTERM)
         _, alive = psutil.wait_procs(family, timeout=20)

@@ -24,7 +24,8 @@ SHORT_LEASE = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3"}
 
 @contextmanager
 def local_worker(settings: Settings) -> Iterator[psutil.Popen]:
-    environment = {**os.environ, **SHORT_LEASE, "MPT_STORE": str(settings.store)}
+    one_gpu = {"CUDA_VISIBLE_DEVICES": "0"}  # which is none of the local worker's
+    environment = {**os.environ, **SHORT_LEASE, **one_gpu, "MPT_STORE": str(settings.store)}
     with psutil.Popen([sys.executable, "-m", "worker.local"], env=environment) as process:
         try:
             yield process
@@ -93,6 +94,8 @@ def test_told_to_stop_it_hands_back(database: Database, settings: Settings) -> N
     experiment_id = submit(database, data__dim=150, evaluate__masks__per_size=20_000)
     with local_worker(settings) as worker:
         wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
+        runners = [child.environ()["CUDA_VISIBLE_DEVICES"] for child in worker.children()]
+        assert set(runners) == {""}
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(15) == 0
     with database.snapshot() as session:

@@ -1,0 +1,50 @@
+"""A GPU worker on a machine where no GPU can be used, which CUDA_VISIBLE_DEVICES makes of any."""
+
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+from sqlalchemy import select
+
+from service.database import Database
+from service.experiments import queue
+from service.experiments.models import Experiment, Queue
+from service.settings import Settings
+from service.workers import Worker
+from tests.processes import environment
+from tests.service.test_place import submit
+from worker.node import Node
+
+
+def test_a_gpu_worker_without_a_gpu_refuses_to_start(lab: Settings) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "worker.node", "gpu"],
+        env=environment(lab, CUDA_VISIBLE_DEVICES=""),
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "this worker can use no GPU" in done.stderr
+    with closing(Database(lab.url)) as database, database.snapshot() as session:
+        assert session.scalar(select(Worker.id)) is None
+
+
+def test_a_run_that_finds_no_gpu_is_handed_back_and_ends_the_worker(
+    lab: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    node = Node(lab.model_copy(update={"warm_parent": False}), Queue.GPU)
+    failed: list[bool] = []  # in place of the end of this process
+    monkeypatch.setattr(node.lifetime, "fail", lambda: failed.append(True))
+    experiment_id = submit(node.database, "cuda")
+    with node.database.transaction() as session:
+        chosen = queue.dispatch_next(session, Queue.GPU)
+    assert chosen is not None
+    node._run(chosen.experiment_id, chosen.dispatch_no)
+    assert failed == [True]
+    with node.database.snapshot() as session:
+        one = session.get_one(Experiment, experiment_id)
+        assert (one.status, one.lost, one.failure_kind) == ("queued", 0, None)

@@ -1,0 +1,34 @@
+"""The GPU of a worker: there is one that works, or it is left alone."""
+
+import os
+import subprocess
+import sys
+
+CHECK = "import torch; torch.zeros(1, device='cuda').sum().item()"
+"""In a process of its own: a worker imports no torch, and opens no CUDA context."""
+
+NO_GPU = "no_gpu"
+"""The cause in a runner's failure record."""
+
+
+class UnusableGpu(Exception):
+    """A run found no GPU on a worker that has one to offer: the worker's defect, not the run's."""
+
+
+def require_gpu() -> None:
+    """End this process where torch cannot compute on the GPU that its runners would see."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        return
+    *_, why = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    raise SystemExit(
+        f"this worker can use no GPU ({why}). Look at CUDA_VISIBLE_DEVICES and nvidia-smi, and "
+        "whether torch is its CUDA build; `mpt worker cpu` needs none"
+    )
+
+
+def hide_gpus() -> None:
+    """From the runners of a CPU worker, which has none to give away."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
