@@ -11,10 +11,10 @@ from anyio import CancelScope
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from uuid6 import uuid7
 
-from service.database import AWAY, Database
+from service.database import Database
 from service.datasets import store
 from service.datasets.files import inspect, move, receive
 from service.datasets.models import Dataset
@@ -93,7 +93,7 @@ async def upload(
             if kept is None:
                 async with request.app.state.inspections:
                     kept = await run_in_threadpool(arrival.accept)
-        except AWAY:
+        except SQLAlchemyError:
             settled = False  # the row may have been committed: the sweep will see
             raise
         finally:  # also where the caller went away

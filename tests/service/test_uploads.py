@@ -14,8 +14,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import text
+from sqlalchemy import event, text
+from sqlalchemy.exc import OperationalError
 
 from client import serve
 from mptcore.files.inspect import OPEN_FILES
@@ -234,6 +236,28 @@ def test_the_sweep(api: TestClient, settings: Settings, database: Database) -> N
     sweep(database, settings)
     assert [folder.name for folder in settings.all_incoming.iterdir()] == [young]
     assert {folder.name for folder in settings.store.glob("datasets/*")} == {kept, "not-ours"}
+
+
+def test_a_commit_of_which_nothing_is_known(
+    api: TestClient, settings: Settings, database: Database
+) -> None:
+    """The database goes away as the row is committed: the file stays until the sweep can see
+    whether it was."""
+
+    def lose(connection: Any) -> None:
+        raise OperationalError("COMMIT", None, Exception("connection lost"))
+
+    app = api.app
+    assert isinstance(app, FastAPI)
+    engine = app.state.database.engine
+    event.listen(engine, "commit", lose)
+    assert post(api, "a.npy", npy(GOOD)).status_code == 503
+    event.remove(engine, "commit", lose)
+    (marker,) = settings.all_incoming.iterdir()
+    assert (settings.datasets(marker.name) / "data.npy").read_bytes() == npy(GOOD)
+    os.utime(marker, (0, 0))
+    sweep(database, settings)
+    assert stored(settings) == []
 
 
 def test_an_upload_that_is_still_written_to_is_not_swept(
