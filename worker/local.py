@@ -13,6 +13,7 @@ from worker.lifetime import Lifetime
 from worker.presence import Presence, worker_name
 from worker.reaper import Reaper
 from worker.slot import Slot
+from worker.sweeper import Sweeper
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ class LocalWorker:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.database = Database(settings.url)
+        self.database = Database(settings.url, connections=4)  # one for each thread
         self.lifetime = Lifetime()
         self.stopping = self.lifetime.stopping
 
@@ -31,7 +32,10 @@ class LocalWorker:
         name = worker_name()
         presence = Presence(self.database, self.settings, name, Queue.CPU)
         reaper = Reaper(self.database, self.settings)
-        beside = [self.lifetime.start(part.run, self.stopping) for part in (reaper, presence)]
+        sweeper = Sweeper(self.database, self.settings)
+        beside = [
+            self.lifetime.start(part.run, self.stopping) for part in (reaper, sweeper, presence)
+        ]
         slot = Slot(self.database, self.settings, name)
         try:
             slot.warm_up()

@@ -1,29 +1,23 @@
 """Putting back what no one will finish."""
 
 import logging
-import math
-import shutil
 import threading
-import time
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import AWAY, Database, now
-from service.datasets.sweep import sweep as sweep_uploads
 from service.experiments import queue
-from service.hub import trim_hub_cache
 from service.settings import Settings
 from service.start import begin
 from worker.lifetime import Lifetime
+from worker.sweeper import Sweeper
 
 log = logging.getLogger(__name__)
 
 
 FORGET_S = 3600.0
-SWEEP_S = 60.0
-SWEPT_TOGETHER = 500
 
 
 class Reaper:
@@ -34,7 +28,6 @@ class Reaper:
         self.database = database
         self.settings = settings
         self._up_since = 0.0
-        self._swept_at = -math.inf
         self._last_tick: float | None = None  # by the database's clock, as the above
 
     def run(self, stopping: threading.Event) -> None:
@@ -56,23 +49,6 @@ class Reaper:
             reaped = queue.reap(session, self.settings.dispatch_timeout_s, self.settings.max_lost)
         for experiment_id, status in reaped:
             log.warning("reaped: now %s", status, extra={"experiment_id": experiment_id})
-        if time.monotonic() - self._swept_at > SWEEP_S:
-            self._sweep()
-            self._swept_at = time.monotonic()
-
-    def _sweep(self) -> None:
-        """Remove what is left of uploads that were cut off, what the hub's cache has too much, and
-        the checkpoints of what ended without a worker: cancelled while it was paused, or lost."""
-        sweep_uploads(self.database, self.settings)
-        trim_hub_cache(self.settings)
-        folders = list(self.settings.all_checkpoints.glob("*"))
-        after_s = 2 * self.settings.lease_s  # a worker that is about to end may still write
-        for start in range(0, len(folders), SWEPT_TOGETHER):
-            part = {folder.name: folder for folder in folders[start : start + SWEPT_TOGETHER]}
-            with self.database.transaction() as session:
-                ended = queue.forget_checkpoints(session, list(part), after_s)
-            for experiment_id in ended:
-                shutil.rmtree(part[experiment_id], ignore_errors=True)
 
     def _has_been_up(self, session: Session) -> bool:
         """Whether nothing kept workers from their heartbeats for a whole lease. A gap between two
@@ -90,7 +66,10 @@ def main() -> None:
     settings = begin()
     lifetime = Lifetime()
     lifetime.stop_on_signals()
-    Reaper(Database(settings.url), settings).run(lifetime.stopping)
+    database = Database(settings.url)
+    lifetime.start(Sweeper(database, settings).run, lifetime.stopping)
+    Reaper(database, settings).run(lifetime.stopping)
+    lifetime.end()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,51 @@
+"""Removing files that no one will read. Beside the reaper, not within it: a slow disk must not keep
+runs from being put back."""
+
+import logging
+import shutil
+import threading
+
+from service.database import AWAY, Database
+from service.datasets.sweep import sweep as sweep_uploads
+from service.experiments import queue
+from service.hub import trim_hub_cache
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 60.0
+SWEPT_TOGETHER = 500
+
+
+class Sweeper:
+    """Any number may run: what one removes, another finds gone."""
+
+    def __init__(self, database: Database, settings: Settings):
+        self.database = database
+        self.settings = settings
+
+    def run(self, stopping: threading.Event) -> None:
+        while not stopping.wait(SWEEP_S):
+            self.sweep()
+
+    def sweep(self) -> None:
+        """What is left of uploads that were cut off, what the hub's cache has too much, and the
+        checkpoints of what ended without a worker: cancelled while it was paused, or lost."""
+        try:
+            sweep_uploads(self.database, self.settings)
+            trim_hub_cache(self.settings)
+            self._sweep_checkpoints()
+        except AWAY as error:
+            log.warning("the database is away: %s", error)
+        except OSError as error:
+            log.warning("the store cannot be swept: %s", error)
+
+    def _sweep_checkpoints(self) -> None:
+        folders = list(self.settings.all_checkpoints.glob("*"))
+        after_s = 2 * self.settings.lease_s  # a worker that is about to end may still write
+        for start in range(0, len(folders), SWEPT_TOGETHER):
+            part = {folder.name: folder for folder in folders[start : start + SWEPT_TOGETHER]}
+            with self.database.transaction() as session:
+                ended = queue.forget_checkpoints(session, list(part), after_s)
+            for experiment_id in ended:
+                shutil.rmtree(part[experiment_id], ignore_errors=True)
