@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.table import Row, SkippedError
 from mptcore.data.vision import torchvision_datasets
-from mptcore.records import Metric
+from mptcore.protocol.records import Metric
 from mptcore.run import run
 from mptcore.specs import TextExperiment
 
@@ -75,8 +75,8 @@ class _Parts:
 
     def __init__(self, spec: TextExperiment):
         torchvision_datasets()
-        self.checkpoints = importlib.import_module("mptcore.text.checkpoints")
-        corpora = importlib.import_module("mptcore.text.corpus")
+        self.checkpoints = importlib.import_module("mptcore.families.masked_lm.checkpoints")
+        corpora = importlib.import_module("mptcore.families.masked_lm.corpus")
         self.spec = spec
         torch.set_num_threads(spec.compute.threads)
         self.tokenizer = self.checkpoints.Checkpoint.of(spec.model).tokenizer()
@@ -90,8 +90,8 @@ class _Parts:
 
     def time_of_pass(self, rate: float) -> float:
         """Seconds for one pass as the runs make it, the masks included."""
-        draws = importlib.import_module("mptcore.text.draws")
-        lm = importlib.import_module("mptcore.text.masked_lm")
+        draws = importlib.import_module("mptcore.families.masked_lm.masked_batch")
+        lm = importlib.import_module("mptcore.families.masked_lm.model")
         masker = draws.Masker(self.corpus, self.tokenizer.mask_token_id, len(self.tokenizer))
         model = lm.MaskedLm(self.network, torch.device("cpu"), torch.float32)
         sequences = torch.arange(len(self.corpus))

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.table import Benchmark, Row
-from mptcore.latent.grid import nodes_of
-from mptcore.latent.grid_vae import GridVae
-from mptcore.latent.likelihoods import BernoulliOutputs
-from mptcore.latent.networks import Decoder, linear_decoder
+from mptcore.families.vae.grid import nodes_of
+from mptcore.families.vae.grid_vae import GridVae
+from mptcore.families.vae.likelihoods import BernoulliOutputs
+from mptcore.families.vae.networks import Decoder, linear_decoder
 from mptcore.specs import GaussHermite
 
 N, DIM, LATENT_DIM, MASKED, NODES = 2000, 784, 2, 117, 20

@@ -12,12 +12,11 @@ import torch
 
 from benchmarks import direct
 from benchmarks.table import Benchmark, Row, SkippedError
-from mptcore import data
-from mptcore.data import Dataset
-from mptcore.masks import draw_masks
-from mptcore.models import scorable
+from mptcore.data.arrays import Dataset, load_arrays
+from mptcore.estimation.masks import draw_masks
+from mptcore.families.linear_gaussian.densities import scorable
 from mptcore.presets import PRESETS
-from mptcore.records import Metric
+from mptcore.protocol.records import Metric
 from mptcore.run import run
 from mptcore.specs import AllSizes, Evaluate, VectorExperiment
 
@@ -230,4 +229,4 @@ def _preset(name: str, threads: int) -> VectorExperiment:
 def _data(spec: VectorExperiment) -> Dataset:
     assert isinstance(spec.data.seed, int)
     seed = spec.data.seed
-    return data.load(spec.data, seed, torch.Generator().manual_seed(seed))
+    return load_arrays(spec.data, seed, torch.Generator().manual_seed(seed))

@@ -3,10 +3,10 @@
 Exit status 0: complete; 1: after a failure record; 2: a bad spec, one line per problem on stderr;
 3: stopped on request, with a checkpoint saved.
 
-With --supervised the first line of stdin is the spec, or an envelope (mptcore.orders) of spec,
-directories and the checkpoint to resume; later lines are acknowledgements and requests, and the end
-of the file ends the run. The process may be started long before its spec comes: it has torch
-imported by then, and has touched no GPU.
+With --supervised the first line of stdin is the spec, or an envelope (mptcore.protocol.orders) of
+spec, directories and the checkpoint to resume; later lines are acknowledgements and requests, and
+the end of the file ends the run. The process may be started long before its spec comes: it has
+torch imported by then, and has touched no GPU.
 
 With --checkpoint DIR it saves there, and goes on from what it finds there: records before that
 checkpoint are not given again. With --work-dir DIR it keeps its files there.
@@ -38,14 +38,14 @@ def _be_expendable() -> None:
 if __name__ == "__main__" and "--supervised" in sys.argv:
     _be_expendable()  # before torch is imported, which takes seconds
 
-from mptcore.orders import Assignment, follow_orders, parse_assignment  # noqa: E402
+from mptcore.protocol.orders import Assignment, follow_orders, parse_assignment  # noqa: E402
 from mptcore.specs import SpecError  # noqa: E402
 
 
 def main() -> int:
     options = _options()
     if options.supervised:
-        importlib.import_module("mptcore.runner")  # and torch, before there is a spec
+        importlib.import_module("mptcore.runtime.runner")  # and torch, before there is a spec
     text = sys.stdin.buffer.readline() if options.supervised else sys.stdin.buffer.read()
     if options.supervised and not text:
         return 0  # a spare that was never used
@@ -55,7 +55,7 @@ def main() -> int:
         for problem in error.problems:
             print(f"{problem.pointer or '/'}: {problem.detail}", file=sys.stderr)  # noqa: T201
         return 2
-    from mptcore.runner import Runner  # a bad spec need not wait for torch
+    from mptcore.runtime.runner import Runner  # a bad spec need not wait for torch
 
     if not options.supervised:
         return Runner(_with_options(assignment, options), sys.stdout).run()

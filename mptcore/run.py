@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, assert_never
 
 import torch
 
-from mptcore.latent.run import LatentRun
-from mptcore.records import Log, Record, RunError, with_progress
-from mptcore.session import Session, TrainingState
+from mptcore.families.linear_gaussian.run import VectorRun
+from mptcore.families.vae.run import LatentRun
+from mptcore.protocol.records import Log, Record, RunError, with_progress
+from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import (
     ExperimentSpec,
     LatentExperiment,
@@ -16,10 +17,9 @@ from mptcore.specs import (
     TextExperiment,
     VectorExperiment,
 )
-from mptcore.vectors import VectorRun
 
 if TYPE_CHECKING:
-    from mptcore.text.run import TextRun
+    from mptcore.families.masked_lm.run import TextRun
 
 
 def run(spec: ExperimentSpec) -> Iterator[Record]:
@@ -57,7 +57,8 @@ def _work(
         case LatentExperiment():
             return LatentRun(spec, session, device, dtype)
         case TextExperiment():
-            text = importlib.import_module("mptcore.text.run")  # transformers takes seconds
+            # transformers takes seconds to import
+            text = importlib.import_module("mptcore.families.masked_lm.run")
             work: TextRun = text.TextRun(spec, session, device, dtype)
             return work
         case _:

@@ -12,7 +12,7 @@ FORBIDDEN = {
     "client.demo": ["torch", "service", "worker", "sqlalchemy"],
     "worker.local": ["torch", "fastapi"],
     "mptcore.specs": ["torch", "numpy", "sklearn", "pandas", "scipy"],
-    "mptcore.files.inspect": ["torch", "sklearn"],
+    "mptcore.data.inspect": ["torch", "sklearn"],
     "mptcore.presets": ["torch", "numpy", "sklearn", "pandas", "scipy"],
 }
 ALL_OF_MPTCORE = """

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mptcore.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
-from mptcore.records import RunError
+from mptcore.protocol.records import RunError
+from mptcore.runtime.rng import stream
 from mptcore.specs import DigitsData, MeasuredData
-from mptcore.streams import stream
 
 
 def prepared(data: Dataset, spec: MeasuredData) -> Dataset:

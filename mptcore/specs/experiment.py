@@ -4,11 +4,11 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, Discriminator, Tag, TypeAdapter
 
-from mptcore.specs.language import MaskedLmModel, TextExperiment
-from mptcore.specs.latent import LatentExperiment
-from mptcore.specs.models import Model
-from mptcore.specs.vae import LinearVaeModel, VaeModel
-from mptcore.specs.vectors import VectorExperiment
+from mptcore.specs.families.linear_gaussian.experiment import VectorExperiment
+from mptcore.specs.families.linear_gaussian.models import Model
+from mptcore.specs.families.masked_lm import MaskedLmModel, TextExperiment
+from mptcore.specs.families.vae.experiment import LatentExperiment
+from mptcore.specs.families.vae.models import LinearVaeModel, VaeModel
 
 _MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "VectorExperiment": get_args(get_args(Model)[0]),

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mptcore.specs.base import Problem, Spec
-from mptcore.specs.data import DataSource
+from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.masks import AllSizes, TrainSchedule
 
 DEFAULT_MASKS = AllSizes(per_size=1)

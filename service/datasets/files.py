@@ -42,7 +42,7 @@ async def receive(request: Request, file: Path, limit: int) -> Received:
 def inspect(file: Path) -> dict[str, Any]:
     """What a file holds. Raises ApiError where it is neither numbers nor text, or not
     what its name says."""
-    command = [sys.executable, "-m", "mptcore.files.inspect", str(file)]
+    command = [sys.executable, "-m", "mptcore.data.inspect", str(file)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=INSPECTION_TIMEOUT_S, check=False

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from client import Client, Refused, serve
-from tests.mptcore.text import tiny
+from tests.mptcore.families.masked_lm import tiny
 
 TINY = {"family": "masked_lm", "checkpoint": "tiny"}
 COMPUTE = {"threads": 1}

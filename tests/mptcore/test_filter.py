@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mptcore.records import Metric, Point, encode
+from mptcore.protocol.records import Metric, Point, encode
 
 ROOT = Path(__file__).parents[2]
 SMALL: dict[str, Any] = {

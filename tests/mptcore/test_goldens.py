@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mptcore.records import encode
+from mptcore.protocol.records import encode
 from mptcore.run import resumable
-from mptcore.session import Session
+from mptcore.runtime.session import Session
 from mptcore.specs import ExperimentSpec, parse_spec
-from tests.mptcore.text import tiny
+from tests.mptcore.families.masked_lm import tiny
 
 GOLDENS = Path(__file__).parent / "goldens"
 TOLERANCE = {"float64": 1e-6, "float32": 1e-5}

@@ -1,0 +1,51 @@
+"""The families: from a spec and its data to a density and a model that can be scored."""
+
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from mptcore.data.arrays import Dataset
+from mptcore.estimation.model import Evidence, MaskedModel, TractableModel
+from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
+from mptcore.families.linear_gaussian.factor_analysis import factor_analysis
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.moments import moment_of
+from mptcore.families.linear_gaussian.ppca import ppca
+from mptcore.specs import FactorAnalysisModel, Model, PpcaModel
+
+__all__ = [
+    "Evidence",
+    "MaskedModel",
+    "TractableModel",
+    "heldout_lml",
+    "initial_density",
+    "scorable",
+]
+
+
+def initial_density(
+    spec: Model, data: Dataset, seed: int, generator: torch.Generator
+) -> LowRankGaussian:
+    """The density of a spec before any training, in float64 on the CPU."""
+    match spec:
+        case PpcaModel():
+            return ppca(spec, data, seed, generator)
+        case FactorAnalysisModel():
+            return factor_analysis(spec, data, seed, generator)
+        case _:
+            assert_never(spec)
+
+
+def scorable(
+    density: LowRankGaussian, data: Dataset, device: torch.device, dtype: torch.dtype
+) -> TractableModel:
+    """A density with its data."""
+    moment = moment_of(data.x, density.mean, density.noise_variance.min().item())
+    return LinearGaussianModel(density.to(device, dtype), moment)
+
+
+def heldout_lml(density: LowRankGaussian, heldout: Tensor) -> float:
+    """The mean over held-out observations (H, D) of log p(x)."""
+    moment = moment_of(heldout, density.mean, density.noise_variance.min().item())
+    return LinearGaussianModel(density, moment).log_marginal_likelihood()

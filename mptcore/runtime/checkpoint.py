@@ -1,0 +1,112 @@
+"""Saving a session to a directory, and finding it again.
+
+One file holds everything: tensors as safetensors, the rest in its header. Its name ends in the
+beginning of its own SHA-256, so that a broken one is known and the one before is taken.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as as_bytes
+from torch import Tensor
+
+from mptcore.protocol.records import Checkpoint
+from mptcore.runtime.session import Session, Tape, TrainingState
+from mptcore.runtime.tensor_files import write_durably
+from mptcore.specs import EXPERIMENT, ExperimentSpec
+
+KEPT = 2
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A session as it was saved, when `after` records had been given."""
+
+    after: int
+    tape: Tape
+    training: TrainingState | None
+
+
+def save(session: Session, spec: ExperimentSpec, folder: Path) -> Checkpoint:
+    """Write the session, which is at rest; the two newest files stay."""
+    tensors, header = _of(session)
+    header |= {"spec": spec.model_dump_json(), "after": str(session.seq)}
+    content = as_bytes(tensors, header)
+    digest = hashlib.sha256(content).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{session.seq:012d}-{digest[:16]}.safetensors"
+    write_durably(path, content)
+    for old in _files(folder)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return Checkpoint(path.name, digest, session.seq)
+
+
+def newest(spec: ExperimentSpec, folder: Path, most: int | None = None) -> Resumed | None:
+    """The newest whole checkpoint of this spec, none that is after more than `most` records."""
+    for path in _files(folder):
+        if most is not None and int(path.name.split("-")[0]) > most:
+            continue
+        if found := _load(spec, path):
+            return found
+    return None
+
+
+def _files(folder: Path) -> list[Path]:
+    """Newest first."""
+    return sorted(folder.glob("*-*.safetensors"), reverse=True)
+
+
+def _of(session: Session) -> tuple[dict[str, Tensor], dict[str, str]]:
+    tensors: dict[str, Tensor] = {}
+    header: dict[str, str] = {}
+    if session.tape.values:
+        tensors["scores"] = torch.cat(session.tape.values, dim=2).contiguous()
+        header["batches"] = json.dumps([values.shape[2] for values in session.tape.values])
+    if session.training is not None:
+        state = session.training()
+        header["training"] = json.dumps([state.epoch, state.seq, state.done])
+        tensors |= {f"training/{name}": value.cpu() for name, value in state.tensors.items()}
+    return tensors, header
+
+
+def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
+    """The checkpoint, if it is whole and of this spec."""
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if digest[:16] != path.stem.split("-")[1]:
+            return None
+        with safe_open(path, "pt") as file:
+            header = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except (OSError, SafetensorError):
+        return None
+    if not _is_of(header["spec"], spec):
+        return None
+    tape = (
+        Tape.of(tensors["scores"], json.loads(header["batches"])) if "batches" in header else Tape()
+    )
+    training = None
+    if "training" in header:
+        own = dict(_under("training/", tensors))
+        epoch, seq, done = json.loads(header["training"])
+        training = TrainingState(epoch, seq, done, own)
+    return Resumed(int(header["after"]), tape, training)
+
+
+def _is_of(text: str, spec: ExperimentSpec) -> bool:
+    try:
+        return bool(EXPERIMENT.validate_json(text) == spec)
+    except ValidationError:
+        return False  # of a version that knew other fields
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for name, value in tensors.items():
+        if name.startswith(prefix):
+            yield name.removeprefix(prefix), value
