@@ -38,6 +38,7 @@ def _be_expendable() -> None:
 if __name__ == "__main__" and "--supervised" in sys.argv:
     _be_expendable()  # before torch is imported, which takes seconds
 
+from mptcore.protocol.exit_codes import COMPLETE, FAILED, INVALID  # noqa: E402
 from mptcore.protocol.orders import Assignment, follow_orders, parse_assignment  # noqa: E402
 from mptcore.specs import SpecError  # noqa: E402
 
@@ -45,23 +46,24 @@ from mptcore.specs import SpecError  # noqa: E402
 def main() -> int:
     options = _options()
     if options.supervised:
-        importlib.import_module("mptcore.runtime.runner")  # and torch, before there is a spec
+        importlib.import_module("mptcore.run")  # and torch, before there is a spec
     text = sys.stdin.buffer.readline() if options.supervised else sys.stdin.buffer.read()
     if options.supervised and not text:
-        return 0  # a spare that was never used
+        return COMPLETE  # a spare that was never used
     try:
         assignment = parse_assignment(text)
     except SpecError as error:
         for problem in error.problems:
             print(f"{problem.pointer or '/'}: {problem.detail}", file=sys.stderr)  # noqa: T201
-        return 2
-    from mptcore.runtime.runner import Runner  # a bad spec need not wait for torch
+        return INVALID
+    from mptcore.run import resumable  # a bad spec need not wait for torch
+    from mptcore.runtime.runner import SpecRunner
 
     if not options.supervised:
-        return Runner(_with_options(assignment, options), sys.stdout).run()
-    runner = Runner(assignment, sys.stdout)
+        return SpecRunner(resumable, _with_options(assignment, options), sys.stdout).run()
+    runner = SpecRunner(resumable, assignment, sys.stdout)
     follow_orders(sys.stdin.buffer, runner.obey)
-    status = 1
+    status = FAILED
     try:
         status = runner.run()
     except Exception:

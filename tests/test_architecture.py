@@ -1,7 +1,10 @@
 """The arrows: who may import whom."""
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,8 @@ FORBIDDEN = {
     "client.demo": ["torch", "service", "worker", "sqlalchemy"],
     "worker.local": ["torch", "fastapi"],
     "mptcore.specs": ["torch", "numpy", "sklearn", "pandas", "scipy"],
+    "mptcore.protocol.orders": ["torch", "numpy"],
+    "mptcore.protocol.records": ["torch", "numpy"],
     "mptcore.data.inspect": ["torch", "sklearn"],
     "mptcore.presets": ["torch", "numpy", "sklearn", "pandas", "scipy"],
 }
@@ -42,3 +47,58 @@ def test_mptcore_knows_nothing_of_the_service() -> None:
     assert "mptcore.run" in modules
     others = {"fastapi", "starlette", "sqlalchemy", "celery", "httpx"}
     assert modules.isdisjoint(others | {"service", "worker", "client"})
+
+
+MPTCORE = Path(__file__).parents[1] / "mptcore"
+LAYERS = ("specs", "protocol", "runtime", "data", "estimation", "training", "families")
+"""Of mptcore, from the lowest: a module imports from its own layer and lower ones alone."""
+TOP = ("run", "__main__")
+"""Above all layers: run.py alone knows the families."""
+CONTRACT_BETWEEN_FAMILIES = {("vae", "linear_gaussian")}
+"""A VAE is compared with a PPCA, which it knows as a model that can be scored."""
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The modules of mptcore that a file imports, wherever in it, as paths below mptcore."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.ImportFrom(module=str(module)):
+                names = [f"{module}.{alias.name}" for alias in node.names]
+                yield from (name for name in names if name.startswith("mptcore."))
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names if alias.name.startswith("mptcore."))
+            case ast.Call(args=[ast.Constant(value=str(module)), *_]) if module.startswith(
+                "mptcore."
+            ):
+                yield module  # importlib.import_module
+
+
+def modules() -> list[Path]:
+    return sorted(path.relative_to(MPTCORE) for path in MPTCORE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("module", modules(), ids=str)
+def test_a_module_of_mptcore_imports_lower_layers_alone(module: Path) -> None:
+    own = module.parts[0].removesuffix(".py")
+    for name in imports_of(MPTCORE / module):
+        layer, *inner = name.removeprefix("mptcore.").split(".")
+        if own in TOP or own == "__init__":
+            continue
+        assert layer not in TOP, f"{name} is above {module}"
+        if own == "presets":
+            assert layer in ("presets", "specs")
+            continue
+        assert layer in LAYERS, f"{name} belongs to no layer"
+        assert LAYERS.index(layer) <= LAYERS.index(own), f"{name} is above {module}"
+        if layer == own == "families" and inner[0] != module.parts[1]:
+            assert (module.parts[1], inner[0]) in CONTRACT_BETWEEN_FAMILIES
+
+
+def test_only_run_knows_all_families() -> None:
+    knowing = [
+        module
+        for module in modules()
+        if any(name.startswith("mptcore.families.") for name in imports_of(MPTCORE / module))
+        and module.parts[0] != "families"
+    ]
+    assert knowing == [Path("run.py")]

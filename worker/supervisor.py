@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from mptcore.protocol.exit_codes import STOPPED
 from service.database import AWAY, Database
 from service.experiments import queue
 from service.experiments.models import DesiredState, Status
@@ -25,8 +26,6 @@ FLUSH_S = 0.2
 """Records are committed this often."""
 SPOOL_RECORDS = 500_000
 """While the database is away, this many wait in memory; then the runner waits."""
-STOPPED = 3
-"""The exit status of a runner that was asked to stop and left a checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,17 @@
-"""Data, and the density they were drawn from where that is known."""
+"""Data, and the parameters they were drawn with where these are known."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-
 
 @dataclass(frozen=True)
 class Dataset:
     x: Tensor  # (N, D): what is trained on and scored
-    density: LowRankGaussian | None = None
+    parameters: Mapping[str, Tensor] | None = None
+    """Those of the generator of simulated data, by name."""
     heldout: Tensor | None = None  # (H, D)
 
     @property

@@ -8,7 +8,7 @@ from torch import Tensor
 from mptcore.data.dataset import Dataset
 from mptcore.protocol.records import RunError
 from mptcore.runtime.rng import stream
-from mptcore.specs import DigitsData, MeasuredData
+from mptcore.specs import MeasuredData
 
 
 def prepared(data: Dataset, spec: MeasuredData) -> Dataset:
@@ -21,13 +21,12 @@ def prepared(data: Dataset, spec: MeasuredData) -> Dataset:
 
 
 def _binary(x: Tensor, spec: MeasuredData) -> Tensor:
-    largest = 16.0 if isinstance(spec, DigitsData) else 1.0
-    if x.min() < 0 or x.max() > largest:
-        found = f"from {x.min().item():.4g} to {x.max().item():.4g}"
-        raise RunError(
-            "invalid", f"data.binarize needs values from 0 to {largest:g}; these are {found}"
-        )
-    share = x / largest
+    least, largest = spec.value_range
+    if x.min() < least or x.max() > largest:
+        values = f"from {x.min().item():.4g} to {x.max().item():.4g}"
+        detail = f"data.binarize needs values from {least:g} to {largest:g}"
+        raise RunError("invalid", f"{detail}; these are {values}")
+    share = (x - least) / (largest - least)
     if spec.binarize == "threshold":
         return (share > 0.5).to(x)
     draws = stream(spec.seed, "binarize")

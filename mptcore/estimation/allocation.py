@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.masks import draw_independent
+from mptcore.estimation.model import MaskedModel
 from mptcore.estimation.scores import SizeScores, score_masks
-from mptcore.families.linear_gaussian.densities import MaskedModel
 from mptcore.runtime.session import Tape
 from mptcore.specs.families.linear_gaussian.experiment import PILOT
 

@@ -7,6 +7,7 @@ import torch
 
 from mptcore.estimation.allocation import score_to_target
 from mptcore.estimation.masks import draw_masks
+from mptcore.estimation.model import Evidence, MaskedModel, TractableModel
 from mptcore.estimation.scores import (
     DEPENDENT,
     ONE_DRAW,
@@ -18,7 +19,6 @@ from mptcore.estimation.scores import (
     score_masks,
     size_estimate,
 )
-from mptcore.families.linear_gaussian.densities import Evidence, MaskedModel, TractableModel
 from mptcore.protocol.records import Labels, Log, Metric, Point, Record
 from mptcore.runtime.session import Tape
 from mptcore.specs import AllSizes, FixedSize

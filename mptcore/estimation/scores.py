@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.masks import MaskBatch
-from mptcore.families.linear_gaussian.densities import Evidence, MaskedModel, TractableModel
+from mptcore.estimation.model import Evidence, MaskedModel, TractableModel
 from mptcore.runtime.session import Tape
 from mptcore.specs import Masks
 

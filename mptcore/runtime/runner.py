@@ -5,21 +5,29 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
+from mptcore.protocol.exit_codes import COMPLETE, FAILED, STOPPED
 from mptcore.protocol.orders import Assignment, Order
 from mptcore.protocol.records import Failure, Progress, Record, RunError, encode
-from mptcore.run import resumable
 from mptcore.runtime import checkpoint
-from mptcore.runtime.session import Session
+from mptcore.runtime.session import Session, TrainingState
+from mptcore.specs import ExperimentSpec
 
-COMPLETE, FAILED, STOPPED = 0, 1, 3
+
+class Resumable(Protocol):
+    """What gives the records of a spec, from the first or from where it was resumed."""
+
+    def __call__(
+        self, spec: ExperimentSpec, session: Session, resumed: TrainingState | None, /
+    ) -> Iterator[Record | None]: ...
 
 
 @dataclass
-class Runner:
+class SpecRunner:
     """Runs an assignment once."""
 
+    resumable: Resumable
     assignment: Assignment
     out: TextIO
     committed: int = 0
@@ -69,7 +77,7 @@ class Runner:
         if found is not None:
             session.tape = found.tape
             self._given = max(self._given, found.after)
-        return resumable(assignment.spec, session, found.training if found else None)
+        return self.resumable(assignment.spec, session, found.training if found else None)
 
     def _must_stop(self) -> bool:
         """Save, where the run rests and it is time, or where a stop was requested."""

@@ -1,4 +1,7 @@
-"""Trained weights as a file: what an experiment keeps and a later one starts from."""
+"""Trained weights as a file: what an experiment keeps and a later one starts from.
+
+The header says which family of models the tensors are of; what else it says is the family's own.
+"""
 
 import hashlib
 import os
@@ -9,76 +12,53 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.protocol.records import Artifact, RunError
-from mptcore.specs.families.linear_gaussian.models import LinearGaussian
 
 FILE = "weights.safetensors"
 MEDIA_TYPE = "application/octet-stream"
-PARTS = ("loadings", "mean", "noise_variance")
 
 
-def keep(densities: Mapping[int, LowRankGaussian], folder: Path) -> Artifact:
-    """Write the weights of each seed under `folder`: tensors named SEED/loadings and so on."""
-    tensors: dict[str, Tensor] = {
-        f"{seed}/{part}": getattr(density, part).double()
-        for seed, density in densities.items()
-        for part in PARTS
-    }
-    return keep_tensors(tensors, {"seeds": ",".join(map(str, densities))}, folder)
-
-
-def keep_tensors(tensors: Mapping[str, Tensor], said: dict[str, str], folder: Path) -> Artifact:
-    """Write tensors, and what is said of them, under `folder`."""
-    content = save({name: value.cpu().contiguous() for name, value in tensors.items()}, said)
+def keep_weights(
+    family: str, tensors: Mapping[str, Tensor], header: Mapping[str, str], folder: Path
+) -> Artifact:
+    """Write tensors and their header under `folder`."""
+    whole = {**header, "family": family}
+    content = save({name: value.cpu().contiguous() for name, value in tensors.items()}, whole)
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / FILE, content)
     return Artifact(FILE, MEDIA_TYPE, hashlib.sha256(content).hexdigest())
 
 
-def kept_digest(experiment: str) -> str:
+def load_weights(family: str, experiment: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors that an experiment kept, and their header. Raises RunError where it kept none of
+    this family."""
+    try:
+        with safe_open(_file_of(experiment), "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            header: dict[str, str] = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise _refusal(experiment, "has no weights: name a training run that succeeded") from error
+    if "family" not in header:
+        raise _refusal(experiment, "kept its weights in a form of an earlier version: train again")
+    if header["family"] != family:
+        raise _refusal(experiment, f"trained a model of another family, {header['family']}")
+    return tensors, header
+
+
+def weights_digest(experiment: str) -> str:
     """The SHA-256 of the weights that an experiment kept."""
-    return hashlib.sha256(_kept_file(experiment).read_bytes()).hexdigest()
+    return hashlib.sha256(_file_of(experiment).read_bytes()).hexdigest()
 
 
-def _kept_file(experiment: str) -> Path:
+def _file_of(experiment: str) -> Path:
     store = os.environ.get("MPT_STORE")
     if not store:
         raise RunError("invalid", "MPT_STORE, the folder that holds kept weights, is not set")
     return Path(store, "artifacts", experiment, FILE)
 
 
-def load_kept(experiment: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors that an experiment kept, and what it said of them. Raises RunError."""
-    path = _kept_file(experiment)
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
-    except (OSError, SafetensorError) as error:
-        detail = "has no weights: name a training run that succeeded"
-        raise RunError("invalid", f"experiment {experiment} {detail}") from error
-
-
-def weights_of(spec: LinearGaussian, dim: int, seed: int) -> LowRankGaussian:
-    """The weights that spec.experiment kept, for a seed: its own, or the first one's. Raises
-    RunError where there are none that fit."""
-    tensors, said = load_kept(str(spec.experiment))
-    if "seeds" not in said:
-        detail = "trained a model of another family"
-        raise RunError("invalid", f"experiment {spec.experiment} {detail}")
-    first = int(said["seeds"].split(",")[0])
-    seeds = [int(name.split("/")[0]) for name in tensors]
-    chosen = seed if seed in seeds else first
-    density = LowRankGaussian(*(tensors[f"{chosen}/{part}"] for part in PARTS))
-    shape = (density.dim, density.loadings.shape[1])
-    if shape != (dim, spec.latent_dim):
-        detail = f"has weights for D = {shape[0]}, K = {shape[1]}; this spec has D = {dim}, K = "
-        raise RunError("invalid", f"experiment {spec.experiment} {detail}{spec.latent_dim}")
-    noise = density.noise_variance
-    if spec.family == "ppca" and (noise - noise[0]).abs().max() > 1e-12 * noise[0]:
-        detail = "has a noise variance for each dimension: use family factor_analysis"
-        raise RunError("invalid", f"experiment {spec.experiment} {detail}")
-    return density
+def _refusal(experiment: str, detail: str) -> RunError:
+    return RunError("invalid", f"experiment {experiment} {detail}")
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The families: from a spec and its data to a density and a model that can be scored."""
+"""From a spec and its data to a density and a model that can be scored."""
 
 from typing import assert_never
 
@@ -6,22 +6,13 @@ import torch
 from torch import Tensor
 
 from mptcore.data.arrays import Dataset
-from mptcore.estimation.model import Evidence, MaskedModel, TractableModel
+from mptcore.estimation.model import TractableModel
 from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.factor_analysis import factor_analysis
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
 from mptcore.families.linear_gaussian.ppca import ppca
 from mptcore.specs import FactorAnalysisModel, Model, PpcaModel
-
-__all__ = [
-    "Evidence",
-    "MaskedModel",
-    "TractableModel",
-    "heldout_lml",
-    "initial_density",
-    "scorable",
-]
 
 
 def initial_density(

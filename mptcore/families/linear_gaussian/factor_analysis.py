@@ -10,8 +10,8 @@ from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood as ppca_maximum_likelihood
 from mptcore.families.linear_gaussian.starts import random_start
+from mptcore.families.linear_gaussian.weights import kept_density
 from mptcore.protocol.records import RunError
-from mptcore.runtime.tensor_files import weights_of
 from mptcore.specs import FactorAnalysisModel
 
 MOST_STEPS = 20_000
@@ -33,7 +33,7 @@ def factor_analysis(
             mean = data.x.double().mean(0)
             return maximum_likelihood(second_moment(data.x, mean), mean, spec.latent_dim)
         case "experiment":
-            return weights_of(spec, data.dim, seed)
+            return kept_density(spec, data.dim, seed)
         case _:
             assert_never(spec.init)
 

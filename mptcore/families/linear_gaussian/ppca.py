@@ -9,8 +9,8 @@ from mptcore.data.arrays import Dataset
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.starts import random_start
+from mptcore.families.linear_gaussian.weights import kept_density
 from mptcore.protocol.records import RunError
-from mptcore.runtime.tensor_files import weights_of
 from mptcore.specs import PpcaModel
 
 
@@ -19,8 +19,8 @@ def ppca(spec: PpcaModel, data: Dataset, seed: int, generator: torch.Generator) 
     have no maximum."""
     match spec.init:
         case "generator":
-            assert data.density is not None, "the spec's check lets only generated data through"
-            return data.density
+            assert data.parameters is not None, "the spec's check lets only simulated data through"
+            return LowRankGaussian(**data.parameters)
         case "random":
             return random_start(spec, data.dim, generator)
         case "maximum_likelihood":
@@ -28,7 +28,7 @@ def ppca(spec: PpcaModel, data: Dataset, seed: int, generator: torch.Generator) 
             moment = second_moment(data.x, mean)
             return maximum_likelihood(moment, mean, spec.latent_dim, spec.noise_precision)
         case "experiment":
-            return weights_of(spec, data.dim, seed)
+            return kept_density(spec, data.dim, seed)
         case _:
             assert_never(spec.init)
 

@@ -7,18 +7,14 @@ import torch
 
 from mptcore.data.arrays import Dataset, load_arrays
 from mptcore.estimation.evaluate import Evaluation, Work
-from mptcore.families.linear_gaussian.densities import (
-    TractableModel,
-    heldout_lml,
-    initial_density,
-    scorable,
-)
+from mptcore.estimation.model import TractableModel
+from mptcore.families.linear_gaussian.densities import heldout_lml, initial_density, scorable
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.trainer import Trainer
+from mptcore.families.linear_gaussian.weights import keep_densities
 from mptcore.protocol.records import Artifact, Labels, Log, Metric, RunError
 from mptcore.runtime.rng import stream
 from mptcore.runtime.session import Session, Tape, TrainingState
-from mptcore.runtime.tensor_files import keep
 from mptcore.specs import VectorExperiment
 from mptcore.training.loop import train
 
@@ -128,7 +124,7 @@ class VectorRun:
     def _keep(self, starts: list[_Start]) -> Artifact | Log:
         if self.session.work_dir is None:
             return Log("info", "the weights are not kept: no work directory was given")
-        return keep({s.seed: s.densities["model"] for s in starts}, self.session.work_dir)
+        return keep_densities({s.seed: s.densities["model"] for s in starts}, self.session.work_dir)
 
 
 def _starts(spec: VectorExperiment) -> Iterator[_Start]:

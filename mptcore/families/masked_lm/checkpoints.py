@@ -15,11 +15,13 @@ from safetensors import SafetensorError
 from mptcore.data.vision import torchvision_datasets
 from mptcore.protocol.records import RunError
 from mptcore.runtime.rng import stream
-from mptcore.runtime.tensor_files import load_kept
+from mptcore.runtime.tensor_files import load_weights
 from mptcore.specs import MaskedLmModel
 
 torchvision_datasets()  # transformers imports torchvision where it is installed
 transformers: Any = importlib.import_module("transformers")
+
+FAMILY = "masked_lm"
 
 MASKED_LMS = {
     "albert": "AlbertForMaskedLM",
@@ -158,22 +160,18 @@ def _architecture(spec: MaskedLmModel, tokenizer: Tokenizer) -> Config | None:
     )
 
 
-def kept_text(config: Config, tokenizer: Tokenizer) -> str:
-    """What is said of weights that are kept."""
-    said = {"config": config.to_dict(), "vocabulary": vocabulary_digest(tokenizer)}
-    return json.dumps(said, sort_keys=True)
+def weights_header(config: Config, tokenizer: Tokenizer) -> dict[str, str]:
+    """What the file of weights says of them: the architecture and the vocabulary."""
+    config_text = json.dumps(config.to_dict(), sort_keys=True)
+    return {"config": config_text, "vocabulary": vocabulary_digest(tokenizer)}
 
 
 def _kept(experiment: str, tokenizer: Tokenizer) -> Network:
-    tensors, header = load_kept(experiment)
-    if "network" not in header:
-        detail = "trained a model of another family"
-        raise RunError("invalid", f"experiment {experiment} {detail}")
-    said = json.loads(header["network"])
-    if said["vocabulary"] != vocabulary_digest(tokenizer):
+    tensors, header = load_weights(FAMILY, experiment)
+    if header["vocabulary"] != vocabulary_digest(tokenizer):
         detail = "was trained with another tokenizer: name the checkpoint that it named"
         raise RunError("invalid", f"experiment {experiment} {detail}")
-    network = fresh(transformers.AutoConfig.for_model(**said["config"]), 0)
+    network = fresh(transformers.AutoConfig.for_model(**json.loads(header["config"])), 0)
     if set(tensors) != {name for name, _ in network.named_parameters()}:
         raise RunError("invalid", f"experiment {experiment} kept the weights of another network")
     network.load_state_dict(tensors, strict=False)  # what is tied goes by its first name alone

@@ -7,11 +7,12 @@ import torch
 from mptcore.estimation.evaluate import Work
 from mptcore.families.masked_lm import corpus
 from mptcore.families.masked_lm.checkpoints import (
+    FAMILY,
     Checkpoint,
     Tokenizer,
-    kept_text,
     network_of,
     positions,
+    weights_header,
 )
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.evaluate import TextEvaluation, total_masks
@@ -21,7 +22,7 @@ from mptcore.families.masked_lm.trainer import TextTrainer, train
 from mptcore.protocol.records import Artifact, Labels, Log, RunError
 from mptcore.runtime.rng import stream
 from mptcore.runtime.session import Session, Tape, TrainingState
-from mptcore.runtime.tensor_files import keep_tensors, kept_digest
+from mptcore.runtime.tensor_files import keep_weights, weights_digest
 from mptcore.specs import MaskedLmModel, TextExperiment
 
 
@@ -146,8 +147,8 @@ class TextRun:
     def _keep(self, trainer: TextTrainer, tokenizer: Tokenizer) -> Artifact | Log:
         if self.session.work_dir is None:
             return Log("info", "the weights are not kept: no work directory was given")
-        said = {"network": kept_text(trainer.model.config, tokenizer)}
-        return keep_tensors(trainer.weights(), said, self.session.work_dir)
+        header = weights_header(trainer.model.config, tokenizer)
+        return keep_weights(FAMILY, trainer.weights(), header, self.session.work_dir)
 
 
 def _origin(spec: MaskedLmModel) -> str:
@@ -156,7 +157,7 @@ def _origin(spec: MaskedLmModel) -> str:
     said = f"{spec.checkpoint}, {spec.init}, files sha256 {digest}"
     if spec.experiment is None:
         return said
-    return f"{said}, weights of {spec.experiment} sha256 {kept_digest(spec.experiment)}"
+    return f"{said}, weights of {spec.experiment} sha256 {weights_digest(spec.experiment)}"
 
 
 def _description(text: Corpus, asked: int, longest: int) -> str:

@@ -14,9 +14,11 @@ from mptcore.families.vae.sampled_vae import DeepVae
 from mptcore.families.vae.trainer import Network
 from mptcore.protocol.records import RunError
 from mptcore.runtime.rng import stream
-from mptcore.runtime.tensor_files import load_kept
+from mptcore.runtime.tensor_files import load_weights
 from mptcore.specs import Convolutional, Iwae, LatentExperiment, LinearVaeModel, VaeModel
 from mptcore.specs.families.vae.models import AnyGrid, Objective
+
+FAMILY = "vae"
 
 
 def network(spec: LinearVaeModel | VaeModel, x: Tensor, seed: int, objective: Objective) -> Network:
@@ -59,11 +61,12 @@ def _pair(spec: LinearVaeModel | VaeModel, dim: int) -> tuple[Encoder, Decoder]:
     return networks.dense(spec.network, dim, spec.latent_dim)
 
 
-def said_of(spec: LatentExperiment) -> dict[str, str]:
-    """What is kept with the weights that a run trained: of which model they are, and for whom."""
+def weights_header(spec: LatentExperiment) -> dict[str, str]:
+    """What the file of weights says of them: of which model they are, for which seeds and
+    objectives."""
     assert spec.train is not None
-    whose = {"seeds": spec.seeds, "objectives": spec.train.objectives}
-    return {"latent": json.dumps(_kind(spec.model) | whose)}
+    starts = {"seeds": spec.seeds, "objectives": spec.train.objectives}
+    return {"trained": json.dumps(_kind(spec.model) | starts)}
 
 
 def _kind(spec: LinearVaeModel | VaeModel) -> dict[str, object]:
@@ -76,11 +79,9 @@ def _load(
     found: nn.Module, spec: LinearVaeModel | VaeModel, seed: int, objective: Objective
 ) -> None:
     """The weights that spec.experiment kept."""
-    tensors, said = load_kept(str(spec.experiment))
+    tensors, header = load_weights(FAMILY, str(spec.experiment))
     who = f"experiment {spec.experiment}"
-    if "latent" not in said:
-        raise RunError("invalid", f"{who} trained a model of another family")
-    kept = json.loads(said["latent"])
+    kept = json.loads(header["trained"])
     for name, own in _kind(spec).items():
         if kept[name] != own:
             detail = f"its model.{name} is {kept[name]}, not {own}"

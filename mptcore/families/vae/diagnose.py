@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.evaluate import lml_metrics
-from mptcore.families.linear_gaussian.densities import Evidence
+from mptcore.estimation.model import Evidence
 from mptcore.families.vae.ais import Annealing
 from mptcore.families.vae.evidence import Weights, by_iwae, by_weights, weighed
 from mptcore.families.vae.networks import Encoder

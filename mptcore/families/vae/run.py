@@ -8,13 +8,8 @@ from torch import Tensor
 
 from mptcore.data.arrays import Dataset, load_arrays
 from mptcore.estimation.evaluate import Evaluation, Work, lml_metrics
-from mptcore.families.linear_gaussian.densities import (
-    Evidence,
-    MaskedModel,
-    heldout_lml,
-    initial_density,
-    scorable,
-)
+from mptcore.estimation.model import Evidence, MaskedModel
+from mptcore.families.linear_gaussian.densities import heldout_lml, initial_density, scorable
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.vae import build, diagnose
 from mptcore.families.vae.evidence import Resting, by_grid, by_iwae
@@ -25,7 +20,7 @@ from mptcore.families.vae.trainer import LatentTrainer, Network, Unit
 from mptcore.protocol.records import Artifact, Labels, Log, Metric, RunError
 from mptcore.runtime.rng import stream
 from mptcore.runtime.session import Session, Tape, TrainingState
-from mptcore.runtime.tensor_files import keep_tensors
+from mptcore.runtime.tensor_files import keep_weights
 from mptcore.specs import Bernoulli, Iwae, LatentExperiment, PpcaModel
 from mptcore.specs.families.vae.models import Objective
 from mptcore.training.loop import train
@@ -194,7 +189,9 @@ class LatentRun:
             for unit in units
             for name, value in unit.network.state_dict().items()
         }
-        return keep_tensors(tensors, build.said_of(self.spec), self.session.work_dir)
+        return keep_weights(
+            build.FAMILY, tensors, build.weights_header(self.spec), self.session.work_dir
+        )
 
 
 def _refuse_what_is_not_binary(dataset: Dataset) -> None:

@@ -1,7 +1,7 @@
 """What the model is scored on."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ class Data(Spec):
     """`heldout`: the fraction of the observations, chosen at random by the data's seed, that is
     kept out of training and scores and gives `lml_heldout`."""
 
+    source: str
     n: int
     heldout: Annotated[float, Field(gt=0, lt=1)] | None = None
 
@@ -25,6 +26,11 @@ class Data(Spec):
         if self.heldout is not None and self.n < 2:
             return [Problem("/data/heldout", "holding out needs two observations or more")]
         return []
+
+    def binary_problems(self) -> list[Problem]:
+        """What keeps the values from being 0 and 1."""
+        detail = f"bernoulli is for data of 0 and 1; {self.source} has others: use gaussian"
+        return [Problem("/model/likelihood/distribution", detail)]
 
     @property
     def heldout_n(self) -> int:
@@ -69,7 +75,9 @@ class MeasuredData(Data):
     largest as its probability, drawn once by `seed`. `standardize` shifts and scales all values
     alike, to mean 0 and variance 1 over all of them."""
 
-    source: str
+    value_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    """The least and the largest value that the source can have."""
+
     binarize: Literal["threshold", "stochastic"] | None = None
     standardize: bool = False
     seed: Seed = 0
@@ -81,9 +89,24 @@ class MeasuredData(Data):
             found.append(Problem("/data/standardize", detail))
         return found
 
+    def binary_problems(self) -> list[Problem]:
+        needed = "the likelihood bernoulli needs data of 0 and 1"
+        if self.binarize is None and not self._may_be_binary:
+            return [Problem("/data/binarize", f"threshold or stochastic: {needed}")]
+        if self.standardize:
+            return [Problem("/data/standardize", needed)]
+        return []
+
+    @property
+    def _may_be_binary(self) -> bool:
+        """Whether the values as they come may be 0 and 1."""
+        return False
+
 
 class DigitsData(MeasuredData):
     """Scikit-learn's handwritten digits: 1797 images of 8 × 8 pixels, values 0 to 16."""
+
+    value_range: ClassVar[tuple[float, float]] = (0.0, 16.0)
 
     source: Literal["digits"]
     n: Literal[1797] = 1797
@@ -133,6 +156,10 @@ class UploadData(MeasuredData):
         ]
         | None
     ) = None
+
+    @property
+    def _may_be_binary(self) -> bool:
+        return True
 
     def problems(self) -> list[Problem]:
         found = []

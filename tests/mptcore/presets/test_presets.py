@@ -10,6 +10,7 @@ import torch
 
 from mptcore.data.arrays import load_arrays
 from mptcore.estimation.masks import draw_masks
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.presets import PRESETS, Preset, Results, judges
 from mptcore.protocol.records import encode
 from mptcore.run import run
@@ -159,15 +160,16 @@ def test_fig1_right_by_another_route() -> None:
     spec = PRESETS["fig1-right"].specs[0]
     assert isinstance(spec.data, PpcaData)
     dataset = load_arrays(spec.data, 111, torch.Generator().manual_seed(111))
-    assert dataset.density is not None
+    assert dataset.parameters is not None
+    density = LowRankGaussian(**dataset.parameters)
     masks = FixedSize(schedule="fixed", size=76, per_size=60)
     scores = []
     for batch in draw_masks(masks, 512, torch.Generator().manual_seed(9), 60):
         for mask in batch.masked:
-            scores.append(dataset.density.conditional_log_probs(dataset.x, mask).mean().item())
+            scores.append(density.conditional_log_probs(dataset.x, mask).mean().item())
     mean = 512 * sum(scores) / 60
     error = 512 * torch.tensor(scores).std().item() / math.sqrt(60)
-    bias = mean - dataset.density.log_prob(dataset.x).mean().item()
+    bias = mean - density.log_prob(dataset.x).mean().item()
     result = results_of(PRESETS["fig1-right"])[0]
     assert abs(bias - result.metric("bias", seed=4)) < 4 * error
     assert abs(bias - PRESETS["fig1-right"].published["bias"][0]) < 4 * error

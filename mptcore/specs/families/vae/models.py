@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field
 
 from mptcore.specs.base import Problem, Spec
-from mptcore.specs.data.arrays import DataSource, MeasuredData, Precision
+from mptcore.specs.data.arrays import DataSource, Precision
 from mptcore.specs.families.linear_gaussian.models import ExperimentId
 
 MOST_GRID_DIMS = 3
@@ -159,7 +159,7 @@ class LatentModel(Spec):
         """What is wrong with this model for that data."""
         found = []
         if isinstance(self.likelihood, Bernoulli):
-            found += _binary_problems(data)
+            found += data.binary_problems()
         if (self.init == "experiment") != (self.experiment is not None):
             detail = "the id of the experiment whose weights are taken, with init experiment only"
             found.append(Problem("/model/experiment", detail))
@@ -202,18 +202,6 @@ class VaeModel(LatentModel):
 
     def numbers_per_observation(self, dim: int) -> int:
         return self.network.numbers_per_observation(dim)
-
-
-def _binary_problems(data: DataSource) -> list[Problem]:
-    if not isinstance(data, MeasuredData):
-        detail = f"bernoulli is for data of 0 and 1; {data.source} has others: use gaussian"
-        return [Problem("/model/likelihood/distribution", detail)]
-    if data.source != "upload" and data.binarize is None:  # an upload may be binary itself
-        detail = "threshold or stochastic: the likelihood bernoulli needs data of 0 and 1"
-        return [Problem("/data/binarize", detail)]
-    if data.standardize:
-        return [Problem("/data/standardize", "the likelihood bernoulli needs data of 0 and 1")]
-    return []
 
 
 def grid_problems(method: Spec | None, latent_dim: int, pointer: str) -> list[Problem]:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mptcore.estimation.model import Evidence
 from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
-from mptcore.families.linear_gaussian.densities import Evidence
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
 from mptcore.families.vae.evidence import by_grid

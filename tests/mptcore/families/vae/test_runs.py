@@ -194,7 +194,7 @@ def test_weights_and_pictures_are_kept_and_weights_used_again(
         with pytest.raises(RunError, match=reason):
             ran({**DEEP, "model": {**model, name: value}, "data": binary})
     ppca = {"family": "ppca", "latent_dim": 4, "init": "experiment", "experiment": "earlier"}
-    with pytest.raises(RunError, match="another family"):
+    with pytest.raises(RunError, match="another family, vae"):
         ran({"model": ppca, "data": {"source": "digits"}})
 
 
