@@ -20,7 +20,10 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 
 def _be_expendable() -> None:
@@ -40,10 +43,12 @@ if __name__ == "__main__" and "--supervised" in sys.argv:
 
 from mptcore.protocol.exit_codes import COMPLETE, FAILED, INVALID  # noqa: E402
 from mptcore.protocol.orders import Assignment, follow_orders, parse_assignment  # noqa: E402
-from mptcore.specs import SpecError  # noqa: E402
+from mptcore.specs import ExperimentSpec, SpecError  # noqa: E402
 
 
-def main() -> int:
+def main(union: Any = ExperimentSpec, implementation: Any = None) -> int:
+    """The exit status of the filter, for the specs of a union; where `implementation` is given, it
+    stands for that of mptcore.run."""
     options = _options()
     if options.supervised:
         importlib.import_module("mptcore.run")  # and torch, before there is a spec
@@ -51,14 +56,15 @@ def main() -> int:
     if options.supervised and not text:
         return COMPLETE  # a spare that was never used
     try:
-        assignment = parse_assignment(text)
+        assignment = parse_assignment(text, union)
     except SpecError as error:
         for problem in error.problems:
             print(f"{problem.pointer or '/'}: {problem.detail}", file=sys.stderr)  # noqa: T201
         return INVALID
-    from mptcore.run import resumable  # a bad spec need not wait for torch
+    from mptcore import run  # a bad spec need not wait for torch
     from mptcore.runtime.runner import SpecRunner
 
+    resumable = partial(run.resumable, implementation=implementation or run.implementation)
     if not options.supervised:
         return SpecRunner(resumable, _with_options(assignment, options), sys.stdout).run()
     runner = SpecRunner(resumable, assignment, sys.stdout)
@@ -86,7 +92,7 @@ def _options() -> argparse.Namespace:
 
 def _with_options(assignment: Assignment, options: argparse.Namespace) -> Assignment:
     given = {"checkpoint_dir": options.checkpoint, "work_dir": options.work_dir}
-    return assignment.model_copy(update={k: v for k, v in given.items() if v is not None})
+    return replace(assignment, **{k: v for k, v in given.items() if v is not None})
 
 
 if __name__ == "__main__":

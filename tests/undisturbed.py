@@ -7,14 +7,14 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from mptcore.specs import EXPERIMENT
+from mptcore.specs import stored_spec
 from tests.conftest import ppca_spec
 from tests.invariants import Record
 
 
 def undisturbed_records(spec: Mapping[str, Any]) -> list[Record]:
     """All records of `python -m mptcore`, as the service would have it run the spec."""
-    resolved = EXPERIMENT.validate_python(spec).model_dump_json()
+    resolved = stored_spec(spec).model_dump_json()
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-m", "mptcore", "--work-dir", folder],

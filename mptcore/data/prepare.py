@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mptcore.data.dataset import Dataset
 from mptcore.protocol.records import RunError
-from mptcore.runtime.rng import stream
+from mptcore.runtime.rng import generator_for
 from mptcore.specs import MeasuredData
 
 
@@ -29,7 +29,7 @@ def _binary(x: Tensor, spec: MeasuredData) -> Tensor:
     share = (x - least) / (largest - least)
     if spec.binarize == "threshold":
         return (share > 0.5).to(x)
-    draws = stream(spec.seed, "binarize")
+    draws = generator_for(spec.seed, "binarize")
     return (torch.rand(x.shape, generator=draws) < share).to(x)
 
 

@@ -1,90 +1,88 @@
 """Spending masks where they reduce the error most, until a target standard error is reached."""
 
-import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mptcore.estimation.masks import draw_independent
-from mptcore.estimation.model import MaskedModel
-from mptcore.estimation.scores import SizeScores, score_masks
-from mptcore.runtime.session import Tape
-from mptcore.specs.families.linear_gaussian.experiment import PILOT
+from mptcore.runtime.session import Work
 
 MARGIN = 1.1
 """Each round aims at this much less variance than asked for, so that one usually suffices."""
 
-Curves = list[tuple[SizeScores, ...]]
-"""For each size, the scores by each model."""
+Draw = Callable[[Tensor], Work[list[Tensor]]]
+"""Scores so many masks of each stratum, (strata,): the values of each, (models, n)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Where an allocated run stands after some rounds. `curves` is empty after the pilot: its masks
-    choose how many are drawn of each size, and are then left out so that the mean is unbiased."""
+@dataclass(frozen=True)
+class StratifiedSample:
+    """What was scored in each stratum, (models, n) each. The pilot's masks chose how many were
+    drawn, and are left out, so that means are unbiased."""
 
-    curves: Curves
-    masks_scored: int
-    std_err: float
+    values: list[Tensor]
+    widths: Tensor  # (strata,), by which the sum over strata weights their means
+    masks: int
+    """Scored in all, those of the pilot too."""
 
-    def reached(self, target: float) -> bool:
-        return self.std_err <= target
+    @property
+    def counts(self) -> Tensor:  # (strata,)
+        return torch.tensor([one.shape[1] for one in self.values])
+
+    @property
+    def means(self) -> Tensor:  # (models, strata)
+        return torch.stack([one.mean(1) for one in self.values], 1)
+
+    @property
+    def std_errs(self) -> Tensor:  # (models, strata)
+        return torch.stack([one.std(1) for one in self.values], 1) / self.counts.sqrt()
+
+    @property
+    def totals(self) -> Tensor:  # (models,)
+        """The sum over strata of width × mean."""
+        return (self.means * self.widths).sum(1)
+
+    @property
+    def total_std_errs(self) -> Tensor:  # (models,)
+        return (self.std_errs * self.widths).square().sum(1).sqrt()
 
 
-def neyman(deviation: Tensor, variance: float) -> Tensor:
-    """The fewest masks of each size with Σ sd_m² / n_m = `variance`: n_m ∝ sd_m (Neyman 1934). At
-    least two, for a standard error."""
-    count = deviation * deviation.sum() / variance
-    return count.clamp(max=1e15).ceil().clamp(min=2).long()
-
-
-def score_to_target(
-    models: Sequence[MaskedModel],
-    sizes: Sequence[int],
+def sample_to_target(
+    draw: Draw,
+    widths: Tensor,  # (strata,)
     target: float,
     max_masks: int,
-    generator: torch.Generator,
-    batch: int,
-    tape: Tape,
-) -> Iterator[int | Round]:
-    """Rounds of masks until the sum of the first model's scores over all sizes has the target
-    standard error, or `max_masks` are scored; the pilot's masks count too. Between them, how many
-    masks were scored more."""
+    pilot: int,
+    smooth: Callable[[Tensor], Tensor] = lambda variances: variances,
+) -> Work[StratifiedSample]:
+    """Rounds of masks until the first model's sum over strata has the standard error `target`, or
+    `max_masks` are scored; the pilot, so many masks of each stratum, counts too.
 
-    def score(counts: Tensor) -> Generator[int, None, Curves]:
-        plan = zip(sizes, counts.tolist(), strict=True)
-        masks = draw_independent(plan, models[0].dim, generator, batch)
-        curves: Curves = []
-        for found in score_masks(models, masks, tape):
-            if isinstance(found, int):
-                yield found
-            else:
-                curves.append(found)
-        return curves
-
-    counts = torch.full((len(sizes),), PILOT)
-    learned = yield from score(counts)
-    masks_scored = int(counts.sum())
-    yield Round([], masks_scored, math.inf)
-    curves: Curves = []
-    while masks_scored + 2 * len(sizes) <= max_masks:
-        wanted = neyman(_deviations(curves or learned), target**2 / MARGIN)
-        more = affordable(_missing(wanted, curves), max_masks - masks_scored)
-        curves = _joined(curves, (yield from score(more)))
-        masks_scored += int(more.sum())
-        yield (state := Round(curves, masks_scored, _std_err(curves)))
-        if state.reached(target):
-            return
+    Masks go to the strata in proportion to width × standard deviation (Neyman 1934), as a pilot,
+    then the rounds so far, measured it; `smooth` makes the plan of their variances (strata,).
+    """
+    counts = torch.full((len(widths),), pilot)
+    known = yield from draw(counts)
+    masks = int(counts.sum())
+    values: list[Tensor] = []
+    while masks + 2 * len(widths) <= max_masks:
+        variances = torch.stack([one[0].var() for one in known])
+        wanted = neyman(widths * smooth(variances).sqrt(), target**2 / MARGIN)
+        more = affordable(_missing(wanted, values), max_masks - masks)
+        found = yield from draw(more)
+        values = _joined(values, found)
+        known = values
+        masks += int(more.sum())
+        if StratifiedSample(values, widths, masks).total_std_errs[0] <= target:
+            break
+    return StratifiedSample(values, widths, masks)
 
 
-def _missing(wanted: Tensor, curves: Curves) -> Tensor:
-    """Masks still to draw of each size: a twentieth of those drawn at least."""
-    if not curves:
-        return wanted
-    drawn = torch.tensor([len(scores[0].values) for scores in curves])
-    return torch.maximum(wanted - drawn, drawn // 20 + 1)
+def neyman(deviations: Tensor, variance: float) -> Tensor:
+    """The fewest masks of each stratum with Σ sd² / n = `variance`: n ∝ sd (Neyman 1934). At least
+    two, for a standard error."""
+    counts = deviations * deviations.sum() / variance
+    return counts.clamp(max=1e15).ceil().clamp(min=2).long()
 
 
 def affordable(counts: Tensor, most: int) -> Tensor:
@@ -96,20 +94,15 @@ def affordable(counts: Tensor, most: int) -> Tensor:
     return (2 + (counts.double() * (spare / total)).floor()).long()
 
 
-def _joined(curves: Curves, more: Curves) -> Curves:
-    if not curves:
+def _missing(wanted: Tensor, values: list[Tensor]) -> Tensor:
+    """Masks still to draw of each stratum: a twentieth of those drawn at least."""
+    if not values:
+        return wanted
+    drawn = torch.tensor([one.shape[1] for one in values])
+    return torch.maximum(wanted - drawn, drawn // 20 + 1)
+
+
+def _joined(values: list[Tensor], more: list[Tensor]) -> list[Tensor]:
+    if not values:
         return more
-    return [
-        tuple(own.joined(new) for own, new in zip(scores, added, strict=True))
-        for scores, added in zip(curves, more, strict=True)
-    ]
-
-
-def _deviations(curves: Curves) -> Tensor:
-    """The standard deviation of the first model's score over masks of each size, (sizes,)."""
-    return torch.stack([scores[0].values.std() for scores in curves])
-
-
-def _std_err(curves: Curves) -> float:
-    errors = [s[0].values.std().item() / math.sqrt(len(s[0].values)) for s in curves]
-    return math.hypot(*errors)
+    return [torch.cat(pair, 1) for pair in zip(values, more, strict=True)]

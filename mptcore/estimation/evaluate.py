@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from mptcore.estimation.allocation import score_to_target
-from mptcore.estimation.masks import draw_masks
-from mptcore.estimation.model import Evidence, MaskedModel, TractableModel
+from mptcore.estimation.allocation import StratifiedSample, sample_to_target
+from mptcore.estimation.estimate import ONE_DRAW, lml_metrics, metric, point
+from mptcore.estimation.masks import draw_independent, draw_masks
+from mptcore.estimation.model import TractableModel, VectorModel
 from mptcore.estimation.scores import (
-    DEPENDENT,
-    ONE_DRAW,
-    Estimate,
+    Curve,
     SizeScores,
     convergence,
     cumulative_estimate,
@@ -20,29 +19,27 @@ from mptcore.estimation.scores import (
     size_estimate,
 )
 from mptcore.protocol.records import Labels, Log, Metric, Point, Record
-from mptcore.runtime.session import Tape
+from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import AllSizes, FixedSize
-from mptcore.specs.families.linear_gaussian.experiment import Scoring
+from mptcore.specs.evaluate import PILOT, MaskEvaluation
 
 BATCH_BYTES = 4 * 2**20
 """Memory for the masks that are scored together: about what a processor's caches hold."""
-
-Work = Iterator[tuple[int, Record | None]]
-"""Records, each with the number of masks scored so far."""
+DEPENDENT = "masks of one permutation depend on each other"
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """The models that are scored on the same masks: the model, and the baseline if there is one."""
 
-    spec: Scoring
-    models: Mapping[str, MaskedModel]
+    spec: MaskEvaluation
+    models: Mapping[str, VectorModel]
     labels: Labels
-    tape: Tape
+    cache: ScoreCache
     memory_bytes: int | None = None
 
     @property
-    def first(self) -> MaskedModel:
+    def first(self) -> VectorModel:
         return next(iter(self.models.values()))
 
     @property
@@ -58,71 +55,61 @@ class Evaluation:
         """The label `model` only tells models apart."""
         return self.labels if len(self.models) == 1 else {**self.labels, "model": model}
 
-    def records(self, generator: torch.Generator) -> Work:
+    def records(self, generator: torch.Generator) -> Work[None]:
         """Scores, and what follows from them; masks are drawn from the generator."""
-        curves: list[tuple[SizeScores, ...]] = []
         if self.spec.target_std_err is None:
-            scored = self._score_all(generator, curves)
+            curve = yield from self._score_all(generator)
         else:
-            scored = self._score_to_target(generator, self.spec.target_std_err, curves)
-        done = 0
-        for done, record in scored:
-            yield done, record
-        for record in self._conclusions(curves):
-            yield done, record
+            curve = yield from self._score_to_target(generator, self.spec.target_std_err)
+        for record in self._conclusions(curve):
+            yield Step(record)
 
-    def _score_all(self, generator: torch.Generator, curves: list[tuple[SizeScores, ...]]) -> Work:
-        masks = self.spec.masks
+    def _score_all(self, generator: torch.Generator) -> Work[Curve]:
+        masks, models = self.spec.masks, list(self.models.values())
         batches = draw_masks(masks, self.first.dim, generator, self.batch)
-        done = 0
-        tractable = all(isinstance(model, TractableModel) for model in self.models.values())
+        tractable = all(isinstance(model, TractableModel) for model in models)
         joint = isinstance(masks, FixedSize) and tractable
-        for scores in score_masks(list(self.models.values()), batches, self.tape, joint):
-            if isinstance(scores, int):
-                done += scores
-                yield done, None
-                continue
-            curves.append(scores)
-            for record in self._points(scores):
-                yield done, record
+        return (yield from score_masks(models, batches, self.cache, joint, self._points))
 
-    def _score_to_target(
-        self, generator: torch.Generator, target: float, curves: list[tuple[SizeScores, ...]]
-    ) -> Work:
-        models, masks, most = list(self.models.values()), self.spec.masks, self.spec.max_masks
-        sizes = masks.mask_sizes(self.first.dim)
-        state = None
-        done = 0
-        for found in score_to_target(models, sizes, target, most, generator, self.batch, self.tape):
-            if isinstance(found, int):
-                done += found
-                yield done, None
-            else:
-                state = found
-        assert state is not None
-        curves.extend(state.curves)
-        for scores in curves:
+    def _score_to_target(self, generator: torch.Generator, target: float) -> Work[Curve]:
+        models, dim, most = list(self.models.values()), self.first.dim, self.spec.max_masks
+        sizes = self.spec.masks.mask_sizes(dim)
+
+        def draw(counts: torch.Tensor) -> Work[list[torch.Tensor]]:
+            plan = zip(sizes, counts.tolist(), strict=True)
+            masks = draw_independent(plan, dim, generator, self.batch)
+            curve = yield from score_masks(models, masks, self.cache)
+            return [torch.stack([one.values for one in scores]) for scores in curve]
+
+        widths = torch.ones(len(sizes), dtype=torch.float64)
+        sample = yield from sample_to_target(draw, widths, target, most, PILOT)
+        curve = [
+            tuple(SizeScores(size, own) for own in values)
+            for size, values in zip(sizes, sample.values, strict=True)
+        ]
+        for scores in curve:
             for record in self._points(scores):
-                yield state.masks_scored, record
-        yield most, Metric("masks", state.masks_scored, 0.0, self.labels)
-        if not state.reached(target):
-            detail = f"{state.std_err:.3g} after {state.masks_scored} masks: raise max_masks"
-            yield most, Log("warning", f"target_std_err {target} was not reached: {detail}")
+                yield Step(record)
+        # Masks that were not needed count as scored: the run is as far as it can be.
+        yield Step(Metric("masks", sample.masks, 0.0, self.labels), most - sample.masks)
+        if log := _unreached(sample, target):
+            yield Step(log)
+        return curve
 
     def _points(self, scores: tuple[SizeScores, ...]) -> Iterator[Point]:
         masks, size = self.spec.masks, scores[0].size
-        for name, own in zip(self.models, scores, strict=True):
-            estimate = size_estimate(own, masks)
+        for name, of_model in zip(self.models, scores, strict=True):
+            estimate = size_estimate(of_model, masks)
             yield point("score", size, estimate, self.labels_of(name))
             if self.spec.bias:
-                bias = estimate.scaled(self.first.dim)
-                gap = bias.beyond(self.models[name].evidence())
+                biased = estimate.scaled(self.first.dim)
+                gap = biased.beyond(self.models[name].evidence())
                 yield point("bias", size, gap, self.labels_of(name))
         for other in scores[1:]:
             paired = size_estimate(scores[0] - other, masks)
             yield point("score_difference", size, paired, self.labels)
 
-    def _conclusions(self, curves: Sequence[tuple[SizeScores, ...]]) -> Iterator[Record]:
+    def _conclusions(self, curves: Curve) -> Iterator[Record]:
         """What is known once all masks are scored."""
         for i, (name, model) in enumerate(self.models.items()):
             curve = [scores[i] for scores in curves]
@@ -133,13 +120,11 @@ class Evaluation:
             yield metric("score_difference", total, self.labels)
 
     def _conclude(
-        self, curve: Sequence[SizeScores], model: MaskedModel, labels: Labels
+        self, curve: Sequence[SizeScores], model: VectorModel, labels: Labels
     ) -> Iterator[Record]:
         lml = model.evidence()
         masks = self.spec.masks
         yield from lml_metrics("lml", lml, labels)
-        if not curve:
-            return
         match masks:
             case AllSizes():
                 factor = 1
@@ -168,22 +153,9 @@ class Evaluation:
             yield Point("convergence", i + 1, factor * value - lml, error, i + 1, labels, reason)
 
 
-def lml_metrics(name: str, evidence: Evidence, labels: Labels) -> Iterator[Metric]:
-    """A log marginal likelihood, and how good it is. What is not final has another name."""
-    if evidence.not_final is None:
-        yield Metric(name, evidence.value, evidence.std_err, labels)
-    else:
-        yield Metric(name, None, None, labels, evidence.not_final)
-        yield Metric(f"{name}_not_final", evidence.value, evidence.std_err, labels)
-    for what, value in evidence.metrics.items():
-        yield Metric(f"{name}_{what}", value, 0.0, labels)
-
-
-def point(series: str, x: float, estimate: Estimate, labels: Labels) -> Point:
-    reason = ONE_DRAW if estimate.std_err is None else None
-    return Point(series, x, estimate.mean, estimate.std_err, estimate.n, labels, reason)
-
-
-def metric(name: str, estimate: Estimate, labels: Labels) -> Metric:
-    reason = ONE_DRAW if estimate.std_err is None else None
-    return Metric(name, estimate.mean, estimate.std_err, labels, reason)
+def _unreached(sample: StratifiedSample, target: float) -> Log | None:
+    std_err = sample.total_std_errs[0].item()
+    if std_err <= target:
+        return None
+    detail = f"{std_err:.3g} after {sample.masks} masks: raise max_masks"
+    return Log("warning", f"target_std_err {target} was not reached: {detail}")

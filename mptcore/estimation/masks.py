@@ -14,7 +14,7 @@ Plan = Iterable[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class MaskBatch:
+class SizedMasks:
     """Masks that are scored together; those of one size stand together."""
 
     runs: list[tuple[int, int]]
@@ -24,7 +24,7 @@ class MaskBatch:
 
 def draw_masks(
     spec: Masks, dim: int, generator: torch.Generator, max_masks: int
-) -> Iterator[MaskBatch]:
+) -> Iterator[SizedMasks]:
     """All masks of a spec, size by size, in batches of at most `max_masks`."""
     match spec.design:
         case "independent":
@@ -43,19 +43,19 @@ def mask_plan(spec: Masks, dim: int) -> Plan:
 
 def draw_independent(
     plan: Plan, dim: int, generator: torch.Generator, max_masks: int
-) -> Iterator[MaskBatch]:
+) -> Iterator[SizedMasks]:
     """The published order of draws: sizes, then P, one permutation each, its first m masked."""
     places = torch.arange(dim)
     for runs in _batches(plan, max_masks):
         sizes = _each_size(runs)
         orders = _permutations(len(sizes), dim, generator)
         masked = torch.empty(orders.shape, dtype=torch.bool)
-        yield MaskBatch(runs, masked.scatter_(1, orders, places < sizes[:, None]))
+        yield SizedMasks(runs, masked.scatter_(1, orders, places < sizes[:, None]))
 
 
 def _balanced(
     spec: Masks, dim: int, generator: torch.Generator, max_masks: int
-) -> Iterator[MaskBatch]:
+) -> Iterator[SizedMasks]:
     """Cyclic windows at equal distances along common permutations."""
     windows = spec.windows_per_permutation
     starts = torch.arange(windows) * dim // windows
@@ -65,27 +65,27 @@ def _balanced(
         rank = _permutations(len(sizes), dim, generator).argsort(1)
         from_start = (rank[:, None] - starts[:, None]) % dim  # (permutations, windows, D)
         masked = (from_start < sizes[:, None, None]).flatten(0, 1)
-        yield MaskBatch([(size, count * windows) for size, count in runs], masked)
+        yield SizedMasks([(size, count * windows) for size, count in runs], masked)
 
 
 def _nested(
     spec: Masks, dim: int, generator: torch.Generator, max_masks: int
-) -> Iterator[MaskBatch]:
+) -> Iterator[SizedMasks]:
     rank = _permutations(spec.per_size, dim, generator).argsort(1)  # (P, D)
     first = 0
     for runs in _batches(mask_plan(spec, dim), max_masks):
         sizes = _each_size(runs)
         which = (torch.arange(len(sizes)) + first) % spec.per_size
         first += len(sizes)
-        yield MaskBatch(runs, rank[which] < sizes[:, None])
+        yield SizedMasks(runs, rank[which] < sizes[:, None])
 
 
-def _exhaustive(spec: Masks, dim: int, max_masks: int) -> Iterator[MaskBatch]:
+def _exhaustive(spec: Masks, dim: int, max_masks: int) -> Iterator[SizedMasks]:
     for size in spec.mask_sizes(dim):
         subsets = itertools.combinations(range(dim), size)
         while part := list(itertools.islice(subsets, max_masks)):
             masked = torch.zeros(len(part), dim, dtype=torch.bool)
-            yield MaskBatch([(size, len(part))], masked.scatter_(1, torch.tensor(part), True))
+            yield SizedMasks([(size, len(part))], masked.scatter_(1, torch.tensor(part), True))
 
 
 def _permutations(count: int, dim: int, generator: torch.Generator) -> Tensor:  # (count, D)

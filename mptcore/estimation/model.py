@@ -1,30 +1,61 @@
-"""What a model must give to be scored."""
+"""The contract: what a model gives to be scored, whatever its family."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 
+class Batch(Protocol):
+    """Masks that are scored together. A tensor of masks (B, D) is one; a family whose masks are
+    more than that has a class of its own."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, chosen: Tensor, /) -> Self:
+        """Some of them, by their indices (b,)."""
+
+
+Masks = TypeVar("Masks", bound=Batch)
+
+
+class Model(ABC, Generic[Masks]):
+    """A model that scores masks. Concrete families are never subclassed."""
+
+    device: torch.device
+
+    @abstractmethod
+    def scores(self, masks: Masks) -> Tensor:
+        """For each mask: the mean over its masked dimensions j, and over the observations that it
+        is for, of log p(x_j | x_R), in nats, as float64 (B,). The same mask has the same score,
+        whatever it is scored together with."""
+
+
 @dataclass(frozen=True)
 class Evidence:
     """The mean over observations of log p(x), in nats, with its Monte Carlo standard error.
-    `not_final` says why it should not be quoted; `metrics` tell how good it is."""
+    `metrics` tell how good it is."""
 
     value: float
     std_err: float = 0.0
-    not_final: str | None = None
+    unconverged_reason: str | None = None
+    """Why the value should not be quoted."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class MaskedModel(ABC):
-    """A model together with the data it is scored on. Concrete families are never subclassed."""
+class VectorModel(Model[Tensor]):
+    """A model together with its data, N observations of D dimensions. A mask (D,), true where
+    masked, is for all observations: Eq. (5) of the paper averages its score over masks."""
 
-    device: torch.device
-    passed = 0
-    """Masks scored so far, by earlier attempts too, for models that draw numbers for each."""
+    masks_scored = 0
+    """So far, by earlier attempts too, for models that draw numbers for each mask."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """D, the number of dimensions that can be masked."""
 
     @property
     @abstractmethod
@@ -36,27 +67,16 @@ class MaskedModel(ABC):
         """Fewer masks at a time waste the machine, whatever its caches hold."""
         return 1
 
-    @property
-    @abstractmethod
-    def dim(self) -> int:
-        """D, the number of dimensions that can be masked."""
-
-    @abstractmethod
-    def scores(self, masked: Tensor) -> Tensor:
-        """For each mask (B, D), true where masked: the mean over observations and masked j of
-        log p(x_j | x_R), in nats, as float64 (B,). Eq. (5) of the paper averages this over masks.
-        """
-
-    def pass_over(self, masks: int) -> None:
-        """So many masks were scored, now or by an earlier attempt."""
-        self.passed += masks
+    def skip(self, masks: int) -> None:
+        """Count so many masks as scored: the scores of an earlier attempt are used."""
+        self.masks_scored += masks
 
     @abstractmethod
     def evidence(self) -> Evidence:
         """The log marginal likelihood, as well as it is known."""
 
 
-class TractableModel(MaskedModel):
+class TractableModel(VectorModel):
     """A model whose conditionals come from one joint density that can be computed."""
 
     @abstractmethod
@@ -67,5 +87,5 @@ class TractableModel(MaskedModel):
         return Evidence(self.log_marginal_likelihood())
 
     @abstractmethod
-    def joint_scores(self, masked: Tensor) -> Tensor:
+    def joint_scores(self, masks: Tensor) -> Tensor:
         """For each mask (B, D): the mean over observations of log p(x_M | x_R), float64 (B,)."""

@@ -3,12 +3,14 @@
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mptcore.specs import ExperimentSpec, Limits, SpecError, parse_json, problems_of, validate_spec
+from mptcore.specs.stored import in_present_form
 
 UNLIMITED = Limits(**dict.fromkeys(Limits.model_fields, 2**62))
 """Who sends an envelope has limits of its own."""
@@ -45,10 +47,9 @@ class Order(_Message):
     stop: Literal["checkpoint"] | None = None
 
 
-class Assignment(BaseModel):
+@dataclass(frozen=True)
+class Assignment:
     """What the runner is to do."""
-
-    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     spec: ExperimentSpec
     checkpoint_dir: Path | None = None
@@ -58,22 +59,23 @@ class Assignment(BaseModel):
     """How long a run goes on without a checkpoint, about."""
 
 
-def parse_assignment(text: bytes) -> Assignment:
-    """The assignment in a line: an envelope, or a bare spec. Raises SpecError; the pointers are
-    those of the spec, or of the envelope's other fields."""
+def parse_assignment(text: bytes, union: Any = ExperimentSpec) -> Assignment:
+    """The assignment in a line: an envelope, or a bare spec of a union. Raises SpecError; the
+    pointers are those of the spec, or of the envelope's other fields."""
     value = parse_json(text)
     if not (isinstance(value, dict) and "spec" in value):
-        return Assignment(spec=validate_spec(value))
+        return Assignment(validate_spec(value, union=union))
     try:
         envelope = Envelope.model_validate(value)
     except ValidationError as error:
         raise SpecError(problems_of(error.errors(), value, Envelope)) from None
     return Assignment(
-        spec=validate_spec(envelope.spec, UNLIMITED),
-        checkpoint_dir=Path(envelope.checkpoint_dir) if envelope.checkpoint_dir else None,
-        work_dir=Path(envelope.work_dir) if envelope.work_dir else None,
-        resume=envelope.resume,
-        save_every_s=envelope.save_every_s,
+        # It was accepted before, perhaps by an earlier version.
+        validate_spec(in_present_form(envelope.spec), UNLIMITED, union),
+        Path(envelope.checkpoint_dir) if envelope.checkpoint_dir else None,
+        Path(envelope.work_dir) if envelope.work_dir else None,
+        envelope.resume,
+        envelope.save_every_s,
     )
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
@@ -117,21 +117,3 @@ def _null_what_is_not_finite(line: dict[str, Any]) -> None:
             line["reason"] = line["reason"] or f"{name} is {number}"
     if line["reason"] is None:
         del line["reason"]
-
-
-def with_progress(
-    work: Iterator[tuple[int, Record | None]], total_of: Callable[[], int], unit: str
-) -> Iterator[Record | None]:
-    """The records of some work, given as (units done so far, record), with about a hundred
-    progress records among them. The total is asked for once some is done. Each None is passed on:
-    between records, at rest."""
-    before = 0
-    for done, record in work:
-        yield record
-        if done == before:
-            continue
-        total = total_of()
-        step = max(1, total // 100)
-        if done // step > before // step or (done == total and before < total):
-            yield Progress(done, total, unit)
-        before = done

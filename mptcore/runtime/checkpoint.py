@@ -6,7 +6,7 @@ beginning of its own SHA-256, so that a broken one is known and the one before i
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,13 @@ from safetensors.torch import save as as_bytes
 from torch import Tensor
 
 from mptcore.protocol.records import Checkpoint
-from mptcore.runtime.session import Session, Tape, TrainingState
+from mptcore.runtime.session import ScoreCache, Session, TrainingState
 from mptcore.runtime.tensor_files import write_durably
-from mptcore.specs import EXPERIMENT, ExperimentSpec
+from mptcore.specs import ExperimentSpec
 
 KEPT = 2
+FORMAT = "2"
+"""Of the file; a run starts again from its first record where it finds another."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,14 @@ class Resumed:
     """A session as it was saved, when `after` records had been given."""
 
     after: int
-    tape: Tape
+    scores: ScoreCache
     training: TrainingState | None
 
 
 def save(session: Session, spec: ExperimentSpec, folder: Path) -> Checkpoint:
-    """Write the session, which is at rest; the two newest files stay."""
+    """Write the session, which is at a safe point; the two newest files stay."""
     tensors, header = _of(session)
-    header |= {"spec": spec.model_dump_json(), "after": str(session.seq)}
+    header |= {"format": FORMAT, "spec": spec.model_dump_json(), "after": str(session.seq)}
     content = as_bytes(tensors, header)
     digest = hashlib.sha256(content).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,12 +67,12 @@ def _files(folder: Path) -> list[Path]:
 def _of(session: Session) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors: dict[str, Tensor] = {}
     header: dict[str, str] = {}
-    if session.tape.values:
-        tensors["scores"] = torch.cat(session.tape.values, dim=2).contiguous()
-        header["batches"] = json.dumps([values.shape[2] for values in session.tape.values])
+    if session.scores.values:
+        tensors["scores"] = torch.cat(session.scores.values, dim=2).contiguous()
+        header["batches"] = json.dumps([values.shape[2] for values in session.scores.values])
     if session.training is not None:
         state = session.training()
-        header["training"] = json.dumps([state.epoch, state.seq, state.done])
+        header["training"] = json.dumps([state.epoch, state.seq, state.masks])
         tensors |= {f"training/{name}": value.cpu() for name, value in state.tensors.items()}
     return tensors, header
 
@@ -82,31 +84,29 @@ def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
         if digest[:16] != path.stem.split("-")[1]:
             return None
         with safe_open(path, "pt") as file:
-            header = file.metadata()
+            header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (OSError, SafetensorError):
         return None
-    if not _is_of(header["spec"], spec):
+    if header.get("format") != FORMAT or not _is_of(header["spec"], spec):
         return None
-    tape = (
-        Tape.of(tensors["scores"], json.loads(header["batches"])) if "batches" in header else Tape()
-    )
+    scores = ScoreCache()
+    if "batches" in header:
+        scores = ScoreCache.of(tensors["scores"], json.loads(header["batches"]))
     training = None
     if "training" in header:
-        own = dict(_under("training/", tensors))
-        epoch, seq, done = json.loads(header["training"])
-        training = TrainingState(epoch, seq, done, own)
-    return Resumed(int(header["after"]), tape, training)
+        epoch, seq, masks = json.loads(header["training"])
+        training = TrainingState(epoch, seq, masks, under("training/", tensors))
+    return Resumed(int(header["after"]), scores, training)
 
 
 def _is_of(text: str, spec: ExperimentSpec) -> bool:
     try:
-        return bool(EXPERIMENT.validate_json(text) == spec)
+        return type(spec).model_validate_json(text) == spec
     except ValidationError:
-        return False  # of a version that knew other fields
+        return False  # of another kind, or of a version that knew other fields
 
 
-def _under(prefix: str, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    for name, value in tensors.items():
-        if name.startswith(prefix):
-            yield name.removeprefix(prefix), value
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of their names."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -1,11 +1,11 @@
-"""Streams of random numbers."""
+"""Generators of random numbers."""
 
 import hashlib
 
 import torch
 
 
-def stream(seed: int, purpose: str) -> torch.Generator:
-    """A stream of its own for a purpose, so that no other draw moves it."""
+def generator_for(seed: int, purpose: str) -> torch.Generator:
+    """An independent generator, seeded by SHA-256 of seed and purpose."""
     digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7]))

@@ -75,14 +75,14 @@ class SpecRunner:
         elif assignment.checkpoint_dir is not None:
             found = checkpoint.newest(assignment.spec, assignment.checkpoint_dir)
         if found is not None:
-            session.tape = found.tape
+            session.scores = found.scores
             self._given = max(self._given, found.after)
         return self.resumable(assignment.spec, session, found.training if found else None)
 
     def _must_stop(self) -> bool:
-        """Save, where the run rests and it is time, or where a stop was requested."""
+        """Save, at a safe point, where it is time or a stop was requested."""
         folder, session = self.assignment.checkpoint_dir, self._session
-        if folder is None or not session.at_rest or session.seq < self._given:
+        if folder is None or not session.at_safe_point or session.seq < self._given:
             return False
         due = time.monotonic() - self._saved_at >= self.assignment.save_every_s
         if due or self.stop_requested:

@@ -4,6 +4,7 @@ The header says which family of models the tensors are of; what else it says is 
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,14 +17,17 @@ from mptcore.protocol.records import Artifact, RunError
 
 FILE = "weights.safetensors"
 MEDIA_TYPE = "application/octet-stream"
+HEADER = "mptcore"
+"""The key of the header in the file's metadata: JSON, with the family."""
 
 
 def keep_weights(
     family: str, tensors: Mapping[str, Tensor], header: Mapping[str, str], folder: Path
 ) -> Artifact:
     """Write tensors and their header under `folder`."""
-    whole = {**header, "family": family}
-    content = save({name: value.cpu().contiguous() for name, value in tensors.items()}, whole)
+    # One key: safetensors writes several in any order, and the same weights have the same digest.
+    metadata = {HEADER: json.dumps({**header, "family": family}, sort_keys=True)}
+    content = save({name: value.cpu().contiguous() for name, value in tensors.items()}, metadata)
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / FILE, content)
     return Artifact(FILE, MEDIA_TYPE, hashlib.sha256(content).hexdigest())
@@ -35,11 +39,12 @@ def load_weights(family: str, experiment: str) -> tuple[dict[str, Tensor], dict[
     try:
         with safe_open(_file_of(experiment), "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-            header: dict[str, str] = file.metadata() or {}
+            text = (file.metadata() or {}).get(HEADER)
     except (OSError, SafetensorError) as error:
         raise _refusal(experiment, "has no weights: name a training run that succeeded") from error
-    if "family" not in header:
+    if text is None:
         raise _refusal(experiment, "kept its weights in a form of an earlier version: train again")
+    header: dict[str, str] = json.loads(text)
     if header["family"] != family:
         raise _refusal(experiment, f"trained a model of another family, {header['family']}")
     return tensors, header

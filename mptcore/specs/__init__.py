@@ -12,7 +12,7 @@ from mptcore.specs.data.arrays import (
     UploadData,
 )
 from mptcore.specs.data.text import GlueText, PlainText, TextSource
-from mptcore.specs.experiment import EXPERIMENT, ExperimentSpec
+from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.families.linear_gaussian.experiment import Evaluate, VectorExperiment
 from mptcore.specs.families.linear_gaussian.models import FactorAnalysisModel, Model, PpcaModel
 from mptcore.specs.families.masked_lm import (
@@ -55,14 +55,16 @@ from mptcore.specs.masks import (
 )
 from mptcore.specs.parsing.json_text import parse_json
 from mptcore.specs.parsing.problems import parse_spec, problems_of, validate_spec
+from mptcore.specs.stored import stored_spec
 from mptcore.specs.train import Train
+from mptcore.specs.union import ByFamily, ExperimentSpec
 
 __all__ = [
-    "EXPERIMENT",
     "Ais",
     "AllSizes",
     "Architecture",
     "Bernoulli",
+    "ByFamily",
     "Compute",
     "Convolutional",
     "DataSource",
@@ -86,6 +88,7 @@ __all__ = [
     "LinearVaeModel",
     "ListedSizes",
     "Machine",
+    "MaskEvaluation",
     "MaskSchedule",
     "MaskedLmModel",
     "Masks",
@@ -120,5 +123,6 @@ __all__ = [
     "parse_json",
     "parse_spec",
     "problems_of",
+    "stored_spec",
     "validate_spec",
 ]

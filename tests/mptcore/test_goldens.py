@@ -13,7 +13,7 @@ from mptcore.protocol.records import encode
 from mptcore.run import resumable
 from mptcore.runtime.session import Session
 from mptcore.specs import ExperimentSpec, parse_spec
-from tests.mptcore.families.masked_lm import tiny
+from tests.support import tiny_lm
 
 GOLDENS = Path(__file__).parent / "goldens"
 TOLERANCE = {"float64": 1e-6, "float32": 1e-5}
@@ -49,7 +49,7 @@ SMALL_BERT = {
     "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12,
     "max_position_embeddings": 32,
 }  # fmt: skip
-LINES: dict[str, Any] = {"source": "text", "lines": tiny.lines(12)}
+LINES: dict[str, Any] = {"source": "text", "lines": tiny_lm.lines(12)}
 RATES: dict[str, Any] = {
     "masks": {"schedule": "rates", "rates": [0.2, 0.4, 0.8]}, "dimensions": 10,
 }  # fmt: skip
@@ -87,7 +87,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "model": {**LINEAR_VAE, "conditionals": {"method": "gauss_hermite", "nodes": 4}},
         "data": BINARY,
         "train": {
-            "objectives": ["mpt", "elbo"],
+            "objective": ["mpt", "elbo"],
             "epochs": 2,
             "masks": {"schedule": "fixed", "rate": 0.15, "per_size": 1},
         },
@@ -99,7 +99,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "baseline": {**PPCA, "latent_dim": 3, "init": "maximum_likelihood"},
         "data": {**DIGITS, "standardize": True, "heldout": 0.2},
         "train": {
-            "objectives": ["mpt"],
+            "objective": ["mpt"],
             "epochs": 2,
             "batch_size": 500,
             "lml_samples": 3,
@@ -172,7 +172,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "model": LINEAR_VAE,
         "data": {**BINARY, "heldout": 0.5},
         "train": {
-            "objectives": ["mpt", "elbo", "lml"],
+            "objective": ["mpt", "elbo", "lml"],
             "epochs": 2,
             "batch_size": 400,
             "curve_at": [1],
@@ -229,7 +229,7 @@ SPECS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny.checkpoint(tmp_path / "models" / "tiny")
+    tiny_lm.checkpoint(tmp_path / "models" / "tiny")
     monkeypatch.setenv("MPT_MODELS_DIR", str(tmp_path / "models"))
 
 

@@ -29,14 +29,11 @@ def initial_density(
 
 
 def scorable(
-    density: LowRankGaussian, data: Dataset, device: torch.device, dtype: torch.dtype
+    density: LowRankGaussian,
+    x: Tensor,  # (N, D)
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> TractableModel:
-    """A density with its data."""
-    moment = moment_of(data.x, density.mean, density.noise_variance.min().item())
+    """A density together with data."""
+    moment = moment_of(x, density.mean, density.noise_variance.min().item())
     return LinearGaussianModel(density.to(device, dtype), moment)
-
-
-def heldout_lml(density: LowRankGaussian, heldout: Tensor) -> float:
-    """The mean over held-out observations (H, D) of log p(x)."""
-    moment = moment_of(heldout, density.mean, density.noise_variance.min().item())
-    return LinearGaussianModel(density, moment).log_marginal_likelihood()

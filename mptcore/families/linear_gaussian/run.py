@@ -1,4 +1,4 @@
-"""Experiments on vectors: from a spec to its records."""
+"""Experiments on PPCA and factor analysis: from a spec to its records."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -6,22 +6,25 @@ from dataclasses import dataclass, replace
 import torch
 
 from mptcore.data.arrays import Dataset, load_arrays
-from mptcore.estimation.evaluate import Evaluation, Work
+from mptcore.estimation.estimate import lml_metrics
+from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import TractableModel
-from mptcore.families.linear_gaussian.densities import heldout_lml, initial_density, scorable
+from mptcore.families.linear_gaussian.densities import initial_density, scorable
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.trainer import Trainer
+from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
 from mptcore.families.linear_gaussian.weights import keep_densities
-from mptcore.protocol.records import Artifact, Labels, Log, Metric, RunError
-from mptcore.runtime.rng import stream
-from mptcore.runtime.session import Session, Tape, TrainingState
+from mptcore.protocol.records import Artifact, Labels, Log, RunError
+from mptcore.runtime.rng import generator_for
+from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
 from mptcore.specs import VectorExperiment
 from mptcore.training.loop import train
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
-class _Start:
-    """One seed's data and models, and the stream its masks are drawn from."""
+class SeedModels:
+    """One seed's data and densities, and the generator of its masks."""
 
     seed: int
     dataset: Dataset
@@ -30,22 +33,19 @@ class _Start:
 
 
 @dataclass
-class VectorRun:
+class LinearGaussianRun:
     """Trains and scores one spec."""
 
     spec: VectorExperiment
     session: Session
     device: torch.device
     dtype: torch.dtype
-    done: int = 0
 
     @property
     def total(self) -> int:
-        """Masks to be scored in all."""
         return self.spec.mask_count()
 
-    def records(self, resumed: TrainingState | None) -> Work:
-        """All records, each with the number of masks scored so far. Raises RunError."""
+    def records(self, resumed: TrainingState | None) -> Work[None]:
         try:
             yield from self._records(resumed)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
@@ -54,95 +54,84 @@ class VectorRun:
             detail = f"a covariance is singular or too ill-conditioned for {precision}"
             raise RunError("error", f"{detail}: {cure} ({error})") from error
 
-    def _records(self, resumed: TrainingState | None) -> Work:
-        starts = _starts(self.spec)
+    def _records(self, resumed: TrainingState | None) -> Work[None]:
+        of_seeds = _models_of_seeds(self.spec)
         if self.spec.train is not None:
-            trained = list(starts)
+            trained = list(of_seeds)
             yield from self._train(trained, resumed)
-            starts = iter(trained)
-        self.session.at_rest = True
-        for start in starts:
-            before = self.done
-            for scored, record in self._evaluate(start, {"seed": start.seed}, self.session.tape):
-                self.done = before + scored
-                yield self.done, record
+            of_seeds = iter(trained)
+        self.session.at_safe_point = True
+        for models in of_seeds:
+            yield from self._evaluate(models, {"seed": models.seed}, self.session.scores)
 
-    def _evaluate(self, start: _Start, labels: Labels, tape: Tape) -> Work:
-        models: dict[str, TractableModel] = {
-            name: scorable(density, start.dataset, self.device, self.dtype)
-            for name, density in start.densities.items()
+    def _evaluate(self, models: SeedModels, labels: Labels, cache: ScoreCache) -> Work[None]:
+        scored: dict[str, TractableModel] = {
+            name: scorable(density, models.dataset.x, self.device, self.dtype)
+            for name, density in models.densities.items()
         }
         memory = self.spec.compute.memory_bytes
-        evaluation = Evaluation(self.spec.evaluate, models, labels, tape, memory)
-        done = 0
-        for done, record in evaluation.records(start.masks):
-            yield done, record
-        if start.dataset.heldout is not None:
-            for name in models:
-                value = heldout_lml(start.densities[name], start.dataset.heldout)
-                yield done, Metric("lml_heldout", value, 0.0, evaluation.labels_of(name))
+        evaluation = Evaluation(self.spec.evaluate, scored, labels, cache, memory)
+        yield from evaluation.records(models.masks)
+        if models.dataset.heldout is None:
+            return
+        for name, density in models.densities.items():
+            held = scorable(density, models.dataset.heldout, CPU, torch.float64).evidence()
+            for record in lml_metrics("lml_heldout", held, evaluation.labels_of(name)):
+                yield Step(record)
 
-    def _train(self, starts: list[_Start], resumed: TrainingState | None) -> Work:
-        """Trains the starts in place."""
+    def _train(self, of_seeds: list[SeedModels], resumed: TrainingState | None) -> Work[None]:
+        """Trains the models in place."""
         assert self.spec.train is not None
-        trainer = Trainer(
+        trainer = LinearGaussianTrainer(
             self.spec.model,
             self.spec.train,
-            [start.seed for start in starts],
-            [start.densities["model"] for start in starts],
-            [start.dataset for start in starts],
+            [models.seed for models in of_seeds],
+            [models.densities["model"] for models in of_seeds],
+            [models.dataset for models in of_seeds],
             self.device,
             self.dtype,
         )
 
-        def curves(epoch: int) -> Work:
-            return self._curves(trainer, starts, epoch)
+        def curves(epoch: int) -> Work[None]:
+            for models, density in zip(of_seeds, trainer.densities(), strict=True):
+                masks = generator_for(models.seed, f"curve {epoch}")
+                now = replace(models, densities={"model": _on_cpu(density)}, masks=masks)
+                labels = {"seed": models.seed, "epoch": epoch}
+                yield from self._evaluate(now, labels, ScoreCache())
 
-        for done, record in train(trainer, self.session, resumed, curves):
-            self.done = done
-            yield done, record
-        final = trainer.state(self.session.seq, self.done)
-        self.session.training = lambda: final
-        for start, density in zip(starts, trainer.densities(), strict=True):
-            start.densities["model"] = density.to(torch.device("cpu"), torch.float64)
-        yield self.done, self._keep(starts)
+        yield from train(trainer, self.session, resumed, curves)
+        for models, density in zip(of_seeds, trainer.densities(), strict=True):
+            models.densities["model"] = _on_cpu(density)
+        yield Step(self._keep(of_seeds))
 
-    def _curves(self, trainer: Trainer, starts: list[_Start], epoch: int) -> Work:
-        done = 0
-        for start, density in zip(starts, trainer.densities(), strict=True):
-            now = replace(
-                start,
-                densities={"model": density.to(torch.device("cpu"), torch.float64)},
-                masks=stream(start.seed, f"curve {epoch}"),
-            )
-            labels = {"seed": start.seed, "epoch": epoch}
-            before = done
-            for scored, record in self._evaluate(now, labels, Tape()):
-                done = before + scored
-                yield done, record
-
-    def _keep(self, starts: list[_Start]) -> Artifact | Log:
+    def _keep(self, of_seeds: list[SeedModels]) -> Artifact | Log:
         if self.session.work_dir is None:
             return Log("info", "the weights are not kept: no work directory was given")
-        return keep_densities({s.seed: s.densities["model"] for s in starts}, self.session.work_dir)
+        densities = {models.seed: models.densities["model"] for models in of_seeds}
+        return keep_densities(densities, self.session.work_dir)
 
 
-def _starts(spec: VectorExperiment) -> Iterator[_Start]:
+def _on_cpu(density: LowRankGaussian) -> LowRankGaussian:
+    return density.to(CPU, torch.float64)
+
+
+def _models_of_seeds(spec: VectorExperiment) -> Iterator[SeedModels]:
     """Data and models for each seed, made once where no seed changes them."""
-    models = {"model": spec.model} | ({"baseline": spec.baseline} if spec.baseline else {})
+    specs = {"model": spec.model} | ({"baseline": spec.baseline} if spec.baseline else {})
     shared_data = None
     shared: dict[str, LowRankGaussian] = {}
     for seed in spec.seeds:
         masks = torch.Generator().manual_seed(seed)
-        if spec.data.seed == "run":  # the published order: the data, then the masks, one stream
+        if spec.data.seed == "run":  # the published order: the data, then the masks, one generator
             dataset = load_arrays(spec.data, seed, masks)
         else:
-            draws = torch.Generator().manual_seed(spec.data.seed)
-            dataset = shared_data = shared_data or load_arrays(spec.data, spec.data.seed, draws)
-        for name, model in models.items():
+            generator = torch.Generator().manual_seed(spec.data.seed)
+            dataset = shared_data = shared_data or load_arrays(spec.data, spec.data.seed, generator)
+        for name, model in specs.items():
             if name not in shared or spec.data.seed == "run" or model.init not in _SEEDLESS:
-                shared[name] = initial_density(model, dataset, seed, stream(seed, "init"))
-        yield _Start(seed, dataset, dict(shared), masks)
+                shared[name] = initial_density(model, dataset, seed, generator_for(seed, "init"))
+        yield SeedModels(seed, dataset, dict(shared), masks)
 
 
 _SEEDLESS = ("generator", "maximum_likelihood")
+"""Inits that give every seed the same density."""

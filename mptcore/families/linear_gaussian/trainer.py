@@ -1,6 +1,6 @@
 """Training all starts of an experiment together, as one batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,17 +19,11 @@ from mptcore.families.linear_gaussian.moments import (
     second_moment,
 )
 from mptcore.protocol.records import Point
-from mptcore.runtime.rng import stream
-from mptcore.runtime.session import TrainingState
+from mptcore.runtime.rng import generator_for
 from mptcore.specs import FactorAnalysisModel, Model, Train
-from mptcore.specs.train import Steps
-from mptcore.training.step_masks import (
-    ONE_STEP,
-    DivergedError,
-    StepMasks,
-    learned_state,
-    restore_learned,
-)
+from mptcore.training.learned import Learned
+from mptcore.training.loop import Schedule, diverged
+from mptcore.training.step_masks import ONE_STEP, StepMasks
 
 SMALL = 64
 """Up to so many dimensions a moment has its factor, whatever its rank, for gradients by hand."""
@@ -56,7 +50,7 @@ class _Centred:
                 return FactoredMoment(wider, diagonal + shift.square())
 
 
-class Trainer:
+class LinearGaussianTrainer:
     """Adam on the loadings W (S, D, K) of S starts, and on the mean and the logarithm of the noise
     variance where the spec says so. Every sum over starts has gradients that do not mix them."""
 
@@ -79,10 +73,16 @@ class Trainer:
         per_dimension = isinstance(model, FactorAnalysisModel)
         noise = [d.noise_variance if per_dimension else d.noise_variance[:1] for d in starts]
         self.log_noise = self._tensor([n.log() for n in noise], spec.learn_noise_precision)
-        self.learned = [p for p in (self.loadings, self.mean, self.log_noise) if p.requires_grad]
-        self.adam = torch.optim.Adam(self.learned, lr=spec.learning_rate, fused=True)
+        self.parameters = {
+            name: parameter
+            for name in ("loadings", "mean", "log_noise")
+            if (parameter := getattr(self, name)).requires_grad
+        }
+        self.adam = torch.optim.Adam(self.parameters.values(), lr=spec.learning_rate, fused=True)
         self.masks = StepMasks(spec, self.dim, seeds)
-        self.order = stream(seeds[0], "batches")
+        self.order = generator_for(seeds[0], "batches")
+        generators = {**self.masks.generators(), "order": self.order}
+        self.learned = Learned(self.parameters, self.adam, generators)
         self.epoch = 0
         self._full = self._centred([dataset.x for dataset in self._datasets])
         held = [dataset.heldout for dataset in self._datasets if dataset.heldout is not None]
@@ -93,17 +93,12 @@ class Trainer:
         return self.loadings.shape[1]
 
     @property
-    def course(self) -> Steps:
+    def _by_score(self) -> bool:
+        return self.spec.objective == ("mpt",)
+
+    @property
+    def schedule(self) -> Schedule:
         return self.spec
-
-    @property
-    def observations(self) -> int:
-        return len(self._datasets[0].x)
-
-    @property
-    def masks_per_step(self) -> int:
-        """Over all starts."""
-        return len(self.seeds) * self.spec.masks_per_step(self.dim)
 
     def densities(self) -> list[LowRankGaussian]:
         """Each start's density as it stands."""
@@ -111,8 +106,11 @@ class Trainer:
         parts = [part.detach().clone() for part in (self.loadings, self.mean, noise)]
         return [LowRankGaussian(*own) for own in zip(*parts, strict=True)]
 
-    def step(self) -> list[Point]:
-        """One epoch: its records, where it is recorded, and its steps. The last is not trained."""
+    def heldout_points(self) -> list[Point]:
+        return []  # they are measured with the others
+
+    def advance(self) -> tuple[list[Point], int]:
+        """One epoch of all starts."""
         last = self.epoch == self.spec.epochs
         recorded = last or self.epoch % self.spec.evaluate_every == 0
         points: list[Point] = []
@@ -121,24 +119,26 @@ class Trainer:
             try:
                 loss = self._descent(batch, fraction)
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-                raise DivergedError(self.epoch, self.seeds, points) from None
+                raise diverged(self.epoch, self.seeds, points) from None
             if i == 0 and recorded:
                 points = list(self._points(loss))
-            self._refuse_what_is_not_finite(loss, points)
+            self._check_finite(loss, points)
             if last:
                 break
             self.adam.step()
-        return points
+        observations = len(self._datasets[0].x)
+        masks = self.spec.masks_of_epoch(self.epoch, observations, self.dim)
+        return points, len(self.seeds) * masks
 
-    def _refuse_what_is_not_finite(self, loss: Tensor, points: list[Point]) -> None:
+    def _check_finite(self, loss: Tensor, points: list[Point]) -> None:
         bad = (~loss.isfinite()).nonzero().flatten().tolist()
         if bad:
-            raise DivergedError(self.epoch, [self.seeds[i] for i in bad], points)
+            raise diverged(self.epoch, [self.seeds[i] for i in bad], points)
 
     def _descent(self, data: _Centred, fraction: float) -> Tensor:  # (S,)
         """The loss; its gradient is left with the parameters."""
         by_hand = isinstance(data.moment, FactoredMoment) and not self.spec.learn_mean
-        if by_hand and self.spec.objective == "mpt":
+        if by_hand and self._by_score:
             return self._descent_by_hand(data, fraction)
         self.adam.zero_grad(set_to_none=True)
         loss = self._loss(data, fraction)
@@ -157,7 +157,7 @@ class Trainer:
 
     def _loss(self, data: _Centred, fraction: float) -> Tensor:  # (S,)
         conditionals = self._conditionals(data)
-        if self.spec.objective == "lml":
+        if not self._by_score:
             return -self._log_marginal(conditionals)
         scores = conditionals.scores(self._masks(fraction))
         return -self.dim * scores.mean(-1)
@@ -166,14 +166,14 @@ class Trainer:
         """The series of this epoch, one point for each start."""
         with torch.no_grad():
             series = {"loss": loss, "lml": self._log_marginal(self._conditionals(self._full))}
-            if self.spec.objective == "mpt":
+            if self._by_score:
                 series["mpt"] = -loss
             if self._heldout is not None:
                 series["lml_heldout"] = self._log_marginal(self._conditionals(self._heldout))
         values = torch.stack(list(series.values())).tolist()
         masks = self.spec.masks_per_step(self.dim)
         for name, of_starts in zip(series, values, strict=True):
-            sampled = self.spec.objective == "mpt" and name in ("loss", "mpt")
+            sampled = self._by_score and name in ("loss", "mpt")
             for seed, value in zip(self.seeds, of_starts, strict=True):
                 error, reason = (None, ONE_STEP) if sampled else (0.0, None)
                 n = masks if sampled else 0
@@ -222,14 +222,8 @@ class Trainer:
         stacked = torch.stack([part.detach() for part in parts]).to(self.device, self.dtype)
         return stacked.clone().requires_grad_(learned)
 
-    def state(self, seq: int, done: int) -> TrainingState:
-        """All that the rest of the training follows from."""
-        tensors = learned_state(self.adam, self.learned) | self.masks.state()
-        tensors["order"] = self.order.get_state()
-        return TrainingState(self.epoch, seq, done, tensors)
+    def tensors(self) -> dict[str, Tensor]:
+        return self.learned.tensors()
 
-    def restore(self, state: TrainingState) -> None:
-        self.epoch = state.epoch
-        restore_learned(self.adam, self.learned, state.tensors)
-        self.masks.restore(state.tensors)
-        self.order.set_state(state.tensors["order"].cpu())
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.learned.restore(tensors)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from mptcore.data.texts import Rows, texts
-from mptcore.families.masked_lm.checkpoints import Tokenizer
+from mptcore.families.masked_lm.pretrained import Tokenizer
 from mptcore.protocol.records import RunError
-from mptcore.runtime.rng import stream
+from mptcore.runtime.rng import generator_for
 from mptcore.specs import TextSource
 
 BATCH = 10_000
@@ -66,12 +66,12 @@ def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
     """The sequences of a source, of at most `positions` tokens. Raises RunError."""
     rows = texts(spec)
     if spec.n is not None and spec.n < len(rows):
-        chosen = torch.randperm(len(rows), generator=stream(spec.seed, "texts"))[: spec.n]
+        chosen = torch.randperm(len(rows), generator=generator_for(spec.seed, "texts"))[: spec.n]
         rows = [rows[i] for i in chosen.sort().values.tolist()]
     length = min(spec.max_length, positions)
     pack = _sentences if spec.packing == "sentences" else _blocks
     sequences = pack(rows, tokenizer, length)
-    kept = [one for one in sequences if sum(one[2]) >= 2]
+    kept = [one for one in sequences if sum(one[2]) >= 2]  # those with two maskable tokens
     if not kept:
         detail = f"none of the {len(sequences)} sequences has two tokens that can be masked"
         raise RunError("invalid", f"the text gives nothing to score: {detail}")
@@ -85,32 +85,32 @@ def _sentences(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Tokens]:
     sequences = []
     for first in range(0, len(rows), BATCH):
         columns = [list(column) for column in zip(*rows[first : first + BATCH], strict=True)]
-        found = tokenizer(*columns, truncation=True, max_length=length)
-        for ids, types in zip(found["input_ids"], _types(found), strict=True):
+        encoded = tokenizer(*columns, truncation=True, max_length=length)
+        for ids, types in zip(encoded["input_ids"], _types(encoded), strict=True):
             sequences.append((ids, types, [i not in special for i in ids]))
     return sequences
 
 
-def _types(found: Any) -> list[list[int]]:
-    if "token_type_ids" in found:
-        types: list[list[int]] = found["token_type_ids"]
+def _types(encoded: Any) -> list[list[int]]:
+    if "token_type_ids" in encoded:
+        types: list[list[int]] = encoded["token_type_ids"]
         return types
-    return [[0] * len(ids) for ids in found["input_ids"]]
+    return [[0] * len(ids) for ids in encoded["input_ids"]]
 
 
 def _blocks(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Tokens]:
     special = _special(tokenizer)
     begin, end = _frame(tokenizer)
     separator = end[-1:] or begin[:1]
-    stream_: list[int] = []
+    joined: list[int] = []
     for first in range(0, len(rows), BATCH):
         texts = [" ".join(row) for row in rows[first : first + BATCH]]
         for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
-            stream_ += ids + separator
+            joined += ids + separator
     inner = length - len(begin) - len(end)
     sequences = []
-    for start in range(0, len(stream_), inner):
-        ids = begin + stream_[start : start + inner] + end
+    for start in range(0, len(joined), inner):
+        ids = begin + joined[start : start + inner] + end
         sequences.append((ids, [0] * len(ids), [i not in special for i in ids]))
     return sequences
 

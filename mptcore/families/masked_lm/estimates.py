@@ -1,4 +1,4 @@
-"""From sums of log probabilities to scores, areas and their errors.
+"""From log probabilities to scores, areas and their errors.
 
 Every estimate has the Monte Carlo error about the score of the text given. The error over the
 population that the sequences come from, taken as drawn independently, is a figure of its own.
@@ -12,31 +12,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean and its standard error; None where one draw gives none."""
-
-    mean: float
-    std_err: float | None
-
-    def scaled(self, factor: float) -> "Estimate":
-        error = None if self.std_err is None else abs(factor) * self.std_err
-        return Estimate(factor * self.mean, error)
-
-    def exponential(self) -> "Estimate":
-        """By the delta method."""
-        value = math.exp(self.mean) if self.mean < 700 else math.inf
-        return Estimate(value, None if self.std_err is None else value * self.std_err)
+from mptcore.estimation.estimate import Estimate
 
 
 @dataclass(frozen=True)
 class RateScores:
-    """All sequences scored at one rate: for each row (the models, and their difference) the sums of
-    log probabilities, P masks of each sequence, and of how many tokens they are."""
+    """All sequences scored at one rate: for each model (and their difference) the sums of log
+    probabilities, P masks of each sequence, and of how many tokens they are."""
 
     rate: float
-    sums: Tensor  # (rows, P, N)
+    sums: Tensor  # (models, P, N)
     weights: Tensor  # (P, N)
 
     @property
@@ -50,40 +35,73 @@ class RateScores:
         return int((self.weights > 0).sum())
 
     def means(self) -> Tensor:
-        """S(rate), the mean over masked tokens, (rows,)."""
+        """S(rate), the mean over masked tokens, (models,)."""
         return self.sums.sum((1, 2)) / self.total
 
     def residuals(self) -> Tensor:
-        """What each sequence adds to the mean beyond its share, (rows, N); their sum is 0."""
+        """What each sequence adds to the mean beyond its share, (models, N); their sum is 0."""
         return self._deviations().sum(1) / self.total
 
-    def within(self) -> Tensor | None:
-        """The variance of the means over masks, (rows,), where there are several of each."""
+    def variance(self, neighbours: Sequence["RateScores"]) -> Tensor | None:
+        """The variance of the means over masks, (models,), where it is known."""
         masks = self.weights.shape[0]
         if masks < 2:
-            return None
+            return variance_of_one_mask(self, neighbours)
         return masks * self._deviations().var(1).sum(1) / self.total**2
 
     def _deviations(self) -> Tensor:
         return self.sums - self.means()[:, None, None] * self.weights
 
 
-def variance_of_one_mask(own: RateScores, neighbours: Sequence[RateScores]) -> Tensor | None:
-    """The variance of the means over masks, (rows,), with one mask of each sequence at each rate.
+def variance_of_one_mask(scores: RateScores, neighbours: Sequence[RateScores]) -> Tensor | None:
+    """The variance of the means over masks, (models,), with one mask of each sequence at each rate.
 
     A sequence's residual is its own expectation plus the noise of its mask. At the next rate the
     expectation is nearly the same and the mask another, so that half the square of the difference
     estimates the noise, whose variance goes as 1 / masked tokens. Where rates lie far apart the
     expectations differ, and this is an upper estimate.
     """
-    n = own.weights.shape[1]
+    n = scores.weights.shape[1]
     if not neighbours or n < 2:
         return None
-    found = []
+    estimates = []
     for other in neighbours:
-        squares = (own.residuals() - other.residuals()).square().sum(1)
-        found.append(squares / (1 + own.total / other.total))
-    return torch.stack(found).mean(0) * n / (n - 1)
+        squares = (scores.residuals() - other.residuals()).square().sum(1)
+        estimates.append(squares / (1 + scores.total / other.total))
+    return torch.stack(estimates).mean(0) * n / (n - 1)
+
+
+class Area:
+    """The area under the score's curve over rates, for a sequence of one token, rate by rate."""
+
+    def __init__(self, models: int, sequences: int):
+        self._mean = torch.zeros(models, dtype=torch.float64)
+        self._variance: Tensor | None = torch.zeros(models, dtype=torch.float64)
+        self._residuals = torch.zeros(models, sequences, dtype=torch.float64)
+        self._n = 0
+
+    def add(self, scores: RateScores, variance: Tensor | None, width: float) -> None:
+        """A rate that stands for so much of the axis; its variance is that of its means."""
+        self._mean += scores.means() * width
+        self._residuals += scores.residuals() * width
+        self._n += scores.n
+        if variance is None or self._variance is None:
+            self._variance = None  # of the whole, as of one part
+        else:
+            self._variance += variance * width**2
+
+    def estimate(self, model: int) -> Estimate:
+        """With its Monte Carlo error."""
+        known = self._variance
+        error = None if known is None else math.sqrt(known[model].item())
+        return Estimate(self._mean[model].item(), error, self._n)
+
+    def population_std_err(self, model: int) -> float | None:
+        """The error over the population that the sequences come from; None where there is one."""
+        n = self._residuals.shape[1]
+        if n < 2:
+            return None
+        return math.sqrt(self._residuals[model].square().sum().item() * n / (n - 1))
 
 
 def cell_widths(rates: Sequence[float]) -> list[float]:
@@ -104,32 +122,25 @@ def finite_mean(values: Tensor, noise: Tensor | None, population: int) -> Estima
     n = len(values)
     share = n / population
     if noise is None:
-        return Estimate(values.mean().item(), None)
+        return Estimate(values.mean().item(), None, n)
     between = values.var().item() if n > 1 else 0.0
     variance = ((1 - share) * between + share * noise.mean().item()) / n
-    return Estimate(values.mean().item(), math.sqrt(variance))
-
-
-def population_mean(values: Tensor) -> Estimate:
-    """The mean over the population that independent values come from."""
-    n = len(values)
-    error = values.std().item() / math.sqrt(n) if n > 1 else None
-    return Estimate(values.mean().item(), error)
+    return Estimate(values.mean().item(), math.sqrt(variance), n)
 
 
 def per_token(values: Tensor, noise: Tensor | None, sizes: Tensor, population: int) -> Estimate:
     """Σ values / Σ sizes, the ratio estimator, with the error of finite_mean."""
     mean_size = sizes.double().mean().item()
     ratio = values.sum().item() / sizes.sum().item()
-    residuals = values - ratio * sizes
-    own = finite_mean(residuals, noise, population)
-    return Estimate(ratio, None if own.std_err is None else own.std_err / mean_size)
+    residual = finite_mean(values - ratio * sizes, noise, population)
+    error = None if residual.std_err is None else residual.std_err / mean_size
+    return Estimate(ratio, error, residual.n)
 
 
-def spread(variances: Tensor) -> Estimate:
+def root_mean(variances: Tensor) -> Estimate:
     """The root of the mean of variances, with the error over them by the delta method."""
-    mean = variances.mean().item()
-    value = math.sqrt(mean)
-    if len(variances) < 2 or value == 0:
-        return Estimate(value, None if len(variances) < 2 else 0.0)
-    return Estimate(value, variances.std().item() / math.sqrt(len(variances)) / (2 * value))
+    n = len(variances)
+    value = math.sqrt(variances.mean().item())
+    if n < 2 or value == 0:
+        return Estimate(value, None if n < 2 else 0.0, n)
+    return Estimate(value, variances.std().item() / math.sqrt(n) / (2 * value), n)

@@ -1,4 +1,4 @@
-"""Masks on sequences: which tokens are hidden, and what the model then sees."""
+"""Masked sequences: which tokens are hidden, and what the model then sees."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ HIDDEN, RANDOM = 0.8, 0.1
 
 
 @dataclass(frozen=True)
-class Draws:
+class MaskedBatch:
     """B masked sequences, padded to the longest. `targets` holds the tokens as they were, `inputs`
-    what the model sees; `next` is one masked position of each whose log probability is asked for on
-    its own; `chances` the rates at which each token was drawn by itself, if so."""
+    what the model sees; `next` is one masked position of each whose log probability is asked for by
+    itself; `chances` the rates at which each token was drawn by itself, if so."""
 
     inputs: Tensor  # (B, L)
     targets: Tensor  # (B, L)
@@ -38,15 +38,15 @@ class Draws:
             return self.counts.clamp(min=1)
         return self.chances * self.sizes
 
-    def part(self, chosen: Tensor) -> "Draws":
-        """Some of them, padded to the longest."""
+    def __getitem__(self, chosen: Tensor) -> "MaskedBatch":
+        """Some of them, by their indices (b,), padded to the longest."""
         longest = int(self.lengths[chosen].max())
         padded = (self.inputs, self.targets, self.types, self.masked)
+        inputs, targets, types, masked = (tensor[chosen, :longest] for tensor in padded)
         following = None if self.next is None else self.next[chosen]
         chances = None if self.chances is None else self.chances[chosen]
         rest = (self.lengths[chosen], self.sizes[chosen], following, chances)
-        cut = [own[chosen, :longest] for own in padded]
-        return Draws(cut[0], cut[1], cut[2], cut[3], *rest)
+        return MaskedBatch(inputs, targets, types, masked, *rest)
 
     @property
     def counts(self) -> Tensor:
@@ -65,9 +65,9 @@ class Masker:
 
     def at_rates(
         self, sequences: Tensor, rates: Tensor, generator: torch.Generator
-    ) -> tuple[Draws, Tensor]:
-        """Masks (B,) sequences at (B,) rates; also the weight of each, its expected or drawn number
-        of masked tokens, for `weighted`.
+    ) -> tuple[MaskedBatch, Tensor]:
+        """Masks (B,) sequences at (B,) rates; also the weight of each mask's score in a mean over
+        tokens, (B,): its expected or drawn number of masked tokens.
 
         With the corruption mask, rate × D is rounded to m tokens, up or down at random, so that its
         mean is right. Sizes are drawn with a probability proportional to m times that of such a
@@ -76,8 +76,8 @@ class Masker:
         corruption bert each token is drawn by itself.
         """
         if self.corruption == "bert":
-            draws = self._bernoulli(sequences, rates, generator)
-            return draws, draws.counts.double()
+            batch = self._bernoulli(sequences, rates, generator)
+            return batch, batch.counts.double()
         expected = rates * self.corpus.sizes[sequences]
         low = (expected + 1e-9).floor()
         up_chance = (expected - low).clamp(min=0) * (low + 1) / expected
@@ -85,20 +85,16 @@ class Masker:
         sizes = low + ((chance < up_chance) | (low == 0))
         return self.of_sizes(sequences, sizes.long(), generator), expected
 
-    def weighted(self, sums: Tensor, draws: Draws, weights: Tensor) -> Tensor:
-        """Sums of log probabilities (rows, B), as those of so many tokens as the weights say."""
-        return sums * (weights / draws.counts.clamp(min=1))
-
-    def of_sizes(self, sequences: Tensor, sizes: Tensor, generator: torch.Generator) -> Draws:
+    def of_sizes(self, sequences: Tensor, sizes: Tensor, generator: torch.Generator) -> MaskedBatch:
         """Masks (B,) of these numbers of tokens, uniform over the subsets of that size."""
         ids, types, maskable, lengths = self._rows(sequences)
-        keys = torch.rand(ids.shape, generator=generator, dtype=torch.float64)
+        keys = torch.rand(ids.shape, generator=generator, dtype=torch.float64)  # (B, L)
         keys.masked_fill_(~maskable, 2.0)
         last = keys.sort(1).values.gather(1, (sizes - 1).clamp(min=0)[:, None])
         masked = (keys <= last) & maskable & (sizes > 0)[:, None]
         return self._hidden(ids, types, masked, lengths, maskable)
 
-    def along_order(self, sequence: int, order: Tensor) -> Draws:
+    def along_order(self, sequence: int, order: Tensor) -> MaskedBatch:
         """The D masks of one sequence along an order of its maskable tokens (D,): first all are
         hidden, then the order's first is seen, and so on; `next` is the next one to be seen."""
         size = len(order)
@@ -109,7 +105,7 @@ class Masker:
         masked = place >= torch.arange(size)[:, None]
         return self._hidden(ids, types, masked, lengths, maskable, places[order])
 
-    def singles(self, sequence: int) -> Draws:
+    def singles(self, sequence: int) -> MaskedBatch:
         """The D masks of one sequence that hide one token each."""
         size = int(self.corpus.sizes[sequence])
         ids, types, maskable, lengths = self._rows(torch.full((size,), sequence))
@@ -117,7 +113,9 @@ class Masker:
         masked = torch.arange(ids.shape[1]) == places[:, None]
         return self._hidden(ids, types, masked, lengths, maskable)
 
-    def _bernoulli(self, sequences: Tensor, rates: Tensor, generator: torch.Generator) -> Draws:
+    def _bernoulli(
+        self, sequences: Tensor, rates: Tensor, generator: torch.Generator
+    ) -> MaskedBatch:
         ids, types, maskable, lengths = self._rows(sequences)
         chance = torch.rand(ids.shape, generator=generator, dtype=torch.float64)
         masked = (chance < rates[:, None]) & maskable
@@ -125,7 +123,7 @@ class Masker:
         random = torch.randint(self.vocabulary, ids.shape, generator=generator)
         inputs = torch.where(masked & (fate < HIDDEN + RANDOM), random, ids)
         inputs = torch.where(masked & (fate < HIDDEN), self.mask_id, inputs)
-        return Draws(inputs, ids, types, masked, lengths, maskable.sum(1), chances=rates)
+        return MaskedBatch(inputs, ids, types, masked, lengths, maskable.sum(1), chances=rates)
 
     def _rows(self, sequences: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         lengths = self.corpus.lengths[sequences]
@@ -141,13 +139,13 @@ class Masker:
         lengths: Tensor,
         maskable: Tensor,
         following: Tensor | None = None,
-    ) -> Draws:
+    ) -> MaskedBatch:
         inputs = torch.where(masked, self.mask_id, ids)
-        return Draws(inputs, ids, types, masked, lengths, maskable.sum(1), following)
+        return MaskedBatch(inputs, ids, types, masked, lengths, maskable.sum(1), following)
 
 
-def joined(parts: list[Draws]) -> Draws:
-    """Draws of different lengths as one, all with `next` or none."""
+def joined(parts: list[MaskedBatch]) -> MaskedBatch:
+    """Batches of different lengths as one, all with `next` or none."""
     longest = max(part.inputs.shape[1] for part in parts)
 
     def padded(name: str) -> Tensor:
@@ -156,7 +154,7 @@ def joined(parts: list[Draws]) -> Draws:
         return torch.cat(wide)
 
     following = [part.next for part in parts if part.next is not None]
-    return Draws(
+    return MaskedBatch(
         padded("inputs"),
         padded("targets"),
         padded("types"),

@@ -2,14 +2,13 @@
 posterior (Neal 2001), and backwards from a draw of the model (Grosse et al. 2015; Wu et al. 2017).
 """
 
-from collections.abc import Generator
-
 import torch
 from torch import Tensor
 
 from mptcore.families.vae.networks import draw_normal
-from mptcore.families.vae.sampled_vae import DeepVae
+from mptcore.families.vae.vae import Vae
 from mptcore.families.vae.variational import log_prior
+from mptcore.runtime.session import Step, Work
 from mptcore.specs import Ais
 
 ACCEPTED = 0.65
@@ -22,7 +21,7 @@ RATE = 1.0
 class Annealing:
     """AIS for some observations (N, D)."""
 
-    def __init__(self, model: DeepVae, x: Tensor, spec: Ais, generator: torch.Generator):
+    def __init__(self, model: Vae, x: Tensor, spec: Ais, generator: torch.Generator):
         self.model, self.x, self.spec, self.generator = model, x, spec, generator
         self.shape = (spec.chains, len(x), model.latent_dim)
         # Closer together at both ends, where the distributions change most (Grosse et al. 2015).
@@ -30,7 +29,7 @@ class Annealing:
         self.betas = ((ends - ends[0]) / (ends[-1] - ends[0])).tolist()
         self._steps: list[Tensor] = []
 
-    def tuned(self) -> Generator[None]:
+    def tune(self) -> Work[None]:
         """A pilot, whose chains serve to choose the step sizes (N,) of each temperature alone: the
         weights of chains that choose their own would be biased."""
         z = self._normal()
@@ -39,26 +38,26 @@ class Annealing:
             z, acceptance = self._transition(z, beta, size)
             size = size * (RATE * (acceptance.mean(0) - ACCEPTED)).exp()
             self._steps.append(size)
-            yield
+            yield Step()
 
-    def forward(self) -> Generator[None, None, Tensor]:
+    def forward(self) -> Work[Tensor]:
         """Logarithms of weights whose mean is p(x), (chains, N)."""
         z = self._normal()
         weight = torch.zeros(self.shape[:2], dtype=torch.float64, device=z.device)
         for i, beta in enumerate(self.betas[1:]):
             weight += (beta - self.betas[i]) * self._log_likelihood(z)
             z, _ = self._transition(z, beta, self._steps[i])
-            yield
+            yield Step()
         return weight
 
-    def backward(self, z: Tensor) -> Generator[None, None, Tensor]:
+    def backward(self, z: Tensor) -> Work[Tensor]:
         """Logarithms of weights whose mean is 1/p(x), for z (N, K) that x was drawn with."""
         z = z.expand(self.shape).clone()
         weight = torch.zeros(self.shape[:2], dtype=torch.float64, device=z.device)
         for i in reversed(range(1, len(self.betas))):
             z, _ = self._transition(z, self.betas[i], self._steps[i - 1])
             weight -= (self.betas[i] - self.betas[i - 1]) * self._log_likelihood(z)
-            yield
+            yield Step()
         return weight
 
     def _transition(self, z: Tensor, beta: float, size: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,15 +83,15 @@ class Annealing:
         """−log p(z) − β log p(x | z), and its gradient."""
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            likelihood = self.model.outputs.log_prob(self.x, self.model.decoder(z)).sum(-1)
+            likelihood = self.model.likelihood.log_prob(self.x, self.model.decoder(z)).sum(-1)
             energy = -log_prior(z) - beta * likelihood
             (slope,) = torch.autograd.grad(energy.sum(), z)
         return energy.detach(), slope
 
     def _log_likelihood(self, z: Tensor) -> Tensor:
         with torch.no_grad():
-            found = self.model.outputs.log_prob(self.x, self.model.decoder(z)).sum(-1)
-        return found.double()
+            log_probs = self.model.likelihood.log_prob(self.x, self.model.decoder(z)).sum(-1)
+        return log_probs.double()
 
     def _normal(self) -> Tensor:
         return draw_normal(self.shape, self.x, self.generator)

@@ -14,7 +14,7 @@ CHUNK = 2**24
 """Numbers in a tensor over observations, nodes and dimensions that is never made whole."""
 
 
-class Outputs(ABC):
+class Likelihood(ABC):
     """What a decoder's outputs (..., D) mean."""
 
     @abstractmethod
@@ -44,8 +44,8 @@ class Outputs(ABC):
         """x_j drawn given z."""
 
 
-class BernoulliOutputs(Outputs):
-    """Outputs are log odds."""
+class BernoulliLikelihood(Likelihood):
+    """Likelihood are log odds."""
 
     def log_prob(self, x: Tensor, outputs: Tensor) -> Tensor:
         return x * outputs - F.softplus(outputs)
@@ -60,10 +60,10 @@ class BernoulliOutputs(Outputs):
         share = log_share.exp()
         # Both products, since 1 − p loses its digits where p is near 1.
         one, zero = share @ outputs.sigmoid(), share @ (-outputs).sigmoid()
-        found = torch.where(x > 0.5, one, zero)
+        mixed = torch.where(x > 0.5, one, zero)  # (N, M)
         tiny = torch.finfo(x.dtype).tiny
-        logs = found.clamp(min=tiny).log()
-        lost = (found < tiny).nonzero()
+        logs = mixed.clamp(min=tiny).log()
+        lost = (mixed < tiny).nonzero()  # (lost, 2)
         if len(lost) == 0:
             return logs
         signed = torch.where(x > 0.5, 1.0, -1.0).to(x)
@@ -88,8 +88,8 @@ class BernoulliOutputs(Outputs):
         return (uniform.to(outputs.device) < outputs.sigmoid()).to(outputs)
 
 
-class GaussianOutputs(Outputs):
-    """Outputs are means; the noise precision is fixed."""
+class GaussianLikelihood(Likelihood):
+    """Likelihood are means; the noise precision is fixed."""
 
     def __init__(self, noise_precision: float):
         self.precision = noise_precision
@@ -110,11 +110,11 @@ class GaussianOutputs(Outputs):
         width = max(1, CHUNK // log_share.numel())
         parts = zip(torch.split(x, width, -1), torch.split(outputs, width, -1), strict=True)
         # For the gradient each part is computed again: all of them are too many to keep.
-        found = [
-            checkpoint(self._mixed, own, theirs, log_share, use_reentrant=False)
-            for own, theirs in parts
+        logs = [
+            checkpoint(self._mixed, x_part, outputs_part, log_share, use_reentrant=False)
+            for x_part, outputs_part in parts
         ]
-        return torch.cat(found, -1)
+        return torch.cat(logs, -1)
 
     def _mixed(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
         return (log_share[..., None] + self.log_prob(x[:, None], outputs)).logsumexp(1)
@@ -130,7 +130,9 @@ class GaussianOutputs(Outputs):
         return outputs + noise.to(outputs.device) / math.sqrt(self.precision)
 
 
-def outputs_of(spec: Bernoulli | Gaussian) -> Outputs:
-    return (
-        BernoulliOutputs() if isinstance(spec, Bernoulli) else GaussianOutputs(spec.noise_precision)
-    )
+def likelihood_of(spec: Bernoulli | Gaussian) -> Likelihood:
+    match spec:
+        case Bernoulli():
+            return BernoulliLikelihood()
+        case Gaussian():
+            return GaussianLikelihood(spec.noise_precision)

@@ -10,10 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mptcore.families.vae.grid_vae import GridVae
-from mptcore.families.vae.trainer import Unit
+from mptcore.families.vae.trainer import TrainingStart
 from mptcore.protocol.records import Artifact
-from mptcore.runtime.rng import stream
+from mptcore.runtime.rng import generator_for
 from mptcore.runtime.tensor_files import write_durably
 
 SHOWN = 10
@@ -24,37 +23,33 @@ GREY = 0.5
 SCALE = 3
 
 
-def pictures(unit: Unit, folder: Path) -> Iterator[Artifact]:
+def pictures(start: TrainingStart, folder: Path) -> Iterator[Artifact]:
     """reconstructions: images, the same with half of the pixels masked, and what is expected under
     the mask given the rest. samples: what is expected given z from the prior. None for data that
     are not square images."""
-    side = math.isqrt(unit.x.shape[1])
-    if side * side != unit.x.shape[1]:
+    dim = start.x.shape[1]
+    if math.isqrt(dim) ** 2 != dim:
         return
-    draws = stream(unit.seed, "pictures")
-    x = (unit.x if unit.heldout is None else unit.heldout)[:SHOWN]
-    low, high = unit.x.min(), unit.x.max()
-    masked = (torch.rand(x.shape[1], generator=draws) < MASKED).to(x.device)
-    found = unit.network.reconstruction(x, masked, draws)
+    generator = generator_for(start.seed, "pictures")
+    x = start.held_or_seen[:SHOWN]
+    low, high = start.x.min(), start.x.max()
+    masked = (torch.rand(dim, generator=generator) < MASKED).to(x.device)
+    expected = start.vae.reconstruction(x, masked, generator)
     hidden = torch.where(masked, low + GREY * (high - low), x)
-    rows = torch.stack([x, hidden, found])
-    yield _written(rows, low, high, folder, f"reconstructions-{unit.objective}.png")
+    rows = torch.stack([x, hidden, expected])  # (3, SHOWN, D)
+    yield _written(rows, low, high, folder, f"reconstructions-{start.objective}.png")
     with torch.no_grad():
-        latent_dim = (
-            unit.network.z.shape[1]
-            if isinstance(unit.network, GridVae)
-            else unit.network.latent_dim
-        )
-        z = torch.randn(5 * SHOWN, latent_dim, generator=draws).to(x)
-        samples = unit.network.outputs.mean(unit.network.decoder(z)).view(5, SHOWN, -1)
-    yield _written(samples, low, high, folder, f"samples-{unit.objective}.png")
+        z = torch.randn(5 * SHOWN, start.vae.latent_dim, generator=generator).to(x)
+        samples = start.vae.likelihood.mean(start.vae.decoder(z)).view(5, SHOWN, dim)
+    yield _written(samples, low, high, folder, f"samples-{start.objective}.png")
 
 
 def _written(rows: Tensor, low: Tensor, high: Tensor, folder: Path, name: str) -> Artifact:
     """Rows of images (R, C, D) as one PNG."""
     side = math.isqrt(rows.shape[-1])
     shade = ((rows - low) / (high - low).clamp(min=1e-12)).clamp(0, 1) * 255
-    tiles = shade.view(*rows.shape[:2], side, side).transpose(1, 2).flatten(0, 1).flatten(1)
+    images = shade.view(*rows.shape[:2], side, side)  # (R, C, side, side)
+    tiles = images.transpose(1, 2).flatten(0, 1).flatten(1)  # (R · side, C · side)
     image = Image.fromarray(tiles.round().to("cpu", torch.uint8).numpy())
     out = io.BytesIO()
     large = (SCALE * image.width, SCALE * image.height)

@@ -1,200 +1,160 @@
 """Experiments on VAEs: from a spec to its records."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from mptcore.data.arrays import Dataset, load_arrays
-from mptcore.estimation.evaluate import Evaluation, Work, lml_metrics
-from mptcore.estimation.model import Evidence, MaskedModel
-from mptcore.families.linear_gaussian.densities import heldout_lml, initial_density, scorable
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.vae import build, diagnose
-from mptcore.families.vae.evidence import Resting, by_grid, by_iwae
-from mptcore.families.vae.grid_vae import GridScored, GridVae
+from mptcore.data.arrays import load_arrays
+from mptcore.data.dataset import Dataset
+from mptcore.estimation.estimate import lml_metrics
+from mptcore.estimation.evaluate import Evaluation
+from mptcore.estimation.model import VectorModel
+from mptcore.families.linear_gaussian.baseline import Baseline, baseline_of
+from mptcore.families.vae import diagnose
+from mptcore.families.vae.build import FAMILY, build_vae, for_scores, weights_header
 from mptcore.families.vae.pictures import pictures
-from mptcore.families.vae.sampled_vae import DeepScored, DeepVae
-from mptcore.families.vae.trainer import LatentTrainer, Network, Unit
-from mptcore.protocol.records import Artifact, Labels, Log, Metric, RunError
-from mptcore.runtime.rng import stream
-from mptcore.runtime.session import Session, Tape, TrainingState
+from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
+from mptcore.protocol.records import Artifact, Labels, Log, RunError
+from mptcore.runtime.rng import generator_for
+from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
 from mptcore.runtime.tensor_files import keep_weights
-from mptcore.specs import Bernoulli, Iwae, LatentExperiment, PpcaModel
+from mptcore.specs import Bernoulli, LatentExperiment, PpcaModel
 from mptcore.specs.families.vae.models import Objective
 from mptcore.training.loop import train
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedData:
     """The data of a seed; what is scored and held out, where and as precise as the networks; and
-    where the stream stands that they were drawn from."""
+    the state of the generator that they were drawn from."""
 
     dataset: Dataset
-    x: Tensor
-    heldout: Tensor | None
-    stream: Tensor
+    x: Tensor  # (N, D)
+    heldout: Tensor | None  # (H, D)
+    generator_state: Tensor
 
 
 @dataclass
-class LatentRun:
+class VaeRun:
     """Trains and scores one spec."""
 
     spec: LatentExperiment
     session: Session
     device: torch.device
     dtype: torch.dtype
-    _done: int = field(default=0, init=False)
-    _data: dict[int, Loaded] = field(default_factory=dict, init=False)
-    _baselines: dict[int, LowRankGaussian] = field(default_factory=dict, init=False)
+    _data: dict[int, LoadedData] = field(default_factory=dict, init=False)
+    _baselines: dict[int, Baseline] = field(default_factory=dict, init=False)
 
     @property
     def total(self) -> int:
-        """Masks to be scored in all."""
         return self.spec.mask_count()
 
-    def records(self, resumed: TrainingState | None) -> Work:
-        """All records, each with the number of masks scored so far. Raises RunError."""
-        units = [unit for seed in self.spec.seeds for unit in self._units(seed)]
+    def records(self, resumed: TrainingState | None) -> Work[None]:
+        starts = [start for seed in self.spec.seeds for start in self._starts(seed)]
         if self.spec.train is not None:
-            yield from self._train(units, resumed)
-        self.session.at_rest = True
-        for unit in units:
-            before = self._done
-            for done, record in self._conclude(unit):
-                self._done = before + done
-                yield self._done, record
+            yield from self._train(starts, resumed)
+        self.session.at_safe_point = True
+        for start in starts:
+            yield from self._conclude(start)
 
-    def _units(self, seed: int) -> Iterator[Unit]:
+    def _starts(self, seed: int) -> Iterator[TrainingStart]:
         """A seed's start, once for each objective."""
         spec = self.spec
         loaded = self._loaded(seed)
-        objectives: tuple[Objective, ...] = spec.train.objectives if spec.train else ("mpt",)
+        objectives: tuple[Objective, ...] = spec.train.objective if spec.train else ("mpt",)
         for objective in objectives:
-            network = build.network(spec.model, loaded.x, seed, objective)
+            vae = build_vae(spec, loaded.x, seed, objective)
             labels: Labels = {"seed": seed}
             if len(objectives) > 1:
                 labels = {**labels, "objective": objective}
-            given = loaded.dataset, loaded.x, loaded.heldout
-            yield Unit(seed, objective, labels, network, *given)
+            data = loaded.dataset, loaded.x, loaded.heldout
+            yield TrainingStart(seed, objective, labels, vae, *data)
 
-    def _loaded(self, seed: int) -> Loaded:
+    def _loaded(self, seed: int) -> LoadedData:
         """All starts share what is loaded once."""
         if self.spec.data.seed != "run":
             seed = self.spec.data.seed
         if seed not in self._data:
-            draws = torch.Generator().manual_seed(seed)
-            dataset = load_arrays(self.spec.data, seed, draws)
+            generator = torch.Generator().manual_seed(seed)
+            dataset = load_arrays(self.spec.data, seed, generator)
             if isinstance(self.spec.model.likelihood, Bernoulli):
-                _refuse_what_is_not_binary(dataset)
-            x = dataset.x.to(self.device, self.dtype)
-            heldout = dataset.heldout
-            placed = None if heldout is None else heldout.to(self.device, self.dtype)
-            self._data[seed] = Loaded(dataset, x, placed, draws.get_state())
+                _check_binary(dataset)
+            x, heldout = (
+                None if one is None else one.to(self.device, self.dtype)
+                for one in (dataset.x, dataset.heldout)
+            )
+            assert x is not None
+            self._data[seed] = LoadedData(dataset, x, heldout, generator.get_state())
         return self._data[seed]
 
-    def _train(self, units: list[Unit], resumed: TrainingState | None) -> Work:
+    def _train(self, starts: list[TrainingStart], resumed: TrainingState | None) -> Work[None]:
         assert self.spec.train is not None
-        trainer = LatentTrainer(self.spec.train, units, self.spec.seeds)
+        trainer = VaeTrainer(self.spec.train, starts, self.spec.seeds)
 
-        def curves(epoch: int) -> Work:
-            done = 0
-            for unit in units:
-                before = done
-                labels = {**unit.labels, "epoch": epoch}
-                draws = stream(unit.seed, f"curve {epoch}")
-                for scored, record in self._evaluate(unit, labels, Tape(), draws):
-                    done = before + scored
-                    yield done, record
+        def curves(epoch: int) -> Work[None]:
+            for start in starts:
+                labels = {**start.labels, "epoch": epoch}
+                masks = generator_for(start.seed, f"curve {epoch}")
+                yield from self._evaluate(start, labels, ScoreCache(), masks)
 
-        for done, record in train(trainer, self.session, resumed, curves):
-            self._done = done
-            yield done, record
-        final = trainer.state(self.session.seq, self._done)
-        self.session.training = lambda: final
-        yield self._done, self._keep(units)
+        yield from train(trainer, self.session, resumed, curves)
+        yield Step(self._keep(starts))
 
-    def _conclude(self, unit: Unit) -> Work:
-        done = 0
-        masks = torch.Generator().manual_seed(unit.seed)
-        if self.spec.data.seed == "run":  # the data, then the masks, one stream
-            masks.set_state(self._loaded(unit.seed).stream)
-        for done, record in self._evaluate(unit, unit.labels, self.session.tape, masks):
-            yield done, record
-        if unit.network.encoder is not None:
-            for found in diagnose.collapse(unit.network.encoder, unit.x, unit.labels):
-                yield done, found
-        if self.spec.evaluate.ais is not None and isinstance(unit.network, DeepVae):
-            method = self.spec.lml_method()
-            assert isinstance(method, Iwae)
-            ais = self.spec.evaluate.ais
-            for record in diagnose.annealed(unit, unit.network, ais, method.samples):
-                yield done, record
-        if unit.seed == self.spec.seeds[0] and self.session.work_dir is not None:
-            for artifact in pictures(unit, self.session.work_dir):
-                yield done, artifact
+    def _conclude(self, start: TrainingStart) -> Work[None]:
+        masks = torch.Generator().manual_seed(start.seed)
+        if self.spec.data.seed == "run":  # the data, then the masks, one generator
+            masks.set_state(self._loaded(start.seed).generator_state)
+        yield from self._evaluate(start, start.labels, self.session.scores, masks)
+        if start.vae.encoder is not None:
+            for record in diagnose.collapse(start.vae.encoder, start.x, start.labels):
+                yield Step(record)
+        if self.spec.evaluate.ais is not None:
+            yield from diagnose.annealed(start, self.spec.evaluate.ais)
+        if start.seed == self.spec.seeds[0] and self.session.work_dir is not None:
+            for artifact in pictures(start, self.session.work_dir):
+                yield Step(artifact)
 
-    def _evaluate(self, unit: Unit, labels: Labels, tape: Tape, masks: torch.Generator) -> Work:
+    def _evaluate(
+        self, start: TrainingStart, labels: Labels, cache: ScoreCache, masks: torch.Generator
+    ) -> Work[None]:
         """Scores, and the LML on the data and on what is held out."""
-        network = build.for_scores(unit.network, self.spec)
-        evidence = yield from self._evidence(network, unit.x, stream(unit.seed, "lml"))
-        models: dict[str, MaskedModel] = {"model": self._scored(network, unit, evidence)}
-        baseline = None
-        if self.spec.baseline is not None:
-            baseline = self._baseline(self.spec.baseline, unit)
-            models["baseline"] = scorable(baseline, unit.dataset, self.device, torch.float64)
-        evaluation = Evaluation(self.spec.evaluate, models, labels, tape)
-        done = 0
-        for done, record in evaluation.records(masks):
-            yield done, record
-        if unit.heldout is None:
+        vae = for_scores(start.vae, self.spec)
+        evidence = yield from vae.evidence(start.x, generator_for(start.seed, "lml"))
+        models: dict[str, VectorModel] = {"model": vae.scored_on(start.x, start.seed, evidence)}
+        baseline = self._baseline(self.spec.baseline, start) if self.spec.baseline else None
+        if baseline is not None:
+            models["baseline"] = baseline.scored_on(start.dataset.x, self.device)
+        evaluation = Evaluation(self.spec.evaluate, models, labels, cache)
+        yield from evaluation.records(masks)
+        if start.heldout is None:
             return
-        evidence = yield from self._evidence(network, unit.heldout, stream(unit.seed, "held"), done)
+        evidence = yield from vae.evidence(start.heldout, generator_for(start.seed, "held"))
         for record in lml_metrics("lml_heldout", evidence, evaluation.labels_of("model")):
-            yield done, record
-        if baseline is not None and unit.dataset.heldout is not None:
-            value = heldout_lml(baseline, unit.dataset.heldout)
-            yield done, Metric("lml_heldout", value, 0.0, evaluation.labels_of("baseline"))
+            yield Step(record)
+        if baseline is not None and start.dataset.heldout is not None:
+            held = baseline.scored_on(start.dataset.heldout, torch.device("cpu")).evidence()
+            for record in lml_metrics("lml_heldout", held, evaluation.labels_of("baseline")):
+                yield Step(record)
 
-    def _baseline(self, spec: PpcaModel, unit: Unit) -> LowRankGaussian:
-        if unit.seed not in self._baselines:
-            draws = stream(unit.seed, "init")
-            self._baselines[unit.seed] = initial_density(spec, unit.dataset, unit.seed, draws)
-        return self._baselines[unit.seed]
+    def _baseline(self, spec: PpcaModel, start: TrainingStart) -> Baseline:
+        if start.seed not in self._baselines:
+            self._baselines[start.seed] = baseline_of(spec, start.dataset, start.seed)
+        return self._baselines[start.seed]
 
-    def _scored(self, network: Network, unit: Unit, evidence: Evidence) -> MaskedModel:
-        if isinstance(network, GridVae):
-            return GridScored(network, unit.x, evidence)
-        return DeepScored(network, unit.x, unit.seed, evidence)
-
-    def _evidence(
-        self, network: Network, x: Tensor, draws: torch.Generator, done: int = 0
-    ) -> Generator[tuple[int, None], None, Evidence]:
-        method = self.spec.lml_method()
-        if isinstance(network, GridVae):
-            assert not isinstance(method, Iwae)
-            yield done, None
-            return by_grid(network, method, x, self.spec.model.latent_dim)
-        assert isinstance(method, Iwae)
-        for _ in (work := Resting(by_iwae(network, method.samples, x, draws))):
-            yield done, None
-        return work.result
-
-    def _keep(self, units: Sequence[Unit]) -> Artifact | Log:
+    def _keep(self, starts: Sequence[TrainingStart]) -> Artifact | Log:
         if self.session.work_dir is None:
             return Log("info", "the weights are not kept: no work directory was given")
         tensors = {
-            f"{unit.objective}/{unit.seed}/{name}": value
-            for unit in units
-            for name, value in unit.network.state_dict().items()
+            f"{start.objective}/{start.seed}/{name}": value
+            for start in starts
+            for name, value in start.vae.state_dict().items()
         }
-        return keep_weights(
-            build.FAMILY, tensors, build.weights_header(self.spec), self.session.work_dir
-        )
+        return keep_weights(FAMILY, tensors, weights_header(self.spec), self.session.work_dir)
 
 
-def _refuse_what_is_not_binary(dataset: Dataset) -> None:
+def _check_binary(dataset: Dataset) -> None:
     for x in (dataset.x, dataset.heldout):
         if x is not None and not ((x == 0) | (x == 1)).all():
             detail = "set data.binarize to threshold or stochastic, or use the likelihood gaussian"

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from mptcore.families.vae.likelihoods import Outputs
+from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 
 ROWS = 4096
@@ -16,16 +16,20 @@ ACTIVE = 0.01
 
 
 def elbo(
-    encoder: Encoder, decoder: Decoder, outputs: Outputs, x: Tensor, generator: torch.Generator
+    encoder: Encoder,
+    decoder: Decoder,
+    likelihood: Likelihood,
+    x: Tensor,
+    generator: torch.Generator,
 ) -> Tensor:
     """E_q[log p(x | z)] from one draw, less KL(q || prior) in closed form, for each observation
     (N, D): (N,), in nats (Kingma & Welling 2014, Eq. 10)."""
     mean, log_variance = encoder(x)
-    z = drawn(mean, log_variance, generator)
-    return outputs.log_prob(x, decoder(z)).sum(-1) - divergence(mean, log_variance).sum(-1)
+    z = sample_posterior(mean, log_variance, generator)
+    return likelihood.log_prob(x, decoder(z)).sum(-1) - divergence(mean, log_variance).sum(-1)
 
 
-def drawn(mean: Tensor, log_variance: Tensor, generator: torch.Generator) -> Tensor:
+def sample_posterior(mean: Tensor, log_variance: Tensor, generator: torch.Generator) -> Tensor:
     """z from the posterior, with its gradient (the reparametrisation)."""
     return mean + (log_variance / 2).exp() * draw_normal(mean.shape, mean, generator)
 

@@ -8,6 +8,7 @@ from mptcore.specs.base import Problem, Seeds, Spec, reject, seed_problems
 from mptcore.specs.compute import Limits, Machine
 from mptcore.specs.data.text import TextSource
 from mptcore.specs.families.linear_gaussian.models import ExperimentId
+from mptcore.specs.train import one_or_more
 
 PAPER_RATES = tuple(round(percent / 100, 2) for percent in range(1, 100))
 """1 %, 2 %, … 99 %: the rates of Table 2 and Fig. 5 (right)."""
@@ -15,6 +16,7 @@ LM_PILOT = 8
 """Draws at each rate from which a run with a target first learns where to spend the others."""
 
 Rate = Annotated[float, Field(gt=0, le=1)]
+LmObjective = Literal["mpt"]
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
 
@@ -159,7 +161,11 @@ class TextTrain(Spec):
     token, as that step sees it) and, with held-out text, `loss_heldout` (under masks of uniform
     sizes) are recorded; at the steps `curve_at` the curve that `evaluate` asks for."""
 
-    objective: Literal["mpt"] = "mpt"
+    objective: Annotated[
+        tuple[LmObjective, ...],
+        Field(min_length=1, max_length=1, strict=False),
+        one_or_more(LmObjective),
+    ] = ("mpt",)
     steps: Annotated[int, Field(ge=1, le=100_000_000)]
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 32
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-4
@@ -169,6 +175,11 @@ class TextTrain(Spec):
     masks: TextTrainSchedule = FixedRate(schedule="fixed")
     evaluate_every: Annotated[int, Field(ge=1, le=100_000_000)] = 100
     curve_at: Annotated[tuple[Step, ...], Field(max_length=1000, strict=False)] = ()
+
+    @property
+    def length(self) -> int:
+        """The number of steps."""
+        return self.steps
 
     def problems(self) -> list[Problem]:
         found = []

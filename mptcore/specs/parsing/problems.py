@@ -7,8 +7,8 @@ from pydantic import BaseModel, ValidationError
 
 from mptcore.specs.base import Problem, SpecError
 from mptcore.specs.compute import Limits
-from mptcore.specs.experiment import EXPERIMENT, ExperimentSpec
 from mptcore.specs.parsing.json_text import parse_json, pointer_token
+from mptcore.specs.union import ExperimentSpec, adapter_of
 
 
 def parse_spec(text: bytes, limits: Limits | None = None) -> ExperimentSpec:
@@ -16,12 +16,15 @@ def parse_spec(text: bytes, limits: Limits | None = None) -> ExperimentSpec:
     return validate_spec(parse_json(text), limits)
 
 
-def validate_spec(value: object, limits: Limits | None = None) -> ExperimentSpec:
-    """The spec in what parse_json gave. Raises SpecError with every problem found."""
+def validate_spec(
+    value: object, limits: Limits | None = None, union: Any = ExperimentSpec
+) -> ExperimentSpec:
+    """The spec in what parse_json gave, one of a union. Raises SpecError with every problem
+    found."""
     try:
-        spec = EXPERIMENT.validate_python(value)
+        spec: ExperimentSpec = adapter_of(union).validate_python(value)
     except ValidationError as error:
-        raise SpecError(problems_of(error.errors(), value, ExperimentSpec)) from None
+        raise SpecError(problems_of(error.errors(), value, union)) from None
     if problems := spec.limit_problems(limits or Limits()):
         raise SpecError(problems)
     return spec

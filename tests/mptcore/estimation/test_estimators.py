@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptcore.estimation.allocation import Round, neyman, score_to_target
-from mptcore.estimation.masks import draw_masks
-from mptcore.estimation.scores import Estimate, cumulative_estimate, score_masks, total_of
+from mptcore.estimation.allocation import neyman, sample_to_target
+from mptcore.estimation.estimate import Estimate
+from mptcore.estimation.masks import draw_independent, draw_masks
+from mptcore.estimation.scores import cumulative_estimate, score_masks
 from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import (
@@ -23,10 +24,11 @@ from mptcore.families.linear_gaussian.moments import (
 )
 from mptcore.protocol.records import Log, Metric, Point
 from mptcore.run import run
-from mptcore.runtime.session import Tape
+from mptcore.runtime.session import ScoreCache, Work
 from mptcore.specs import AllSizes, parse_spec
-from mptcore.specs.families.linear_gaussian.experiment import PILOT
+from mptcore.specs.evaluate import PILOT
 from mptcore.specs.masks import Design
+from tests.support.runs import result_of, value_of
 
 REPEATS = 200
 
@@ -91,8 +93,8 @@ def test_designs_are_unbiased_and_calibrated(model: LinearGaussianModel, design:
     estimates = []
     for seed in range(REPEATS):
         drawn = draw_masks(masks, 8, torch.Generator().manual_seed(seed), 2000)
-        found = score_masks([model], drawn, Tape())
-        curve = [scores[0] for scores in found if not isinstance(scores, int)]
+        found = result_of(score_masks([model], drawn, ScoreCache()))
+        curve = [scores[0] for scores in found]
         estimates.append(cumulative_estimate(curve, masks))
     _unbiased_and_calibrated(estimates, model.log_marginal_likelihood())
 
@@ -101,20 +103,28 @@ def test_allocation_is_unbiased_and_calibrated(model: LinearGaussianModel) -> No
     estimates, rounds = [], []
     for seed in range(REPEATS):
         generator = torch.Generator().manual_seed(seed)
-        told = score_to_target([model], range(1, 9), 0.1, 100_000, generator, 2000, Tape())
-        states = [found for found in told if isinstance(found, Round)]
-        assert states[-1].reached(0.1)
-        rounds.append(len(states))
-        estimates.append(_total(states[-1].curves))
+        plans: list[torch.Tensor] = []
+
+        def draw(
+            counts: torch.Tensor,
+            generator: torch.Generator = generator,
+            plans: list[torch.Tensor] = plans,
+        ) -> Work[list[torch.Tensor]]:
+            plans.append(counts)
+            plan = zip(range(1, 9), counts.tolist(), strict=True)
+            batches = draw_independent(plan, 8, generator, 2000)
+            curve = yield from score_masks([model], batches, ScoreCache())
+            return [scores[0].values[None] for scores in curve]
+
+        widths = torch.ones(8, dtype=torch.float64)
+        sample = result_of(sample_to_target(draw, widths, 0.1, 100_000, PILOT))
+        error = sample.total_std_errs[0].item()
+        assert error <= 0.1
+        assert sample.masks == sum(int(counts.sum()) for counts in plans)
+        rounds.append(len(plans))
+        estimates.append(Estimate(sample.totals[0].item(), error, sample.masks))
     _unbiased_and_calibrated(estimates, model.log_marginal_likelihood())
     assert sum(rounds) / REPEATS < 4
-
-
-def _total(curves: list[Any]) -> Estimate:
-    values = [scores[0].values for scores in curves]
-    return total_of(
-        [Estimate(v.mean().item(), (v.std() / math.sqrt(len(v))).item(), len(v)) for v in values]
-    )
 
 
 def _unbiased_and_calibrated(estimates: list[Estimate], truth: float) -> None:
@@ -190,7 +200,7 @@ def test_a_baseline_is_scored_on_the_same_masks() -> None:
 def test_the_bias_over_sizes_is_that_of_enumeration() -> None:
     masks = {"schedule": "all", "design": "exhaustive"}
     found = records(evaluate={"masks": masks, "bias": True})
-    bias = {r.x: r.value or 0 for r in found if isinstance(r, Point) and r.series == "bias"}
+    bias = {r.x: value_of(r) for r in found if isinstance(r, Point) and r.series == "bias"}
     fixed = records(evaluate={"masks": {"schedule": "fixed", "size": 3, "design": "exhaustive"}})
     assert bias[3] == pytest.approx(metrics(fixed)["bias"][0], abs=1e-10)
     score = metrics(fixed)["biased_score"][0] - metrics(found)["lml"][0]

@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from mptcore.protocol.records import encode
-from mptcore.run import resumable
-from mptcore.runtime.checkpoint import newest, save
-from mptcore.runtime.session import Session
-from mptcore.specs import ExperimentSpec, parse_spec
+from mptcore.runtime.checkpoint import newest
+from tests.support.runs import records, spec_of
 
 ROOT = Path(__file__).parents[3]
 BASE: dict[str, Any] = {
@@ -34,30 +31,6 @@ SPECS: dict[str, dict[str, Any]] = {
     "own data": {**BASE, "train": {"epochs": 5}, "data": {**BASE["data"], "seed": "run"}},
     "sparse": {**BASE, "train": {"epochs": 40, "evaluate_every": 7, "learn_mean": True}},
 }
-
-
-def spec_of(value: dict[str, Any]) -> ExperimentSpec:
-    return parse_spec(json.dumps(value).encode())
-
-
-def records(spec: ExperimentSpec, folder: Path, stop_after: int | None = None) -> list[str]:
-    """The lines of a run that resumes from a folder, or up to the first place of rest after some
-    records, where it is saved there."""
-    session = Session(work_dir=folder / "work")
-    found = newest(spec, folder)
-    given = 0
-    if found is not None:
-        session.tape, given = found.tape, found.after
-    lines = []
-    for record in resumable(spec, session, found.training if found else None):
-        if record is not None:
-            session.seq += 1
-            if session.seq > given:
-                lines.append(encode(session.seq, record))
-        if stop_after is not None and session.at_rest and session.seq >= max(stop_after, given):
-            save(session, spec, folder)
-            return lines
-    return lines
 
 
 @pytest.mark.parametrize("name", SPECS)

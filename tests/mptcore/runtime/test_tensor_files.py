@@ -28,7 +28,7 @@ def test_what_is_kept_is_loaded_by_its_family(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        ({"family": "vae"}, "experiment e1 trained a model of another family, vae"),
+        ({"mptcore": '{"family": "vae"}'}, "experiment e1 trained a model of another family, vae"),
         ({"seeds": "4"}, "experiment e1 kept its weights in a form of an earlier version"),
         (None, "experiment e1 kept its weights in a form of an earlier version"),
     ],
@@ -41,6 +41,12 @@ def test_other_files_end_as_a_sentence(
     with pytest.raises(RunError, match=reason) as caught:
         load_weights("markov", "e1")
     assert caught.value.cause == "invalid"
+
+
+def test_the_same_weights_are_the_same_file(folder: Path) -> None:
+    header = {name: name for name in "abcdefgh"}
+    digests = {keep_weights("markov", TENSORS, header, folder).sha256 for _ in range(20)}
+    assert len(digests) == 1
 
 
 def test_no_file_ends_as_a_sentence(folder: Path) -> None:

@@ -5,8 +5,10 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
-from mptcore.specs import EXPERIMENT, Limits, SpecError, parse_spec
+from mptcore.protocol.orders import parse_assignment
+from mptcore.specs import ExperimentSpec, Limits, SpecError, parse_spec, stored_spec, validate_spec
 
 GOOD: dict[str, Any] = {
     "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "generator"},
@@ -38,7 +40,7 @@ def problems(text: bytes, limits: Limits | None = None) -> dict[str, str]:
 
 def test_a_good_spec_round_trips() -> None:
     spec = parse_spec(json.dumps(GOOD).encode())
-    assert EXPERIMENT.validate_json(spec.model_dump_json()) == spec
+    assert stored_spec(spec.model_dump(mode="json")) == spec
     assert parse_spec(spec.model_dump_json().encode()) == spec
 
 
@@ -141,3 +143,56 @@ def test_limits_name_what_is_too_large() -> None:
 )
 def test_text_that_is_no_spec_is_refused_as_a_whole(text: bytes, says: str) -> None:
     assert says in problems(text)[""]
+
+
+LINEAR_VAE = {
+    "model": {
+        "family": "linear_vae",
+        "latent_dim": 1,
+        "likelihood": {"distribution": "bernoulli"},
+    },
+    "data": {"source": "digits", "binarize": "threshold"},
+}
+LANGUAGE = {
+    "model": {"family": "masked_lm", "checkpoint": "tiny"},
+    "data": {"source": "text", "lines": ["a b"]},
+}
+TRAINED: list[dict[str, Any]] = [
+    {**GOOD, "model": {**GOOD["model"], "init": "random"}, "train": {"epochs": 1}},
+    {**LINEAR_VAE, "train": {"epochs": 1}},
+    {**LANGUAGE, "train": {"steps": 1}},
+]
+
+
+@pytest.mark.parametrize("spec", TRAINED, ids=lambda spec: spec["model"]["family"])
+def test_an_objective_is_a_list_or_one_string(spec: dict[str, Any]) -> None:
+    def with_objective(value: Any) -> ExperimentSpec:
+        return validate_spec({**spec, "train": {**spec["train"], "objective": value}})
+
+    one = with_objective("mpt")
+    assert one == with_objective(["mpt"])
+    assert one.model_dump(mode="json")["train"]["objective"] == ["mpt"]
+    with pytest.raises(SpecError, match=r"^/train/objective: (one of )?'mpt'"):
+        with_objective("elb")
+    with pytest.raises(SpecError, match=r"^/train/objective: at least 1 items$"):
+        with_objective([])
+    if spec["model"]["family"] != "linear_vae":
+        with pytest.raises(SpecError, match=r"^/train/objective: at most 1 items$"):
+            with_objective(["mpt", "mpt"])
+
+
+def test_what_an_earlier_version_stored_is_read_and_run() -> None:
+    """`objectives` until version 0.1; a request may not say so any more."""
+    old = {**LINEAR_VAE, "train": {"objectives": ["mpt", "elbo"], "epochs": 2}}
+    now = validate_spec({**LINEAR_VAE, "train": {"objective": ["mpt", "elbo"], "epochs": 2}})
+    assert stored_spec(old) == now
+    assert parse_assignment(json.dumps({"spec": old}).encode()).spec == now
+    with pytest.raises(SpecError, match=r"/train/objectives: unknown field; allowed here: .*obj"):
+        validate_spec(old)
+
+
+def test_the_schema_says_that_an_objective_may_be_a_string() -> None:
+    schema = TypeAdapter(ExperimentSpec).json_schema()
+    objective = schema["$defs"]["LatentTrain"]["properties"]["objective"]
+    one, several = objective["anyOf"]
+    assert one["enum"] == several["items"]["enum"] == ["mpt", "elbo", "lml"]

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from mptcore.specs.base import Problem, Seeds, Spec, reject, seed_problems
 from mptcore.specs.compute import Compute, Limits
 from mptcore.specs.data.arrays import DataSource
-from mptcore.specs.families.linear_gaussian.experiment import Scoring
+from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.families.linear_gaussian.models import PpcaModel
 from mptcore.specs.families.vae.models import (
     AnyGrid,
@@ -23,7 +23,7 @@ from mptcore.specs.families.vae.models import (
     grid_problems,
 )
 from mptcore.specs.masks import FixedSize, TrainSchedule
-from mptcore.specs.train import Steps
+from mptcore.specs.train import EpochSchedule, one_or_more
 
 DEFAULT_MASKS = FixedSize(schedule="fixed", rate=0.15, per_size=1)
 
@@ -49,7 +49,7 @@ class Ais(Spec):
     simulated: Annotated[int, Field(ge=0, le=100_000)] = 0
 
 
-class LatentEvaluate(Scoring):
+class LatentEvaluate(MaskEvaluation):
     """What is measured. `lml` says how the log marginal likelihood is computed: null is
     the model's own grid where it has one, else iwae. A grid is used for the scores too, and
     compared with one of twice the nodes."""
@@ -58,8 +58,8 @@ class LatentEvaluate(Scoring):
     ais: Ais | None = None
 
 
-class LatentTrain(Steps):
-    """All seeds from their own starts by Adam, once for each of `objectives` from the same starts:
+class LatentTrain(EpochSchedule):
+    """All seeds from their own starts by Adam, once for each `objective` from the same starts:
     mpt maximises the score of `masks` times D, elbo the evidence lower bound, lml the log marginal
     likelihood by a grid. Where there is an encoder, mpt trains the decoder, and the ELBO of the
     decoder as it stands the encoder.
@@ -68,15 +68,19 @@ class LatentTrain(Steps):
     model's own grid or by iwae with `lml_samples`.
     """
 
-    objectives: Annotated[tuple[Objective, ...], Field(min_length=1, max_length=3, strict=False)]
+    objective: Annotated[
+        tuple[Objective, ...],
+        Field(min_length=1, max_length=3, strict=False),
+        one_or_more(Objective),
+    ]
     learning_rate: Annotated[float, Field(gt=0, le=100)] = 1e-3
     masks: TrainSchedule = DEFAULT_MASKS
     lml_samples: Annotated[int, Field(ge=2, le=1_000_000)] = 64
 
     def problems(self, data: DataSource) -> list[Problem]:
         found = super().problems(data)
-        if len(set(self.objectives)) < len(self.objectives):
-            found.append(Problem("/train/objectives", "an objective may be listed once only"))
+        if len(set(self.objective)) < len(self.objective):
+            found.append(Problem("/train/objective", "an objective may be listed once only"))
         return found
 
 
@@ -126,7 +130,7 @@ class LatentExperiment(Spec):
     def mask_count(self) -> int:
         """Masks scored in all, over all seeds, those of training among them."""
         curves = 1 + len(self.train.curve_at if self.train else ())
-        objectives = len(self.train.objectives) if self.train else 1
+        objectives = len(self.train.objective) if self.train else 1
         one = self.evaluate.count(self.data.dim) * curves
         return len(self.seeds) * (one * objectives + self._train_masks() * objectives)
 
@@ -138,10 +142,10 @@ class LatentExperiment(Spec):
 
     def _objective_problems(self, train: LatentTrain) -> list[Problem]:
         found = []
-        for i, objective in enumerate(train.objectives):
+        for i, objective in enumerate(train.objective):
             if objective == "lml" and not self.has_grid:
                 detail = "lml is for a linear_vae whose conditionals are taken over a grid"
-                found.append(Problem(f"/train/objectives/{i}", f"{detail}: use mpt or elbo"))
+                found.append(Problem(f"/train/objective/{i}", f"{detail}: use mpt or elbo"))
         return found
 
     def _evaluate_problems(self) -> list[Problem]:
@@ -216,7 +220,7 @@ class LatentExperiment(Spec):
         if (ais := self.evaluate.ais) is not None:
             chains = (ais.observations + 2 * ais.simulated) * ais.chains
             work += 2 * ais.temperatures * ais.leapfrog_steps * chains
-        objectives = len(train.objectives) if train else 1
+        objectives = len(train.objective) if train else 1
         return len(self.seeds) * objectives * self.data.dim * work
 
     def limit_problems(self, limits: Limits) -> list[Problem]:

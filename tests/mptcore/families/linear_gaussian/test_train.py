@@ -12,10 +12,10 @@ from mptcore.data.arrays import load_arrays
 from mptcore.families.linear_gaussian.densities import initial_density
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood
-from mptcore.families.linear_gaussian.trainer import Trainer
+from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
 from mptcore.protocol.records import Artifact, Metric, Point, Record, RunError
 from mptcore.run import resumable, run
-from mptcore.runtime.rng import stream
+from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import Session
 from mptcore.specs import VectorExperiment, parse_spec
 
@@ -43,11 +43,11 @@ def spec_of(**changes: Any) -> VectorExperiment:
     return VectorExperiment.model_validate(value)
 
 
-def trainer_of(spec: VectorExperiment) -> Trainer:
+def trainer_of(spec: VectorExperiment) -> LinearGaussianTrainer:
     assert spec.train is not None
     dataset = load_arrays(spec.data, 0, torch.Generator().manual_seed(0))
-    starts = [initial_density(spec.model, dataset, s, stream(s, "init")) for s in spec.seeds]
-    return Trainer(
+    starts = [initial_density(spec.model, dataset, s, generator_for(s, "init")) for s in spec.seeds]
+    return LinearGaussianTrainer(
         spec.model,
         spec.train,
         spec.seeds,
@@ -99,7 +99,7 @@ def test_gradients_are_those_of_finite_differences(
         trainer._masks = lambda fraction: masks  # type: ignore[method-assign]
     loss = trainer._descent(trainer._full, 0)
     torch.testing.assert_close(loss, trainer._loss(trainer._full, 0).detach())
-    for parameter in trainer.learned:
+    for parameter in trainer.parameters.values():
         assert parameter.grad is not None
         flat, gradient = parameter.detach().view(-1), parameter.grad.flatten()
         for i in range(0, len(flat), 3):
@@ -215,7 +215,7 @@ def test_per_dimension_noise_is_learned() -> None:
     train = {"objective": "lml", "epochs": 60, "learn_noise_precision": True}
     trainer = trainer_of(spec_of(model={**BASE["model"], "family": "factor_analysis"}, train=train))
     for _ in range(60):
-        trainer.step()
+        trainer.advance()
         trainer.epoch += 1
     noise = trainer.densities()[0].noise_variance
     assert math.isfinite(noise.sum().item())

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from mptcore.families.masked_lm.estimates import cell_widths, finite_mean, per_token
-from mptcore.families.masked_lm.evaluate import TextEvaluation, total_masks
+from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
 from mptcore.families.masked_lm.masked_batch import Masker
 from mptcore.families.masked_lm.model import MaskedLm
-from mptcore.protocol.records import Log, Metric, Point, Record
-from mptcore.runtime.session import Tape
+from mptcore.protocol.records import Log, Point, Record
+from mptcore.runtime.session import ScoreCache
 from mptcore.specs import TextEvaluate
-from tests.mptcore.families.masked_lm import tiny
-from tests.mptcore.families.masked_lm.test_model import CPU, corpus_of
+from tests.support import tiny_lm
+from tests.support.runs import metric, records_of, std_err_of, value_of
+from tests.support.texts import CPU, corpus_of
 
 RATES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
 SEEDS = 60
@@ -24,29 +25,20 @@ SEEDS = 60
 @pytest.fixture(scope="module")
 def models() -> dict[str, MaskedLm]:
     return {
-        "model": MaskedLm(tiny.network(scale=8.0), CPU, torch.float32),
-        "baseline": MaskedLm(tiny.network("roberta", scale=8.0), CPU, torch.float32),
+        "model": MaskedLm(tiny_lm.network(scale=8.0), CPU, torch.float32),
+        "baseline": MaskedLm(tiny_lm.network("roberta", scale=8.0), CPU, torch.float32),
     }
 
 
 def evaluated(
     models: dict[str, MaskedLm], seed: int, *, sequences: int = 12, **spec: Any
 ) -> list[Record]:
-    masker = Masker(corpus_of(tiny.lines(sequences)), 4, 15)
+    masker = Masker(corpus_of(tiny_lm.lines(sequences)), 4, 15)
     asked = TextEvaluate.model_validate({"dimensions": 10, **spec})
-    evaluation = TextEvaluation(asked, models, masker, {"seed": seed}, Tape())
-    found = list(evaluation.records(torch.Generator().manual_seed(seed)))
-    assert found[-1][0] <= total_masks(asked, masker.corpus)
-    return [record for _, record in found if record is not None]
-
-
-def metric(records: list[Record], name: str, **labels: Any) -> Metric:
-    (found,) = (
-        r
-        for r in records
-        if isinstance(r, Metric) and r.name == name and labels.items() <= dict(r.labels).items()
-    )
-    return found
+    evaluation = TextEvaluation(asked, models, masker, {"seed": seed}, ScoreCache())
+    steps = list(evaluation.records(torch.Generator().manual_seed(seed)))
+    assert sum(step.masks for step in steps) <= total_masks(asked, masker.corpus)
+    return [step.record for step in steps if step.record is not None]
 
 
 def check_calibration(values: list[float], errors: list[float | None]) -> None:
@@ -63,14 +55,14 @@ def test_the_area_s_error_is_its_spread(models: dict[str, MaskedLm], per_size: i
     runs = [evaluated(models, seed, masks=masks) for seed in range(SEEDS)]
     for name, labels in (("area", {"model": "model"}), ("area_difference", {})):
         found = [metric(run, name, **labels) for run in runs]
-        check_calibration([f.value or 0 for f in found], [f.std_err for f in found])
+        check_calibration([value_of(f) for f in found], [f.std_err for f in found])
     points = [
         p
         for run in runs
         for p in run
         if isinstance(p, Point) and p.x == 0.1 and p.labels.get("model") == "baseline"
     ]
-    check_calibration([p.value or 0 for p in points], [p.std_err for p in points])
+    check_calibration([value_of(p) for p in points], [p.std_err for p in points])
 
 
 def test_a_target_is_reached_and_its_error_is_its_spread(models: dict[str, MaskedLm]) -> None:
@@ -79,12 +71,12 @@ def test_a_target_is_reached_and_its_error_is_its_spread(models: dict[str, Maske
     whole = evaluated(own, 1, masks={**masks, "per_size": 200})
     runs = [evaluated(own, s, masks=masks, target_std_err=0.25) for s in range(SEEDS)]
     found = [metric(run, "area") for run in runs]
-    assert all(0 < (f.std_err or 0) <= 0.25 for f in found)
-    check_calibration([f.value or 0 for f in found], [f.std_err for f in found])
+    assert all(0 < std_err_of(f) <= 0.25 for f in found)
+    check_calibration([value_of(f) for f in found], [f.std_err for f in found])
     truth = metric(whole, "area")
     mean_error = 0.25 / math.sqrt(SEEDS)
-    gap = fmean(f.value or 0 for f in found) - (truth.value or 0)
-    assert abs(gap) < 4 * math.hypot(mean_error, truth.std_err or 0)
+    gap = fmean(value_of(f) for f in found) - value_of(truth)
+    assert abs(gap) < 4 * math.hypot(mean_error, std_err_of(truth))
 
 
 def test_a_target_that_cannot_be_reached_is_said(models: dict[str, MaskedLm]) -> None:
@@ -101,13 +93,13 @@ def test_orders_estimate_the_cumulative_score(models: dict[str, MaskedLm]) -> No
     masks = {"schedule": "rates", "rates": [0.5]}
     runs = [evaluated(own, s, masks=masks, orders=2, sequences=6) for s in range(SEEDS)]
     found = [metric(run, "cumulative") for run in runs]
-    check_calibration([f.value or 0 for f in found], [f.std_err for f in found])
+    check_calibration([value_of(f) for f in found], [f.std_err for f in found])
     some = [evaluated(own, s, masks=masks, orders=1) for s in range(2)]
     assert metric(some[0], "cumulative").std_err is None
     many = evaluated(own, 0, masks=masks, orders=40, sequences=6)
     spread = metric(many, "any_order_spread")
     assert spread.value is not None
-    assert spread.value > 3 * (spread.std_err or 0) > 0
+    assert spread.value > 3 * std_err_of(spread) > 0
 
 
 def test_pll_is_exact_and_a_part_of_the_text_has_an_error(models: dict[str, MaskedLm]) -> None:
@@ -116,22 +108,22 @@ def test_pll_is_exact_and_a_part_of_the_text_has_an_error(models: dict[str, Mask
     whole = metric(evaluated(own, 0, masks=masks, pll=True, sequences=40), "pll")
     assert whole.std_err == 0
     spec = TextEvaluate.model_validate({"masks": masks, "pll": True, "sequences": 10})
-    masker = Masker(corpus_of(tiny.lines(40)), 4, 15)
+    masker = Masker(corpus_of(tiny_lm.lines(40)), 4, 15)
     found = []
     for seed in range(SEEDS):
-        evaluation = TextEvaluation(spec, own, masker, {}, Tape())
-        told = evaluation.records(torch.Generator().manual_seed(seed))
-        found.append(metric([r for _, r in told if r is not None], "pll"))
-    check_calibration([f.value or 0 for f in found], [f.std_err for f in found])
-    gap = fmean(f.value or 0 for f in found) - (whole.value or 0)
-    assert abs(gap) < 4 * math.sqrt(variance([f.value or 0 for f in found]) / SEEDS)
+        evaluation = TextEvaluation(spec, own, masker, {}, ScoreCache())
+        generator = torch.Generator().manual_seed(seed)
+        found.append(metric(records_of(evaluation.records(generator)), "pll"))
+    check_calibration([value_of(f) for f in found], [f.std_err for f in found])
+    gap = fmean(value_of(f) for f in found) - value_of(whole)
+    assert abs(gap) < 4 * math.sqrt(variance([value_of(f) for f in found]) / SEEDS)
 
 
 def test_bits_and_perplexity_follow_from_the_score(models: dict[str, MaskedLm]) -> None:
     own = {"model": models["model"]}
     records = evaluated(own, 0, masks={"schedule": "rates", "rates": RATES}, pll=True)
-    area = metric(records, "area").value or 0
-    bits = metric(records, "bits_per_token", of="area").value or 0
+    area = value_of(metric(records, "area"))
+    bits = value_of(metric(records, "bits_per_token", of="area"))
     assert bits == pytest.approx(-area / 10 / sum(cell_widths(RATES)) / math.log(2))
     perplexity = metric(records, "perplexity", of="area").value
     assert perplexity == pytest.approx(2**bits)

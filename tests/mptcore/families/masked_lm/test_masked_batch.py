@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from mptcore.families.masked_lm.masked_batch import Draws, Masker
-from tests.mptcore.families.masked_lm import tiny
-from tests.mptcore.families.masked_lm.test_model import corpus_of
+from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
+from tests.support import tiny_lm
+from tests.support.texts import corpus_of
 
 
 def masker(corruption: str = "mask") -> Masker:
-    return Masker(corpus_of(tiny.lines(20)), 4, 15, corruption)
+    return Masker(corpus_of(tiny_lm.lines(20)), 4, 15, corruption)
 
 
-def drawn(own: Masker, rate: float, times: int) -> tuple[Draws, torch.Tensor]:
+def drawn(own: Masker, rate: float, times: int) -> tuple[MaskedBatch, torch.Tensor]:
     sequences = torch.arange(20).repeat(times)
     rates = torch.full((len(sequences),), rate, dtype=torch.float64)
     return own.at_rates(sequences, rates, torch.Generator().manual_seed(3))

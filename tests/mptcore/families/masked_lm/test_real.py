@@ -8,7 +8,7 @@ import pytest
 
 from mptcore.protocol.records import Metric, Point, Record
 from mptcore.run import run
-from tests.mptcore.runtime.test_checkpoint import spec_of
+from tests.support.runs import spec_of
 
 HAVE = Path(os.environ.get("MPT_MODELS_DIR", "/nowhere"), "rxnfp-bert").is_dir()
 pytestmark = pytest.mark.skipif(not HAVE, reason="needs the checkpoints of MPT_MODELS_DIR")

@@ -17,7 +17,7 @@ from mptcore.run import resumable, run
 from mptcore.runtime.checkpoint import newest
 from mptcore.runtime.session import Session
 from mptcore.specs import Limits, SpecError, validate_spec
-from tests.mptcore.runtime.test_checkpoint import records, spec_of
+from tests.support.runs import records, spec_of, std_err_of, value_of
 
 LINEAR: dict[str, Any] = {
     "model": {
@@ -50,7 +50,7 @@ def ran(value: dict[str, Any]) -> list[Record]:
 
 def curve(found: list[Record], series: str, **labels: Any) -> list[float]:
     return [
-        p.value or 0
+        value_of(p)
         for p in found
         if isinstance(p, Point) and p.series == series and dict(p.labels) == labels
     ]
@@ -67,7 +67,7 @@ def test_fig3_linear_in_short() -> None:
     """From the same starts MPT and the ELBO end at a similar LML, near that which maximising the
     LML itself reaches; the ELBO is below the LML at every epoch."""
     seeds = [4, 44]
-    train = {"objectives": ["mpt", "elbo", "lml"], "epochs": 60, "learning_rate": 0.05}
+    train = {"objective": ["mpt", "elbo", "lml"], "epochs": 60, "learning_rate": 0.05}
     evaluate = {"masks": {"schedule": "sizes", "sizes": [8, 64], "per_size": 2}}
     model = changed(LINEAR, "model/conditionals/nodes", 12)
     found = ran({**model, "train": train, "seeds": seeds, "evaluate": evaluate})
@@ -86,7 +86,7 @@ def test_fig3_linear_in_short() -> None:
         lml = curve(found, "lml", **labels)
         bounds = [p for p in found if isinstance(p, Point) and p.series == "elbo"]
         own = [p for p in bounds if dict(p.labels) == labels]
-        assert all((p.value or 0) - 4 * (p.std_err or 0) < v for p, v in zip(own, lml, strict=True))
+        assert all(value_of(p) - 4 * std_err_of(p) < v for p, v in zip(own, lml, strict=True))
         assert all(p.std_err for p in own)
         shift = metric(found, "lml_quadrature_shift", seed=seed, objective="mpt").value
         final = metric(found, "lml", seed=seed, objective="mpt").value
@@ -98,14 +98,14 @@ def test_all_sizes_of_a_linear_vae_sum_to_its_lml() -> None:
     found = ran({**LINEAR, "evaluate": {"masks": masks}})
     gap = metric(found, "difference", seed=0)
     assert gap.std_err is not None
-    assert abs(gap.value or 0) < 4 * gap.std_err
+    assert abs(value_of(gap)) < 4 * gap.std_err
 
 
 def test_fig3_vae_in_short() -> None:
     """MPT training raises the LML of held-out images, past that of a PPCA of as many latent
     dimensions and the same noise."""
     ppca = {"latent_dim": 4, "init": "maximum_likelihood", "noise_precision": 4.0}
-    train = {"objectives": ["mpt"], "epochs": 40, "batch_size": 50, "learning_rate": 0.003,
+    train = {"objective": ["mpt"], "epochs": 40, "batch_size": 50, "learning_rate": 0.003,
              "masks": {"schedule": "fixed", "rate": 0.33, "per_size": 1},
              "evaluate_every": 10}  # fmt: skip
     found = ran({**DEEP, "train": train, "baseline": {"family": "ppca", **ppca}})
@@ -113,9 +113,9 @@ def test_fig3_vae_in_short() -> None:
     assert held[-1] > held[0] + 3
     own = metric(found, "lml_heldout", seed=0, model="model")
     linear = metric(found, "lml_heldout", seed=0, model="baseline")
-    assert (own.value or 0) > (linear.value or 0)
+    assert value_of(own) > value_of(linear)
     assert metric(found, "active_units", seed=0).value == 4
-    assert (metric(found, "lml_ess", seed=0, model="model").value or 0) > 2
+    assert value_of(metric(found, "lml_ess", seed=0, model="model")) > 2
     bound = curve(found, "elbo", seed=0)
     assert all(b < v for b, v in zip(bound, curve(found, "lml", seed=0), strict=True))
 
@@ -124,13 +124,13 @@ RESUMED = {
     "grid": {
         **LINEAR,
         "data": {**LINEAR["data"], "heldout": 0.5},
-        "train": {"objectives": ["elbo", "mpt"], "epochs": 4, "batch_size": 300, "curve_at": [2]},
+        "train": {"objective": ["elbo", "mpt"], "epochs": 4, "batch_size": 300, "curve_at": [2]},
         "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 50], "per_size": 3}},
         "seeds": [1, 2],
     },
     "deep": {
         **DEEP,
-        "train": {"objectives": ["mpt"], "epochs": 5, "batch_size": 400, "curve_at": [2],
+        "train": {"objective": ["mpt"], "epochs": 5, "batch_size": 400, "curve_at": [2],
                   "lml_samples": 4},
         "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 50], "per_size": 2},
                      "lml": {"method": "iwae", "samples": 8},
@@ -160,7 +160,7 @@ def test_weights_and_pictures_are_kept_and_weights_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MPT_STORE", str(tmp_path))
-    train = {"objectives": ["mpt", "elbo"], "epochs": 3, "batch_size": 400}
+    train = {"objective": ["mpt", "elbo"], "epochs": 3, "batch_size": 400}
     spec = spec_of({**DEEP, "train": train, "seeds": [7, 8]})
     folder = tmp_path / "artifacts" / "earlier"
     found = [r for r in resumable(spec, Session(work_dir=folder)) if r is not None]
@@ -201,7 +201,7 @@ def test_weights_and_pictures_are_kept_and_weights_used_again(
 def test_collapse_is_told() -> None:
     """With so much noise that the prior explains the data, z is of no use."""
     likelihood = {"distribution": "gaussian", "noise_precision": 0.001}
-    train = {"objectives": ["elbo"], "epochs": 25, "batch_size": 200, "learning_rate": 0.02,
+    train = {"objective": ["elbo"], "epochs": 25, "batch_size": 200, "learning_rate": 0.02,
              "evaluate_every": 25}  # fmt: skip
     found = ran({**DEEP, "model": {**DEEP["model"], "likelihood": likelihood}, "train": train})
     assert metric(found, "active_units", seed=0).value == 0
@@ -210,7 +210,7 @@ def test_collapse_is_told() -> None:
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_records() -> None:
     spec = changed(DEEP, "model/likelihood/noise_precision", 1e12)
-    train = {"objectives": ["elbo"], "epochs": 50, "learning_rate": 100.0, "lml_samples": 2}
+    train = {"objective": ["elbo"], "epochs": 50, "learning_rate": 100.0, "lml_samples": 2}
     found: list[Record] = []
     with pytest.raises(RunError, match="seed 0 is not finite at epoch"):
         found.extend(run(spec_of({**spec, "train": train})))  # what comes before the error stays
@@ -223,12 +223,12 @@ def test_annealing_and_its_bracket() -> None:
     annealed, bound = metric(found, "lml_ais", seed=0), metric(found, "lml_ais_iwae", seed=0)
     assert annealed.std_err
     assert bound.std_err
-    assert (bound.value or 0) < (annealed.value or 0) + 4 * annealed.std_err
-    assert 1 <= (metric(found, "lml_ais_ess", seed=0).value or 0) <= 3
+    assert value_of(bound) < value_of(annealed) + 4 * annealed.std_err
+    assert 1 <= value_of(metric(found, "lml_ais_ess", seed=0)) <= 3
     below = metric(found, "lml_simulated_below", seed=0)
     above = metric(found, "lml_simulated_above", seed=0)
     assert above.std_err is None
-    assert (below.value or 0) < (above.value or 0) + 4 * (below.std_err or 0)
+    assert value_of(below) < value_of(above) + 4 * std_err_of(below)
 
 
 def test_an_upload_that_is_not_binary_is_refused(
@@ -284,10 +284,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str, Any, str]] = {
         "/model/likelihood/distribution"),
     "binary and standardized": (LINEAR, "data/standardize", True, "/data/standardize"),
     "lml without a grid": (
-        DEEP, "train", {"objectives": ["lml"], "epochs": 1}, "/train/objectives/0"),
+        DEEP, "train", {"objective": ["lml"], "epochs": 1}, "/train/objective/0"),
     "an objective twice": (
-        DEEP, "train", {"objectives": ["mpt", "mpt"], "epochs": 1}, "/train/objectives"),
-    "no objective": (DEEP, "train", {"objectives": [], "epochs": 1}, "/train/objectives"),
+        DEEP, "train", {"objective": ["mpt", "mpt"], "epochs": 1}, "/train/objective"),
+    "no objective": (DEEP, "train", {"objective": [], "epochs": 1}, "/train/objective"),
     "grid for a deep model": (
         DEEP, "evaluate/lml", {"method": "gauss_hermite"}, "/evaluate/lml/method"),
     "iwae for a grid": (LINEAR, "evaluate", {"lml": {"method": "iwae"}}, "/evaluate/lml/method"),
@@ -326,14 +326,14 @@ def test_what_cannot_be_run_is_refused(name: str) -> None:
 TOO_LARGE: dict[str, tuple[dict[str, Any], str, Any, str]] = {
     "nodes of training": (
         {**changed(LINEAR, "model/conditionals/nodes", 700), "train": {
-            "objectives": ["mpt"], "epochs": 1,
+            "objective": ["mpt"], "epochs": 1,
             "masks": {"schedule": "fixed", "rate": 0.15, "per_size": 3}}},
         "seeds", [1], "/model/conditionals/nodes"),
     "nodes of the LML": (
         LINEAR, "evaluate/lml", {"method": "uniform_grid", "nodes": 700, "extent": 4.0},
         "/model/conditionals/nodes"),
     "draws of training": (
-        {**DEEP, "train": {"objectives": ["mpt"], "epochs": 1}}, "model/conditionals",
+        {**DEEP, "train": {"objective": ["mpt"], "epochs": 1}}, "model/conditionals",
         {"method": "importance", "draws": 100_000}, "/data"),
     "chains": (
         changed(DEEP, "model/network/widths", [16_384]), "evaluate/ais/chains", 10_000, "/data"),
@@ -362,7 +362,7 @@ def test_the_same_mask_scored_again_tells_of_the_draws() -> None:
 
 
 def test_what_is_recorded_does_not_change_training() -> None:
-    train = {"objectives": ["elbo", "mpt"], "epochs": 4, "batch_size": 400, "lml_samples": 4}
+    train = {"objective": ["elbo", "mpt"], "epochs": 4, "batch_size": 400, "lml_samples": 4}
     often, seldom = (ran({**DEEP, "train": {**train, "evaluate_every": every}}) for every in (1, 4))
     for objective in ("elbo", "mpt"):
         ends = [metric(f, "lml", seed=0, objective=objective).value for f in (often, seldom)]

@@ -10,11 +10,12 @@ from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
 from mptcore.families.vae.ais import Annealing
-from mptcore.families.vae.evidence import by_weights, weighed
-from mptcore.families.vae.likelihoods import BernoulliOutputs, GaussianOutputs
+from mptcore.families.vae.importance import summary_of, weight_evidence
+from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from mptcore.families.vae.networks import convolutional, dense, linear
-from mptcore.families.vae.sampled_vae import DeepVae
+from mptcore.families.vae.sampled_vae import SampledVae
 from mptcore.specs import Ais, Convolutional, Dense, Importance, Recursive
+from tests.support.runs import result_of
 
 DIM, LATENT_DIM, PRECISION, N = 12, 2, 4.0, 40
 
@@ -24,15 +25,15 @@ def put(parameter: Tensor, value: Tensor) -> None:
         parameter.copy_(value)
 
 
-def linear_gaussian(conditionals: Recursive | Importance, *, exact: bool) -> DeepVae:
+def linear_gaussian(conditionals: Recursive | Importance, *, exact: bool) -> SampledVae:
     """Orthogonal loadings, so that the posterior has independent dimensions; the encoder is that
     posterior, or twice as wide and shifted."""
     draws = torch.Generator().manual_seed(2)
     basis = torch.linalg.qr(torch.randn(DIM, LATENT_DIM, generator=draws, dtype=torch.float64)).Q
     loadings = basis * torch.tensor([2.0, 1.0])
     encoder, decoder = linear(DIM, LATENT_DIM)
-    model = DeepVae(
-        encoder, decoder, GaussianOutputs(PRECISION), conditionals, LATENT_DIM, DIM
+    model = SampledVae(
+        encoder, decoder, GaussianLikelihood(PRECISION), LATENT_DIM, conditionals, DIM
     ).double()
     assert isinstance(decoder.last, nn.Linear)
     put(decoder.last.weight, loadings)
@@ -48,7 +49,7 @@ def linear_gaussian(conditionals: Recursive | Importance, *, exact: bool) -> Dee
     return model
 
 
-def ppca_of(model: DeepVae, x: Tensor) -> LinearGaussianModel:
+def ppca_of(model: SampledVae, x: Tensor) -> LinearGaussianModel:
     assert isinstance(model.decoder.last, nn.Linear)
     noise = torch.full((DIM,), 1 / PRECISION, dtype=torch.float64)
     mean = model.decoder.last.bias.detach()
@@ -56,18 +57,18 @@ def ppca_of(model: DeepVae, x: Tensor) -> LinearGaussianModel:
     return LinearGaussianModel(density, moment_of(x, mean, 1 / PRECISION))
 
 
-def density_of(model: DeepVae) -> torch.distributions.Distribution:
+def density_of(model: SampledVae) -> torch.distributions.Distribution:
     assert isinstance(model.decoder.last, nn.Linear)
     mean, loadings = model.decoder.last.bias.detach(), model.decoder.last.weight.detach()
     noise = torch.full((DIM,), 1 / PRECISION, dtype=torch.float64)
     return torch.distributions.LowRankMultivariateNormal(mean, loadings, noise)
 
 
-def simulated(model: DeepVae, n: int) -> tuple[Tensor, Tensor]:
+def simulated(model: SampledVae, n: int) -> tuple[Tensor, Tensor]:
     draws = torch.Generator().manual_seed(7)
     z = torch.randn(n, LATENT_DIM, generator=draws, dtype=torch.float64)
     with torch.no_grad():
-        return model.outputs.sample(model.decoder(z), draws), z
+        return model.likelihood.sample(model.decoder(z), draws), z
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def masks() -> Tensor:
     return found
 
 
-def errors_of(model: DeepVae, masks: Tensor) -> Tensor:
+def errors_of(model: SampledVae, masks: Tensor) -> Tensor:
     """How far scores are from the truth, in standard errors of 20 repeats. A logarithm of a mean of
     n draws is biased by about 1/n: what twice the draws give, twice, less what n give is not."""
     x, _ = simulated(model, N)
@@ -135,7 +136,9 @@ def test_iwae_reaches_the_lml_from_below() -> None:
     x, _ = simulated(model, N)
     truth = ppca_of(model, x).log_marginal_likelihood()
     draws = torch.Generator().manual_seed(1)
-    found = {k: by_weights([weighed(model.log_weights(x, k, draws))]) for k in (2, 20, 2000)}
+    found = {
+        k: weight_evidence([summary_of(model.log_weights(x, k, draws))]) for k in (2, 20, 2000)
+    }
     assert found[2].value < found[20].value < truth + 4 * found[20].std_err
     assert found[2000].value == pytest.approx(truth, abs=4 * found[2000].std_err)
     assert found[2000].std_err < 0.01
@@ -146,7 +149,7 @@ def test_the_error_of_iwae_is_calibrated() -> None:
     model = linear_gaussian(Recursive(method="recursive"), exact=False)
     x, _ = simulated(model, 5)
     draws = torch.Generator().manual_seed(1)
-    found = [by_weights([weighed(model.log_weights(x, 400, draws))]) for _ in range(200)]
+    found = [weight_evidence([summary_of(model.log_weights(x, 400, draws))]) for _ in range(200)]
     values = torch.tensor([one.value for one in found])
     errors = torch.tensor([one.std_err for one in found])
     assert 0.85 < (values.std() / errors.mean()).item() < 1.15
@@ -161,31 +164,20 @@ def test_annealing_brackets_the_lml() -> None:
     truth = truths.mean().item()
     spec = Ais(temperatures=300, chains=8, leapfrog_steps=4)
     annealing = Annealing(model, x, spec, torch.Generator().manual_seed(5))
-    for _ in annealing.tuned():
-        pass
-    below = by_weights([weighed(_result(annealing.forward()))])
+    result_of(annealing.tune())
+    below = weight_evidence([summary_of(result_of(annealing.forward()))])
     assert below.value == pytest.approx(truth, abs=4 * below.std_err)
-    gaps = -weighed(_result(annealing.backward(z))).log_mean - truths
+    gaps = -summary_of(result_of(annealing.backward(z))).log_mean - truths
     error = gaps.std().item() / math.sqrt(N)
     assert error < 0.2
     assert gaps.mean().item() == pytest.approx(0, abs=4 * error)
     coarse = Annealing(model, x, spec.model_copy(update={"temperatures": 5}), annealing.generator)
-    for _ in coarse.tuned():
-        pass
-    assert weighed(_result(coarse.forward())).log_mean.mean().item() < truth
-    assert -weighed(_result(coarse.backward(z))).log_mean.mean().item() > truth
+    result_of(coarse.tune())
+    assert summary_of(result_of(coarse.forward())).log_mean.mean().item() < truth
+    assert -summary_of(result_of(coarse.backward(z))).log_mean.mean().item() > truth
 
 
-def _result(steps: object) -> Tensor:
-    while True:
-        try:
-            next(steps)  # type: ignore[call-overload]
-        except StopIteration as end:
-            found: Tensor = end.value
-            return found
-
-
-@pytest.mark.parametrize("outputs", [BernoulliOutputs(), GaussianOutputs(2.0)])
+@pytest.mark.parametrize("outputs", [BernoulliLikelihood(), GaussianLikelihood(2.0)])
 @pytest.mark.parametrize(
     "layers",
     [
@@ -195,13 +187,13 @@ def _result(steps: object) -> Tensor:
     ids=lambda layers: layers.layers,
 )
 def test_networks_decode_a_column_as_they_decode_all(
-    layers: Dense | Convolutional, outputs: BernoulliOutputs | GaussianOutputs
+    layers: Dense | Convolutional, outputs: BernoulliLikelihood | GaussianLikelihood
 ) -> None:
     if isinstance(layers, Dense):
         encoder, decoder = dense(layers, 64, 3)
     else:
         encoder, decoder = convolutional(layers, 64, 3)
-    model = DeepVae(encoder, decoder, outputs, Recursive(method="recursive", draws=3), 3, 99)
+    model = SampledVae(encoder, decoder, outputs, 3, Recursive(method="recursive", draws=3), 99)
     x = (torch.rand(5, 64) < 0.5).float()
     mean, log_variance = model.encoder(x)
     assert mean.shape == log_variance.shape == (5, 3)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from mptcore.data.vision import torchvision_datasets
 from mptcore.protocol.records import RunError
-from mptcore.runtime.rng import stream
+from mptcore.runtime.rng import generator_for
 from mptcore.runtime.tensor_files import load_weights
 from mptcore.specs import MaskedLmModel
 
@@ -33,8 +33,8 @@ MASKED_LMS = {
     "roberta": "RobertaForMaskedLM",
 }
 """The class of each model_type that is run. A model may be added here whose base model gives hidden
-states for each token, from which its head predicts each token by itself (tests/mptcore/text holds
-each to plain transformers)."""
+states for each token, from which its head predicts each token by itself (tests/mptcore/families/
+masked_lm holds each to plain transformers)."""
 
 Tokenizer = Any
 Network = Any
@@ -42,7 +42,7 @@ Config = Any
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class PretrainedSource:
     """Where a checkpoint lies: a folder, or an id and revision of the hub."""
 
     name: str
@@ -50,37 +50,38 @@ class Checkpoint:
     revision: str | None
 
     @classmethod
-    def of(cls, spec: MaskedLmModel) -> "Checkpoint":
+    def of(cls, spec: MaskedLmModel) -> "PretrainedSource":
         """The folder of that name in MPT_MODELS_DIR where there is one, else the hub. Raises
         RunError."""
         folder = os.environ.get("MPT_MODELS_DIR")
         local = Path(folder, spec.checkpoint).absolute() if folder else None
         if local is not None and local.is_dir():
-            own = cls(spec.checkpoint, str(local), None)
+            source = cls(spec.checkpoint, str(local), None)
             if spec.revision is not None:
-                raise own._refusal("lies in MPT_MODELS_DIR, which has no revisions: leave it null")
-            return own
-        own = cls(spec.checkpoint, spec.checkpoint, spec.revision)
+                detail = "lies in MPT_MODELS_DIR, which has no revisions: leave it null"
+                raise source._refusal(detail)
+            return source
+        source = cls(spec.checkpoint, spec.checkpoint, spec.revision)
         if Path(spec.checkpoint).exists():  # transformers would take it, wherever we happen to run
-            raise own._refusal("is not in MPT_MODELS_DIR, and no id of the hub")
-        return own
+            raise source._refusal("is not in MPT_MODELS_DIR, and no id of the hub")
+        return source
 
     def tokenizer(self) -> Tokenizer:
         """Its fast tokenizer, which has a mask token. Raises RunError."""
-        found = self._read(transformers.AutoTokenizer.from_pretrained, "a tokenizer")
-        if not getattr(found, "is_fast", False):
+        tokenizer = self._read(transformers.AutoTokenizer.from_pretrained, "a tokenizer")
+        if not getattr(tokenizer, "is_fast", False):
             raise self._refusal("has no tokenizer.json, the form that tokenizers reads")
-        if found.mask_token_id is None:
+        if tokenizer.mask_token_id is None:
             raise self._refusal("has a tokenizer without a mask token: it is no masked model")
-        return found
+        return tokenizer
 
     def config(self) -> Config:
         """Its architecture, which is one of those that are run. Raises RunError."""
-        found = self._read(transformers.AutoConfig.from_pretrained, "a config.json")
-        if found.model_type not in MASKED_LMS:
+        config = self._read(transformers.AutoConfig.from_pretrained, "a config.json")
+        if config.model_type not in MASKED_LMS:
             known = ", ".join(MASKED_LMS)
-            raise self._refusal(f"is a {found.model_type}; those that are run are {known}")
-        return found
+            raise self._refusal(f"is a {config.model_type}; those that are run are {known}")
+        return config
 
     def pretrained(self, config: Config) -> Network:
         """Its network with its weights, the head's included. Raises RunError."""
@@ -104,13 +105,13 @@ class Checkpoint:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
 
-    def _read(self, read: Callable[..., Any], what: str, **options: Any) -> Any:
+    def _read(self, read: Callable[..., Any], part: str, **options: Any) -> Any:
         try:
             return read(self.place, revision=self.revision, trust_remote_code=False, **options)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())[:300]
             cure = "put it into the folder MPT_MODELS_DIR, or let this machine reach the hub"
-            detail = f"{what} could not be had, here or from the hub: {cure} ({reason})"
+            detail = f"{part} could not be had, here or from the hub: {cure} ({reason})"
             raise self._refusal(f"cannot be used: {detail}") from error
 
     def _refusal(self, detail: str) -> RunError:
@@ -121,8 +122,8 @@ def _folder(place: str, revision: str | None, trust_remote_code: bool) -> Path:
     """Where the files of a checkpoint are: those of the hub that were needed so far."""
     if Path(place).is_dir():
         return Path(place)
-    found = transformers.utils.cached_file(place, "tokenizer_config.json", revision=revision)
-    return Path(found).parent
+    file = transformers.utils.cached_file(place, "tokenizer_config.json", revision=revision)
+    return Path(file).parent
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:
@@ -133,15 +134,15 @@ def vocabulary_digest(tokenizer: Tokenizer) -> str:
 
 def network_of(spec: MaskedLmModel, tokenizer: Tokenizer, seed: int) -> Network:
     """The network of a spec, in float32 on the CPU. Raises RunError."""
-    checkpoint = Checkpoint.of(spec)
+    source = PretrainedSource.of(spec)
     match spec.init:
         case "pretrained":
-            return checkpoint.pretrained(checkpoint.config())
+            return source.pretrained(source.config())
         case "experiment":
             return _kept(str(spec.experiment), tokenizer)
         case _:
-            config = _architecture(spec, tokenizer) or checkpoint.config()
-            return fresh(config, stream(seed, "init").initial_seed())
+            config = _architecture(spec, tokenizer) or source.config()
+            return fresh(config, generator_for(seed, "init").initial_seed())
 
 
 def fresh(config: Config, seed: int) -> Network:

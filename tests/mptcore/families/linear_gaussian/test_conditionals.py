@@ -1,6 +1,6 @@
-"""What every tractable family must satisfy: a family's class overrides `density` alone."""
+"""The fast conditionals of PPCA and factor analysis are those of the dense Gaussian: a family's
+class overrides `density` alone."""
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from mptcore.families.linear_gaussian.moments import (
     Moment,
     second_moment,
 )
+from tests.support.contract import masks_of
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,7 @@ class Problem:
         return self.density.log_prob(self.x).mean().item()
 
 
-def masks_of(dim: int, size: int) -> Tensor:
-    """All masks of a size, (C(D, m), D)."""
-    masked = torch.zeros(math.comb(dim, size), dim, dtype=torch.bool)
-    for row, subset in zip(masked, itertools.combinations(range(dim), size), strict=True):
-        row[list(subset)] = True
-    return masked
-
-
-class TractableContract:
+class DenseReference:
     @pytest.fixture
     def density(self, dim: int, latent_dim: int, generator: torch.Generator) -> LowRankGaussian:
         raise NotImplementedError
@@ -136,7 +129,7 @@ def some_masks(dim: int) -> Iterator[Tensor]:
         yield from masks_of(dim, size)[:: max(1, math.comb(dim, size) // 3)]
 
 
-class TestPpca(TractableContract):
+class TestPpca(DenseReference):
     @pytest.fixture
     def density(self, dim: int, latent_dim: int, generator: torch.Generator) -> LowRankGaussian:
         loadings = torch.randn(dim, latent_dim, generator=generator, dtype=torch.float64)
@@ -144,7 +137,7 @@ class TestPpca(TractableContract):
         return LowRankGaussian(loadings, mean, torch.full((dim,), 0.2, dtype=torch.float64))
 
 
-class TestFactorAnalysis(TractableContract):
+class TestFactorAnalysis(DenseReference):
     @pytest.fixture
     def density(self, dim: int, latent_dim: int, generator: torch.Generator) -> LowRankGaussian:
         loadings = torch.randn(dim, latent_dim, generator=generator, dtype=torch.float64)
