@@ -29,8 +29,8 @@ def _binary(x: Tensor, spec: MeasuredData) -> Tensor:
     share = (x - least) / (largest - least)
     if spec.binarize == "threshold":
         return (share > 0.5).to(x)
-    draws = generator_for(spec.seed, "binarize")
-    return (torch.rand(x.shape, generator=draws) < share).to(x)
+    generator = generator_for(spec.seed, "binarize")
+    return (torch.rand(x.shape, generator=generator) < share).to(x)
 
 
 def _standardized(x: Tensor) -> Tensor:

@@ -69,8 +69,8 @@ def sample_to_target(
         variances = torch.stack([one[0].var() for one in known])
         wanted = neyman(widths * smooth(variances).sqrt(), target**2 / MARGIN)
         more = affordable(_missing(wanted, values), max_masks - masks)
-        found = yield from draw(more)
-        values = _joined(values, found)
+        more_values = yield from draw(more)
+        values = _joined(values, more_values)
         known = values
         masks += int(more.sum())
         if StratifiedSample(values, widths, masks).total_std_errs[0] <= target:

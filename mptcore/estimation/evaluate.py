@@ -84,7 +84,7 @@ class Evaluation:
         widths = torch.ones(len(sizes), dtype=torch.float64)
         sample = yield from sample_to_target(draw, widths, target, most, PILOT)
         curve = [
-            tuple(SizeScores(size, own) for own in values)
+            tuple(SizeScores(size, of_model) for of_model in values)
             for size, values in zip(sizes, sample.values, strict=True)
         ]
         for scores in curve:

@@ -54,8 +54,8 @@ def newest(spec: ExperimentSpec, folder: Path, most: int | None = None) -> Resum
     for path in _files(folder):
         if most is not None and int(path.name.split("-")[0]) > most:
             continue
-        if found := _load(spec, path):
-            return found
+        if resumed := _load(spec, path):
+            return resumed
     return None
 
 

@@ -31,29 +31,29 @@ class MaskEvaluation(Spec):
         return self.masks.count(dim) if self.target_std_err is None else self.max_masks
 
     def problems(self, dim: int) -> list[Problem]:
-        found = self.masks.problems(dim, "/evaluate/masks")
+        problems = self.masks.problems(dim, "/evaluate/masks")
         if self.convergence and not isinstance(self.masks, AllSizes | FixedSize):
             detail = "convergence is for the schedules all and fixed, whose score has a limit"
-            found.append(Problem("/evaluate/convergence", detail))
+            problems.append(Problem("/evaluate/convergence", detail))
         if self.convergence and self.masks.design == "exhaustive":
             detail = (
                 "convergence is for masks that are drawn; exhaustive leaves nothing to converge"
             )
-            found.append(Problem("/evaluate/convergence", detail))
-        if self.target_std_err is not None and not found:
-            found += self._target_problems(dim)
-        return found
+            problems.append(Problem("/evaluate/convergence", detail))
+        if self.target_std_err is not None and not problems:
+            problems += self._target_problems(dim)
+        return problems
 
     def _target_problems(self, dim: int) -> list[Problem]:
-        found = []
+        problems = []
         if self.convergence:
             detail = "convergence needs as many masks of each size: leave target_std_err out"
-            found.append(Problem("/evaluate/convergence", detail))
+            problems.append(Problem("/evaluate/convergence", detail))
         if self.masks.design != "independent":
             detail = "target_std_err allocates independent masks: use the design independent"
-            found.append(Problem("/evaluate/masks/design", detail))
+            problems.append(Problem("/evaluate/masks/design", detail))
         least = (PILOT + 2) * len(self.masks.mask_sizes(dim))
         if self.max_masks < least:
             detail = f"at least {least} here: a pilot of {PILOT} masks of each size, and two"
-            found.append(Problem("/evaluate/max_masks", detail))
-        return found
+            problems.append(Problem("/evaluate/max_masks", detail))
+        return problems

@@ -54,20 +54,20 @@ class EpochSchedule(Spec):
         return steps * self.masks_per_step(dim)
 
     def problems(self, data: DataSource) -> list[Problem]:
-        found = self.masks.problems(data.dim, "/train/masks")
+        problems = self.masks.problems(data.dim, "/train/masks")
         if self.masks.design != "independent":
             detail = "training draws independent masks: use the design independent"
-            found.append(Problem("/train/masks/design", detail))
+            problems.append(Problem("/train/masks/design", detail))
         if self.batch_size is not None and self.batch_size > data.kept_n:
             detail = f"at most the {data.kept_n} observations that are trained on"
-            found.append(Problem("/train/batch_size", f"{detail}, not {self.batch_size}"))
+            problems.append(Problem("/train/batch_size", f"{detail}, not {self.batch_size}"))
         if len(set(self.curve_at)) < len(self.curve_at):
-            found.append(Problem("/train/curve_at", "an epoch may be listed once only"))
+            problems.append(Problem("/train/curve_at", "an epoch may be listed once only"))
         for i, epoch in enumerate(self.curve_at):
             if epoch > self.epochs:
                 detail = f"an epoch from 0 to {self.epochs}, not {epoch}"
-                found.append(Problem(f"/train/curve_at/{i}", detail))
-        return found
+                problems.append(Problem(f"/train/curve_at/{i}", detail))
+        return problems
 
 
 class Train(EpochSchedule):

@@ -22,10 +22,10 @@ class Learned:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, as copies."""
-        found = {f"parameter/{k}": p.detach().clone() for k, p in self.parameters.items()}
+        tensors = {f"parameter/{k}": p.detach().clone() for k, p in self.parameters.items()}
         for i, moments in self.optimizer.state_dict()["state"].items():
-            found |= {f"{OPTIMIZER}{i}/{k}": value.clone() for k, value in moments.items()}
-        return found | {f"generator/{k}": g.get_state() for k, g in self.generators.items()}
+            tensors |= {f"{OPTIMIZER}{i}/{k}": value.clone() for k, value in moments.items()}
+        return tensors | {f"generator/{k}": g.get_state() for k, g in self.generators.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what `tensors` gave."""

@@ -104,7 +104,7 @@ class LinearGaussianTrainer:
         """Each start's density as it stands."""
         noise = self._noise().expand(len(self.seeds), self.dim)
         parts = [part.detach().clone() for part in (self.loadings, self.mean, noise)]
-        return [LowRankGaussian(*own) for own in zip(*parts, strict=True)]
+        return [LowRankGaussian(*of_start) for of_start in zip(*parts, strict=True)]
 
     def heldout_points(self) -> list[Point]:
         return []  # they are measured with the others
@@ -147,13 +147,13 @@ class LinearGaussianTrainer:
 
     def _descent_by_hand(self, data: _Centred, fraction: float) -> Tensor:
         with torch.no_grad():
-            found = score_gradient(self._conditionals(data), self._masks(fraction))
-            self.loadings.grad = -self.dim * found.loadings
+            score = score_gradient(self._conditionals(data), self._masks(fraction))
+            self.loadings.grad = -self.dim * score.loadings
             if self.log_noise.requires_grad:
-                gradient = -self.dim * found.noise_variance * self._noise()
+                gradient = -self.dim * score.noise_variance * self._noise()
                 alike = self.log_noise.shape[1] == 1
                 self.log_noise.grad = gradient.sum(-1, keepdim=True) if alike else gradient
-        return -self.dim * found.score
+        return -self.dim * score.score
 
     def _loss(self, data: _Centred, fraction: float) -> Tensor:  # (S,)
         conditionals = self._conditionals(data)
@@ -207,9 +207,11 @@ class LinearGaussianTrainer:
         matrices = [second_moment(x, mean) for x, mean in zip(data, means, strict=True)]
         moment: Moment = DenseMoment(self._tensor(matrices))
         if len(matrices) == 1 and not self.spec.learn_noise_precision:
-            found = compressed(matrices[0], self._noise().min().item())
-            if isinstance(found, FactoredMoment):
-                moment = FactoredMoment(found.factor[None], found.diagonal[None]).to(self.loadings)
+            smaller = compressed(matrices[0], self._noise().min().item())
+            if isinstance(smaller, FactoredMoment):
+                moment = FactoredMoment(smaller.factor[None], smaller.diagonal[None]).to(
+                    self.loadings
+                )
         if self.dim <= SMALL and isinstance(moment, DenseMoment):
             roots = self._tensor([root(matrix) for matrix in matrices])
             moment = FactoredMoment(roots, moment.diagonal)

@@ -147,12 +147,12 @@ def score_sequences(
     """The scores of masked sequences by each model, and log p of their `next` tokens: (models, 2,
     B). A step for each part that the first model computes together."""
     values = torch.zeros(len(models), 2, len(masks), dtype=torch.float64)
-    every = list(models.values())
+    in_order = list(models.values())
     empty = int((masks.counts == 0).sum())
     if empty:
         yield Step(masks=empty)
-    for chosen in every[0].parts(masks):
+    for chosen in in_order[0].parts(masks):
         part = masks[chosen]
-        values[:, :, chosen] = cached_scores(every, part, cache, MaskedLm.scores_and_next)
+        values[:, :, chosen] = cached_scores(in_order, part, cache, MaskedLm.scores_and_next)
         yield Step(masks=len(chosen))
     return values

@@ -100,8 +100,8 @@ class Biased(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.module(x) + self.bias
-        return found
+        outputs: Tensor = self.module(x) + self.bias
+        return outputs
 
 
 class Leading(nn.Module):
@@ -112,8 +112,8 @@ class Leading(nn.Module):
         self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.module(x.flatten(0, -2))
-        return found.view(*x.shape[:-1], -1)
+        outputs: Tensor = self.module(x.flatten(0, -2))
+        return outputs.view(*x.shape[:-1], -1)
 
 
 def _stack(spec: Dense, widths: list[int]) -> nn.Sequential:
@@ -123,6 +123,8 @@ def _stack(spec: Dense, widths: list[int]) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def draw_normal(shape: torch.Size | tuple[int, ...], like: Tensor, g: torch.Generator) -> Tensor:
+def draw_normal(
+    shape: torch.Size | tuple[int, ...], like: Tensor, generator: torch.Generator
+) -> Tensor:
     """Standard normal numbers, the same on every device."""
-    return torch.randn(shape, generator=g, dtype=like.dtype).to(like.device)
+    return torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)

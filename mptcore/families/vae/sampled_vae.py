@@ -132,13 +132,13 @@ class SampledVae(Vae):
         """log p(x, z) − log q(z | x) for z from q(z | x), (samples, N)."""
         mean, log_variance = self.encoder(x)
         at_once = max(1, CHUNK_BYTES // (4 * len(x) * self.width * x.element_size()))
-        found = []
+        log_weights = []
         for first in range(0, samples, at_once):
             shape = (min(at_once, samples - first), *mean.shape)
             z = sample_posterior(mean.expand(shape), log_variance.expand(shape), generator)
             likelihood = self.likelihood.log_prob(x, self.decoder(z)).sum(-1)
-            found.append(likelihood + log_prior(z) - log_posterior(z, mean, log_variance))
-        return torch.cat(found)
+            log_weights.append(likelihood + log_prior(z) - log_posterior(z, mean, log_variance))
+        return torch.cat(log_weights)
 
     @torch.no_grad()
     def reconstruction(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:

@@ -62,11 +62,11 @@ class PpcaData(Data):
     seed: Seed | Literal["run"] = 0
 
     def problems(self) -> list[Problem]:
-        found = []
+        problems = []
         if self.latent_dim >= self.dim:
             detail = f"latent_dim is less than dim, {self.dim}, not {self.latent_dim}"
-            found.append(Problem("/data/latent_dim", detail))
-        return found + super().problems()
+            problems.append(Problem("/data/latent_dim", detail))
+        return problems + super().problems()
 
 
 class MeasuredData(Data):
@@ -83,11 +83,11 @@ class MeasuredData(Data):
     seed: Seed = 0
 
     def problems(self) -> list[Problem]:
-        found = super().problems()
+        problems = super().problems()
         if self.binarize and self.standardize:
             detail = "what is binarized is 0 and 1: leave one of the two out"
-            found.append(Problem("/data/standardize", detail))
-        return found
+            problems.append(Problem("/data/standardize", detail))
+        return problems
 
     def binary_problems(self) -> list[Problem]:
         needed = "the likelihood bernoulli needs data of 0 and 1"
@@ -162,14 +162,14 @@ class UploadData(MeasuredData):
         return True
 
     def problems(self) -> list[Problem]:
-        found = []
+        problems = []
         if self.array is not None and self.columns is not None:
             detail = "columns are for .csv and .parquet files, array for .npz: give one"
-            found.append(Problem("/data/columns", detail))
+            problems.append(Problem("/data/columns", detail))
         if self.columns is not None and len(self.columns) != self.dim:
             detail = f"dim, {self.dim}, columns, not {len(self.columns)}"
-            found.append(Problem("/data/columns", detail))
-        return found + super().problems()
+            problems.append(Problem("/data/columns", detail))
+        return problems + super().problems()
 
 
 DataSource = Annotated[

@@ -56,20 +56,20 @@ class MaskedLmModel(Spec):
     corruption: Literal["mask", "bert"] = "mask"
 
     def problems(self, pointer: str) -> list[Problem]:
-        found = []
+        problems = []
         if (self.init == "experiment") != (self.experiment is not None):
             detail = "the id of the experiment whose weights are taken, with init experiment only"
-            found.append(Problem(f"{pointer}/experiment", detail))
+            problems.append(Problem(f"{pointer}/experiment", detail))
         if self.architecture is None:
-            return found
+            return problems
         if self.init != "random":
             detail = f"for init random; {self.init} brings its own: leave it null"
-            found.append(Problem(f"{pointer}/architecture", detail))
+            problems.append(Problem(f"{pointer}/architecture", detail))
         size, heads = self.architecture.hidden_size, self.architecture.num_attention_heads
         if size % heads:
             detail = f"a divisor of hidden_size, {size}, not {heads}"
-            found.append(Problem(f"{pointer}/architecture/num_attention_heads", detail))
-        return found
+            problems.append(Problem(f"{pointer}/architecture/num_attention_heads", detail))
+        return problems
 
 
 class RateMasks(Spec):
@@ -107,15 +107,15 @@ class TextEvaluate(Spec):
     max_masks: Annotated[int, Field(ge=100, le=1_000_000_000)] = 1_000_000
 
     def problems(self) -> list[Problem]:
-        found = self.masks.problems("/evaluate/masks")
+        problems = self.masks.problems("/evaluate/masks")
         least = (LM_PILOT + 2) * len(self.masks.rates)
         if self.target_std_err is not None and self.max_masks < least:
             detail = f"at least {least} here: a pilot of {LM_PILOT} draws at each rate, and two"
-            found.append(Problem("/evaluate/max_masks", detail))
+            problems.append(Problem("/evaluate/max_masks", detail))
         if self.sequences is not None and not (self.orders or self.pll):
             detail = "it limits the metrics of orders and pll: ask for one, or leave it null"
-            found.append(Problem("/evaluate/sequences", detail))
-        return found
+            problems.append(Problem("/evaluate/sequences", detail))
+        return problems
 
 
 class FixedRate(Spec):
@@ -182,17 +182,17 @@ class TextTrain(Spec):
         return self.steps
 
     def problems(self) -> list[Problem]:
-        found = []
+        problems = []
         if self.warmup_steps > self.steps:
             detail = f"at most the {self.steps} steps, not {self.warmup_steps}"
-            found.append(Problem("/train/warmup_steps", detail))
+            problems.append(Problem("/train/warmup_steps", detail))
         if len(set(self.curve_at)) < len(self.curve_at):
-            found.append(Problem("/train/curve_at", "a step may be listed once only"))
+            problems.append(Problem("/train/curve_at", "a step may be listed once only"))
         for i, step in enumerate(self.curve_at):
             if step > self.steps:
                 detail = f"a step from 0 to {self.steps}, not {step}"
-                found.append(Problem(f"/train/curve_at/{i}", detail))
-        return found
+                problems.append(Problem(f"/train/curve_at/{i}", detail))
+        return problems
 
 
 class TextCompute(Machine):
@@ -240,16 +240,16 @@ class TextExperiment(Spec):
 
     def _bernoulli_problems(self) -> list[Problem]:
         """What needs exact numbers of masked tokens."""
-        found = []
+        problems = []
         exact = "exact numbers of tokens, which the corruption bert does not mask"
         if self.train and isinstance(self.train.masks, UniformRate):
             detail = f"uniform is for {exact}: use fixed, ramp or rates"
-            found.append(Problem("/train/masks/schedule", detail))
+            problems.append(Problem("/train/masks/schedule", detail))
         if self.evaluate.orders:
-            found.append(Problem("/evaluate/orders", f"these are for {exact}: leave it 0"))
+            problems.append(Problem("/evaluate/orders", f"these are for {exact}: leave it 0"))
         if self.evaluate.pll:
-            found.append(Problem("/evaluate/pll", f"this is for {exact}: leave it out"))
-        return found
+            problems.append(Problem("/evaluate/pll", f"this is for {exact}: leave it out"))
+        return problems
 
     def mask_count(self) -> int | None:
         """How many masks are scored is known once the text is read."""
@@ -257,7 +257,7 @@ class TextExperiment(Spec):
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
         """What is too large, as far as the spec tells."""
-        found = []
+        problems = []
         for pointer, model in (("/model", self.model), ("/baseline", self.baseline)):
             size = model.architecture if model else None
             needed = 16 * size.least_parameters() if size else 0  # with gradients and two moments
@@ -266,5 +266,5 @@ class TextExperiment(Spec):
                     f"a run takes at most {limits.memory_bytes >> 20} MiB; this takes "
                     f"{needed >> 20} in training, the vocabulary not counted"
                 )
-                found.append(Problem(f"{pointer}/architecture", detail))
-        return found
+                problems.append(Problem(f"{pointer}/architecture", detail))
+        return problems

@@ -28,7 +28,7 @@ from mptcore.runtime.session import ScoreCache, Work
 from mptcore.specs import AllSizes, parse_spec
 from mptcore.specs.evaluate import PILOT
 from mptcore.specs.masks import Design
-from tests.support.runs import result_of, value_of
+from tests.support.runs import result_of, std_err_of, value_of
 
 REPEATS = 200
 
@@ -129,7 +129,7 @@ def test_allocation_is_unbiased_and_calibrated(model: LinearGaussianModel) -> No
 
 def _unbiased_and_calibrated(estimates: list[Estimate], truth: float) -> None:
     means = torch.tensor([estimate.mean for estimate in estimates])
-    errors = torch.tensor([estimate.std_err or 0.0 for estimate in estimates])
+    errors = torch.tensor([estimate.std_err for estimate in estimates])
     bias = (means.mean() - truth).item()
     assert abs(bias) < 4 * (means.std() / math.sqrt(len(means))).item()
     assert 0.85 < ((means - truth) / errors).std().item() < 1.15
@@ -163,7 +163,7 @@ def metrics(found: list[Any]) -> dict[str, tuple[float, float]]:
             assert record.value is not None
             model = record.labels.get("model")
             name = f"{record.name}/{model}" if model else record.name
-            values[name] = (record.value, record.std_err or 0.0)
+            values[name] = (record.value, std_err_of(record))
     return values
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mptcore.runtime import checkpoint
 from mptcore.runtime.checkpoint import newest
 from tests.support.runs import records, spec_of
 
@@ -71,6 +72,18 @@ def test_a_broken_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None
 def test_a_checkpoint_of_another_spec_is_not_taken(tmp_path: Path) -> None:
     records(spec_of(SPECS["training"]), tmp_path, 10)
     assert newest(spec_of(SPECS["scores"]), tmp_path) is None
+
+
+def test_a_checkpoint_of_an_earlier_version_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tensors have other names: the run begins again, and its records are the same."""
+    spec = spec_of(SPECS["training"])
+    with monkeypatch.context() as earlier:
+        earlier.setattr(checkpoint, "FORMAT", "1")
+        records(spec, tmp_path, 10)
+        assert newest(spec, tmp_path) is not None
+    assert newest(spec, tmp_path) is None
 
 
 def test_two_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from mptcore.protocol.exit_codes import FAILED
 from mptcore.protocol.orders import parse_assignment
 from mptcore.runtime.runner import SpecRunner
-from tests.mptcore.test_filter import SMALL, line
+from tests.support.specs import SMALL, line
 
 
 def test_memory_that_torch_does_not_get_is_told() -> None:

@@ -26,20 +26,20 @@ class LinearGaussian(Spec):
 
     def problems(self, data: DataSource, pointer: str) -> list[Problem]:
         """What is wrong with this model for that data."""
-        found = []
+        problems = []
         if self.latent_dim >= data.dim:
             detail = f"latent_dim is less than the data's {data.dim} dimensions"
-            found.append(Problem(f"{pointer}/latent_dim", f"{detail}, not {self.latent_dim}"))
+            problems.append(Problem(f"{pointer}/latent_dim", f"{detail}, not {self.latent_dim}"))
         if self.init == "random" and self.noise_precision is None:
             detail = "null is for an init that estimates it or brings it; give a number above 0"
-            found.append(Problem(f"{pointer}/noise_precision", detail))
+            problems.append(Problem(f"{pointer}/noise_precision", detail))
         if self.init == "experiment" and self.noise_precision is not None:
             detail = "init experiment brings its own: leave it null"
-            found.append(Problem(f"{pointer}/noise_precision", detail))
+            problems.append(Problem(f"{pointer}/noise_precision", detail))
         if (self.init == "experiment") != (self.experiment is not None):
             detail = "the id of the experiment whose weights are taken, with init experiment only"
-            found.append(Problem(f"{pointer}/experiment", detail))
-        return found
+            problems.append(Problem(f"{pointer}/experiment", detail))
+        return problems
 
 
 class PpcaModel(LinearGaussian):
@@ -53,10 +53,10 @@ class PpcaModel(LinearGaussian):
     init: Literal["generator", "random", "maximum_likelihood", "experiment"] = "random"
 
     def problems(self, data: DataSource, pointer: str) -> list[Problem]:
-        found = super().problems(data, pointer)
+        problems = super().problems(data, pointer)
         if self.init == "generator":
-            found += self._unlike_generator(data, pointer)
-        return found
+            problems += self._unlike_generator(data, pointer)
+        return problems
 
     def _unlike_generator(self, data: DataSource, pointer: str) -> list[Problem]:
         if not isinstance(data, PpcaData):
@@ -65,10 +65,10 @@ class PpcaModel(LinearGaussian):
         return [
             Problem(
                 f"{pointer}/{name}",
-                f"init generator takes the data's own {name}, {theirs}, not {ours}",
+                f"init generator takes the data's own {name}, {generated}, not {asked}",
             )
             for name in ("latent_dim", "noise_precision")
-            if (ours := getattr(self, name)) != (theirs := getattr(data, name))
+            if (asked := getattr(self, name)) != (generated := getattr(data, name))
         ]
 
 
@@ -83,11 +83,11 @@ class FactorAnalysisModel(LinearGaussian):
     init: Literal["random", "maximum_likelihood", "experiment"] = "random"
 
     def problems(self, data: DataSource, pointer: str) -> list[Problem]:
-        found = super().problems(data, pointer)
+        problems = super().problems(data, pointer)
         if self.init == "maximum_likelihood" and self.noise_precision is not None:
             detail = "init maximum_likelihood estimates one for each dimension: leave it null"
-            found.append(Problem(f"{pointer}/noise_precision", detail))
-        return found
+            problems.append(Problem(f"{pointer}/noise_precision", detail))
+        return problems
 
 
 Model = Annotated[PpcaModel | FactorAnalysisModel, Field(discriminator="family")]

@@ -78,10 +78,10 @@ class LatentTrain(EpochSchedule):
     lml_samples: Annotated[int, Field(ge=2, le=1_000_000)] = 64
 
     def problems(self, data: DataSource) -> list[Problem]:
-        found = super().problems(data)
+        problems = super().problems(data)
         if len(set(self.objective)) < len(self.objective):
-            found.append(Problem("/train/objective", "an objective may be listed once only"))
-        return found
+            problems.append(Problem("/train/objective", "an objective may be listed once only"))
+        return problems
 
 
 class LatentExperiment(Spec):
@@ -124,8 +124,8 @@ class LatentExperiment(Spec):
         """How the log marginal likelihood is computed at the end."""
         if self.evaluate.lml is not None:
             return self.evaluate.lml
-        own = self.model.conditionals
-        return own if isinstance(own, AnyGrid) else Iwae(method="iwae")
+        conditionals = self.model.conditionals
+        return conditionals if isinstance(conditionals, AnyGrid) else Iwae(method="iwae")
 
     def mask_count(self) -> int:
         """Masks scored in all, over all seeds, those of training among them."""
@@ -141,28 +141,28 @@ class LatentExperiment(Spec):
         return steps * self.train.masks.step_count(self.data.dim)
 
     def _objective_problems(self, train: LatentTrain) -> list[Problem]:
-        found = []
+        problems = []
         for i, objective in enumerate(train.objective):
             if objective == "lml" and not self.has_grid:
                 detail = "lml is for a linear_vae whose conditionals are taken over a grid"
-                found.append(Problem(f"/train/objective/{i}", f"{detail}: use mpt or elbo"))
-        return found
+                problems.append(Problem(f"/train/objective/{i}", f"{detail}: use mpt or elbo"))
+        return problems
 
     def _evaluate_problems(self) -> list[Problem]:
-        evaluate, found = self.evaluate, []
+        evaluate, problems = self.evaluate, []
         if isinstance(evaluate.lml, Grid) and not self.has_grid:
             detail = "a grid is for a linear_vae whose conditionals are taken over one: use iwae"
-            found.append(Problem("/evaluate/lml/method", detail))
+            problems.append(Problem("/evaluate/lml/method", detail))
         if isinstance(evaluate.lml, Iwae) and self.has_grid:
             detail = "this model has a grid and no encoder: use gauss_hermite or uniform_grid"
-            found.append(Problem("/evaluate/lml/method", detail))
+            problems.append(Problem("/evaluate/lml/method", detail))
         if evaluate.ais is not None and self.has_grid:
             detail = "the grid of this model says more: leave it null"
-            found.append(Problem("/evaluate/ais", detail))
+            problems.append(Problem("/evaluate/ais", detail))
         if evaluate.masks.design == "exhaustive" and not self.has_grid:
             detail = "conditionals that are sampled have an error for each mask: use independent"
-            found.append(Problem("/evaluate/masks/design", detail))
-        return found + grid_problems(evaluate.lml, self.model.latent_dim, "/evaluate/lml")
+            problems.append(Problem("/evaluate/masks/design", detail))
+        return problems + grid_problems(evaluate.lml, self.model.latent_dim, "/evaluate/lml")
 
     def memory_estimate(self) -> int:
         """About how many bytes a run takes."""

@@ -157,15 +157,15 @@ class LatentModel(Spec):
 
     def problems(self, data: DataSource) -> list[Problem]:
         """What is wrong with this model for that data."""
-        found = []
+        problems = []
         if isinstance(self.likelihood, Bernoulli):
-            found += data.binary_problems()
+            problems += data.binary_problems()
         if (self.init == "experiment") != (self.experiment is not None):
             detail = "the id of the experiment whose weights are taken, with init experiment only"
-            found.append(Problem("/model/experiment", detail))
+            problems.append(Problem("/model/experiment", detail))
         if self.init != "experiment" and self.trained_by is not None:
-            found.append(Problem("/model/trained_by", "with init experiment only"))
-        return found
+            problems.append(Problem("/model/trained_by", "with init experiment only"))
+        return problems
 
     def numbers_per_observation(self, dim: int) -> int:
         """Activations of one observation in the decoder."""

@@ -8,7 +8,7 @@ import pytest
 
 from mptcore.protocol.records import Metric, Point, Record
 from mptcore.run import run
-from tests.support.runs import spec_of
+from tests.support.runs import spec_of, std_err_of, value_of
 
 HAVE = Path(os.environ.get("MPT_MODELS_DIR", "/nowhere"), "rxnfp-bert").is_dir()
 pytestmark = pytest.mark.skipif(not HAVE, reason="needs the checkpoints of MPT_MODELS_DIR")
@@ -66,12 +66,12 @@ def test_pretrained_against_random(name: str) -> None:
     learned, flat = curve(found, model="model"), curve(found, model="baseline")
     for rate, expected in zip(RATES, EXPECTED[name], strict=True):
         point = learned[rate]
-        tolerance = 0.06 + 4 * (point.std_err or 0) + (ALL_BUT_ONE if rate == 0.99 else 0)
+        tolerance = 0.06 + 4 * std_err_of(point) + (ALL_BUT_ONE if rate == 0.99 else 0)
         assert point.value == pytest.approx(expected, abs=tolerance)
-    level = [flat[rate].value or 0 for rate in RATES]
+    level = [value_of(flat[rate]) for rate in RATES]
     assert level == pytest.approx([-6.5] * 5, abs=0.4)
     assert max(level) - min(level) < 0.2
-    assert (area(found, model="model").value or 0) > (area(found, model="baseline").value or 0)
+    assert value_of(area(found, model="model")) > value_of(area(found, model="baseline"))
 
 
 def test_a_random_bert_of_the_paper_s_size_has_a_flat_curve_and_its_area() -> None:
@@ -86,8 +86,8 @@ def test_a_random_bert_of_the_paper_s_size_has_a_flat_curve_and_its_area() -> No
     rates = [0.1, 0.3, 0.5, 0.7, 0.9]  # each stands for a fifth of the axis
     masks = {"schedule": "rates", "rates": rates, "per_size": 1}
     found = ran(model, {**SENTENCES, "n": 8}, evaluate={"masks": masks})
-    level = [p.value or 0 for p in curve(found).values()]
-    whole = (area(found).value or 0) * 0.99
+    level = [value_of(p) for p in curve(found).values()]
+    whole = value_of(area(found)) * 0.99
     assert -5450 < whole < -5200
     assert max(level) - min(level) < 0.5
 
@@ -121,6 +121,6 @@ def test_a_small_bert_learns_sentences() -> None:
         train=train,
         evaluate={"masks": {"schedule": "rates", "rates": RATES}},
     )
-    areas = [area(found, step=step).value or 0 for step in (0, 12, 24)]
+    areas = [value_of(area(found, step=step)) for step in (0, 12, 24)]
     assert areas == sorted(areas)
     assert areas[-1] - areas[0] > 1000
