@@ -19,7 +19,7 @@ class Dataset:
         return self.x.shape[1]
 
     def held_out(self, count: int, seed: int) -> "Dataset":
-        """This, with `count` observations chosen at random set aside."""
+        """The same data with `count` observations, chosen at random, set aside."""
         if count == 0:
             return self
         order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed))

@@ -12,7 +12,8 @@ from mptcore.specs import MeasuredData
 
 
 def prepared(data: Dataset, spec: MeasuredData) -> Dataset:
-    """As the spec asks. Raises RunError where the values are not what that needs."""
+    """Binarized or standardized as the spec asks. Raises RunError where the values do not allow
+    it."""
     if spec.binarize is not None:
         return replace(data, x=_binary(data.x, spec))
     if spec.standardize:

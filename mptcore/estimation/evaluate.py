@@ -10,7 +10,7 @@ from mptcore.estimation.estimate import ONE_DRAW, lml_metrics, metric, point
 from mptcore.estimation.masks import draw_independent, draw_masks
 from mptcore.estimation.model import TractableModel, VectorModel
 from mptcore.estimation.scores import (
-    Curve,
+    ScoredSizes,
     SizeScores,
     convergence,
     cumulative_estimate,
@@ -64,14 +64,14 @@ class Evaluation:
         for record in self._conclusions(curve):
             yield Step(record)
 
-    def _score_all(self, generator: torch.Generator) -> Work[Curve]:
+    def _score_all(self, generator: torch.Generator) -> Work[ScoredSizes]:
         masks, models = self.spec.masks, list(self.models.values())
         batches = draw_masks(masks, self.first.dim, generator, self.batch)
         tractable = all(isinstance(model, TractableModel) for model in models)
         joint = isinstance(masks, FixedSize) and tractable
         return (yield from score_masks(models, batches, self.cache, joint, self._points))
 
-    def _score_to_target(self, generator: torch.Generator, target: float) -> Work[Curve]:
+    def _score_to_target(self, generator: torch.Generator, target: float) -> Work[ScoredSizes]:
         models, dim, most = list(self.models.values()), self.first.dim, self.spec.max_masks
         sizes = self.spec.masks.mask_sizes(dim)
 
@@ -109,7 +109,7 @@ class Evaluation:
             paired = size_estimate(scores[0] - other, masks)
             yield point("score_difference", size, paired, self.labels)
 
-    def _conclusions(self, curves: Curve) -> Iterator[Record]:
+    def _conclusions(self, curves: ScoredSizes) -> Iterator[Record]:
         """What is known once all masks are scored."""
         for i, (name, model) in enumerate(self.models.items()):
             curve = [scores[i] for scores in curves]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Batch(Protocol):
+class MaskBatch(Protocol):
     """Masks that are scored together. A tensor of masks (B, D) is one; a family whose masks are
     more than that has a class of its own."""
 
@@ -18,19 +18,19 @@ class Batch(Protocol):
         """Some of them, by their indices (b,)."""
 
 
-Masks = TypeVar("Masks", bound=Batch)
+BatchT = TypeVar("BatchT", bound=MaskBatch)
 
 
-class Model(ABC, Generic[Masks]):
+class Model(ABC, Generic[BatchT]):
     """A model that scores masks. Concrete families are never subclassed."""
 
     device: torch.device
 
     @abstractmethod
-    def scores(self, masks: Masks) -> Tensor:
+    def scores(self, masks: BatchT) -> Tensor:
         """For each mask: the mean over its masked dimensions j, and over the observations that it
-        is for, of log p(x_j | x_R), in nats, as float64 (B,). The same mask has the same score,
-        whatever it is scored together with."""
+        is for, of log p(x_j | x_R), in nats, as float64 (B,). Masks that are scored in the same
+        order have the same scores, however they are cut into batches."""
 
 
 @dataclass(frozen=True)

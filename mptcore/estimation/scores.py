@@ -9,10 +9,10 @@ from torch import Tensor
 
 from mptcore.estimation.estimate import Estimate, total_of
 from mptcore.estimation.masks import SizedMasks
-from mptcore.estimation.model import Masks, Model, TractableModel, VectorModel
+from mptcore.estimation.model import BatchT, Model, TractableModel, VectorModel
 from mptcore.protocol.records import Record
 from mptcore.runtime.session import ScoreCache, Step, Work
-from mptcore.specs import Masks as MaskSpec
+from mptcore.specs import Masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,16 @@ class SizeScores:
 
 AnyModel = TypeVar("AnyModel", bound=Model[Any])
 
-Curve = list[tuple[SizeScores, ...]]
+ScoredSizes = list[tuple[SizeScores, ...]]
 """For each size, the scores by each model."""
 
 
 @torch.no_grad()
 def cached_scores(
     models: Sequence[AnyModel],
-    masks: Masks,
+    masks: BatchT,
     cache: ScoreCache,
-    scores_of: Callable[[AnyModel, Masks], Tensor],  # (R, B), the scores first
+    scores_of: Callable[[AnyModel, BatchT], Tensor],  # (R, B), the scores first
 ) -> Tensor:
     """The scores of a batch by each model, from the cache or computed: (models, R, B)."""
     return cache.get_or_compute(
@@ -57,10 +57,10 @@ def score_masks(
     cache: ScoreCache,
     joint: bool = False,
     records_of: Callable[[tuple[SizeScores, ...]], Iterator[Record]] = _no_records,
-) -> Work[Curve]:
+) -> Work[ScoredSizes]:
     """The scores of all masks by each model, size by size; with `joint` the joint scores too.
     `records_of` gives the records of each size as soon as it is scored."""
-    curve: Curve = []
+    curve: ScoredSizes = []
     parts: list[Tensor] = []
     last = 0
 
@@ -106,19 +106,19 @@ def _scores_and_joint(model: VectorModel, masked: Tensor) -> Tensor:  # (2, B)
     return torch.stack([model.scores(masked), model.joint_scores(masked)]).cpu()
 
 
-def size_estimate(scores: SizeScores, masks: MaskSpec) -> Estimate:
+def size_estimate(scores: SizeScores, masks: Masks) -> Estimate:
     """S(m)."""
     return mask_mean(scores.values, masks)
 
 
-def mask_mean(values: Tensor, masks: MaskSpec) -> Estimate:
+def mask_mean(values: Tensor, masks: Masks) -> Estimate:
     """The mean of a value (P,) over masks of one size, by the replicates that the design gives."""
     if masks.design == "exhaustive":
         return Estimate(values.mean().item(), 0.0, len(values))
     return Estimate.of(_replicates(values, masks), len(values))
 
 
-def cumulative_estimate(curve: Sequence[SizeScores], masks: MaskSpec) -> Estimate:
+def cumulative_estimate(curve: Sequence[SizeScores], masks: Masks) -> Estimate:
     """The sum of S(m) over the sizes of a curve: Eq. (5) of the paper where these are 1..D.
 
     Sizes are independent of each other, so their variances add up; but for the nested design,
@@ -130,7 +130,7 @@ def cumulative_estimate(curve: Sequence[SizeScores], masks: MaskSpec) -> Estimat
     return total_of([size_estimate(scores, masks) for scores in curve])
 
 
-def convergence(curve: Sequence[SizeScores], masks: MaskSpec) -> tuple[Tensor, Tensor | None]:
+def convergence(curve: Sequence[SizeScores], masks: Masks) -> tuple[Tensor, Tensor | None]:
     """The sum of S(m) from the first p masks of each size for p = 1..P, (P,), and its standard
     error (P,), NaN at p = 1; none where the masks of one size depend on each other."""
     values = torch.stack([scores.values for scores in curve])  # (sizes, P)
@@ -146,7 +146,7 @@ def convergence(curve: Sequence[SizeScores], masks: MaskSpec) -> tuple[Tensor, T
     return mean.sum(0), (variance.sum(0) / count).sqrt()
 
 
-def _replicates(values: Tensor, masks: MaskSpec) -> Tensor:
+def _replicates(values: Tensor, masks: Masks) -> Tensor:
     """Means that are independent of each other, (R,)."""
     windows = masks.windows_per_permutation
     return values if windows == 1 else values.view(-1, windows).mean(1)  # (R, windows) to (R,)

@@ -1,4 +1,4 @@
-"""What a run says: one record a line, as JSON."""
+"""The records of a run, one JSON object a line."""
 
 import json
 import math

@@ -50,7 +50,7 @@ def save(session: Session, spec: ExperimentSpec, folder: Path) -> Checkpoint:
 
 
 def newest(spec: ExperimentSpec, folder: Path, most: int | None = None) -> Resumed | None:
-    """The newest whole checkpoint of this spec, none that is after more than `most` records."""
+    """The newest whole checkpoint of this spec, saved after at most `most` records."""
     for path in _files(folder):
         if most is not None and int(path.name.split("-")[0]) > most:
             continue

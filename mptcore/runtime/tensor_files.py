@@ -67,7 +67,8 @@ def _refusal(experiment: str, detail: str) -> RunError:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """All of the content or nothing, kept when this returns: written aside, then renamed."""
+    """Write the content whole or not at all, to a temporary file that is then renamed; it is on
+    disk when this returns."""
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with aside.open("wb") as file:
         file.write(content)

@@ -14,7 +14,11 @@ from mptcore.specs.data.arrays import (
 from mptcore.specs.data.text import GlueText, PlainText, TextSource
 from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.families.linear_gaussian.experiment import Evaluate, VectorExperiment
-from mptcore.specs.families.linear_gaussian.models import FactorAnalysisModel, Model, PpcaModel
+from mptcore.specs.families.linear_gaussian.models import (
+    FactorAnalysisModel,
+    LinearGaussianSpec,
+    PpcaModel,
+)
 from mptcore.specs.families.masked_lm import (
     Architecture,
     FixedRate,
@@ -85,6 +89,7 @@ __all__ = [
     "LatentExperiment",
     "LatentTrain",
     "Limits",
+    "LinearGaussianSpec",
     "LinearVaeModel",
     "ListedSizes",
     "Machine",
@@ -94,7 +99,6 @@ __all__ = [
     "Masks",
     "MeasuredData",
     "MnistData",
-    "Model",
     "PlainText",
     "PpcaData",
     "PpcaModel",

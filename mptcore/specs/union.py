@@ -17,8 +17,8 @@ from mptcore.specs.families.vae.experiment import LatentExperiment
 
 @dataclass(frozen=True)
 class ByFamily:
-    """Marks a union of experiment specs: which one a value is meant to be, its model's family
-    says. Where there is no model the first one says what is wrong."""
+    """Marks a union of experiment specs. The family of its model says which of them a value is; a
+    value without a model is checked as the first one."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.estimation.model import Batch, Model, TractableModel
+from mptcore.estimation.model import MaskBatch, Model, TractableModel
 from mptcore.run import Implementation, implementation
 from mptcore.specs import ExperimentSpec
 from tests.support.runs import records
@@ -41,7 +41,7 @@ class ModelContract:
         raise NotImplementedError
 
     @pytest.fixture
-    def masks(self) -> Batch:
+    def masks(self) -> MaskBatch:
         """Some masks for it, on the CPU."""
         raise NotImplementedError
 
@@ -50,7 +50,7 @@ class ModelContract:
         """A small experiment of its family, with some batches of masks."""
         raise NotImplementedError
 
-    def scores(self, masks: Batch, device: str = "cpu", memory: int | None = None) -> Tensor:
+    def scores(self, masks: MaskBatch, device: str = "cpu", memory: int | None = None) -> Tensor:
         """Of a new model."""
         model = self.model(torch.device(device), memory)
         with torch.no_grad():
@@ -59,7 +59,7 @@ class ModelContract:
     def assert_same(self, found: Tensor, expected: Tensor) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=self.tolerance)
 
-    def test_a_score_for_each_mask_in_float64(self, masks: Batch) -> None:
+    def test_a_score_for_each_mask_in_float64(self, masks: MaskBatch) -> None:
         scores = self.scores(masks)
         assert scores.shape == (len(masks),)
         assert scores.dtype == torch.float64
@@ -67,7 +67,7 @@ class ModelContract:
         assert scores.std() > 0.01  # they tell masks apart
 
     @pytest.mark.parametrize("size", [1, 2, 5])
-    def test_batches_of_any_size_give_the_same_scores(self, masks: Batch, size: int) -> None:
+    def test_batches_of_any_size_give_the_same_scores(self, masks: MaskBatch, size: int) -> None:
         model = self.model(torch.device("cpu"))
         with torch.no_grad():
             parts = [
@@ -76,7 +76,7 @@ class ModelContract:
             ]
         self.assert_same(torch.cat(parts), self.scores(masks))
 
-    def test_threads_do_not_matter(self, masks: Batch) -> None:
+    def test_threads_do_not_matter(self, masks: MaskBatch) -> None:
         before = torch.get_num_threads()
         found = []
         for threads in (1, 2):
@@ -85,11 +85,11 @@ class ModelContract:
         torch.set_num_threads(before)
         self.assert_same(found[0], found[1])
 
-    def test_memory_does_not_matter(self, masks: Batch) -> None:
+    def test_memory_does_not_matter(self, masks: MaskBatch) -> None:
         self.assert_same(self.scores(masks, memory=1), self.scores(masks, memory=2**30))
 
     @pytest.mark.parametrize("device", DEVICES)
-    def test_the_device_does_not_matter(self, masks: Batch, device: str) -> None:
+    def test_the_device_does_not_matter(self, masks: MaskBatch, device: str) -> None:
         assert self.model(torch.device(device)).device.type == device
         self.assert_same(self.scores(masks, device), self.scores(masks))
 
@@ -141,5 +141,5 @@ class TractableContract(ModelContract):
             self.assert_same(model.joint_scores(both), model.scores(both) + ends)
 
 
-def _placed(masks: Batch, model: Model[Any]) -> Any:
+def _placed(masks: MaskBatch, model: Model[Any]) -> Any:
     return masks.to(model.device) if isinstance(masks, Tensor) else masks

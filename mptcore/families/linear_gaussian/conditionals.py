@@ -1,4 +1,4 @@
-"""Scores of a low-rank Gaussian from the data's second moment: the price does not depend on N."""
+"""Scores of a low-rank Gaussian from the data's second moment: N does not change a mask's cost."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -12,11 +12,11 @@ from mptcore.families.linear_gaussian.factor_analysis import factor_analysis
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
 from mptcore.families.linear_gaussian.ppca import ppca
-from mptcore.specs import FactorAnalysisModel, Model, PpcaModel
+from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, PpcaModel
 
 
 def initial_density(
-    spec: Model, data: Dataset, seed: int, generator: torch.Generator
+    spec: LinearGaussianSpec, data: Dataset, seed: int, generator: torch.Generator
 ) -> LowRankGaussian:
     """The density of a spec before any training, in float64 on the CPU."""
     match spec:

@@ -1,4 +1,4 @@
-"""The second moment of data: all that a Gaussian needs to know of them, whatever their number."""
+"""The second moment of data: beside their mean, all that a Gaussian's likelihood depends on."""
 
 import math
 from dataclasses import dataclass
@@ -82,8 +82,8 @@ def root(matrix: Tensor) -> Tensor:
 
 
 def _spectral_norm(matrix: Tensor) -> float:
-    """The largest |eigenvalue| of a symmetric matrix, from twenty steps of a block power iteration;
-    the doubling is for what is missing then."""
+    """The largest |eigenvalue| of a symmetric matrix, from twenty steps of a block power iteration,
+    doubled as a margin for what these have not reached."""
     generator = torch.Generator().manual_seed(0)
     block = torch.randn(len(matrix), 8, generator=generator, dtype=torch.float64).to(matrix)
     for _ in range(20):

@@ -20,7 +20,7 @@ from mptcore.families.linear_gaussian.moments import (
 )
 from mptcore.protocol.records import Point
 from mptcore.runtime.rng import generator_for
-from mptcore.specs import FactorAnalysisModel, Model, Train
+from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, Train
 from mptcore.training.learned import Learned
 from mptcore.training.loop import Schedule, diverged
 from mptcore.training.step_masks import ONE_STEP, StepMasks
@@ -56,7 +56,7 @@ class LinearGaussianTrainer:
 
     def __init__(
         self,
-        model: Model,
+        model: LinearGaussianSpec,
         spec: Train,
         seeds: Sequence[int],
         starts: Sequence[LowRankGaussian],

@@ -4,10 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mptcore.specs.base import Problem, Seeds, Spec, reject, seed_problems
+from mptcore.specs.base import ExperimentId, Problem, Seeds, Spec, reject, seed_problems
 from mptcore.specs.compute import Limits, Machine
 from mptcore.specs.data.text import TextSource
-from mptcore.specs.families.linear_gaussian.models import ExperimentId
+from mptcore.specs.masks import Rate
 from mptcore.specs.train import one_or_more
 
 PAPER_RATES = tuple(round(percent / 100, 2) for percent in range(1, 100))
@@ -15,7 +15,6 @@ PAPER_RATES = tuple(round(percent / 100, 2) for percent in range(1, 100))
 LM_PILOT = 8
 """Draws at each rate from which a run with a target first learns where to spend the others."""
 
-Rate = Annotated[float, Field(gt=0, le=1)]
 LmObjective = Literal["mpt"]
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
@@ -151,7 +150,7 @@ TextTrainSchedule = Annotated[
     FixedRate | UniformRate | RateRamp | RateChoice, Field(discriminator="schedule")
 ]
 
-Step = Annotated[int, Field(ge=0, le=100_000_000)]
+StepNumber = Annotated[int, Field(ge=0, le=100_000_000)]
 
 
 class TextTrain(Spec):
@@ -170,11 +169,11 @@ class TextTrain(Spec):
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 32
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-4
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
-    warmup_steps: Step = 0
+    warmup_steps: StepNumber = 0
     max_grad_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     masks: TextTrainSchedule = FixedRate(schedule="fixed")
     evaluate_every: Annotated[int, Field(ge=1, le=100_000_000)] = 100
-    curve_at: Annotated[tuple[Step, ...], Field(max_length=1000, strict=False)] = ()
+    curve_at: Annotated[tuple[StepNumber, ...], Field(max_length=1000, strict=False)] = ()
 
     @property
     def length(self) -> int:

@@ -31,7 +31,8 @@ def validate_spec(
 
 
 def problems_of(errors: Sequence[Any], value: object, model: Any) -> list[Problem]:
-    """Pydantic's errors about `value`, which was to be a `model`: one, or a union of some."""
+    """The problems in pydantic's errors about `value`, validated as `model`: one model, or a union
+    of some."""
     return [
         problem
         for error in errors

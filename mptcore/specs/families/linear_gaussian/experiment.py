@@ -8,7 +8,7 @@ from mptcore.specs.base import Problem, Seeds, Spec, reject, seed_problems
 from mptcore.specs.compute import Compute, Limits
 from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.evaluate import MaskEvaluation
-from mptcore.specs.families.linear_gaussian.models import Model
+from mptcore.specs.families.linear_gaussian.models import LinearGaussianSpec
 from mptcore.specs.train import Train
 
 
@@ -29,8 +29,8 @@ class VectorExperiment(Spec):
     says how, is scored with masks, once for each seed. `baseline` is a second model scored on the
     same data and masks; series and metrics then carry the label `model`."""
 
-    model: Model
-    baseline: Model | None = None
+    model: LinearGaussianSpec
+    baseline: LinearGaussianSpec | None = None
     data: DataSource
     train: Train | None = None
     evaluate: Evaluate = Evaluate()

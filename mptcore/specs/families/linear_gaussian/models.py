@@ -4,11 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mptcore.specs.base import Problem, Spec
+from mptcore.specs.base import ExperimentId, Problem, Spec
 from mptcore.specs.data.arrays import DataSource, PpcaData, Precision
 
 LatentDimensions = Annotated[int, Field(ge=1, le=100_000)]
-ExperimentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
 
 
 class LinearGaussian(Spec):
@@ -90,4 +89,4 @@ class FactorAnalysisModel(LinearGaussian):
         return problems
 
 
-Model = Annotated[PpcaModel | FactorAnalysisModel, Field(discriminator="family")]
+LinearGaussianSpec = Annotated[PpcaModel | FactorAnalysisModel, Field(discriminator="family")]

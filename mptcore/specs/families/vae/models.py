@@ -5,9 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from mptcore.specs.base import Problem, Spec
+from mptcore.specs.base import ExperimentId, Problem, Spec
 from mptcore.specs.data.arrays import DataSource, Precision
-from mptcore.specs.families.linear_gaussian.models import ExperimentId
 
 MOST_GRID_DIMS = 3
 """The most latent dimensions that are integrated over a grid."""
@@ -31,7 +30,7 @@ class Gaussian(Spec):
 
 Objective = Literal["mpt", "elbo", "lml"]
 
-Likelihood = Annotated[Bernoulli | Gaussian, Field(discriminator="distribution")]
+LikelihoodSpec = Annotated[Bernoulli | Gaussian, Field(discriminator="distribution")]
 
 
 class Grid(Spec):
@@ -150,7 +149,7 @@ class LatentModel(Spec):
 
     family: str
     latent_dim: Annotated[int, Field(ge=1, le=4096)]
-    likelihood: Likelihood
+    likelihood: LikelihoodSpec
     init: Literal["random", "experiment"] = "random"
     experiment: ExperimentId | None = None
     trained_by: Objective | None = None
