@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from mptcore.protocol.records import Artifact, RunError
+from mptcore.protocol.records import Artifact, Log, RunError
 
 FILE = "weights.safetensors"
 MEDIA_TYPE = "application/octet-stream"
@@ -22,9 +22,11 @@ HEADER = "mptcore"
 
 
 def keep_weights(
-    family: str, tensors: Mapping[str, Tensor], header: Mapping[str, str], folder: Path
-) -> Artifact:
-    """Write tensors and their header under `folder`."""
+    family: str, tensors: Mapping[str, Tensor], header: Mapping[str, str], folder: Path | None
+) -> Artifact | Log:
+    """Write tensors and their header under `folder`, where there is one."""
+    if folder is None:
+        return Log("info", "the weights are not kept: no work directory was given")
     # One key: safetensors writes several in any order, and the same weights have the same digest.
     metadata = {HEADER: json.dumps({**header, "family": family}, sort_keys=True)}
     content = save({name: value.cpu().contiguous() for name, value in tensors.items()}, metadata)

@@ -13,7 +13,7 @@ from mptcore.families.linear_gaussian.densities import initial_density, scorable
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
 from mptcore.families.linear_gaussian.weights import keep_densities
-from mptcore.protocol.records import Artifact, Labels, Log, RunError
+from mptcore.protocol.records import Labels, RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
 from mptcore.specs import VectorExperiment
@@ -102,13 +102,8 @@ class LinearGaussianRun:
         yield from train(trainer, self.session, resumed, curves)
         for models, density in zip(of_seeds, trainer.densities(), strict=True):
             models.densities["model"] = _on_cpu(density)
-        yield Step(self._keep(of_seeds))
-
-    def _keep(self, of_seeds: list[SeedModels]) -> Artifact | Log:
-        if self.session.work_dir is None:
-            return Log("info", "the weights are not kept: no work directory was given")
         densities = {models.seed: models.densities["model"] for models in of_seeds}
-        return keep_densities(densities, self.session.work_dir)
+        yield Step(keep_densities(densities, self.session.work_dir))
 
 
 def _on_cpu(density: LowRankGaussian) -> LowRankGaussian:

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.protocol.records import Artifact, RunError
+from mptcore.protocol.records import Artifact, Log, RunError
 from mptcore.runtime.tensor_files import keep_weights, load_weights
 from mptcore.specs.families.linear_gaussian.models import LinearGaussian
 
@@ -14,8 +14,8 @@ FAMILY = "linear_gaussian"
 PARTS = ("loadings", "mean", "noise_variance")
 
 
-def keep_densities(densities: Mapping[int, LowRankGaussian], folder: Path) -> Artifact:
-    """Write the density of each seed under `folder`."""
+def keep_densities(densities: Mapping[int, LowRankGaussian], folder: Path | None) -> Artifact | Log:
+    """Write the density of each seed under `folder`, where there is one."""
     tensors: dict[str, Tensor] = {
         f"{seed}/{part}": getattr(density, part).double()
         for seed, density in densities.items()

@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.pretrained import (
     weights_header,
 )
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
-from mptcore.protocol.records import Artifact, Labels, Log, RunError
+from mptcore.protocol.records import Labels, Log, RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
 from mptcore.runtime.tensor_files import keep_weights, weights_digest
@@ -90,7 +90,8 @@ class MaskedLmRun:
             yield from evaluation.records(generator_for(seed, "curve"))
 
         yield from train(trainer, self.session, resumed, curves)
-        yield Step(self._keep(trainer, text.tokenizer))
+        header = weights_header(trainer.model.config, text.tokenizer)
+        yield Step(keep_weights(FAMILY, trainer.weights(), header, self.session.work_dir))
 
     def _evaluate(self, seed: int, models: Models, text: LoadedText, last: bool) -> Work[None]:
         masker = text.masker(text.scored, models, self.spec.model.corruption)
@@ -136,12 +137,6 @@ class MaskedLmRun:
             return one * len(self.spec.seeds)
         train = self.spec.train
         return one * (1 + len(train.curve_at)) + train.steps * train.batch_size
-
-    def _keep(self, trainer: MaskedLmTrainer, tokenizer: Tokenizer) -> Artifact | Log:
-        if self.session.work_dir is None:
-            return Log("info", "the weights are not kept: no work directory was given")
-        header = weights_header(trainer.model.config, tokenizer)
-        return keep_weights(FAMILY, trainer.weights(), header, self.session.work_dir)
 
 
 def _check_vocabularies(

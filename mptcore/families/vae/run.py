@@ -144,8 +144,6 @@ class VaeRun:
         return self._baselines[start.seed]
 
     def _keep(self, starts: Sequence[TrainingStart]) -> Artifact | Log:
-        if self.session.work_dir is None:
-            return Log("info", "the weights are not kept: no work directory was given")
         tensors = {
             f"{start.objective}/{start.seed}/{name}": value
             for start in starts
