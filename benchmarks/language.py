@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.table import Row, SkippedError
 from mptcore.data.vision import torchvision_datasets
-from mptcore.records import Metric
+from mptcore.protocol.records import Metric
 from mptcore.run import run
 from mptcore.specs import TextExperiment
 
@@ -75,12 +75,12 @@ class _Parts:
 
     def __init__(self, spec: TextExperiment):
         torchvision_datasets()
-        self.checkpoints = importlib.import_module("mptcore.text.checkpoints")
-        corpora = importlib.import_module("mptcore.text.corpus")
+        self.pretrained = importlib.import_module("mptcore.families.masked_lm.pretrained")
+        corpora = importlib.import_module("mptcore.families.masked_lm.corpus")
         self.spec = spec
         torch.set_num_threads(spec.compute.threads)
-        self.tokenizer = self.checkpoints.Checkpoint.of(spec.model).tokenizer()
-        self.network = self.checkpoints.network_of(spec.model, self.tokenizer, 0).eval()
+        self.tokenizer = self.pretrained.PretrainedSource.of(spec.model).tokenizer()
+        self.network = self.pretrained.network_of(spec.model, self.tokenizer, 0).eval()
         self.corpus = corpora.read(spec.data, self.tokenizer, 512)
 
     @property
@@ -90,8 +90,8 @@ class _Parts:
 
     def time_of_pass(self, rate: float) -> float:
         """Seconds for one pass as the runs make it, the masks included."""
-        draws = importlib.import_module("mptcore.text.draws")
-        lm = importlib.import_module("mptcore.text.masked_lm")
+        draws = importlib.import_module("mptcore.families.masked_lm.masked_batch")
+        lm = importlib.import_module("mptcore.families.masked_lm.model")
         masker = draws.Masker(self.corpus, self.tokenizer.mask_token_id, len(self.tokenizer))
         model = lm.MaskedLm(self.network, torch.device("cpu"), torch.float32)
         sequences = torch.arange(len(self.corpus))
@@ -99,7 +99,7 @@ class _Parts:
 
         def one_pass(part: torch.Tensor) -> None:
             found, _ = masker.at_rates(part, rates[: len(part)], torch.Generator().manual_seed(1))
-            for _ in lm.score({"model": model}, found, lm.Tape()):
+            for _ in lm.score_sequences({"model": model}, found, lm.ScoreCache()):
                 pass
 
         one_pass(sequences[:32])  # warm
@@ -120,7 +120,7 @@ class _Parts:
 
     def time_of_trainer(self, rate: float) -> float:
         """Seconds of Trainer.evaluate with the usual collator, both at their defaults."""
-        transformers = self.checkpoints.transformers
+        transformers = self.pretrained.transformers
         ends = self.corpus.offsets.tolist()
         ids = self.corpus.ids.tolist()
         rows = [{"input_ids": ids[a:b]} for a, b in pairwise(ends)]

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.table import Benchmark, Row
-from mptcore.latent.grid import nodes_of
-from mptcore.latent.grid_vae import GridVae
-from mptcore.latent.likelihoods import BernoulliOutputs
-from mptcore.latent.networks import Decoder, linear_decoder
+from mptcore.families.vae.grid_vae import GridVae
+from mptcore.families.vae.likelihoods import BernoulliLikelihood
+from mptcore.families.vae.networks import Decoder, linear_decoder
 from mptcore.specs import GaussHermite
 
 N, DIM, LATENT_DIM, MASKED, NODES = 2000, 784, 2, 117, 20
@@ -28,9 +27,9 @@ def fig3_epoch(threads: int) -> Iterator[Row]:
     x = (torch.rand(N, DIM, generator=draws) < 0.13).float()
     masked = torch.zeros(DIM, dtype=torch.bool)
     masked[torch.randperm(DIM, generator=draws)[:MASKED]] = True
-    nodes = nodes_of(GaussHermite(method="gauss_hermite", nodes=NODES), LATENT_DIM)
+    grid = GaussHermite(method="gauss_hermite", nodes=NODES)
     decoder = linear_decoder(DIM, LATENT_DIM)
-    ours = GridVae(decoder, None, BernoulliOutputs(), nodes).float()
+    ours = GridVae(None, decoder, BernoulliLikelihood(), LATENT_DIM, grid).float()
 
     def score(rows: Tensor) -> Tensor:
         return ours.score(rows, masked[None])

@@ -16,7 +16,7 @@ import matplotlib
 
 from benchmarks.table import machine
 from mptcore.presets import PRESETS, Results, Verdict
-from mptcore.records import Labels, Log, Metric, Point, Record, encode
+from mptcore.protocol.records import Labels, Log, Metric, Point, Record, encode
 from mptcore.run import run
 from mptcore.specs import ExperimentSpec, parse_spec
 

@@ -12,12 +12,12 @@ import torch
 
 from benchmarks import direct
 from benchmarks.table import Benchmark, Row, SkippedError
-from mptcore import data
-from mptcore.data import Dataset
-from mptcore.masks import draw_masks
-from mptcore.models import scorable
+from mptcore.data.arrays import Dataset, load_arrays
+from mptcore.estimation.masks import draw_masks
+from mptcore.families.linear_gaussian.densities import scorable
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.presets import PRESETS
-from mptcore.records import Metric
+from mptcore.protocol.records import Metric
 from mptcore.run import run
 from mptcore.specs import AllSizes, Evaluate, VectorExperiment
 
@@ -152,12 +152,13 @@ def _scores_row(
 def _direct_part(spec: VectorExperiment, per_size: int) -> tuple[float, float]:
     """Seconds of the direct route on part of the masks, and the largest difference to ours."""
     dataset = _data(spec)
-    assert dataset.density is not None
-    loadings, variance = dataset.density.loadings, dataset.density.noise_variance[0].item()
+    assert dataset.parameters is not None
+    density = LowRankGaussian(**dataset.parameters)
+    loadings, variance = density.loadings, density.noise_variance[0].item()
     masks = torch.cat([batch.masked for batch in _draw(spec, per_size)])[::PART]
     torch.set_num_threads(spec.compute.threads)
     seconds, scores = direct.time_of(dataset.x, loadings, variance, masks)
-    model = scorable(dataset.density, dataset, torch.device("cpu"), torch.float64)
+    model = scorable(density, dataset.x, torch.device("cpu"), torch.float64)
     ours = torch.cat([model.scores(part) for part in torch.split(masks, 100)])
     return seconds, (ours - torch.tensor(scores, dtype=torch.float64)).abs().max().item()
 
@@ -230,4 +231,4 @@ def _preset(name: str, threads: int) -> VectorExperiment:
 def _data(spec: VectorExperiment) -> Dataset:
     assert isinstance(spec.data.seed, int)
     seed = spec.data.seed
-    return data.load(spec.data, seed, torch.Generator().manual_seed(seed))
+    return load_arrays(spec.data, seed, torch.Generator().manual_seed(seed))

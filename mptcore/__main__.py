@@ -3,10 +3,10 @@
 Exit status 0: complete; 1: after a failure record; 2: a bad spec, one line per problem on stderr;
 3: stopped on request, with a checkpoint saved.
 
-With --supervised the first line of stdin is the spec, or an envelope (mptcore.orders) of spec,
-directories and the checkpoint to resume; later lines are acknowledgements and requests, and the end
-of the file ends the run. The process may be started long before its spec comes: it has torch
-imported by then, and has touched no GPU.
+With --supervised the first line of stdin is the spec, or an envelope (mptcore.protocol.orders) of
+spec, directories and the checkpoint to resume; later lines are acknowledgements and requests, and
+the end of the file ends the run. The process may be started long before its spec comes: it has
+torch imported by then, and has touched no GPU.
 
 With --checkpoint DIR it saves there, and goes on from what it finds there: records before that
 checkpoint are not given again. With --work-dir DIR it keeps its files there.
@@ -17,44 +17,53 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from mptcore.process import be_expendable
+from mptcore.runtime.process import be_expendable
 
 if __name__ == "__main__" and "--supervised" in sys.argv:
     be_expendable()  # before torch is imported, which takes seconds
 
-from mptcore.orders import Assignment, follow_orders, parse_assignment
-from mptcore.specs import SpecError
+from mptcore.protocol.exit_codes import COMPLETE, FAILED, INVALID
+from mptcore.protocol.orders import Assignment, follow_orders, parse_assignment
+from mptcore.specs import ExperimentSpec, SpecError
 
 
-def main() -> int:
+def main(union: Any = ExperimentSpec, implementation: Any = None) -> int:
+    """The exit status of the filter, for the specs of a union; where `implementation` is given, it
+    stands for that of mptcore.run."""
     options = _options()
     if options.supervised:
-        importlib.import_module("mptcore.runner")  # and torch, before there is a spec
-        os._exit(supervised())  # an interpreter that shuts down would wait for the reader of stdin
-    assignment = _read(sys.stdin.buffer.read())
+        importlib.import_module("mptcore.run")  # and torch, before there is a spec
+        status = supervised(union, implementation)
+        os._exit(status)  # an interpreter that shuts down would wait for the reader of stdin
+    assignment = _read(sys.stdin.buffer.read(), union)
     if assignment is None:
-        return BAD_SPEC
-    from mptcore.runner import Runner  # a bad spec need not wait for torch
+        return INVALID
+    from mptcore.runtime.runner import SpecRunner
 
-    return Runner(_with_options(assignment, options), sys.stdout).run()
+    assignment = _with_options(assignment, options)
+    return SpecRunner(_resumable(implementation), assignment, sys.stdout).run()
 
 
-def supervised() -> int:
+def supervised(union: Any = ExperimentSpec, implementation: Any = None) -> int:
     """Run what the first line of stdin says, by the orders of those that follow; the exit status.
     The process is to end by os._exit then."""
     text = sys.stdin.buffer.readline()
     if not text:
-        return 0  # one that was never used
-    assignment = _read(text)
+        return COMPLETE  # one that was never used
+    assignment = _read(text, union)
     if assignment is None:
-        return BAD_SPEC
-    from mptcore.runner import Runner
+        return INVALID
+    from mptcore.runtime.runner import SpecRunner
 
-    runner = Runner(assignment, sys.stdout)
+    runner = SpecRunner(_resumable(implementation), assignment, sys.stdout)
     follow_orders(sys.stdin.buffer, runner.obey)
-    status = 1
+    status = FAILED
     try:
         status = runner.run()
     except Exception:
@@ -63,18 +72,21 @@ def supervised() -> int:
     return status
 
 
-BAD_SPEC = 2
-
-
-def _read(text: bytes) -> Assignment | None:
+def _read(text: bytes, union: Any) -> Assignment | None:
     """What is to be done; None for a bad spec, whose problems go to stderr."""
     try:
-        return parse_assignment(text)
+        return parse_assignment(text, union)
     except SpecError as error:
         for problem in error.problems:
             print(f"{problem.pointer or '/'}: {problem.detail}", file=sys.stderr)  # noqa: T201
         sys.stderr.flush()
         return None
+
+
+def _resumable(implementation: Any) -> Callable[..., Iterator[Any]]:
+    from mptcore import run  # a bad spec need not wait for torch
+
+    return partial(run.resumable, implementation=implementation or run.implementation)
 
 
 def _options() -> argparse.Namespace:
@@ -91,7 +103,7 @@ def _options() -> argparse.Namespace:
 
 def _with_options(assignment: Assignment, options: argparse.Namespace) -> Assignment:
     given = {"checkpoint_dir": options.checkpoint, "work_dir": options.work_dir}
-    return assignment.model_copy(update={k: v for k, v in given.items() if v is not None})
+    return replace(assignment, **{k: v for k, v in given.items() if v is not None})
 
 
 if __name__ == "__main__":

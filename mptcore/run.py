@@ -1,14 +1,15 @@
-"""From a spec to its records."""
+"""From a spec to its records: the one file that knows all families."""
 
 import importlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, assert_never
+from collections.abc import Callable, Iterator
+from typing import Any, assert_never
 
 import torch
 
-from mptcore.latent.run import LatentRun
-from mptcore.records import Log, Record, RunError, with_progress
-from mptcore.session import Session, TrainingState
+from mptcore.families.linear_gaussian.run import LinearGaussianRun
+from mptcore.families.vae.run import VaeRun
+from mptcore.protocol.records import Log, Record, RunError
+from mptcore.runtime.session import ExperimentRun, Session, TrainingState, with_progress
 from mptcore.specs import (
     ExperimentSpec,
     LatentExperiment,
@@ -16,25 +17,45 @@ from mptcore.specs import (
     TextExperiment,
     VectorExperiment,
 )
-from mptcore.vectors import VectorRun
 
-if TYPE_CHECKING:
-    from mptcore.text.run import TextRun
+Implementation = Callable[[Any, Session, torch.device, torch.dtype], ExperimentRun]
+"""From a spec, and where and how precisely it is computed, to what runs it."""
 
 
-def run(spec: ExperimentSpec) -> Iterator[Record]:
+def implementation(
+    spec: ExperimentSpec, session: Session, device: torch.device, dtype: torch.dtype
+) -> ExperimentRun:
+    """What runs a spec of each family."""
+    match spec:
+        case VectorExperiment():
+            return LinearGaussianRun(spec, session, device, dtype)
+        case LatentExperiment():
+            return VaeRun(spec, session, device, dtype)
+        case TextExperiment():
+            # transformers takes seconds to import
+            masked_lm = importlib.import_module("mptcore.families.masked_lm.run")
+            of_text: ExperimentRun = masked_lm.MaskedLmRun(spec, session, device, dtype)
+            return of_text
+        case _:
+            assert_never(spec)
+
+
+def run(spec: ExperimentSpec, implementation: Implementation = implementation) -> Iterator[Record]:
     """All records of an experiment, in order. Raises RunError where it cannot go on."""
     session = Session()
-    for record in resumable(spec, session):
+    for record in resumable(spec, session, None, implementation):
         if record is not None:
             session.seq += 1
             yield record
 
 
 def resumable(
-    spec: ExperimentSpec, session: Session, resumed: TrainingState | None = None
+    spec: ExperimentSpec,
+    session: Session,
+    resumed: TrainingState | None = None,
+    implementation: Implementation = implementation,
 ) -> Iterator[Record | None]:
-    """The same with a None between records wherever the run rests: where session.at_rest is true it
+    """The same with a None for each step without a record: where session.at_safe_point is true it
     may be saved there. The caller raises session.seq with every record."""
     torch.set_num_threads(spec.compute.threads)
     device, dtype = _device(spec.compute), getattr(torch, spec.compute.precision)
@@ -44,24 +65,8 @@ def resumable(
         f"torch {torch.__version__} on {place}, {spec.compute.precision}, "
         f"{torch.get_num_threads()} threads",
     )
-    work = _work(spec, session, device, dtype)
-    yield from with_progress(work.records(resumed), lambda: work.total, "masks")
-
-
-def _work(
-    spec: ExperimentSpec, session: Session, device: torch.device, dtype: torch.dtype
-) -> "VectorRun | LatentRun | TextRun":
-    match spec:
-        case VectorExperiment():
-            return VectorRun(spec, session, device, dtype)
-        case LatentExperiment():
-            return LatentRun(spec, session, device, dtype)
-        case TextExperiment():
-            text = importlib.import_module("mptcore.text.run")  # transformers takes seconds
-            work: TextRun = text.TextRun(spec, session, device, dtype)
-            return work
-        case _:
-            assert_never(spec)
+    experiment = implementation(spec, session, device, dtype)
+    yield from with_progress(experiment.records(resumed), session, lambda: experiment.total)
 
 
 def _device(compute: Machine) -> torch.device:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
-from mptcore.specs import EXPERIMENT, ExperimentSpec, Problem
+from mptcore.specs import ExperimentSpec, Problem, stored_spec
 from service.dependencies import DatabaseDep, UserDep
 from service.errors import ApiError, invalid
 from service.experiments import store
@@ -95,7 +95,7 @@ def get_verdict(
 def _is_result_of(experiment: Experiment | None, spec: ExperimentSpec) -> bool:
     if experiment is None or experiment.status != Status.SUCCEEDED:
         return False
-    ran = EXPERIMENT.validate_python(experiment.spec)
+    ran = stored_spec(experiment.spec)
     return bool(ran.model_copy(update={"compute": spec.compute}) == spec)
 
 

@@ -1,7 +1,10 @@
 """The arrows: who may import whom."""
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +15,9 @@ FORBIDDEN = {
     "client.demo": ["torch", "service", "worker", "sqlalchemy"],
     "worker.local": ["torch", "fastapi"],
     "mptcore.specs": ["torch", "numpy", "sklearn", "pandas", "scipy"],
-    "mptcore.files.inspect": ["torch", "sklearn"],
+    "mptcore.protocol.orders": ["torch", "numpy"],
+    "mptcore.protocol.records": ["torch", "numpy"],
+    "mptcore.data.inspect": ["torch", "sklearn"],
     "mptcore.presets": ["torch", "numpy", "sklearn", "pandas", "scipy"],
 }
 ALL_OF_MPTCORE = """
@@ -42,3 +47,69 @@ def test_mptcore_knows_nothing_of_the_service() -> None:
     assert "mptcore.run" in modules
     others = {"fastapi", "starlette", "sqlalchemy", "celery", "httpx"}
     assert modules.isdisjoint(others | {"service", "worker", "client"})
+
+
+MPTCORE = Path(__file__).parents[1] / "mptcore"
+LAYERS = ("specs", "protocol", "runtime", "data", "estimation", "training", "families")
+"""Of mptcore, from the lowest: a module imports from its own layer and lower ones alone."""
+TOP = ("run", "__main__")
+"""Above all layers: run.py alone knows the families."""
+BETWEEN_FAMILIES = {("vae", "linear_gaussian.baseline"), ("vae", "linear_gaussian.models")}
+"""A VAE is compared with a PPCA, of which it knows the spec, and that it can be scored."""
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The modules of mptcore that a file imports, wherever in it, as paths below mptcore."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.ImportFrom(module=str(module)):
+                names = [f"{module}.{alias.name}" for alias in node.names]
+                yield from (name for name in names if name.startswith("mptcore."))
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names if alias.name.startswith("mptcore."))
+            case ast.Call(args=[ast.Constant(value=str(module)), *_]) if module.startswith(
+                "mptcore."
+            ):
+                yield module  # importlib.import_module
+
+
+def modules() -> list[Path]:
+    return sorted(path.relative_to(MPTCORE) for path in MPTCORE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("module", modules(), ids=str)
+def test_a_module_of_mptcore_imports_lower_layers_alone(module: Path) -> None:
+    own = module.parts[0].removesuffix(".py")
+    for name in imports_of(MPTCORE / module):
+        layer = name.split(".")[1]
+        if own in TOP or own == "__init__":
+            continue
+        assert layer not in TOP, f"{name} is above {module}"
+        if own == "presets":
+            assert layer in ("presets", "specs")
+            continue
+        assert layer in LAYERS, f"{name} belongs to no layer"
+        assert LAYERS.index(layer) <= LAYERS.index(own), f"{name} is above {module}"
+
+
+@pytest.mark.parametrize("folder", ["families", "specs/families"])
+def test_families_do_not_know_each_other(folder: str) -> None:
+    package = folder.replace("/", ".")
+    for module in (path for path in modules() if path.is_relative_to(folder)):
+        family = module.relative_to(folder).parts[0].removesuffix(".py")
+        for name in imports_of(MPTCORE / module):
+            if not name.startswith(f"mptcore.{package}."):
+                continue
+            other = name.removeprefix(f"mptcore.{package}.").split(".")
+            if other[0] != family:
+                assert (family, ".".join(other[:2])) in BETWEEN_FAMILIES, f"{module}: {name}"
+
+
+def test_only_run_knows_all_families() -> None:
+    knowing = [
+        module
+        for module in modules()
+        if any(name.startswith("mptcore.families.") for name in imports_of(MPTCORE / module))
+        and module.parts[0] != "families"
+    ]
+    assert knowing == [Path("run.py")]

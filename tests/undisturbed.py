@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from mptcore.specs import EXPERIMENT
+from mptcore.specs import stored_spec
 from tests.conftest import ppca_spec
 from tests.invariants import Record
 from tests.warm import warm_parent
@@ -13,7 +13,7 @@ from worker.runner import Runner
 
 def undisturbed_records(spec: Mapping[str, Any]) -> list[Record]:
     """All records of the filter, as the service would have it run the spec."""
-    resolved = EXPERIMENT.validate_python(spec).model_dump(mode="json")
+    resolved = stored_spec(spec).model_dump(mode="json")
     records: list[Record] = []
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(warm_parent().fork)

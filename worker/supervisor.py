@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy.exc import DataError
 from sqlalchemy.orm import Session
 
+from mptcore.protocol.exit_codes import INVALID, STOPPED
 from service.database import AWAY, Database
 from service.experiments import queue
 from service.experiments.models import DesiredState, Status
@@ -32,8 +33,6 @@ BATCH_RECORDS = 20_000
 """In one transaction, which is short of the lease."""
 SPOOL_RECORDS = 500_000
 """While the database is away, this many wait in memory; then the runner waits."""
-STOPPED = 3
-"""The exit status of a runner that was asked to stop and left a checkpoint."""
 UNSTORABLE = (DataError, ArithmeticError, LookupError, TypeError, ValueError)
 """What a record that is not as it should be raises: trying again does not help."""
 
@@ -246,7 +245,7 @@ class Supervision:
             log.warning("the runner was killed by signal %d", -status)
             most = self.settings.max_lost
             return Outcome("lost", lambda session: queue.mark_lost(session, self.claim, most))
-        kind = "invalid" if status == 2 else "error"
+        kind = "invalid" if status == INVALID else "error"
         message = self.runner.stderr[-4000:] or f"the runner ended with status {status}"
         return self._finish(Status.FAILED, FailureCause(kind, message))
 

@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from mptcore.__main__ import supervised
-from mptcore.process import be_expendable
+from mptcore.runtime.process import be_expendable
 
 NUMBER = struct.Struct("i")
 """How a pid and an exit status are sent."""
@@ -112,7 +112,7 @@ def main() -> NoReturn:
     be_expendable()
     requests = socket.socket(fileno=int(sys.argv[1]))
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # or it starts threads when it is imported
-    import_module("mptcore.runner")  # and torch
+    import_module("mptcore.run")  # and torch
     Forks(requests).run()
 
 

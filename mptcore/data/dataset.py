@@ -1,17 +1,17 @@
-"""Data, and the density they were drawn from where that is known."""
+"""Data, and the parameters they were drawn with where these are known."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mptcore.gaussian import LowRankGaussian
-
 
 @dataclass(frozen=True)
 class Dataset:
     x: Tensor  # (N, D): what is trained on and scored
-    density: LowRankGaussian | None = None
+    parameters: Mapping[str, Tensor] | None = None
+    """Those of the generator of simulated data, by name."""
     heldout: Tensor | None = None  # (H, D)
 
     @property
@@ -19,7 +19,7 @@ class Dataset:
         return self.x.shape[1]
 
     def held_out(self, count: int, seed: int) -> "Dataset":
-        """This, with `count` observations chosen at random set aside."""
+        """The same data with `count` observations, chosen at random, set aside."""
         if count == 0:
             return self
         order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed))

@@ -7,7 +7,7 @@ import torch
 
 from mptcore.data.dataset import Dataset
 from mptcore.data.vision import torchvision_datasets
-from mptcore.records import RunError
+from mptcore.protocol.records import RunError
 from mptcore.specs import FashionMnistData, MnistData
 
 

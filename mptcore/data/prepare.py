@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
-from mptcore.records import RunError
-from mptcore.specs import DigitsData, MeasuredData
-from mptcore.streams import stream
+from mptcore.protocol.records import RunError
+from mptcore.runtime.rng import generator_for
+from mptcore.specs import MeasuredData
 
 
 def prepared(data: Dataset, spec: MeasuredData) -> Dataset:
-    """As the spec asks. Raises RunError where the values are not what that needs."""
+    """Binarized or standardized as the spec asks. Raises RunError where the values do not allow
+    it."""
     if spec.binarize is not None:
         return replace(data, x=_binary(data.x, spec))
     if spec.standardize:
@@ -21,17 +22,16 @@ def prepared(data: Dataset, spec: MeasuredData) -> Dataset:
 
 
 def _binary(x: Tensor, spec: MeasuredData) -> Tensor:
-    largest = 16.0 if isinstance(spec, DigitsData) else 1.0
-    if x.min() < 0 or x.max() > largest:
-        found = f"from {x.min().item():.4g} to {x.max().item():.4g}"
-        raise RunError(
-            "invalid", f"data.binarize needs values from 0 to {largest:g}; these are {found}"
-        )
-    share = x / largest
+    least, largest = spec.value_range
+    if x.min() < least or x.max() > largest:
+        values = f"from {x.min().item():.4g} to {x.max().item():.4g}"
+        detail = f"data.binarize needs values from {least:g} to {largest:g}"
+        raise RunError("invalid", f"{detail}; these are {values}")
+    share = (x - least) / (largest - least)
     if spec.binarize == "threshold":
         return (share > 0.5).to(x)
-    draws = stream(spec.seed, "binarize")
-    return (torch.rand(x.shape, generator=draws) < share).to(x)
+    generator = generator_for(spec.seed, "binarize")
+    return (torch.rand(x.shape, generator=generator) < share).to(x)
 
 
 def _standardized(x: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 import torch
 
 from mptcore.data.dataset import Dataset
-from mptcore.gaussian import LowRankGaussian
 from mptcore.specs import PpcaData
 
 
@@ -26,4 +25,5 @@ def simulate_ppca(spec: PpcaData, generator: torch.Generator) -> Dataset:
             x = x + noise / spec.noise_precision**0.5
     variance = torch.full((spec.dim,), 1 / spec.noise_precision, dtype=torch.float64)
     mean = torch.zeros(spec.dim, dtype=torch.float64)
-    return Dataset(x.double(), LowRankGaussian(loadings.double(), mean, variance))
+    parameters = {"loadings": loadings.double(), "mean": mean, "noise_variance": variance}
+    return Dataset(x.double(), parameters)

@@ -123,7 +123,7 @@ def _fig3_linear(name: str, source: str) -> Preset:
         {"family": "linear_vae", "latent_dim": 2, "likelihood": {"distribution": "bernoulli"}},
         0.15,
         data={"n": 2000, "binarize": "threshold"},
-        train={"objectives": ["mpt", "elbo"], "epochs": 800, "learning_rate": 0.01},
+        train={"objective": ["mpt", "elbo"], "epochs": 800, "learning_rate": 0.01},
         evaluate={
             "masks": {"schedule": "sizes", "sizes": _SIZES, "per_size": 3},
             "lml": {"method": "uniform_grid", "nodes": 150, "extent": 6.0},
@@ -151,7 +151,7 @@ def _fig3_vae(name: str, source: str) -> Preset:
         0.33,
         data={"n": 6000, "heldout": 1 / 6},
         train={
-            "objectives": ["mpt"],
+            "objective": "mpt",
             "epochs": 100,
             "batch_size": 100,
             "evaluate_every": 5,

@@ -42,10 +42,10 @@ def fig1_biased(published: Published, results: Sequence[Results]) -> Iterator[Co
     yield within("LML", published["lml"][0], result.metric("lml", seed=seed), 6e-4)
     errors = [result.std_err("bias", seed=seed) for seed in SEEDS]
     error = math.hypot(*errors) / len(errors)
-    for name, what in (("biased_score", "D · S(76)"), ("bias", "D · S(76) − LML")):
+    for name, figure in (("biased_score", "D · S(76)"), ("bias", "D · S(76) − LML")):
         mean = fmean(result.metric(name, seed=seed) for seed in SEEDS)
         tolerance = ERRORS * math.hypot(error, published["std_err"][0]) + 0.005
-        yield within(what, published[name][0], mean, tolerance)
+        yield within(figure, published[name][0], mean, tolerance)
 
 
 def fig2_maximised(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
@@ -54,8 +54,8 @@ def fig2_maximised(published: Published, results: Sequence[Results]) -> Iterator
     maximum = published["maximum_lml"][0]
     for seed in SEEDS:
         values = _finite(result.curve("lml", seed=seed))
-        what = f"last LML, seed {seed}"
-        yield Comparison(what, maximum, values[-1], maximum - 0.1, maximum + 1e-3)
+        figure = f"last LML, seed {seed}"
+        yield Comparison(figure, maximum, values[-1], maximum - 0.1, maximum + 1e-3)
         yield _at_least(f"rise of the LML, seed {seed}", 0, values[-1] - values[0])
 
 
@@ -70,8 +70,8 @@ def fig2_biased(published: Published, results: Sequence[Results]) -> Iterator[Co
         thirds = [fmean(part) for part in _parts(gaps[2 * len(gaps) // 3 :], 3)]
         yield _at_least(f"MPT − LML, seed {seed}", published["least_bias"][0], min(thirds))
         change = max(thirds) - min(thirds)
-        what = f"change of MPT − LML, seed {seed}"
-        yield Comparison(what, 0, change, 0, published["most_change"][0])
+        figure = f"change of MPT − LML, seed {seed}"
+        yield Comparison(figure, 0, change, 0, published["most_change"][0])
 
 
 def fig2_slower(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
@@ -80,8 +80,8 @@ def fig2_slower(published: Published, results: Sequence[Results]) -> Iterator[Co
     maximum = published["maximum_lml"][0]
     for seed in SEEDS:
         values = _finite(result.curve("lml", seed=seed))
-        what = f"last LML, seed {seed}"
-        yield Comparison(what, maximum, values[-1], maximum - 1.5, maximum + 1e-3)
+        figure = f"last LML, seed {seed}"
+        yield Comparison(figure, maximum, values[-1], maximum - 1.5, maximum + 1e-3)
         yield _at_least(f"rise of the LML, seed {seed}", 0, values[-1] - values[0])
 
 
@@ -209,5 +209,5 @@ def _parts(values: Sequence[float], count: int) -> Iterator[Sequence[float]]:
         yield values[i * size : (i + 1) * size]
 
 
-def _at_least(what: str, published: float, measured: float) -> Comparison:
-    return Comparison(what, published, measured, published, math.inf)
+def _at_least(figure: str, published: float, measured: float) -> Comparison:
+    return Comparison(figure, published, measured, published, math.inf)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Label = int | float | str
-Labels = frozenset[tuple[str, Label]]
+LabelSet = frozenset[tuple[str, Label]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,16 @@ class Curve:
 class Results:
     """The curves and metrics (value, standard error) of one experiment, by name and labels."""
 
-    curves: Mapping[tuple[str, Labels], Curve] = field(default_factory=dict)
-    metrics: Mapping[tuple[str, Labels], tuple[float | None, float | None]] = field(
+    curves: Mapping[tuple[str, LabelSet], Curve] = field(default_factory=dict)
+    metrics: Mapping[tuple[str, LabelSet], tuple[float | None, float | None]] = field(
         default_factory=dict
     )
 
     @classmethod
     def of_records(cls, records: Iterable[Mapping[str, Any]]) -> "Results":
         """From a run's records, as decoded from its lines."""
-        points: dict[tuple[str, Labels], list[Mapping[str, Any]]] = {}
-        metrics: dict[tuple[str, Labels], tuple[float | None, float | None]] = {}
+        points: dict[tuple[str, LabelSet], list[Mapping[str, Any]]] = {}
+        metrics: dict[tuple[str, LabelSet], tuple[float | None, float | None]] = {}
         for record in records:
             if record["record"] == "point":
                 key = (record["series"], frozenset(record["labels"].items()))

@@ -2,7 +2,7 @@
 
 from mptcore.specs.base import Problem, Spec, SpecError
 from mptcore.specs.compute import Compute, Limits, Machine
-from mptcore.specs.data import (
+from mptcore.specs.data.arrays import (
     DataSource,
     DigitsData,
     FashionMnistData,
@@ -11,9 +11,15 @@ from mptcore.specs.data import (
     PpcaData,
     UploadData,
 )
-from mptcore.specs.experiment import EXPERIMENT, ExperimentSpec
-from mptcore.specs.json_text import parse_json
-from mptcore.specs.language import (
+from mptcore.specs.data.text import GlueText, PlainText, TextSource
+from mptcore.specs.evaluate import MaskEvaluation
+from mptcore.specs.families.linear_gaussian.experiment import Evaluate, VectorExperiment
+from mptcore.specs.families.linear_gaussian.models import (
+    FactorAnalysisModel,
+    LinearGaussianSpec,
+    PpcaModel,
+)
+from mptcore.specs.families.masked_lm import (
     Architecture,
     FixedRate,
     MaskedLmModel,
@@ -26,23 +32,8 @@ from mptcore.specs.language import (
     TextTrain,
     UniformRate,
 )
-from mptcore.specs.latent import Ais, Iwae, LatentExperiment, LatentTrain
-from mptcore.specs.masks import (
-    AllSizes,
-    FixedSize,
-    ListedSizes,
-    Masks,
-    MaskSchedule,
-    Ramp,
-    Rates,
-    TrainSchedule,
-    UniformSize,
-)
-from mptcore.specs.models import FactorAnalysisModel, Model, PpcaModel
-from mptcore.specs.problems import parse_spec, problems_of, validate_spec
-from mptcore.specs.text import GlueText, PlainText, TextSource
-from mptcore.specs.train import Train
-from mptcore.specs.vae import (
+from mptcore.specs.families.vae.experiment import Ais, Iwae, LatentExperiment, LatentTrain
+from mptcore.specs.families.vae.models import (
     Bernoulli,
     Convolutional,
     Dense,
@@ -55,14 +46,29 @@ from mptcore.specs.vae import (
     UniformGrid,
     VaeModel,
 )
-from mptcore.specs.vectors import Evaluate, VectorExperiment
+from mptcore.specs.masks import (
+    AllSizes,
+    FixedSize,
+    ListedSizes,
+    Masks,
+    MaskSchedule,
+    Ramp,
+    Rates,
+    TrainSchedule,
+    UniformSize,
+)
+from mptcore.specs.parsing.json_text import parse_json
+from mptcore.specs.parsing.problems import parse_spec, problems_of, validate_spec
+from mptcore.specs.stored import stored_spec
+from mptcore.specs.train import Train
+from mptcore.specs.union import ByFamily, ExperimentSpec
 
 __all__ = [
-    "EXPERIMENT",
     "Ais",
     "AllSizes",
     "Architecture",
     "Bernoulli",
+    "ByFamily",
     "Compute",
     "Convolutional",
     "DataSource",
@@ -83,15 +89,16 @@ __all__ = [
     "LatentExperiment",
     "LatentTrain",
     "Limits",
+    "LinearGaussianSpec",
     "LinearVaeModel",
     "ListedSizes",
     "Machine",
+    "MaskEvaluation",
     "MaskSchedule",
     "MaskedLmModel",
     "Masks",
     "MeasuredData",
     "MnistData",
-    "Model",
     "PlainText",
     "PpcaData",
     "PpcaModel",
@@ -120,5 +127,6 @@ __all__ = [
     "parse_json",
     "parse_spec",
     "problems_of",
+    "stored_spec",
     "validate_spec",
 ]

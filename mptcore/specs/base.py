@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 
 INT64_MAX = 2**63 - 1
 
+ExperimentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
 Seed = Annotated[int, Field(ge=0, le=INT64_MAX)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1, max_length=1000, strict=False)]
 

@@ -1,20 +1,30 @@
 """How a model is trained: the objective, its masks, its steps."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from mptcore.specs.base import Problem, Spec
-from mptcore.specs.data import DataSource
+from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.masks import AllSizes, TrainSchedule
 
 DEFAULT_MASKS = AllSizes(per_size=1)
+ExactObjective = Literal["mpt", "lml"]
 
 
-class Steps(Spec):
-    """The course of a training. `batch_size`: observations in a step, all where it is null. The
-    epochs `curve_at` give the whole curve that `evaluate` asks for."""
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def one_or_more(choices: Any) -> BeforeValidator:
+    """A list of some choices; a single string is taken as a list of one."""
+    return BeforeValidator(_as_list, json_schema_input_type=choices | list[choices])
+
+
+class EpochSchedule(Spec):
+    """How long a training goes on, and in which steps. `batch_size`: observations in a step, all
+    where it is null. The epochs `curve_at` give the whole curve that `evaluate` asks for."""
 
     epochs: Annotated[int, Field(ge=1, le=10_000_000)]
     learning_rate: Annotated[float, Field(gt=0, le=100)] = 0.01
@@ -26,30 +36,41 @@ class Steps(Spec):
         Field(max_length=1000, strict=False),
     ] = ()
 
+    @property
+    def length(self) -> int:
+        """The number of epochs."""
+        return self.epochs
+
     def steps_per_epoch(self, n: int) -> int:
         return 1 if self.batch_size is None else math.ceil(n / self.batch_size)
 
     def masks_per_step(self, dim: int) -> int:
         return self.masks.step_count(dim)
 
+    def masks_of_epoch(self, epoch: int, n: int, dim: int) -> int:
+        """Masks that one start scores in an epoch, with n observations. The last epoch scores those
+        of one step, which is recorded and not taken."""
+        steps = 1 if epoch == self.epochs else self.steps_per_epoch(n)
+        return steps * self.masks_per_step(dim)
+
     def problems(self, data: DataSource) -> list[Problem]:
-        found = self.masks.problems(data.dim, "/train/masks")
+        problems = self.masks.problems(data.dim, "/train/masks")
         if self.masks.design != "independent":
             detail = "training draws independent masks: use the design independent"
-            found.append(Problem("/train/masks/design", detail))
+            problems.append(Problem("/train/masks/design", detail))
         if self.batch_size is not None and self.batch_size > data.kept_n:
             detail = f"at most the {data.kept_n} observations that are trained on"
-            found.append(Problem("/train/batch_size", f"{detail}, not {self.batch_size}"))
+            problems.append(Problem("/train/batch_size", f"{detail}, not {self.batch_size}"))
         if len(set(self.curve_at)) < len(self.curve_at):
-            found.append(Problem("/train/curve_at", "an epoch may be listed once only"))
+            problems.append(Problem("/train/curve_at", "an epoch may be listed once only"))
         for i, epoch in enumerate(self.curve_at):
             if epoch > self.epochs:
                 detail = f"an epoch from 0 to {self.epochs}, not {epoch}"
-                found.append(Problem(f"/train/curve_at/{i}", detail))
-        return found
+                problems.append(Problem(f"/train/curve_at/{i}", detail))
+        return problems
 
 
-class Train(Steps):
+class Train(EpochSchedule):
     """All seeds are trained together, each from its own start, by Adam.
 
     `objective`: mpt maximises the cumulative score estimated from `masks`; lml the exact log
@@ -57,9 +78,13 @@ class Train(Steps):
     the data's own, or learned with `learn_mean`.
     """
 
-    objective: Literal["mpt", "lml"] = "mpt"
+    objective: Annotated[
+        tuple[ExactObjective, ...],
+        Field(min_length=1, max_length=1, strict=False),
+        one_or_more(ExactObjective),
+    ] = ("mpt",)
     learn_mean: bool = False
     learn_noise_precision: bool = False
 
     def masks_per_step(self, dim: int) -> int:
-        return super().masks_per_step(dim) if self.objective == "mpt" else 1
+        return super().masks_per_step(dim) if self.objective == ("mpt",) else 1

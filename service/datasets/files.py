@@ -19,7 +19,7 @@ from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from mptcore.files.durable import sync_folder
+from mptcore.runtime.durable import sync_folder
 from mptcore.specs import Problem
 from service.errors import ApiError, invalid
 from service.settings import Settings
@@ -127,7 +127,7 @@ def inspect(file: Path) -> dict[str, Any]:
 
 def _inspected(file: Path) -> bytes:
     """What the inspection prints. It dies with this thread, and leaves no process behind."""
-    command = [sys.executable, "-m", "mptcore.files.inspect", str(file)]
+    command = [sys.executable, "-m", "mptcore.data.inspect", str(file)]
     environment = {name: os.environ[name] for name in NEEDED if name in os.environ}
     with subprocess.Popen(
         command,

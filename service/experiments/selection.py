@@ -4,7 +4,7 @@ error of the reader's, not an empty answer."""
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 
-from mptcore.records import LABELS, SERIES
+from mptcore.protocol.records import LABELS, SERIES
 from mptcore.specs import Problem
 from service.errors import ApiError, invalid
 from service.experiments.queue import is_terminal

@@ -171,7 +171,7 @@ def exiting(name, function):
     return call
 os.fsync = exiting("fsync", os.fsync)
 os.rename = exiting("rename", os.rename)
-from mptcore import checkpoint
+from mptcore.runtime import checkpoint
 checkpoint.write_durably = exiting("write", checkpoint.write_durably)
 from mptcore.__main__ import main
 status = main()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from client import Client, Refused, serve
-from tests.mptcore.text import tiny
+from tests.support import tiny_lm
 
 TINY = {"family": "masked_lm", "checkpoint": "tiny"}
 COMPUTE = {"threads": 1}
@@ -18,7 +18,7 @@ COMPUTE = {"threads": 1}
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """An embedded service that has one checkpoint."""
     folder = tmp_path_factory.mktemp("language")
-    tiny.checkpoint(folder / "models" / "tiny")
+    tiny_lm.checkpoint(folder / "models" / "tiny")
     port = serve.free_port()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MPT_MODELS_DIR", str(folder / "models"))
@@ -36,7 +36,7 @@ def upload(client: Client, path: Path, content: str) -> dict[str, Any]:
 
 
 def test_trained_on_an_upload_and_scored(client: Client, tmp_path: Path) -> None:
-    rows = "\n".join(json.dumps({"text": line, "stars": 3}) for line in tiny.lines(40))
+    rows = "\n".join(json.dumps({"text": line, "stars": 3}) for line in tiny_lm.lines(40))
     made = upload(client, tmp_path / "reviews.jsonl", rows)
     assert (made["n"], made["dim"], made["columns"]) == (40, None, ["text"])
     data = {"source": "text", "dataset": made["id"], "heldout": 0.2}
@@ -61,7 +61,7 @@ def test_trained_on_an_upload_and_scored(client: Client, tmp_path: Path) -> None
 
 
 def test_what_cannot_run_fails_with_cause_and_cure(client: Client) -> None:
-    data = {"source": "text", "lines": tiny.lines(3)}
+    data = {"source": "text", "lines": tiny_lm.lines(3)}
     model = {**TINY, "checkpoint": "nobody/nothing"}
     submitted = client.submit({"model": model, "data": data, "compute": COMPUTE})
     ended = client.wait(submitted["id"], timeout_s=120)
@@ -76,7 +76,7 @@ def test_a_vae_leaves_curves_weights_and_pictures(client: Client) -> None:
         "model": {"family": "linear_vae", "latent_dim": 1,
                   "likelihood": {"distribution": "bernoulli"}},
         "data": {"source": "digits", "binarize": "threshold"},
-        "train": {"objectives": ["mpt", "elbo"], "epochs": 3},
+        "train": {"objective": ["mpt", "elbo"], "epochs": 3},
         "evaluate": {"masks": {"schedule": "fixed", "rate": 0.15, "per_size": 2}},
         "compute": COMPUTE,
     }  # fmt: skip

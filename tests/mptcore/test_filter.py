@@ -10,20 +10,10 @@ from typing import Any
 
 import pytest
 
-from mptcore.records import Metric, Point, encode
+from mptcore.protocol.records import Metric, Point, encode
+from tests.support.specs import SMALL, line
 
 ROOT = Path(__file__).parents[2]
-SMALL: dict[str, Any] = {
-    "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "generator"},
-    "data": {"source": "ppca", "n": 20, "dim": 6, "latent_dim": 2, "noise_precision": 5.0},
-    "evaluate": {"masks": {"schedule": "all", "per_size": 3}},
-    "seeds": [4, 44],
-    "compute": {"threads": 1},
-}
-
-
-def line(spec: dict[str, Any]) -> bytes:
-    return json.dumps(spec).encode() + b"\n"
 
 
 def start(*options: str) -> subprocess.Popen[bytes]:
@@ -102,8 +92,8 @@ def test_supervised_the_spec_is_the_first_line() -> None:
     process.stdin.flush()  # stdin stays open: the run must not wait for its end
     records = [json.loads(row) for row in process.stdout]
     assert process.wait(timeout=60) == 0
-    assert records[-1]["record"] == "progress" or records[-1]["record"] == "metric"
     process.communicate()
+    assert records == once()[1]  # those of a run that nobody supervises
 
 
 def test_supervised_the_end_of_the_file_ends_the_run() -> None:

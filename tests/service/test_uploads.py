@@ -20,7 +20,7 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 
 from client import serve
-from mptcore.files.inspect import OPEN_FILES
+from mptcore.data.inspect import OPEN_FILES
 from service.database import Database
 from service.datasets import files
 from service.datasets.sweep import ABANDONED_S, sweep
@@ -331,4 +331,4 @@ def test_an_inspection_that_takes_too_long_is_ended(
     with pytest.raises(ApiError, match="too much time"):
         files.inspect(tmp_path / "x.npy")
     commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
-    assert not any("mptcore.files.inspect" in command for command in commands)
+    assert not any("mptcore.data.inspect" in command for command in commands)

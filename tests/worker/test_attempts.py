@@ -8,10 +8,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
-from mptcore import inputs
-from mptcore.files.tables import UnreadableError, stored_file
-from mptcore.records import RunError
-from mptcore.weights import kept_digest, load_kept
+from mptcore.data.tables import UnreadableError, stored_file
+from mptcore.protocol.records import RunError
+from mptcore.runtime import inputs
+from mptcore.runtime.tensor_files import load_weights, weights_digest
 from service.database import Database
 from service.datasets.models import Dataset
 from service.experiments import queue, store
@@ -154,11 +154,11 @@ def test_weights_that_were_changed_start_no_run(
     spec = {"model": {"experiment": trained}, "data": {}}
     monkeypatch.setattr(inputs, "_located", located(database, settings, spec))
     inputs.digest.cache_clear()
-    assert kept_digest(trained) == hashlib.sha256(b"of the second").hexdigest()
+    assert weights_digest(trained) == hashlib.sha256(b"of the second").hexdigest()
     (settings.artifacts(trained, 2) / WEIGHTS).write_bytes(b"of a stranger")
     inputs.digest.cache_clear()
     with pytest.raises(RunError, match="SHA-256 differs"):
-        load_kept(trained)
+        load_weights("ppca", trained)
 
 
 def test_an_upload_that_was_cut_is_not_read(

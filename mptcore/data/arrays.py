@@ -1,0 +1,46 @@
+"""The data a spec names, as one tensor."""
+
+from typing import assert_never
+
+import torch
+
+from mptcore.data.dataset import Dataset
+from mptcore.data.digits import digits
+from mptcore.data.images import images
+from mptcore.data.prepare import prepared
+from mptcore.data.simulated import simulate_ppca
+from mptcore.data.tables import uploaded
+from mptcore.specs import (
+    DataSource,
+    DigitsData,
+    FashionMnistData,
+    MeasuredData,
+    MnistData,
+    PpcaData,
+    UploadData,
+)
+
+__all__ = ["Dataset", "load_arrays"]
+
+
+def load_arrays(spec: DataSource, seed: int, generator: torch.Generator) -> Dataset:
+    """The data of a spec; what is simulated is drawn from the generator, what is held out is chosen
+    by the seed. Raises RunError where they cannot be had."""
+    dataset = _load(spec, generator)
+    if isinstance(spec, MeasuredData):
+        dataset = prepared(dataset, spec)
+    return dataset.held_out(spec.heldout_n, seed)
+
+
+def _load(spec: DataSource, generator: torch.Generator) -> Dataset:
+    match spec:
+        case PpcaData():
+            return simulate_ppca(spec, generator)
+        case DigitsData():
+            return digits()
+        case MnistData() | FashionMnistData():
+            return images(spec, generator)
+        case UploadData():
+            return Dataset(torch.from_numpy(uploaded(spec)))
+        case _:
+            assert_never(spec)

@@ -1,0 +1,66 @@
+"""`python -m mptcore.data.inspect FILE` prints what an uploaded file holds, as one JSON object.
+
+{"format", "n", "dim" (numbers), "arrays" (.npz: shapes by name), "columns" (tables), "problems"};
+what is unknown is left out, and text has no "dim". Exit status 0 without problems, else 1. It may
+use so much and no more, for a file can promise far more than it holds, and may have been made to
+harm who reads it; and it dies with who started it.
+"""
+
+import importlib
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mptcore.data import tables, texts
+from mptcore.data.tables import Inspection, as_json
+from mptcore.runtime.process import be_expendable
+
+MEMORY_BYTES = 4 * 2**30
+"""What a file may take beyond the program itself."""
+CPU_S = 240
+OPEN_FILES = 64
+
+
+def look(path: Path) -> Inspection:
+    """What a file holds: numbers, or text."""
+    if path.suffix in (".txt", ".jsonl") or (path.suffix == ".parquet" and _has_text(path)):
+        return texts.inspect(path)
+    return tables.inspect(path)
+
+
+def _has_text(path: Path) -> bool:
+    arrow: Any = importlib.import_module("pyarrow")
+    with suppress(arrow.ArrowException, OSError):
+        return bool(texts.text_columns(path))
+    return False  # which is said where it is read as numbers
+
+
+def _limit_itself() -> None:
+    """Not the number of processes, for Linux counts all of the user's there."""
+    own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    for limit, most in (
+        (resource.RLIMIT_AS, own + MEMORY_BYTES),
+        (resource.RLIMIT_CPU, CPU_S),
+        (resource.RLIMIT_NOFILE, OPEN_FILES),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(limit, (most, most))
+
+
+def main(path: str) -> int:
+    if sys.platform == "linux":
+        be_expendable()
+        _limit_itself()
+    try:
+        found = look(Path(path))
+    except MemoryError:
+        found = Inspection(problems=[f"it takes more than {MEMORY_BYTES >> 30} GiB of memory"])
+    print(as_json(found))  # noqa: T201
+    return 1 if found.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,183 @@
+"""Texts: from GLUE, from files, from uploads, from the spec itself."""
+
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, assert_never
+
+from mptcore.data.tables import Inspection, UnreadableError, stored_file
+from mptcore.protocol.records import RunError
+from mptcore.specs import GlueText, PlainText, SpecError, TextSource, parse_json
+
+FORMATS = ("txt", "jsonl", "parquet")
+GLUE_HUB = "nyu-mll/glue"
+NO_TEXT = ("label", "idx")
+"""Columns of GLUE that are no text; the one or two others are."""
+LINES = "lines"
+"""The column that the lines of a .txt file make."""
+
+Rows = Sequence[tuple[str, ...]]
+"""Texts: single, or in pairs."""
+
+
+class Table(NamedTuple):
+    """Rows of columns that hold text."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str | None, ...]]
+
+    def of(self, wanted: Sequence[str]) -> Rows:
+        """The texts of these columns, where none is empty. Raises UnreadableError."""
+        if missing := [name for name in wanted if name not in self.columns]:
+            have = ", ".join(self.columns) or "none"
+            raise UnreadableError(f"it has no column of text {missing[0]}; it has {have}")
+        places = [self.columns.index(name) for name in wanted]
+        found = [tuple(text for i in places if (text := row[i])) for row in self.rows]
+        kept = [row for row in found if len(row) == len(wanted)]
+        if not kept:
+            raise UnreadableError("it has no text in it")
+        return kept
+
+
+def texts(spec: TextSource) -> Rows:
+    """The texts of a source, in their order. Raises RunError."""
+    match spec:
+        case GlueText():
+            return _glue(spec)
+        case PlainText(lines=lines) if lines is not None:
+            return [(line,) for line in lines]
+        case PlainText(file=name) if name is not None:
+            return _named(name, spec.column)
+        case PlainText():
+            return _uploaded(str(spec.dataset), spec.column)
+        case _:
+            assert_never(spec)
+
+
+def inspect(path: Path) -> Inspection:
+    """What a file of text holds, and what is wrong with it."""
+    suffix = path.suffix.lstrip(".")
+    try:
+        found = read(path)
+        columns = [name for name in found.columns if name != LINES]
+        usable = max(sum(bool(row[i]) for row in found.rows) for i in range(len(found.columns)))
+    except UnreadableError as error:
+        return Inspection(suffix, problems=[str(error)])
+    problems = [] if usable else ["it has no text in it"]
+    return Inspection(suffix, usable, None, None, columns or None, problems)
+
+
+def read(path: Path) -> Table:
+    """A .txt file, one text a line, as one column LINES; .jsonl or .parquet. Raises
+    UnreadableError."""
+    match path.suffix:
+        case ".txt":
+            return Table((LINES,), [(line,) for line in _lines(path)])
+        case ".jsonl":
+            rows = _json_rows(path)
+            names = dict.fromkeys(n for row in rows for n, x in row.items() if isinstance(x, str))
+        case ".parquet":
+            rows, names = _parquet(path)
+        case suffix:
+            raise UnreadableError(f"text is in .txt, .jsonl or .parquet files, not {suffix}")
+    if not names:
+        raise UnreadableError("none of its columns holds text")
+    kept = [tuple(x if isinstance(x := row.get(n), str) else None for n in names) for row in rows]
+    return Table(tuple(names), kept)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        return [line for line in text.split("\n") if line.strip()]  # U+2028 may be in a text
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableError(f"it is not UTF-8 text: {error}") from error
+
+
+def _json_rows(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            row = parse_json(line.encode())
+        except SpecError as error:
+            detail = error.problems[0].detail
+            raise UnreadableError(f"line {number} is not JSON: {detail}") from error
+        if not isinstance(row, dict):
+            raise UnreadableError(f"line {number} is no JSON object")
+        rows.append(row)
+    return rows
+
+
+def _parquet(path: Path) -> tuple[list[dict[str, Any]], dict[str, None]]:
+    arrow: Any = importlib.import_module("pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    try:
+        names = dict.fromkeys(text_columns(path))
+        return parquet.read_table(path, columns=list(names)).to_pylist(), names
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UnreadableError(f"not a readable .parquet file: {reason}") from error
+
+
+def text_columns(path: Path) -> list[str]:
+    """The columns of a .parquet file that hold text. Raises ArrowException."""
+    arrow: Any = importlib.import_module("pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    schema = parquet.read_schema(path)
+    texts = (arrow.types.is_string, arrow.types.is_large_string, arrow.types.is_string_view)
+    return [column.name for column in schema if any(is_text(column.type) for is_text in texts)]
+
+
+def _named(name: str, column: str) -> Rows:
+    folder = os.environ.get("MPT_DATA_DIR")
+    if not folder:
+        raise RunError("invalid", "MPT_DATA_DIR, the folder that holds texts, is not set")
+    path = Path(folder, "text", name)
+    if not path.is_file():
+        raise RunError("invalid", f"there is no text {name} in the folder MPT_DATA_DIR/text")
+    return _texts_of(path, column, f"the text {name}")
+
+
+def _uploaded(dataset: str, column: str) -> Rows:
+    what = f"the upload {dataset}"
+    try:
+        path = stored_file(dataset, FORMATS)
+    except UnreadableError as error:
+        raise RunError("invalid", f"{what} cannot be used: {error}") from error
+    return _texts_of(path, column, what)
+
+
+def _texts_of(path: Path, column: str, what: str) -> Rows:
+    try:
+        return read(path).of((LINES if path.suffix == ".txt" else column,))
+    except UnreadableError as error:
+        raise RunError("invalid", f"{what} cannot be used: {error}") from error
+
+
+def _pairs(path: Path, what: str) -> Rows:
+    """The one or two texts of each row of GLUE."""
+    try:
+        found = read(path)
+        return found.of([name for name in found.columns if name not in NO_TEXT][:2])
+    except UnreadableError as error:
+        raise RunError("invalid", f"{what} cannot be used: {error}") from error
+
+
+def _glue(spec: GlueText) -> Rows:
+    """A local copy first, then the hub."""
+    folder = os.environ.get("MPT_DATA_DIR")
+    what = f"glue/{spec.subset}/{spec.split}"
+    for suffix in FORMATS:
+        local = Path(folder, "glue", spec.subset, f"{spec.split}.{suffix}") if folder else None
+        if local is not None and local.is_file():
+            return _pairs(local, what)
+    datasets: Any = importlib.import_module("datasets")
+    try:
+        found = datasets.load_dataset(GLUE_HUB, spec.subset, split=spec.split)
+    except Exception as error:  # whatever lies below: the hub, the network, the cache
+        reason = " ".join(str(error).split())[:300]
+        cure = f"put {spec.split}.parquet into MPT_DATA_DIR/glue/{spec.subset}, or let this machine"
+        raise RunError("invalid", f"{what} is not here: {cure} reach the hub ({reason})") from error
+    names = [name for name in found.column_names if name not in NO_TEXT][:2]
+    return [tuple(row[name] for name in names) for row in found]

@@ -1,0 +1,1 @@
+"""From a model that can be scored to estimates with their errors."""

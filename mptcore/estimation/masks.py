@@ -1,0 +1,114 @@
+"""Drawing masks. A mask is a row of D booleans, true where masked."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mptcore.specs import Masks
+
+Plan = Iterable[tuple[int, int]]
+"""Sizes, and how many masks of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedMasks:
+    """Masks that are scored together; those of one size stand together."""
+
+    runs: list[tuple[int, int]]
+    """(size, how many masks of it), in the order of the rows."""
+    masked: Tensor  # (B, D)
+
+
+def draw_masks(
+    spec: Masks, dim: int, generator: torch.Generator, max_masks: int
+) -> Iterator[SizedMasks]:
+    """All masks of a spec, size by size, in batches of at most `max_masks`."""
+    match spec.design:
+        case "independent":
+            return draw_independent(mask_plan(spec, dim), dim, generator, max_masks)
+        case "balanced":
+            return _balanced(spec, dim, generator, max_masks)
+        case "nested":
+            return _nested(spec, dim, generator, max_masks)
+        case "exhaustive":
+            return _exhaustive(spec, dim, max_masks)
+
+
+def mask_plan(spec: Masks, dim: int) -> Plan:
+    return [(size, spec.per_size) for size in spec.mask_sizes(dim)]
+
+
+def draw_independent(
+    plan: Plan, dim: int, generator: torch.Generator, max_masks: int
+) -> Iterator[SizedMasks]:
+    """The published order of draws: sizes, then P, one permutation each, its first m masked."""
+    places = torch.arange(dim)
+    for runs in _batches(plan, max_masks):
+        sizes = _each_size(runs)
+        orders = _permutations(len(sizes), dim, generator)
+        masked = torch.empty(orders.shape, dtype=torch.bool)
+        yield SizedMasks(runs, masked.scatter_(1, orders, places < sizes[:, None]))
+
+
+def _balanced(
+    spec: Masks, dim: int, generator: torch.Generator, max_masks: int
+) -> Iterator[SizedMasks]:
+    """Cyclic windows at equal distances along common permutations."""
+    windows = spec.windows_per_permutation
+    starts = torch.arange(windows) * dim // windows
+    plan = [(size, spec.per_size // windows) for size in spec.mask_sizes(dim)]
+    for runs in _batches(plan, max(1, max_masks // windows)):
+        sizes = _each_size(runs)
+        rank = _permutations(len(sizes), dim, generator).argsort(1)
+        from_start = (rank[:, None] - starts[:, None]) % dim  # (permutations, windows, D)
+        masked = (from_start < sizes[:, None, None]).flatten(0, 1)
+        yield SizedMasks([(size, count * windows) for size, count in runs], masked)
+
+
+def _nested(
+    spec: Masks, dim: int, generator: torch.Generator, max_masks: int
+) -> Iterator[SizedMasks]:
+    rank = _permutations(spec.per_size, dim, generator).argsort(1)  # (P, D)
+    first = 0
+    for runs in _batches(mask_plan(spec, dim), max_masks):
+        sizes = _each_size(runs)
+        which = (torch.arange(len(sizes)) + first) % spec.per_size
+        first += len(sizes)
+        yield SizedMasks(runs, rank[which] < sizes[:, None])
+
+
+def _exhaustive(spec: Masks, dim: int, max_masks: int) -> Iterator[SizedMasks]:
+    for size in spec.mask_sizes(dim):
+        subsets = itertools.combinations(range(dim), size)
+        while part := list(itertools.islice(subsets, max_masks)):
+            masked = torch.zeros(len(part), dim, dtype=torch.bool)
+            yield SizedMasks([(size, len(part))], masked.scatter_(1, torch.tensor(part), True))
+
+
+def _permutations(count: int, dim: int, generator: torch.Generator) -> Tensor:  # (count, D)
+    return torch.stack([torch.randperm(dim, generator=generator) for _ in range(count)])
+
+
+def _each_size(runs: list[tuple[int, int]]) -> Tensor:
+    """The size of each mask, (B,)."""
+    sizes, counts = zip(*runs, strict=True)
+    return torch.tensor(sizes).repeat_interleave(torch.tensor(counts))
+
+
+def _batches(plan: Plan, most: int) -> Iterator[list[tuple[int, int]]]:
+    """A plan cut into plans of at most `most` masks."""
+    runs: list[tuple[int, int]] = []
+    room = most
+    for size, count in plan:
+        while count:
+            part = min(count, room)
+            runs.append((size, part))
+            count, room = count - part, room - part
+            if not room:
+                yield runs
+                runs, room = [], most
+    if runs:
+        yield runs

@@ -1,0 +1,152 @@
+"""From scored masks to estimates: the MPT curve, its sum, and their standard errors."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from mptcore.estimation.estimate import Estimate, total_of
+from mptcore.estimation.masks import SizedMasks
+from mptcore.estimation.model import BatchT, Model, TractableModel, VectorModel
+from mptcore.protocol.records import Record
+from mptcore.runtime.session import ScoreCache, Step, Work
+from mptcore.specs import Masks
+
+
+@dataclass(frozen=True, slots=True)
+class SizeScores:
+    """The score of each mask of one size, in the order drawn."""
+
+    size: int
+    values: Tensor  # (P,), float64, on the CPU
+    joint: Tensor | None = None  # (P,), the joint score of each mask, where asked for
+
+    def __sub__(self, other: "SizeScores") -> "SizeScores":
+        """The differences, mask by mask."""
+        return SizeScores(self.size, self.values - other.values)
+
+
+AnyModel = TypeVar("AnyModel", bound=Model[Any])
+
+ScoredSizes = list[tuple[SizeScores, ...]]
+"""For each size, the scores by each model."""
+
+
+@torch.no_grad()
+def cached_scores(
+    models: Sequence[AnyModel],
+    masks: BatchT,
+    cache: ScoreCache,
+    scores_of: Callable[[AnyModel, BatchT], Tensor],  # (R, B), the scores first
+) -> Tensor:
+    """The scores of a batch by each model, from the cache or computed: (models, R, B)."""
+    return cache.get_or_compute(
+        lambda: torch.stack([scores_of(model, masks) for model in models]), len(masks)
+    )
+
+
+def _no_records(scores: tuple[SizeScores, ...]) -> Iterator[Record]:
+    yield from ()
+
+
+def score_masks(
+    models: Sequence[VectorModel],
+    batches: Iterable[SizedMasks],
+    cache: ScoreCache,
+    joint: bool = False,
+    records_of: Callable[[tuple[SizeScores, ...]], Iterator[Record]] = _no_records,
+) -> Work[ScoredSizes]:
+    """The scores of all masks by each model, size by size; with `joint` the joint scores too.
+    `records_of` gives the records of each size as soon as it is scored."""
+    curve: ScoredSizes = []
+    parts: list[Tensor] = []
+    last = 0
+
+    def ended() -> Iterator[Step]:
+        values = torch.cat(parts, dim=2)  # (models, 1 or 2, P)
+        curve.append(tuple(SizeScores(last, v[0], v[1] if joint else None) for v in values))
+        parts.clear()
+        return (Step(record) for record in records_of(curve[-1]))
+
+    for batch in batches:
+        for size, part in _score(models, batch, cache, joint):
+            if parts and size != last:
+                yield from ended()
+            parts.append(part)
+            last = size
+        yield Step(masks=len(batch.masked))
+    if parts:
+        yield from ended()
+    return curve
+
+
+def _score(
+    models: Sequence[VectorModel], batch: SizedMasks, cache: ScoreCache, joint: bool
+) -> Iterator[tuple[int, Tensor]]:
+    """(size, scores (models, 1, b), or with the joint scores (models, 2, b)) of each run."""
+    if cache.holds_next(len(batch.masked)):
+        for model in models:
+            model.skip(len(batch.masked))
+    scores_of = _scores_and_joint if joint else _scores_alone
+    values = cached_scores(models, batch.masked, cache, scores_of)
+    lengths = [count for _, count in batch.runs]
+    split = torch.split(values, lengths, dim=2)
+    return ((size, part) for (size, _), part in zip(batch.runs, split, strict=True))
+
+
+def _scores_alone(model: VectorModel, masked: Tensor) -> Tensor:  # (1, B)
+    return model.scores(masked.to(model.device))[None].cpu()
+
+
+def _scores_and_joint(model: VectorModel, masked: Tensor) -> Tensor:  # (2, B)
+    assert isinstance(model, TractableModel)
+    masked = masked.to(model.device)
+    return torch.stack([model.scores(masked), model.joint_scores(masked)]).cpu()
+
+
+def size_estimate(scores: SizeScores, masks: Masks) -> Estimate:
+    """S(m)."""
+    return mask_mean(scores.values, masks)
+
+
+def mask_mean(values: Tensor, masks: Masks) -> Estimate:
+    """The mean of a value (P,) over masks of one size, by the replicates that the design gives."""
+    if masks.design == "exhaustive":
+        return Estimate(values.mean().item(), 0.0, len(values))
+    return Estimate.of(_replicates(values, masks), len(values))
+
+
+def cumulative_estimate(curve: Sequence[SizeScores], masks: Masks) -> Estimate:
+    """The sum of S(m) over the sizes of a curve: Eq. (5) of the paper where these are 1..D.
+
+    Sizes are independent of each other, so their variances add up; but for the nested design,
+    where each permutation gives one total.
+    """
+    if masks.design == "nested":
+        totals = torch.stack([scores.values for scores in curve]).sum(0)
+        return Estimate.of(totals, sum(len(scores.values) for scores in curve))
+    return total_of([size_estimate(scores, masks) for scores in curve])
+
+
+def convergence(curve: Sequence[SizeScores], masks: Masks) -> tuple[Tensor, Tensor | None]:
+    """The sum of S(m) from the first p masks of each size for p = 1..P, (P,), and its standard
+    error (P,), NaN at p = 1; none where the masks of one size depend on each other."""
+    values = torch.stack([scores.values for scores in curve])  # (sizes, P)
+    if masks.design == "nested":
+        values = values.sum(0, keepdim=True)
+    count = torch.arange(1, values.shape[1] + 1, dtype=torch.float64)
+    mean = values.cumsum(1) / count
+    if masks.windows_per_permutation > 1:
+        return mean.sum(0), None
+    centred = values - values.mean(1, keepdim=True)  # against cancellation
+    drift = centred.cumsum(1) / count
+    variance = ((centred.square().cumsum(1) - count * drift.square()) / (count - 1)).clamp(min=0)
+    return mean.sum(0), (variance.sum(0) / count).sqrt()
+
+
+def _replicates(values: Tensor, masks: Masks) -> Tensor:
+    """Means that are independent of each other, (R,)."""
+    windows = masks.windows_per_permutation
+    return values if windows == 1 else values.view(-1, windows).mean(1)  # (R, windows) to (R,)

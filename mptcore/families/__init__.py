@@ -1,0 +1,1 @@
+"""One package for each family of models; none knows another."""

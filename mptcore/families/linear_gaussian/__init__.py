@@ -1,0 +1,1 @@
+"""PPCA and factor analysis: Gaussians whose covariance is low rank plus diagonal."""

@@ -1,0 +1,88 @@
+"""Factor analysis: PPCA with a noise variance for each dimension."""
+
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from mptcore.data.arrays import Dataset
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.moments import second_moment
+from mptcore.families.linear_gaussian.ppca import maximum_likelihood as ppca_maximum_likelihood
+from mptcore.families.linear_gaussian.starts import random_start
+from mptcore.families.linear_gaussian.weights import kept_density
+from mptcore.protocol.records import RunError
+from mptcore.specs import FactorAnalysisModel
+
+MOST_STEPS = 20_000
+STANDSTILL = 1e-9
+"""EM stops where ten steps raise the mean log likelihood by less, in nats."""
+LEAST_SHARE = 1e-6
+"""A noise variance stays above this share of its dimension's variance (Heywood cases)."""
+
+
+def factor_analysis(
+    spec: FactorAnalysisModel, data: Dataset, seed: int, generator: torch.Generator
+) -> LowRankGaussian:
+    """The density that a spec asks for, in float64 on the CPU. Raises RunError for data with
+    constant columns, where the likelihood has no maximum."""
+    match spec.init:
+        case "random":
+            return random_start(spec, data.dim, generator)
+        case "maximum_likelihood":
+            mean = data.x.double().mean(0)
+            return maximum_likelihood(second_moment(data.x, mean), mean, spec.latent_dim)
+        case "experiment":
+            return kept_density(spec, data.dim, seed)
+        case _:
+            assert_never(spec.init)
+
+
+def maximum_likelihood(covariance: Tensor, mean: Tensor, latent_dim: int) -> LowRankGaussian:
+    """EM from PPCA's closed form (Rubin & Thayer 1982). With G = (I + Wᵀ Ψ⁻¹ W)⁻¹ Wᵀ Ψ⁻¹:
+    W ← C Gᵀ (I − G W + G C Gᵀ)⁻¹, Ψ ← diag(C − W G C)."""
+    refuse_constant_columns(covariance)
+    variance = covariance.diagonal()
+    start = ppca_maximum_likelihood(covariance, mean, latent_dim)
+    loadings, noise = start.loadings, start.noise_variance
+    best = -torch.inf
+    for step in range(MOST_STEPS):
+        loadings, noise = _em_step(covariance, loadings, noise)
+        noise = torch.maximum(noise, LEAST_SHARE * variance)
+        if step % 10 == 9:
+            reached = _mean_log_prob(covariance, loadings, noise)
+            if reached < best + STANDSTILL:
+                break
+            best = reached
+    return LowRankGaussian(loadings, mean, noise)
+
+
+def refuse_constant_columns(covariance: Tensor) -> None:
+    variance = covariance.diagonal()
+    constant = (variance <= 1e-12 * variance.max()).nonzero().flatten().tolist()
+    if constant:
+        listed = ", ".join(map(str, constant[:10])) + (", …" if len(constant) > 10 else "")
+        detail = "so factor analysis has no maximum: leave them out, or use family ppca"
+        raise RunError("invalid", f"columns {listed} are constant (counted from 0), {detail}")
+
+
+def _em_step(covariance: Tensor, loadings: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    precise = loadings / noise[:, None]
+    eye = torch.eye(loadings.shape[1], dtype=loadings.dtype)
+    factor = torch.linalg.cholesky(eye + loadings.mT @ precise)
+    gain = torch.cholesky_solve(precise.mT, factor)  # G, (K, D)
+    cross = covariance @ gain.mT  # (D, K)
+    second = eye - gain @ loadings + gain @ cross  # E[z zᵀ], (K, K)
+    updated = torch.cholesky_solve(cross.mT, torch.linalg.cholesky(second)).mT
+    return updated, covariance.diagonal() - (updated * cross).sum(1)
+
+
+def _mean_log_prob(covariance: Tensor, loadings: Tensor, noise: Tensor) -> float:
+    """Up to a constant."""
+    precise = loadings / noise[:, None]
+    eye = torch.eye(loadings.shape[1], dtype=loadings.dtype)
+    factor = torch.linalg.cholesky(eye + loadings.mT @ precise)
+    explained = torch.cholesky_solve(precise.mT @ covariance @ precise, factor).trace()
+    log_det = noise.log().sum() + 2 * factor.diagonal().log().sum()
+    squares = (covariance.diagonal() / noise).sum() - explained
+    return -0.5 * float(log_det + squares)

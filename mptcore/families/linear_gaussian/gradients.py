@@ -1,0 +1,80 @@
+"""The gradient of a training step's score, by hand: a third of the time that autograd takes."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mptcore.families.linear_gaussian.conditionals import Conditionals, Observed
+from mptcore.families.linear_gaussian.gaussian import LOG_2PI
+from mptcore.families.linear_gaussian.moments import FactoredMoment
+
+
+@dataclass(frozen=True)
+class ScoreGradient:
+    """The mean score of some masks, for each start, and its gradient."""
+
+    score: Tensor  # (S,)
+    loadings: Tensor  # (S, D, K)
+    noise_variance: Tensor  # (S, D)
+
+
+@dataclass(frozen=True)
+class _Cotangents:
+    """The score's derivatives by v and e, masked ones alone, (S, B, D) each."""
+
+    variance: Tensor
+    residual: Tensor
+
+
+@torch.no_grad()
+def score_gradient(conditionals: Conditionals, masked: Tensor) -> ScoreGradient:
+    """For stacked models on a factored moment and their masks (S, B, D).
+
+    With M = Σ L (a mask's K × Q) the score is a function of
+        v = psi + ⟨Σ, w wᵀ⟩,   e = C_jj − 2 ⟨M, w fᵀ⟩ + ⟨M Mᵀ, w wᵀ⟩,
+    and Σ = (I + Σ_i∈R w wᵀ / psi)⁻¹, L = Σ_i∈R w fᵀ / psi: the same products of tables as in
+    `Conditionals`, gone through backwards.
+    """
+    assert isinstance(conditionals.moment, FactoredMoment)
+    weight = (~masked).to(conditionals.loadings)
+    seen = conditionals.observe(weight)
+    gain = seen.posterior @ seen.cross  # M, (S, B, K, Q)
+    spread = gain @ gain.mT
+    variance, residual = conditionals.moments_of(seen.posterior, spread, gain)
+    share = (1 - weight) / (masked.sum(-1, keepdim=True) * masked.shape[1])
+    ratio = residual / variance
+    misfit = (share * (variance.log() + ratio)).sum((-2, -1), dtype=torch.float64)
+    by_residual = -0.5 * share / variance
+    by = _Cotangents(by_residual * (1 - ratio), by_residual)
+    loadings, noise = _through_tables(conditionals, weight, seen, gain, spread, by)
+    return ScoreGradient(-0.5 * (LOG_2PI + misfit), loadings, noise)
+
+
+def _through_tables(
+    conditionals: Conditionals,
+    weight: Tensor,
+    seen: Observed,
+    gain: Tensor,
+    spread: Tensor,
+    by: _Cotangents,
+) -> tuple[Tensor, Tensor]:
+    """The gradient by W and by psi."""
+    posterior = seen.posterior
+    outer, mixed = conditionals.outer, conditionals.mixed
+    by_gain = 2 * ((by.residual @ outer).view_as(spread) @ gain)
+    by_gain = by_gain - 2 * (by.residual @ mixed).view_as(gain)
+    by_posterior = (by.variance @ outer).view_as(spread) + by_gain @ seen.cross.mT
+    by_information = -(posterior @ by_posterior @ posterior)
+    by_information = 0.5 * (by_information + by_information.mT)
+    by_seen = posterior @ by_gain
+    square, oblong = conditionals.times_loadings, conditionals.times_factor
+    of_outer = by.variance.mT @ posterior.flatten(-2) + by.residual.mT @ spread.flatten(-2)
+    of_mixed = -2 * (by.residual.mT @ gain.flatten(-2))
+    of_information = square(weight.mT @ by_information.flatten(-2))
+    of_seen = oblong(weight.mT @ by_seen.flatten(-2))
+    noise = conditionals.noise_variance[..., None]
+    observed = (2 * of_information + of_seen) / noise
+    loadings = 2 * square(of_outer) + oblong(of_mixed) + observed
+    scaled = (of_information + of_seen) * conditionals.precise / noise
+    return loadings, by.variance.sum(-2) - scaled.sum(-1)

@@ -1,0 +1,105 @@
+"""The second moment of data: beside their mean, all that a Gaussian's likelihood depends on."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+ROWS = 8192
+"""Observations that are centred and multiplied at a time."""
+
+
+@dataclass(frozen=True)
+class DenseMoment:
+    """C = (x − mu)ᵀ (x − mu) / N."""
+
+    matrix: Tensor  # (D, D)
+
+    @property
+    def diagonal(self) -> Tensor:  # (D,)
+        return self.matrix.diagonal(dim1=-2, dim2=-1)
+
+    def to(self, like: Tensor) -> Self:
+        return type(self)(self.matrix.to(like))
+
+
+@dataclass(frozen=True)
+class FactoredMoment:
+    """C = F Fᵀ of low rank Q, with the diagonal of C beside it."""
+
+    factor: Tensor  # (D, Q)
+    diagonal: Tensor  # (D,)
+
+    def to(self, like: Tensor) -> Self:
+        return type(self)(self.factor.to(like), self.diagonal.to(like))
+
+
+Moment = DenseMoment | FactoredMoment
+
+
+def second_moment(x: Tensor, mean: Tensor) -> Tensor:
+    """C = (x − mean)ᵀ (x − mean) / N of x (N, D), (D, D), in float64."""
+    total = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64, device=x.device)
+    for rows in torch.split(x, ROWS):
+        centred = rows.double() - mean
+        total.addmm_(centred.mT, centred)
+    return total / len(x)
+
+
+def moment_of(x: Tensor, mean: Tensor, least_variance: float) -> Moment:
+    """The second moment of x (N, D) about a mean, in the form that is quickest to score with, for
+    models whose noise variance is `least_variance` or more."""
+    observations, dim = x.shape
+    if 3 * observations <= dim:
+        factor = (x - mean).double().mT / math.sqrt(observations)
+        return FactoredMoment(factor, factor.square().sum(1))
+    return compressed(second_moment(x, mean), least_variance)
+
+
+def compressed(matrix: Tensor, least_variance: float) -> Moment:
+    """A moment (D, D) by its factor where its rank is low.
+
+    With C = F Fᵀ + E, E positive semidefinite, a conditional's e_j / v_j moves by at most
+    λ_max(E) / psi_min, because v_j ≥ psi_min |a|² for the residual aᵀ x. So where λ_max is small
+    the sum of all D scores moves by less than 5e-9 nats.
+    """
+    dim = len(matrix)
+    negligible = 1e-8 / dim * least_variance
+    factor = _pivoted_cholesky(matrix, min(dim // 3, 128), negligible / 16)
+    left_out = matrix.diagonal().sum() - factor.square().sum()
+    if left_out > negligible * dim or _spectral_norm(matrix - factor @ factor.mT) > negligible:
+        return DenseMoment(matrix)
+    return FactoredMoment(factor, matrix.diagonal().clone())
+
+
+def root(matrix: Tensor) -> Tensor:
+    """F (D, D) with C = F Fᵀ to rounding."""
+    eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
+    factor: Tensor = eigenvectors * eigenvalues.clamp(min=0).sqrt()
+    return factor
+
+
+def _spectral_norm(matrix: Tensor) -> float:
+    """The largest |eigenvalue| of a symmetric matrix, from twenty steps of a block power iteration,
+    doubled as a margin for what these have not reached."""
+    generator = torch.Generator().manual_seed(0)
+    block = torch.randn(len(matrix), 8, generator=generator, dtype=torch.float64).to(matrix)
+    for _ in range(20):
+        block = torch.linalg.qr(matrix @ block).Q
+    return 2 * float(torch.linalg.matrix_norm(matrix @ block, 2))
+
+
+def _pivoted_cholesky(matrix: Tensor, max_rank: int, negligible: float) -> Tensor:
+    """Columns F (D, Q), Q at most `max_rank`, with C − F Fᵀ as small as they can make it."""
+    factor = matrix.new_zeros(len(matrix), max_rank)
+    left = matrix.diagonal().clone()
+    for rank in range(max_rank):
+        pivot = int(left.argmax())
+        if left[pivot] <= negligible:
+            return factor[:, :rank]
+        column = matrix[:, pivot] - factor[:, :rank] @ factor[pivot, :rank]
+        factor[:, rank] = column / left[pivot].sqrt()
+        left = (left - factor[:, rank].square()).clamp(min=0)
+    return factor

@@ -1,0 +1,132 @@
+"""Experiments on PPCA and factor analysis: from a spec to its records."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from mptcore.data.arrays import Dataset, load_arrays
+from mptcore.estimation.estimate import lml_metrics
+from mptcore.estimation.evaluate import Evaluation
+from mptcore.estimation.model import TractableModel
+from mptcore.families.linear_gaussian.densities import initial_density, scorable
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
+from mptcore.families.linear_gaussian.weights import keep_densities
+from mptcore.protocol.records import Labels, RunError
+from mptcore.runtime.rng import generator_for
+from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
+from mptcore.specs import VectorExperiment
+from mptcore.training.loop import train
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class SeedModels:
+    """One seed's data and densities, and the generator of its masks."""
+
+    seed: int
+    dataset: Dataset
+    densities: dict[str, LowRankGaussian]
+    masks: torch.Generator
+
+
+@dataclass
+class LinearGaussianRun:
+    """Trains and scores one spec."""
+
+    spec: VectorExperiment
+    session: Session
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def total(self) -> int:
+        return self.spec.mask_count()
+
+    def records(self, resumed: TrainingState | None) -> Work[None]:
+        try:
+            yield from self._records(resumed)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            precision = self.spec.compute.precision
+            cure = "use precision float64, fewer latent dimensions or a lower noise_precision"
+            detail = f"a covariance is singular or too ill-conditioned for {precision}"
+            raise RunError("error", f"{detail}: {cure} ({error})") from error
+
+    def _records(self, resumed: TrainingState | None) -> Work[None]:
+        of_seeds = _models_of_seeds(self.spec)
+        if self.spec.train is not None:
+            trained = list(of_seeds)
+            yield from self._train(trained, resumed)
+            of_seeds = iter(trained)
+        self.session.at_safe_point = True
+        for models in of_seeds:
+            yield from self._evaluate(models, {"seed": models.seed}, self.session.scores)
+
+    def _evaluate(self, models: SeedModels, labels: Labels, cache: ScoreCache) -> Work[None]:
+        scored: dict[str, TractableModel] = {
+            name: scorable(density, models.dataset.x, self.device, self.dtype)
+            for name, density in models.densities.items()
+        }
+        memory = self.spec.compute.memory_bytes
+        evaluation = Evaluation(self.spec.evaluate, scored, labels, cache, memory)
+        yield from evaluation.records(models.masks)
+        if models.dataset.heldout is None:
+            return
+        for name, density in models.densities.items():
+            held = scorable(density, models.dataset.heldout, CPU, torch.float64).evidence()
+            for record in lml_metrics("lml_heldout", held, evaluation.labels_of(name)):
+                yield Step(record)
+
+    def _train(self, of_seeds: list[SeedModels], resumed: TrainingState | None) -> Work[None]:
+        """Trains the models in place."""
+        assert self.spec.train is not None
+        trainer = LinearGaussianTrainer(
+            self.spec.model,
+            self.spec.train,
+            [models.seed for models in of_seeds],
+            [models.densities["model"] for models in of_seeds],
+            [models.dataset for models in of_seeds],
+            self.device,
+            self.dtype,
+        )
+
+        def curves(epoch: int) -> Work[None]:
+            for models, density in zip(of_seeds, trainer.densities(), strict=True):
+                masks = generator_for(models.seed, f"curve {epoch}")
+                now = replace(models, densities={"model": _on_cpu(density)}, masks=masks)
+                labels: Labels = {"seed": models.seed, "epoch": epoch}
+                yield from self._evaluate(now, labels, ScoreCache())
+
+        yield from train(trainer, self.session, resumed, curves)
+        for models, density in zip(of_seeds, trainer.densities(), strict=True):
+            models.densities["model"] = _on_cpu(density)
+        densities = {models.seed: models.densities["model"] for models in of_seeds}
+        yield Step(keep_densities(densities, self.session.work_dir))
+
+
+def _on_cpu(density: LowRankGaussian) -> LowRankGaussian:
+    return density.to(CPU, torch.float64)
+
+
+def _models_of_seeds(spec: VectorExperiment) -> Iterator[SeedModels]:
+    """Data and models for each seed, made once where no seed changes them."""
+    specs = {"model": spec.model} | ({"baseline": spec.baseline} if spec.baseline else {})
+    shared_data = None
+    shared: dict[str, LowRankGaussian] = {}
+    for seed in spec.seeds:
+        masks = torch.Generator().manual_seed(seed)
+        if spec.data.seed == "run":  # the published order: the data, then the masks, one generator
+            dataset = load_arrays(spec.data, seed, masks)
+        else:
+            generator = torch.Generator().manual_seed(spec.data.seed)
+            dataset = shared_data = shared_data or load_arrays(spec.data, spec.data.seed, generator)
+        for name, model in specs.items():
+            if name not in shared or spec.data.seed == "run" or model.init not in _SEEDLESS:
+                shared[name] = initial_density(model, dataset, seed, generator_for(seed, "init"))
+        yield SeedModels(seed, dataset, dict(shared), masks)
+
+
+_SEEDLESS = ("generator", "maximum_likelihood")
+"""Inits that give every seed the same density."""

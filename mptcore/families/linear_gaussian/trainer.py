@@ -1,0 +1,232 @@
+"""Training all starts of an experiment together, as one batch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mptcore.data.arrays import Dataset
+from mptcore.families.linear_gaussian.conditionals import Conditionals
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.gradients import score_gradient
+from mptcore.families.linear_gaussian.moments import (
+    DenseMoment,
+    FactoredMoment,
+    Moment,
+    compressed,
+    root,
+    second_moment,
+)
+from mptcore.protocol.records import Point, SeriesName
+from mptcore.runtime.rng import generator_for
+from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, Train
+from mptcore.training.learned import Learned
+from mptcore.training.loop import Schedule, diverged
+from mptcore.training.step_masks import ONE_STEP, StepMasks
+
+SMALL = 64
+"""Up to so many dimensions a moment has its factor, whatever its rank, for gradients by hand."""
+
+
+@dataclass(frozen=True)
+class _Centred:
+    """Data's mean and their moment about it; one for all starts, or stacked for each."""
+
+    mean: Tensor  # (S or 1, D)
+    moment: Moment
+
+    def about(self, mean: Tensor) -> Moment:
+        """The moment about another mean (S, D): C + d dᵀ with d the distance between them."""
+        if mean is self.mean:
+            return self.moment
+        shift = self.mean - mean
+        match self.moment:
+            case DenseMoment(matrix):
+                return DenseMoment(matrix + shift[..., :, None] * shift[..., None, :])
+            case FactoredMoment(factor, diagonal):
+                starts = (len(shift), *factor.shape[1:])
+                wider = torch.cat([factor.expand(starts), shift[..., None]], dim=-1)
+                return FactoredMoment(wider, diagonal + shift.square())
+
+
+class LinearGaussianTrainer:
+    """Adam on the loadings W (S, D, K) of S starts, and on the mean and the logarithm of the noise
+    variance where the spec says so. Every sum over starts has gradients that do not mix them."""
+
+    def __init__(
+        self,
+        model: LinearGaussianSpec,
+        spec: Train,
+        seeds: Sequence[int],
+        starts: Sequence[LowRankGaussian],
+        datasets: Sequence[Dataset],
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        self.spec, self.seeds = spec, seeds
+        self.device, self.dtype = device, dtype
+        shared = all(dataset is datasets[0] for dataset in datasets)
+        self._datasets = datasets[:1] if shared else datasets
+        self.loadings = self._tensor([d.loadings for d in starts], True)
+        self.mean = self._tensor([d.mean for d in starts], spec.learn_mean)
+        per_dimension = isinstance(model, FactorAnalysisModel)
+        noise = [d.noise_variance if per_dimension else d.noise_variance[:1] for d in starts]
+        self.log_noise = self._tensor([n.log() for n in noise], spec.learn_noise_precision)
+        self.parameters = {
+            name: parameter
+            for name in ("loadings", "mean", "log_noise")
+            if (parameter := getattr(self, name)).requires_grad
+        }
+        self.adam = torch.optim.Adam(self.parameters.values(), lr=spec.learning_rate, fused=True)
+        self.masks = StepMasks(spec, self.dim, seeds)
+        self.order = generator_for(seeds[0], "batches")
+        generators = {**self.masks.generators(), "order": self.order}
+        self.learned = Learned(self.parameters, self.adam, generators)
+        self.epoch = 0
+        self._full = self._centred([dataset.x for dataset in self._datasets])
+        held = [dataset.heldout for dataset in self._datasets if dataset.heldout is not None]
+        self._heldout = self._centred(held) if held else None
+
+    @property
+    def dim(self) -> int:
+        return self.loadings.shape[1]
+
+    @property
+    def _by_score(self) -> bool:
+        return self.spec.objective == ("mpt",)
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.spec
+
+    def densities(self) -> list[LowRankGaussian]:
+        """Each start's density as it stands."""
+        noise = self._noise().expand(len(self.seeds), self.dim)
+        parts = [part.detach().clone() for part in (self.loadings, self.mean, noise)]
+        return [LowRankGaussian(*of_start) for of_start in zip(*parts, strict=True)]
+
+    def heldout_points(self) -> list[Point]:
+        return []  # they are measured with the others
+
+    def advance(self) -> tuple[list[Point], int]:
+        """One epoch of all starts."""
+        last = self.epoch == self.spec.epochs
+        recorded = last or self.epoch % self.spec.evaluate_every == 0
+        points: list[Point] = []
+        for i, batch in enumerate(self._batches()):
+            fraction = self.epoch / self.spec.epochs
+            try:
+                loss = self._descent(batch, fraction)
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                raise diverged(self.epoch, self.seeds, points) from None
+            if i == 0 and recorded:
+                points = list(self._points(loss))
+            self._check_finite(loss, points)
+            if last:
+                break
+            self.adam.step()
+        observations = len(self._datasets[0].x)
+        masks = self.spec.masks_of_epoch(self.epoch, observations, self.dim)
+        return points, len(self.seeds) * masks
+
+    def _check_finite(self, loss: Tensor, points: list[Point]) -> None:
+        bad = (~loss.isfinite()).nonzero().flatten().tolist()
+        if bad:
+            raise diverged(self.epoch, [self.seeds[i] for i in bad], points)
+
+    def _descent(self, data: _Centred, fraction: float) -> Tensor:  # (S,)
+        """The loss; its gradient is left with the parameters."""
+        by_hand = isinstance(data.moment, FactoredMoment) and not self.spec.learn_mean
+        if by_hand and self._by_score:
+            return self._descent_by_hand(data, fraction)
+        self.adam.zero_grad(set_to_none=True)
+        loss = self._loss(data, fraction)
+        loss.sum().backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _descent_by_hand(self, data: _Centred, fraction: float) -> Tensor:
+        with torch.no_grad():
+            score = score_gradient(self._conditionals(data), self._masks(fraction))
+            self.loadings.grad = -self.dim * score.loadings
+            if self.log_noise.requires_grad:
+                gradient = -self.dim * score.noise_variance * self._noise()
+                alike = self.log_noise.shape[1] == 1
+                self.log_noise.grad = gradient.sum(-1, keepdim=True) if alike else gradient
+        return -self.dim * score.score
+
+    def _loss(self, data: _Centred, fraction: float) -> Tensor:  # (S,)
+        conditionals = self._conditionals(data)
+        if not self._by_score:
+            return -self._log_marginal(conditionals)
+        scores = conditionals.scores(self._masks(fraction))
+        return -self.dim * scores.mean(-1)
+
+    def _points(self, loss: Tensor) -> Iterator[Point]:
+        """The series of this epoch, one point for each start."""
+        with torch.no_grad():
+            lml = self._log_marginal(self._conditionals(self._full))
+            series: dict[SeriesName, Tensor] = {"loss": loss, "lml": lml}
+            if self._by_score:
+                series["mpt"] = -loss
+            if self._heldout is not None:
+                series["lml_heldout"] = self._log_marginal(self._conditionals(self._heldout))
+        values = torch.stack(list(series.values())).tolist()
+        masks = self.spec.masks_per_step(self.dim)
+        for name, of_starts in zip(series, values, strict=True):
+            sampled = self._by_score and name in ("loss", "mpt")
+            for seed, value in zip(self.seeds, of_starts, strict=True):
+                error, reason = (None, ONE_STEP) if sampled else (0.0, None)
+                n = masks if sampled else 0
+                yield Point(name, self.epoch, value, error, n, {"seed": seed}, reason)
+
+    def _conditionals(self, data: _Centred) -> Conditionals:
+        noise = self._noise().expand(len(self.seeds), self.dim)
+        return Conditionals(self.loadings, noise, data.about(self.mean))
+
+    def _log_marginal(self, conditionals: Conditionals) -> Tensor:  # (S,)
+        return conditionals.log_prob()
+
+    def _noise(self) -> Tensor:
+        return self.log_noise.exp()
+
+    def _masks(self, fraction: float) -> Tensor:  # (S, B, D)
+        return self.masks.draw(fraction).to(self.device)
+
+    def _batches(self) -> Iterator[_Centred]:
+        """The moments of the observations of each step of an epoch."""
+        size = self.spec.batch_size
+        if size is None:
+            yield self._full
+            return
+        order = torch.randperm(len(self._datasets[0].x), generator=self.order)
+        for rows in torch.split(order, size):
+            yield self._centred([dataset.x[rows] for dataset in self._datasets])
+
+    def _centred(self, data: Sequence[Tensor]) -> _Centred:
+        means = [x.double().mean(0) for x in data]
+        matrices = [second_moment(x, mean) for x, mean in zip(data, means, strict=True)]
+        moment: Moment = DenseMoment(self._tensor(matrices))
+        if len(matrices) == 1 and not self.spec.learn_noise_precision:
+            smaller = compressed(matrices[0], self._noise().min().item())
+            if isinstance(smaller, FactoredMoment):
+                moment = FactoredMoment(smaller.factor[None], smaller.diagonal[None]).to(
+                    self.loadings
+                )
+        if self.dim <= SMALL and isinstance(moment, DenseMoment):
+            roots = self._tensor([root(matrix) for matrix in matrices])
+            moment = FactoredMoment(roots, moment.diagonal)
+        centred = _Centred(self._tensor(means), moment)
+        if self.spec.learn_mean:
+            return centred
+        return _Centred(self.mean, centred.about(self.mean))  # once for all steps
+
+    def _tensor(self, parts: Sequence[Tensor], learned: bool = False) -> Tensor:
+        stacked = torch.stack([part.detach() for part in parts]).to(self.device, self.dtype)
+        return stacked.clone().requires_grad_(learned)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.learned.tensors()
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.learned.restore(tensors)

@@ -1,0 +1,42 @@
+"""Densities as kept weights: tensors named SEED/loadings, SEED/mean and SEED/noise_variance."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.protocol.records import Artifact, Log, RunError
+from mptcore.runtime.tensor_files import keep_weights, load_weights
+from mptcore.specs.families.linear_gaussian.models import LinearGaussian
+
+FAMILY = "linear_gaussian"
+PARTS = ("loadings", "mean", "noise_variance")
+
+
+def keep_densities(densities: Mapping[int, LowRankGaussian], folder: Path | None) -> Artifact | Log:
+    """Write the density of each seed under `folder`, where there is one."""
+    tensors: dict[str, Tensor] = {
+        f"{seed}/{part}": getattr(density, part).double()
+        for seed, density in densities.items()
+        for part in PARTS
+    }
+    return keep_weights(FAMILY, tensors, {"seeds": ",".join(map(str, densities))}, folder)
+
+
+def kept_density(spec: LinearGaussian, dim: int, seed: int) -> LowRankGaussian:
+    """The density that spec.experiment kept for a seed, or for its first where it had no such seed.
+    Raises RunError where there is none that fits."""
+    tensors, header = load_weights(FAMILY, str(spec.experiment))
+    seeds = header["seeds"].split(",")
+    chosen = str(seed) if str(seed) in seeds else seeds[0]
+    density = LowRankGaussian(*(tensors[f"{chosen}/{part}"] for part in PARTS))
+    shape = (density.dim, density.loadings.shape[1])
+    if shape != (dim, spec.latent_dim):
+        detail = f"has weights for D = {shape[0]}, K = {shape[1]}; this spec has D = {dim}, K = "
+        raise RunError("invalid", f"experiment {spec.experiment} {detail}{spec.latent_dim}")
+    noise = density.noise_variance
+    if spec.family == "ppca" and (noise - noise[0]).abs().max() > 1e-12 * noise[0]:
+        detail = "has a noise variance for each dimension: use family factor_analysis"
+        raise RunError("invalid", f"experiment {spec.experiment} {detail}")
+    return density

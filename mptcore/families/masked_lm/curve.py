@@ -1,0 +1,47 @@
+"""The score's curve over masking rates, rate by rate."""
+
+from collections.abc import Iterator, Sequence
+
+from mptcore.estimation.estimate import Estimate
+from mptcore.families.masked_lm.estimates import Area, RateScores, cell_widths
+from mptcore.families.masked_lm.reporting import Report
+from mptcore.protocol.records import Record, RunError
+
+
+class RateCurve:
+    """Takes the scores of one rate after the other. The error at a rate is known by its neighbours
+    on both sides, so that its points are given once the next rate is there."""
+
+    def __init__(self, report: Report, rates: Sequence[float], sequences: int, tokens: int):
+        self.report, self.tokens = report, tokens
+        self._widths = cell_widths(rates)
+        self._area = Area(len(report.model_names), sequences)
+        self._held: list[RateScores] = []  # the last rates, three at most
+        self._next_index = 0  # of the rate whose points come next
+
+    def add(self, scores: RateScores) -> Iterator[Record]:
+        """The records that the scores of the next rate make ready."""
+        if scores.total == 0:
+            detail = f"at the rate {scores.rate} no token was drawn: raise per_size or n"
+            raise RunError("invalid", f"the text is too short for its masks: {detail}")
+        self._held = [*self._held[-2:], scores]
+        if len(self._held) > 1:
+            *before, ready, after = self._held
+            yield from self._emit(ready, [*before, after])
+
+    def end(self) -> Iterator[Record]:
+        """The records that are left once all rates are there."""
+        *before, last = self._held
+        yield from self._emit(last, before[-1:])
+        for model, name in enumerate(self.report.model_names):
+            area, error = self._area.estimate(model), self._area.population_std_err(model)
+            yield from self.report.area(name, area, sum(self._widths), self.tokens, error)
+
+    def _emit(self, scores: RateScores, neighbours: list[RateScores]) -> Iterator[Record]:
+        variance = scores.variance(neighbours)
+        self._area.add(scores, variance, self._widths[self._next_index])
+        self._next_index += 1
+        names, means = self.report.model_names, scores.means().tolist()
+        errors = [None] * len(names) if variance is None else variance.sqrt().tolist()
+        for name, mean, error in zip(names, means, errors, strict=True):
+            yield self.report.point(name, scores.rate, Estimate(mean, error, scores.n))

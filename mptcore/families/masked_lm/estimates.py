@@ -1,0 +1,146 @@
+"""From log probabilities to scores, areas and their errors.
+
+Every estimate has the Monte Carlo error about the score of the text given. The error over the
+population that the sequences come from, taken as drawn independently, is a figure of its own.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from mptcore.estimation.estimate import Estimate
+
+
+@dataclass(frozen=True)
+class RateScores:
+    """All sequences scored at one rate: for each model (and their difference) the sums of log
+    probabilities, P masks of each sequence, and of how many tokens they are."""
+
+    rate: float
+    sums: Tensor  # (models, P, N)
+    weights: Tensor  # (P, N)
+
+    @property
+    def total(self) -> float:
+        """Masked tokens in all."""
+        return self.weights.sum().item()
+
+    @property
+    def n(self) -> int:
+        """Masks with a token in them."""
+        return int((self.weights > 0).sum())
+
+    def means(self) -> Tensor:
+        """S(rate), the mean over masked tokens, (models,)."""
+        return self.sums.sum((1, 2)) / self.total
+
+    def residuals(self) -> Tensor:
+        """What each sequence adds to the mean beyond its share, (models, N); their sum is 0."""
+        return self._deviations().sum(1) / self.total
+
+    def variance(self, neighbours: Sequence["RateScores"]) -> Tensor | None:
+        """The variance of the means over masks, (models,), where it is known."""
+        masks = self.weights.shape[0]
+        if masks < 2:
+            return variance_of_one_mask(self, neighbours)
+        return masks * self._deviations().var(1).sum(1) / self.total**2
+
+    def _deviations(self) -> Tensor:
+        return self.sums - self.means()[:, None, None] * self.weights
+
+
+def variance_of_one_mask(scores: RateScores, neighbours: Sequence[RateScores]) -> Tensor | None:
+    """The variance of the means over masks, (models,), with one mask of each sequence at each rate.
+
+    A sequence's residual is its own expectation plus the noise of its mask. At the next rate the
+    expectation is nearly the same and the mask another, so that half the square of the difference
+    estimates the noise, whose variance goes as 1 / masked tokens. Where rates lie far apart the
+    expectations differ, and this is an upper estimate.
+    """
+    n = scores.weights.shape[1]
+    if not neighbours or n < 2:
+        return None
+    estimates = []
+    for other in neighbours:
+        squares = (scores.residuals() - other.residuals()).square().sum(1)
+        estimates.append(squares / (1 + scores.total / other.total))
+    return torch.stack(estimates).mean(0) * n / (n - 1)
+
+
+class Area:
+    """The area under the score's curve over rates, for a sequence of one token, rate by rate."""
+
+    def __init__(self, models: int, sequences: int):
+        self._mean = torch.zeros(models, dtype=torch.float64)
+        self._variance: Tensor | None = torch.zeros(models, dtype=torch.float64)
+        self._residuals = torch.zeros(models, sequences, dtype=torch.float64)
+        self._n = 0
+
+    def add(self, scores: RateScores, variance: Tensor | None, width: float) -> None:
+        """A rate that stands for so much of the axis; its variance is that of its means."""
+        self._mean += scores.means() * width
+        self._residuals += scores.residuals() * width
+        self._n += scores.n
+        if variance is None or self._variance is None:
+            self._variance = None  # of the whole, as of one part
+        else:
+            self._variance += variance * width**2
+
+    def estimate(self, model: int) -> Estimate:
+        """With its Monte Carlo error."""
+        known = self._variance
+        error = None if known is None else math.sqrt(known[model].item())
+        return Estimate(self._mean[model].item(), error, self._n)
+
+    def population_std_err(self, model: int) -> float | None:
+        """The error over the population that the sequences come from; None where there is one."""
+        n = self._residuals.shape[1]
+        if n < 2:
+            return None
+        return math.sqrt(self._residuals[model].square().sum().item() * n / (n - 1))
+
+
+def cell_widths(rates: Sequence[float]) -> list[float]:
+    """How much of the axis of rates each one stands for: up to halfway to its neighbours, and as
+    far on the outer sides. The paper's 99 rates stand for 0.01 each."""
+    if len(rates) == 1:
+        return [1.0]
+    middles = [(a + b) / 2 for a, b in pairwise(rates)]
+    low = max(0.0, 2 * rates[0] - middles[0])
+    high = min(1.0, 2 * rates[-1] - middles[-1])
+    edges = [low, *middles, high]
+    return [b - a for a, b in pairwise(edges)]
+
+
+def finite_mean(values: Tensor, noise: Tensor | None, population: int) -> Estimate:
+    """The mean over `population` sequences of which n were chosen at random and measured, each with
+    a variance `noise` of its own: two-stage sampling (Cochran 1977, Eq. 10.14)."""
+    n = len(values)
+    share = n / population
+    if noise is None:
+        return Estimate(values.mean().item(), None, n)
+    between = values.var().item() if n > 1 else 0.0
+    variance = ((1 - share) * between + share * noise.mean().item()) / n
+    return Estimate(values.mean().item(), math.sqrt(variance), n)
+
+
+def per_token(values: Tensor, noise: Tensor | None, sizes: Tensor, population: int) -> Estimate:
+    """Σ values / Σ sizes, the ratio estimator, with the error of finite_mean."""
+    mean_size = sizes.double().mean().item()
+    ratio = values.sum().item() / sizes.sum().item()
+    residual = finite_mean(values - ratio * sizes, noise, population)
+    error = None if residual.std_err is None else residual.std_err / mean_size
+    return Estimate(ratio, error, residual.n)
+
+
+def root_mean(variances: Tensor) -> Estimate:
+    """The root of the mean of variances, with the error over them by the delta method."""
+    n = len(variances)
+    value = math.sqrt(variances.mean().item())
+    if n < 2 or value == 0:
+        return Estimate(value, None if n < 2 else 0.0, n)
+    return Estimate(value, variances.std().item() / math.sqrt(n) / (2 * value), n)

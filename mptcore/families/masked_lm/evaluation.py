@@ -1,0 +1,175 @@
+"""Scoring language models on a corpus, and the records that tell of it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mptcore.estimation.allocation import StratifiedSample, sample_to_target
+from mptcore.estimation.estimate import Estimate
+from mptcore.families.masked_lm.corpus import Corpus
+from mptcore.families.masked_lm.curve import RateCurve
+from mptcore.families.masked_lm.estimates import RateScores, cell_widths
+from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker
+from mptcore.families.masked_lm.model import MaskedLm, score_sequences
+from mptcore.families.masked_lm.reporting import Report
+from mptcore.families.masked_lm.sequences import SequenceMetrics
+from mptcore.protocol.records import Labels, Log, Metric, Record
+from mptcore.runtime.session import ScoreCache, Step, Work
+from mptcore.specs import TextEvaluate
+from mptcore.specs.families.masked_lm import LM_PILOT
+
+SMOOTHED_OVER = 21
+"""Neighbouring rates whose variances are averaged for the plan: a few draws say little."""
+
+
+@dataclass(frozen=True)
+class TextEvaluation:
+    """The models that are scored on the same masks: the model, and the baseline if there is one."""
+
+    spec: TextEvaluate
+    models: Mapping[str, MaskedLm]
+    masker: Masker
+    labels: Labels
+    cache: ScoreCache
+
+    @property
+    def corpus(self) -> Corpus:
+        return self.masker.corpus
+
+    @property
+    def report(self) -> Report:
+        return Report(tuple(self.models), self.labels)
+
+    def records(self, generator: torch.Generator) -> Work[None]:
+        """Scores, and what follows from them; masks are drawn from the generator."""
+        spec = self.spec
+        if spec.target_std_err is None:
+            yield from self._score_rates(generator)
+        else:
+            yield from self._score_to_target(generator, spec.target_std_err)
+        if not (spec.orders or spec.pll):
+            return
+        chosen = self._chosen(generator)
+        sequences = SequenceMetrics(self.report, self.masker, chosen, self._score)
+        if spec.orders:
+            yield from sequences.orders(spec.orders, generator)
+        if spec.pll:
+            yield from sequences.pll()
+
+    def _chosen(self, generator: torch.Generator) -> Tensor:
+        """The sequences that are measured as a whole, (n,)."""
+        n, most = len(self.corpus), self.spec.sequences
+        if most is None or most >= n:
+            return torch.arange(n)
+        return torch.randperm(n, generator=generator)[:most].sort().values
+
+    def _score(self, masks: MaskedBatch) -> Work[Tensor]:
+        """The scores and those of the next tokens by each of model_names, (models, 2, B)."""
+        values = yield from score_sequences(self.models, masks, self.cache)
+        if len(self.models) > 1:
+            values = torch.cat([values, values[:1] - values[1:2]])
+        return values
+
+    def _score_rates(self, generator: torch.Generator) -> Work[None]:
+        """All sequences at all rates."""
+        rates, n = self.spec.masks.rates, len(self.corpus)
+        curve = RateCurve(self.report, rates, n, self.spec.dimensions)
+        yield from self._each_rate(generator, curve.add)
+        for record in curve.end():
+            yield Step(record)
+
+    def _each_rate(
+        self, generator: torch.Generator, records_of: Callable[[RateScores], Iterator[Record]]
+    ) -> Work[None]:
+        """The records that each rate's scores give, as soon as it is scored."""
+        spec, n, models = self.spec.masks, len(self.corpus), len(self.report.model_names)
+        per_rate = spec.per_size * n
+        rates = torch.tensor(spec.rates, dtype=torch.float64)
+        together = max(1, CHUNK_TOKENS // int(self.corpus.lengths.max()))
+        plan = torch.arange(len(rates) * per_rate)  # rate by rate, mask by mask, all sequences
+        sums = torch.zeros(models, 0, dtype=torch.float64)
+        weights = torch.zeros(0, dtype=torch.float64)
+        left = list(spec.rates)
+        for places in torch.split(plan, together):
+            at = rates[places // per_rate]
+            masks, weight = self.masker.at_rates(places % n, at, generator)
+            values = yield from self._score(masks)
+            sums = torch.cat([sums, values[:, 0] * weight], 1)
+            weights = torch.cat([weights, weight])
+            while len(weights) >= per_rate:
+                of_rate = sums[:, :per_rate].reshape(models, spec.per_size, n)
+                weight_of_rate = weights[:per_rate].reshape(spec.per_size, n)
+                for record in records_of(RateScores(left.pop(0), of_rate, weight_of_rate)):
+                    yield Step(record)
+                sums, weights = sums[:, per_rate:], weights[per_rate:]
+
+    def _score_to_target(self, generator: torch.Generator, target: float) -> Work[None]:
+        """The rates are strata. A draw takes a sequence with a probability proportional to its
+        length, so that its mean log probability estimates that of a token."""
+        spec, tokens = self.spec, self.spec.dimensions
+        widths = torch.tensor(cell_widths(spec.masks.rates), dtype=torch.float64)
+        draw = self._draw(generator)
+        sample = yield from sample_to_target(
+            draw, widths, target / tokens, spec.max_masks, LM_PILOT, _smoothed
+        )
+        first, *rest = self._sample_records(sample)
+        # Masks that were not needed count as scored: the run is as far as it can be.
+        yield Step(first, spec.max_masks - sample.masks)
+        for record in rest:
+            yield Step(record)
+        std_err = sample.total_std_errs[0].item() * tokens
+        if std_err > target:
+            detail = f"{std_err:.3g} after {sample.masks} masks: raise max_masks"
+            yield Step(Log("warning", f"target_std_err {target} was not reached: {detail}"))
+
+    def _draw(self, generator: torch.Generator) -> Callable[[Tensor], Work[list[Tensor]]]:
+        """What scores so many sequences at each rate, (models, n) each."""
+        sizes = self.corpus.sizes.double()
+        rates = torch.tensor(self.spec.masks.rates, dtype=torch.float64)
+        together = max(1, CHUNK_TOKENS // int(self.corpus.lengths.max()))
+
+        def draw(counts: Tensor) -> Work[list[Tensor]]:
+            plan = torch.repeat_interleave(torch.arange(len(rates)), counts)
+            means = []
+            for places in torch.split(plan, together):
+                at = rates[places]
+                chosen = torch.multinomial(sizes, len(places), True, generator=generator)
+                masks, weights = self.masker.at_rates(chosen, at, generator)
+                values = yield from self._score(masks)
+                means.append(values[:, 0] * weights / (at * sizes[chosen]))
+            return list(torch.split(torch.cat(means, 1), counts.tolist(), 1))
+
+        return draw
+
+    def _sample_records(self, sample: StratifiedSample) -> Iterator[Record]:
+        rates, report = self.spec.masks.rates, self.report
+        means, errors, counts = sample.means.tolist(), sample.std_errs.tolist(), sample.counts
+        for k, rate in enumerate(rates):
+            for i, name in enumerate(report.model_names):
+                yield report.point(name, rate, Estimate(means[i][k], errors[i][k], int(counts[k])))
+        totals, total_errors = sample.totals.tolist(), sample.total_std_errs.tolist()
+        for name, total, error in zip(report.model_names, totals, total_errors, strict=True):
+            area = Estimate(total, error, int(counts.sum()))
+            yield from report.area(name, area, sum(cell_widths(rates)), self.spec.dimensions, None)
+        yield Metric("masks", sample.masks, 0.0, self.labels)
+
+
+def total_masks(spec: TextEvaluate, corpus: Corpus) -> int:
+    """Masks scored for one curve and what follows from it, at most."""
+    curve = len(spec.masks.rates) * spec.masks.per_size * len(corpus)
+    if spec.target_std_err is not None:
+        curve = spec.max_masks
+    sizes = corpus.sizes.double()
+    share = 1.0 if spec.sequences is None else min(1.0, spec.sequences / len(corpus))
+    return curve + int((spec.orders + spec.pll) * share * sizes.sum().item())
+
+
+def _smoothed(variances: Tensor) -> Tensor:
+    """The mean over the neighbours of each (K,), fewer at the ends."""
+    half = min(SMOOTHED_OVER, len(variances)) // 2
+    ones = torch.ones(1, 1, 2 * half + 1, dtype=variances.dtype)
+    sums = torch.nn.functional.conv1d(variances[None, None], ones, padding=half)
+    counts = torch.nn.functional.conv1d(torch.ones_like(variances)[None, None], ones, padding=half)
+    return (sums / counts)[0, 0]

@@ -1,0 +1,187 @@
+"""Masked language models and tokenizers of transformers: safetensors only, no remote code."""
+
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from mptcore.data.vision import torchvision_datasets
+from mptcore.protocol.records import RunError
+from mptcore.runtime.rng import generator_for
+from mptcore.runtime.tensor_files import load_weights
+from mptcore.specs import MaskedLmModel
+
+torchvision_datasets()  # transformers imports torchvision where it is installed
+transformers: Any = importlib.import_module("transformers")
+
+FAMILY = "masked_lm"
+
+MASKED_LMS = {
+    "albert": "AlbertForMaskedLM",
+    "bert": "BertForMaskedLM",
+    "distilbert": "DistilBertForMaskedLM",
+    "electra": "ElectraForMaskedLM",
+    "esm": "EsmForMaskedLM",
+    "modernbert": "ModernBertForMaskedLM",
+    "roberta": "RobertaForMaskedLM",
+}
+"""The class of each model_type that is run. A model may be added here whose base model gives hidden
+states for each token, from which its head predicts each token by itself (tests/mptcore/families/
+masked_lm holds each to plain transformers)."""
+
+Tokenizer = Any
+Network = Any
+Config = Any
+
+
+@dataclass(frozen=True)
+class PretrainedSource:
+    """Where a checkpoint lies: a folder, or an id and revision of the hub."""
+
+    name: str
+    place: str
+    revision: str | None
+
+    @classmethod
+    def of(cls, spec: MaskedLmModel) -> "PretrainedSource":
+        """The folder of that name in MPT_MODELS_DIR where there is one, else the hub. Raises
+        RunError."""
+        folder = os.environ.get("MPT_MODELS_DIR")
+        local = Path(folder, spec.checkpoint).absolute() if folder else None
+        if local is not None and local.is_dir():
+            source = cls(spec.checkpoint, str(local), None)
+            if spec.revision is not None:
+                detail = "lies in MPT_MODELS_DIR, which has no revisions: leave it null"
+                raise source._refusal(detail)
+            return source
+        source = cls(spec.checkpoint, spec.checkpoint, spec.revision)
+        if Path(spec.checkpoint).exists():  # transformers would take it, wherever we happen to run
+            raise source._refusal("is not in MPT_MODELS_DIR, and no id of the hub")
+        return source
+
+    def tokenizer(self) -> Tokenizer:
+        """Its fast tokenizer, which has a mask token. Raises RunError."""
+        tokenizer = self._read(transformers.AutoTokenizer.from_pretrained, "a tokenizer")
+        if not getattr(tokenizer, "is_fast", False):
+            raise self._refusal("has no tokenizer.json, the form that tokenizers reads")
+        if tokenizer.mask_token_id is None:
+            raise self._refusal("has a tokenizer without a mask token: it is no masked model")
+        return tokenizer
+
+    def config(self) -> Config:
+        """Its architecture, which is one of those that are run. Raises RunError."""
+        config = self._read(transformers.AutoConfig.from_pretrained, "a config.json")
+        if config.model_type not in MASKED_LMS:
+            known = ", ".join(MASKED_LMS)
+            raise self._refusal(f"is a {config.model_type}; those that are run are {known}")
+        return config
+
+    def pretrained(self, config: Config) -> Network:
+        """Its network with its weights, the head's included. Raises RunError."""
+        load = getattr(transformers, MASKED_LMS[config.model_type]).from_pretrained
+        options = {"config": config, "use_safetensors": True, "output_loading_info": True}
+        network, loaded = self._read(load, "weights in safetensors", **options, dtype=torch.float32)
+        if missing := sorted(loaded["missing_keys"]):
+            detail = f"lacks the weights of a masked-language head ({missing[0]}, …)"
+            raise self._refusal(f"{detail}, which would be random: use another checkpoint")
+        return network
+
+    def digest(self, weights: bool) -> str:
+        """The SHA-256 over its files, by name: those of the tokenizer and the architecture, and
+        with `weights` these too."""
+        folder = self._read(_folder, "its files")
+        patterns = ("*.json", "*.safetensors") if weights else ("*.json",)
+        digest = hashlib.sha256()
+        for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
+            digest.update(path.name.encode() + b"\0")
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+    def _read(self, read: Callable[..., Any], part: str, **options: Any) -> Any:
+        try:
+            return read(self.place, revision=self.revision, trust_remote_code=False, **options)
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            reason = " ".join(str(error).split())[:300]
+            cure = "put it into the folder MPT_MODELS_DIR, or let this machine reach the hub"
+            detail = f"{part} could not be had, here or from the hub: {cure} ({reason})"
+            raise self._refusal(f"cannot be used: {detail}") from error
+
+    def _refusal(self, detail: str) -> RunError:
+        return RunError("invalid", f"the checkpoint {self.name} {detail}")
+
+
+def _folder(place: str, revision: str | None, trust_remote_code: bool) -> Path:
+    """Where the files of a checkpoint are: those of the hub that were needed so far."""
+    if Path(place).is_dir():
+        return Path(place)
+    file = transformers.utils.cached_file(place, "tokenizer_config.json", revision=revision)
+    return Path(file).parent
+
+
+def vocabulary_digest(tokenizer: Tokenizer) -> str:
+    """The SHA-256 of what the tokens are."""
+    tokens = json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return hashlib.sha256(tokens.encode()).hexdigest()
+
+
+def network_of(spec: MaskedLmModel, tokenizer: Tokenizer, seed: int) -> Network:
+    """The network of a spec, in float32 on the CPU. Raises RunError."""
+    source = PretrainedSource.of(spec)
+    match spec.init:
+        case "pretrained":
+            return source.pretrained(source.config())
+        case "experiment":
+            return _kept(str(spec.experiment), tokenizer)
+        case _:
+            config = _architecture(spec, tokenizer) or source.config()
+            return fresh(config, generator_for(seed, "init").initial_seed())
+
+
+def fresh(config: Config, seed: int) -> Network:
+    """A network whose weights are drawn at random."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return getattr(transformers, MASKED_LMS[config.model_type])(config)
+
+
+def _architecture(spec: MaskedLmModel, tokenizer: Tokenizer) -> Config | None:
+    if spec.architecture is None:
+        return None
+    padding = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return transformers.BertConfig(
+        vocab_size=len(tokenizer), pad_token_id=padding, **spec.architecture.model_dump()
+    )
+
+
+def weights_header(config: Config, tokenizer: Tokenizer) -> dict[str, str]:
+    """What the file of weights says of them: the architecture and the vocabulary."""
+    config_text = json.dumps(config.to_dict(), sort_keys=True)
+    return {"config": config_text, "vocabulary": vocabulary_digest(tokenizer)}
+
+
+def _kept(experiment: str, tokenizer: Tokenizer) -> Network:
+    tensors, header = load_weights(FAMILY, experiment)
+    if header["vocabulary"] != vocabulary_digest(tokenizer):
+        detail = "was trained with another tokenizer: name the checkpoint that it named"
+        raise RunError("invalid", f"experiment {experiment} {detail}")
+    network = fresh(transformers.AutoConfig.for_model(**json.loads(header["config"])), 0)
+    if set(tensors) != {name for name, _ in network.named_parameters()}:
+        raise RunError("invalid", f"experiment {experiment} kept the weights of another network")
+    network.load_state_dict(tensors, strict=False)  # what is tied goes by its first name alone
+    return network
+
+
+def positions(config: Config) -> int:
+    """How many tokens a sequence may have."""
+    most: int = getattr(config, "max_position_embeddings", 512)
+    if config.model_type in ("roberta", "esm"):
+        most -= config.pad_token_id + 1  # their positions are counted from there
+    return most

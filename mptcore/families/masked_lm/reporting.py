@@ -1,0 +1,61 @@
+"""How points and metrics name the models of an evaluation, and the difference of two."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mptcore.estimation.estimate import ONE_DRAW, Estimate, metric, point
+from mptcore.protocol.records import Labels, Metric, Point, Record, SeriesName
+
+DIFFERENCE = "difference"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Makes the records of an evaluation of some models."""
+
+    models: tuple[str, ...]
+    labels: Labels
+
+    @property
+    def model_names(self) -> list[str]:
+        """The models and, of two, their difference: what the first dimension of scores means."""
+        return [*self.models, *([DIFFERENCE] if len(self.models) > 1 else [])]
+
+    def labels_of(self, name: str) -> Labels:
+        """The label `model` only tells models apart."""
+        if len(self.models) == 1 or name == DIFFERENCE:
+            return self.labels
+        return {**self.labels, "model": name}
+
+    def point(self, name: str, rate: float, score: Estimate) -> Point:
+        """A model's score at a masking rate."""
+        series: SeriesName = "score_difference" if name == DIFFERENCE else "score_by_rate"
+        return point(series, rate, score, self.labels_of(name))
+
+    def metric(
+        self, of: str, name: str, value: Estimate, suffix: str = "", reason: str = ONE_DRAW
+    ) -> Metric:
+        """A metric of a model; `reason` says why it has no standard error, if it has none."""
+        difference = "_difference" if name == DIFFERENCE else ""
+        return metric(f"{of}{difference}{suffix}", value, self.labels_of(name), reason)
+
+    def area(
+        self, name: str, area: Estimate, width: float, tokens: int, population: float | None
+    ) -> Iterator[Record]:
+        """What follows from the area for a sequence of one token over rates of a total width: the
+        area for so many tokens, with its Monte Carlo error and that over the population."""
+        reason = "sequences were sampled, or there is one"
+        yield self.metric("area", name, area.scaled(tokens))
+        of_population = Estimate(area.mean, population, area.n).scaled(tokens)
+        yield self.metric("area", name, of_population, "_population", reason)
+        yield from self.per_token(name, area.scaled(1 / width), "area")
+
+    def per_token(self, name: str, score: Estimate, of: str) -> Iterator[Record]:
+        """Bits per token and perplexity from a mean log probability of a token."""
+        if name == DIFFERENCE:
+            return
+        labels = {**self.labels_of(name), "of": of}
+        nats = score.scaled(-1)
+        yield metric("bits_per_token", nats.scaled(1 / math.log(2)), labels)
+        yield metric("perplexity", nats.exponential(), labels)

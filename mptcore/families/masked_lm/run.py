@@ -1,0 +1,173 @@
+"""Experiments on language models: from a spec to its records."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from mptcore.families.masked_lm import corpus
+from mptcore.families.masked_lm.corpus import Corpus
+from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
+from mptcore.families.masked_lm.masked_batch import Masker
+from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.pretrained import (
+    FAMILY,
+    PretrainedSource,
+    Tokenizer,
+    network_of,
+    positions,
+    weights_header,
+)
+from mptcore.families.masked_lm.trainer import MaskedLmTrainer
+from mptcore.protocol.records import Labels, Log, RunError
+from mptcore.runtime.rng import generator_for
+from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
+from mptcore.runtime.tensor_files import keep_weights, weights_digest
+from mptcore.specs import MaskedLmModel, TextExperiment
+from mptcore.training.loop import train
+
+Models = dict[str, MaskedLm]
+
+
+@dataclass(frozen=True)
+class LoadedText:
+    """The text of an experiment and its tokenizer; the same text twice where none is held out."""
+
+    tokenizer: Tokenizer
+    trained_on: Corpus
+    scored: Corpus
+
+    def masker(self, text: Corpus, models: Models, corruption: str) -> Masker:
+        """What masks a text for some models."""
+        sizes = [model.config.vocab_size for model in models.values()]
+        vocabulary = min(len(self.tokenizer), *sizes)
+        return Masker(text, self.tokenizer.mask_token_id, vocabulary, corruption)
+
+
+@dataclass
+class MaskedLmRun:
+    """Trains and scores one spec."""
+
+    spec: TextExperiment
+    session: Session
+    device: torch.device
+    dtype: torch.dtype
+    total: int = field(default=0, init=False)
+
+    def records(self, resumed: TrainingState | None) -> Work[None]:
+        spec = self.spec
+        tokenizer = PretrainedSource.of(spec.model).tokenizer()
+        models = self._models(tokenizer, spec.seeds[0])
+        for name, model in self._specs().items():
+            yield Step(Log("info", f"{name}: {_origin(model)}"))
+        longest = min(positions(model.config) for model in models.values())
+        text = corpus.read(spec.data, tokenizer, longest)
+        yield Step(Log("info", _description(text, spec.data.max_length, longest)))
+        _check_vocabularies(spec, models, tokenizer, text)
+        loaded = LoadedText(tokenizer, *self._split(text))
+        self.total = self._total(loaded.scored)
+        if spec.train is not None:
+            yield from self._train(models, loaded, resumed)
+        self.session.at_safe_point = True
+        for number, seed in enumerate(spec.seeds):
+            if number > 0:
+                models = self._models(tokenizer, seed)
+            yield from self._evaluate(seed, models, loaded, last=number == len(spec.seeds) - 1)
+
+    def _train(self, models: Models, text: LoadedText, resumed: TrainingState | None) -> Work[None]:
+        """Trains the model, for the one seed that the spec's check lets through."""
+        assert self.spec.train is not None
+        (seed,) = self.spec.seeds
+        corruption = self.spec.model.corruption
+        scored = text.masker(text.scored, models, corruption)
+        heldout = None if self.spec.data.heldout is None else scored
+        masker = text.masker(text.trained_on, models, corruption)
+        trainer = MaskedLmTrainer(self.spec.train, models["model"], masker, heldout, seed)
+
+        def curves(step: int) -> Work[None]:
+            labels: Labels = {"seed": seed, "step": step}
+            model = {"model": models["model"]}
+            evaluation = self._evaluation(model, scored, labels, ScoreCache())
+            yield from evaluation.records(generator_for(seed, "curve"))
+
+        yield from train(trainer, self.session, resumed, curves)
+        header = weights_header(trainer.model.config, text.tokenizer)
+        yield Step(keep_weights(FAMILY, trainer.weights(), header, self.session.work_dir))
+
+    def _evaluate(self, seed: int, models: Models, text: LoadedText, last: bool) -> Work[None]:
+        masker = text.masker(text.scored, models, self.spec.model.corruption)
+        evaluation = self._evaluation(models, masker, {"seed": seed}, self.session.scores)
+        before = self.session.masks
+        yield from evaluation.records(generator_for(seed, "masks"))
+        if not last:  # sequences that were chosen at random have another length than expected
+            expected = before + total_masks(self.spec.evaluate, text.scored)
+            yield Step(masks=expected - self.session.masks)
+
+    def _evaluation(
+        self, models: Models, masker: Masker, labels: Labels, cache: ScoreCache
+    ) -> TextEvaluation:
+        return TextEvaluation(self.spec.evaluate, models, masker, labels, cache)
+
+    def _specs(self) -> dict[str, MaskedLmModel]:
+        baseline = {"baseline": self.spec.baseline} if self.spec.baseline else {}
+        return {"model": self.spec.model} | baseline
+
+    def _models(self, tokenizer: Tokenizer, seed: int) -> Models:
+        memory = self.spec.compute.memory_bytes
+        return {
+            name: MaskedLm(
+                network_of(spec, tokenizer, seed).eval(), self.device, self.dtype, memory
+            )
+            for name, spec in self._specs().items()
+        }
+
+    def _split(self, text: Corpus) -> tuple[Corpus, Corpus]:
+        """What is trained on, and what is scored."""
+        share = self.spec.data.heldout
+        if share is None:
+            return text, text
+        if len(text) < 2:
+            raise RunError("invalid", "data.heldout needs two sequences or more; the text has one")
+        order = torch.randperm(len(text), generator=generator_for(self.spec.data.seed, "heldout"))
+        held = min(len(text) - 1, max(1, round(share * len(text))))
+        return text.subset(order[held:].sort().values), text.subset(order[:held].sort().values)
+
+    def _total(self, scored: Corpus) -> int:
+        one = total_masks(self.spec.evaluate, scored)
+        if self.spec.train is None:
+            return one * len(self.spec.seeds)
+        train = self.spec.train
+        return one * (1 + len(train.curve_at)) + train.steps * train.batch_size
+
+
+def _check_vocabularies(
+    spec: TextExperiment, models: Models, tokenizer: Tokenizer, text: Corpus
+) -> None:
+    if spec.baseline is not None:
+        other = PretrainedSource.of(spec.baseline).tokenizer()
+        if other.get_vocab() != tokenizer.get_vocab():
+            detail = "score differences are between models of one vocabulary"
+            raise RunError("invalid", f"the baseline has another tokenizer: {detail}")
+    for name, model in models.items():
+        size = model.config.vocab_size
+        if int(text.ids.max()) >= size or tokenizer.mask_token_id >= size:
+            detail = f"its tokenizer has more tokens than its {size} weights"
+            raise RunError("invalid", f"the {name}'s checkpoint does not fit: {detail}")
+
+
+def _origin(spec: MaskedLmModel) -> str:
+    """What runs, and the digest of its files."""
+    digest = PretrainedSource.of(spec).digest(weights=spec.init == "pretrained")
+    origin = f"{spec.checkpoint}, {spec.init}, files sha256 {digest}"
+    if spec.experiment is None:
+        return origin
+    return f"{origin}, weights of {spec.experiment} sha256 {weights_digest(spec.experiment)}"
+
+
+def _description(text: Corpus, asked: int, longest: int) -> str:
+    """How much text there is; `asked` is the spec's max_length, `longest` the models'."""
+    parts = [f"{len(text)} sequences, {int(text.sizes.sum())} tokens that can be masked"]
+    if text.left_out:
+        parts.append(f"{text.left_out} sequences with fewer than two were left out")
+    if longest < asked:
+        parts.append(f"cut at the model's {longest} tokens, not max_length {asked}")
+    return "; ".join(parts)

@@ -1,0 +1,101 @@
+"""What takes as many masks of a sequence as it has tokens: random orders, pseudo-log-likelihood."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mptcore.estimation.estimate import Estimate
+from mptcore.families.masked_lm.estimates import finite_mean, per_token, root_mean
+from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker, joined
+from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
+from mptcore.protocol.records import Record
+from mptcore.runtime.session import Step, Work
+
+Score = Callable[[MaskedBatch], Work[Tensor]]
+"""The scores of masks and log p of their `next` tokens, (models, 2, B)."""
+
+
+@dataclass(frozen=True)
+class SequenceMetrics:
+    """Metrics of whole sequences, some or all of a corpus."""
+
+    report: Report
+    masker: Masker
+    chosen: Tensor  # (n,), the sequences that are measured
+    score: Score
+
+    @property
+    def sizes(self) -> Tensor:
+        """D of each, (n,)."""
+        return self.masker.corpus.sizes[self.chosen]
+
+    def orders(self, count: int, generator: torch.Generator) -> Work[None]:
+        """The cumulative score along random orders, and its spread over them."""
+        shape = (len(self.report.model_names), count, len(self.chosen))
+        cumulative = torch.zeros(shape, dtype=torch.float64)
+        chain = torch.zeros(shape, dtype=torch.float64)
+        plan = [(i, order) for i in range(len(self.chosen)) for order in range(count)]
+        for group in self._groups(plan):
+            parts = [self._along_order(i, generator) for i, _ in group]
+            values = yield from self.score(joined(parts))
+            split = torch.split(values, [len(part) for part in parts], 2)
+            for (i, order), part in zip(group, split, strict=True):
+                cumulative[:, order, i] = part[:, 0].sum(1)
+                chain[:, order, i] = part[:, 1].sum(1)
+        for model, name in enumerate(self.report.model_names):
+            noise = cumulative[model].var(0) / count if count > 1 else None
+            mean = cumulative[model].mean(0)
+            for record in self._sequence_metrics("cumulative", name, mean, noise):
+                yield Step(record)
+            if name != DIFFERENCE and count > 1:
+                for record in self._spread(name, chain[model].var(0)):
+                    yield Step(record)
+
+    def pll(self) -> Work[None]:
+        """The pseudo-log-likelihood: each token given all others."""
+        sums = torch.zeros(len(self.report.model_names), len(self.chosen), dtype=torch.float64)
+        for group in self._groups([(i, 0) for i in range(len(self.chosen))]):
+            parts = [self.masker.singles(int(self.chosen[i])) for i, _ in group]
+            values = yield from self.score(joined(parts))
+            split = torch.split(values[:, 0], [len(part) for part in parts], 1)
+            for (i, _), part in zip(group, split, strict=True):
+                sums[:, i] = part.sum(1)
+        exact = torch.zeros(len(self.chosen), dtype=torch.float64)
+        for model, name in enumerate(self.report.model_names):
+            for record in self._sequence_metrics("pll", name, sums[model], exact):
+                yield Step(record)
+
+    def _along_order(self, i: int, generator: torch.Generator) -> MaskedBatch:
+        order = torch.randperm(int(self.sizes[i]), generator=generator)
+        return self.masker.along_order(int(self.chosen[i]), order)
+
+    def _sequence_metrics(
+        self, of: str, name: str, values: Tensor, noise: Tensor | None
+    ) -> Iterator[Record]:
+        """A score of whole sequences (n,): its mean, that over the population, and per token."""
+        population = len(self.masker.corpus)
+        yield self.report.metric(of, name, finite_mean(values, noise, population))
+        yield self.report.metric(of, name, Estimate.of(values), "_population")
+        token = per_token(values, noise, self.sizes, population)
+        yield from self.report.per_token(name, token, of)
+
+    def _spread(self, name: str, variances: Tensor) -> Iterator[Record]:
+        """The spread of the chain over orders, from its variance for each sequence (n,)."""
+        yield self.report.metric("any_order_spread", name, root_mean(variances))
+        of_token = root_mean(variances / self.sizes.double().square())
+        yield self.report.metric("any_order_spread_per_token", name, of_token)
+
+    def _groups(self, plan: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+        """A plan of (chosen sequence, order), each D masks, in parts of about CHUNK_TOKENS."""
+        sizes = self.sizes.tolist()
+        group: list[tuple[int, int]] = []
+        taken = 0
+        for i, order in plan:
+            if group and taken + sizes[i] ** 2 > CHUNK_TOKENS:
+                yield group
+                group, taken = [], 0
+            group.append((i, order))
+            taken += sizes[i] ** 2
+        yield group

@@ -1,0 +1,129 @@
+"""From a spec to VAEs, new or with the weights of an earlier experiment."""
+
+import json
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from mptcore.families.vae import networks
+from mptcore.families.vae.grid_vae import GridVae
+from mptcore.families.vae.likelihoods import likelihood_of
+from mptcore.families.vae.networks import Decoder, Encoder
+from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.families.vae.vae import Vae
+from mptcore.protocol.records import RunError
+from mptcore.runtime.checkpoint import under
+from mptcore.runtime.rng import generator_for
+from mptcore.runtime.tensor_files import load_weights
+from mptcore.specs import (
+    Convolutional,
+    Dense,
+    GaussHermite,
+    Importance,
+    Iwae,
+    LatentExperiment,
+    LinearVaeModel,
+    Recursive,
+    UniformGrid,
+    VaeModel,
+)
+from mptcore.specs.families.vae.models import Objective
+
+FAMILY = "vae"
+
+
+def build_vae(spec: LatentExperiment, x: Tensor, seed: int, objective: Objective) -> Vae:
+    """A start for data (N, D), where and as precise as these: the same decoder for every objective,
+    whose last bias gives each dimension its mean. Raises RunError where the weights asked for do
+    not fit."""
+    model = spec.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator_for(seed, "init").initial_seed() % 2**63)
+        encoder, decoder = _networks(model, x.shape[1])
+    likelihood = likelihood_of(model.likelihood)
+    with torch.no_grad():
+        decoder.last.bias.copy_(likelihood.independent(x))
+    vae: Vae
+    match model.conditionals:
+        case GaussHermite() | UniformGrid() as grid:
+            needed = encoder if objective == "elbo" else None
+            vae = GridVae(needed, decoder, likelihood, model.latent_dim, grid)
+        case Recursive() | Importance() as method:
+            width = model.numbers_per_observation(x.shape[1])
+            lml = spec.lml_method()
+            assert isinstance(lml, Iwae), "the spec's check refuses a grid"
+            vae = SampledVae(
+                encoder, decoder, likelihood, model.latent_dim, method, width, lml.samples
+            )
+        case _:
+            assert_never(model.conditionals)
+    vae = vae.to(x)
+    if model.experiment is not None:
+        _load(vae, model, seed, objective)
+    return vae
+
+
+def for_scores(trained: Vae, spec: LatentExperiment) -> Vae:
+    """The same VAE over the grid that the LML is computed by, where there is one."""
+    match spec.lml_method():
+        case Iwae():
+            return trained
+        case grid:
+            parts = (trained.encoder, trained.decoder, trained.likelihood, trained.latent_dim)
+            return GridVae(*parts, grid).to(trained.decoder.last.bias)
+
+
+def _networks(spec: LinearVaeModel | VaeModel, dim: int) -> tuple[Encoder, Decoder]:
+    match spec:
+        case LinearVaeModel():
+            return networks.linear(dim, spec.latent_dim)
+        case VaeModel(network=Convolutional() as layers):
+            return networks.convolutional(layers, dim, spec.latent_dim)
+        case VaeModel(network=Dense() as layers):
+            return networks.dense(layers, dim, spec.latent_dim)
+    raise AssertionError("a spec has no other networks")
+
+
+def weights_header(spec: LatentExperiment) -> dict[str, str]:
+    """What the file of weights says of them: of which model they are, for which seeds and
+    objectives."""
+    assert spec.train is not None
+    starts = {"seeds": spec.seeds, "objectives": spec.train.objective}
+    return {"trained": json.dumps(_kind(spec.model) | starts)}
+
+
+def _kind(spec: LinearVaeModel | VaeModel) -> dict[str, object]:
+    """What makes weights of the same shapes another model."""
+    network = spec.network.model_dump(mode="json") if isinstance(spec, VaeModel) else None
+    return {"likelihood": spec.likelihood.distribution, "network": network}
+
+
+def _load(vae: Vae, spec: LinearVaeModel | VaeModel, seed: int, objective: Objective) -> None:
+    """Take up the weights that spec.experiment kept."""
+    tensors, header = load_weights(FAMILY, str(spec.experiment))
+    trained = json.loads(header["trained"])
+    _check_kind(spec, trained)
+    chosen = spec.trained_by or objective
+    if chosen not in trained["objectives"]:
+        chosen = trained["objectives"][0]
+    first = trained["seeds"][0]
+    weights = under(f"{chosen}/{seed if seed in trained['seeds'] else first}/", tensors)
+    wanted = {name: value.shape for name, value in vae.state_dict().items()}
+    if {name: value.shape for name, value in weights.items() if name in wanted} != wanted:
+        detail = "has weights of other shapes, or no encoder: give the same model and data"
+        raise RunError("invalid", f"experiment {spec.experiment} {detail}")
+    vae.load_state_dict({name: weights[name] for name in wanted})
+
+
+def _check_kind(spec: LinearVaeModel | VaeModel, trained: dict[str, list[str]]) -> None:
+    """Raises RunError where the weights are those of another model."""
+    experiment = f"experiment {spec.experiment}"
+    for name, asked in _kind(spec).items():
+        if trained[name] != asked:
+            detail = f"its model.{name} is {trained[name]}, not {asked}"
+            raise RunError("invalid", f"{experiment} has weights of another model: {detail}")
+    objectives = trained["objectives"]
+    if spec.trained_by not in (None, *objectives):
+        detail = f"was trained by {', '.join(objectives)}, not by {spec.trained_by}"
+        raise RunError("invalid", f"{experiment} {detail}: change model.trained_by")

@@ -1,0 +1,83 @@
+"""What tells how far a VAE can be trusted: collapse, and annealed importance sampling."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from mptcore.estimation.estimate import lml_metrics
+from mptcore.estimation.model import Evidence
+from mptcore.families.vae.ais import Annealing
+from mptcore.families.vae.importance import WeightSummary, summary_of, weight_evidence
+from mptcore.families.vae.networks import Encoder
+from mptcore.families.vae.trainer import TrainingStart
+from mptcore.families.vae.vae import Vae
+from mptcore.families.vae.variational import ACTIVE, ROWS, divergence
+from mptcore.protocol.records import Labels, Log, Metric, Record
+from mptcore.runtime.rng import generator_for
+from mptcore.runtime.session import Step, Work
+from mptcore.specs import Ais
+
+ONE_START = "all chains of an observation start at the one z that it was drawn with"
+
+
+@torch.no_grad()
+def collapse(encoder: Encoder, x: Tensor, labels: Labels) -> Iterator[Record]:
+    """How many latent dimensions the encoder uses, and their divergence in nats."""
+    sums = torch.stack([divergence(*encoder(part)).sum(0) for part in torch.split(x, ROWS)])
+    each = sums.sum(0) / len(x)  # (K,)
+    active = int((each > ACTIVE).sum())
+    yield Metric("kl", each.sum().item(), 0.0, labels)
+    yield Metric("active_units", active, 0.0, labels)
+    if active == 0:
+        cure = "train longer, or with a smaller learning_rate or a higher noise_precision"
+        detail = f"every latent dimension has a KL below {ACTIVE} nats, so z tells nothing of x"
+        start = ", ".join(f"{name} {value}" for name, value in labels.items())
+        yield Log("warning", f"collapse ({start}): {detail}; {cure}")
+
+
+def annealed(start: TrainingStart, spec: Ais) -> Work[None]:
+    """AIS on some observations, with the importance weighted bound on the same ones, and the
+    bracket on simulated ones."""
+    vae, labels = start.vae, start.labels
+    x = start.held_or_seen[: spec.observations]
+    generator = generator_for(start.seed, "ais")
+    forward, _ = yield from _both_ways(vae, x, None, spec, generator)
+    for record in lml_metrics("lml_ais", forward, labels):
+        yield Step(record)
+    bound = yield from vae.evidence(x, generator)
+    for record in lml_metrics("lml_ais_iwae", bound, labels):
+        yield Step(record)
+    if spec.simulated > 0:
+        yield from _bracket(vae, start, spec, x)
+
+
+def _bracket(vae: Vae, start: TrainingStart, spec: Ais, like: Tensor) -> Work[None]:
+    """The LML of simulated observations, from below and from above."""
+    generator = generator_for(start.seed, "simulated")
+    z = torch.randn(spec.simulated, vae.latent_dim, generator=generator, dtype=like.dtype).to(like)
+    with torch.no_grad():
+        simulated = vae.likelihood.sample(vae.decoder(z), generator)
+    below, above = yield from _both_ways(vae, simulated, z, spec, generator)
+    assert above is not None
+    for record in lml_metrics("lml_simulated_below", below, start.labels):
+        yield Step(record)
+    yield Step(Metric("lml_simulated_above", -above.value, None, start.labels, ONE_START))
+
+
+def _both_ways(
+    vae: Vae, x: Tensor, z: Tensor | None, spec: Ais, generator: torch.Generator
+) -> Work[tuple[Evidence, Evidence | None]]:
+    """Forward AIS; and where z is given, that x was drawn with, reverse AIS of −log p(x)."""
+    forward: list[WeightSummary] = []
+    backward: list[WeightSummary] = []
+    first = 0
+    for part in vae.parts(x, spec.chains):
+        annealing = Annealing(vae, part, spec, generator)
+        yield from annealing.tune()
+        forward.append(summary_of((yield from annealing.forward())))
+        if z is not None:
+            drawn_with = z[first : first + len(part)]
+            backward.append(summary_of((yield from annealing.backward(drawn_with))))
+        first += len(part)
+    return weight_evidence(forward), weight_evidence(backward) if backward else None

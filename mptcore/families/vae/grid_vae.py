@@ -1,0 +1,147 @@
+"""The linear VAE whose integrals are taken over a grid: everything is exact for that grid."""
+
+import torch
+from torch import Tensor
+
+from mptcore.estimation.estimate import Estimate
+from mptcore.estimation.model import Evidence, TractableModel, VectorModel
+from mptcore.families.vae.grid import nodes_of
+from mptcore.families.vae.likelihoods import Likelihood
+from mptcore.families.vae.networks import Decoder, Encoder
+from mptcore.families.vae.vae import Vae
+from mptcore.runtime.session import Step, Work
+from mptcore.specs.families.vae.models import AnyGrid
+
+CHUNK_BYTES = 2**28
+"""Memory for observations times nodes, and nodes times dimensions."""
+CONVERGED_WITHIN = 0.05
+"""Nats by which doubling the nodes may move a result that has converged."""
+
+
+class GridVae(Vae):
+    """p(x) = Σ_g weight_g p(x | z_g); the encoder is there for the ELBO alone."""
+
+    def __init__(
+        self,
+        encoder: Encoder | None,
+        decoder: Decoder,
+        likelihood: Likelihood,
+        latent_dim: int,
+        grid: AnyGrid,
+    ):
+        super().__init__(encoder, decoder, likelihood, latent_dim)
+        self.grid = grid
+        nodes = nodes_of(grid, latent_dim)
+        self.register_buffer("z", nodes.z, persistent=False)  # (G, K)
+        self.register_buffer("log_weights", nodes.log_weights, persistent=False)  # (G,)
+        self.z: Tensor
+        self.log_weights: Tensor
+
+    def score(self, x: Tensor, masks: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        outputs = self.decoder(self.z)  # (G, D)
+        return torch.stack([self.conditional(x, outputs, mask).mean() for mask in masks]).mean()
+
+    def conditional(self, x: Tensor, outputs: Tensor, masked: Tensor) -> Tensor:
+        """log p(x_j | x_R) for each masked j of one mask (D,), (N, M), given the decoder's outputs
+        at all nodes (G, D)."""
+        joint = self._joint(x, outputs, (~masked).to(x))
+        share = joint.log_softmax(-1)  # log p(z_g | x_R), (N, G)
+        return self.likelihood.mixed_log_probs(x[:, masked], outputs[:, masked], share)
+
+    def _joint(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:  # (N, G)
+        return self.likelihood.node_log_probs(x, outputs, observed) + self.log_weights
+
+    def log_marginal(self, x: Tensor, observed: Tensor | None = None) -> Tensor:
+        """log p(x_R) for each observation, of the observed dimensions (D,) or all: (N,)."""
+        return self._joint(x, self.decoder(self.z), observed).logsumexp(-1)
+
+    def fit_encoder(self, x: Tensor, generator: torch.Generator) -> None:
+        """The grid needs none."""
+
+    def evidence(self, x: Tensor, generator: torch.Generator | None = None) -> Work[Evidence]:
+        """Over the grid; unconverged where one of twice the nodes, and wider, gives another."""
+        yield Step()
+        return grid_evidence(self, x)
+
+    def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Estimate:
+        return Estimate(mean_log_marginal(self, x), 0.0, 0)
+
+    @torch.no_grad()
+    def reconstruction(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
+        outputs = self.decoder(self.z)
+        share = self._joint(x, outputs, (~masked).to(x)).softmax(-1)  # (N, G)
+        return torch.where(masked, share @ self.likelihood.mean(outputs), x)
+
+    def scored_on(self, x: Tensor, seed: int, evidence: Evidence) -> VectorModel:
+        return GridVaeModel(self, x, evidence)
+
+
+class GridVaeModel(TractableModel):
+    """A grid VAE together with the data it is scored on."""
+
+    def __init__(self, vae: GridVae, x: Tensor, evidence: Evidence):
+        self.vae, self.x = vae, x
+        self._evidence = evidence
+        self.device = x.device
+
+    @property
+    def dim(self) -> int:
+        return self.x.shape[1]
+
+    @property
+    def bytes_per_mask(self) -> int:
+        """Masks are scored one at a time; a batch is what a run does between two safe points."""
+        return 2**22
+
+    def scores(self, masks: Tensor) -> Tensor:
+        with torch.no_grad():
+            outputs = self.vae.decoder(self.vae.z)
+            return torch.stack([self._over_observations(outputs, mask) for mask in masks])
+
+    def _over_observations(self, outputs: Tensor, mask: Tensor) -> Tensor:
+        rows = max(1, CHUNK_BYTES // (4 * len(outputs) * self.x.element_size()))
+        sums = [
+            self.vae.conditional(x, outputs, mask).sum(dtype=torch.float64)
+            for x in torch.split(self.x, rows)
+        ]
+        return torch.stack(sums).sum() / (len(self.x) * mask.sum())
+
+    def log_marginal_likelihood(self) -> float:
+        return mean_log_marginal(self.vae, self.x)
+
+    def evidence(self) -> Evidence:
+        return self._evidence
+
+    def joint_scores(self, masks: Tensor) -> Tensor:
+        whole = self.log_marginal_likelihood()
+        rest = [mean_log_marginal(self.vae, self.x, (~mask).to(self.x)) for mask in masks]
+        return whole - torch.tensor(rest, dtype=torch.float64, device=self.device)
+
+
+def grid_evidence(vae: GridVae, x: Tensor) -> Evidence:
+    """The LML over the model's grid; unconverged where a grid of twice the nodes, and wider, gives
+    another."""
+    value = mean_log_marginal(vae, x)
+    doubled = vae.grid.doubled()
+    finer = GridVae(None, vae.decoder, vae.likelihood, vae.latent_dim, doubled).to(x)
+    shift = mean_log_marginal(finer, x) - value
+    reason = None
+    if not abs(shift) <= CONVERGED_WITHIN:
+        reason = (
+            f"not final: twice the {vae.grid.nodes} nodes move it by {shift:.3g} nats, more than "
+            f"{CONVERGED_WITHIN}; raise evaluate.lml.nodes"
+        )
+    return Evidence(value, 0.0, reason, {"quadrature_shift": shift})
+
+
+@torch.no_grad()
+def mean_log_marginal(vae: GridVae, x: Tensor, observed: Tensor | None = None) -> float:
+    """The mean over observations of log p(x_R), for observed dimensions (D,) or all. It goes
+    through the nodes in parts, whose outputs are computed once."""
+    size = max(1, CHUNK_BYTES // (4 * max(x.shape) * x.element_size()))
+    total = torch.full_like(x[:, 0], -torch.inf)
+    nodes = zip(torch.split(vae.z, size), torch.split(vae.log_weights, size), strict=True)
+    for z, log_weights in nodes:
+        joint = vae.likelihood.node_log_probs(x, vae.decoder(z), observed) + log_weights
+        total = torch.logaddexp(total, joint.logsumexp(-1))
+    return total.double().mean().item()

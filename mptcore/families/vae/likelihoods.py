@@ -1,0 +1,138 @@
+"""p(x_j | z) from the decoder's outputs, for both likelihoods."""
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mptcore.specs import Bernoulli, Gaussian
+
+CHUNK = 2**24
+"""Numbers in a tensor over observations, nodes and dimensions that is never made whole."""
+
+
+class Likelihood(ABC):
+    """What a decoder's outputs (..., D) mean."""
+
+    @abstractmethod
+    def log_prob(self, x: Tensor, outputs: Tensor) -> Tensor:
+        """log p(x_j | z), elementwise."""
+
+    @abstractmethod
+    def node_log_probs(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:
+        """log p(x_R | z) for observations (N, D) and outputs (G, D), R given as 0 and 1 (D,) or
+        all: (N, G). One matrix product."""
+
+    @abstractmethod
+    def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
+        """log Σ_g share_ng p(x_nj | z_g) for observations (N, M), outputs (G, M) and shares
+        (N, G): (N, M)."""
+
+    @abstractmethod
+    def independent(self, x: Tensor) -> Tensor:
+        """The outputs (D,) of the model of independent dimensions for data (N, D)."""
+
+    @abstractmethod
+    def mean(self, outputs: Tensor) -> Tensor:
+        """E[x_j | z]."""
+
+    @abstractmethod
+    def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """x_j drawn given z."""
+
+
+class BernoulliLikelihood(Likelihood):
+    """Likelihood are log odds."""
+
+    def log_prob(self, x: Tensor, outputs: Tensor) -> Tensor:
+        return x * outputs - F.softplus(outputs)
+
+    def node_log_probs(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:
+        rest = F.softplus(outputs)
+        if observed is None:
+            return x @ outputs.mT - rest.sum(-1)
+        return x @ (outputs * observed).mT - rest @ observed
+
+    def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
+        share = log_share.exp()
+        # Both products, since 1 − p loses its digits where p is near 1.
+        one, zero = share @ outputs.sigmoid(), share @ (-outputs).sigmoid()
+        mixed = torch.where(x > 0.5, one, zero)  # (N, M)
+        tiny = torch.finfo(x.dtype).tiny
+        logs = mixed.clamp(min=tiny).log()
+        lost = (mixed < tiny).nonzero()  # (lost, 2)
+        if len(lost) == 0:
+            return logs
+        signed = torch.where(x > 0.5, 1.0, -1.0).to(x)
+        exact = [
+            (log_share[n] + F.logsigmoid(signed[n, m, None] * outputs.mT[m])).logsumexp(-1)
+            for n, m in (part.unbind(-1) for part in torch.split(lost, self._rows(log_share)))
+        ]
+        return logs.index_put(lost.unbind(-1), torch.cat(exact))
+
+    def _rows(self, log_share: Tensor) -> int:
+        return max(1, CHUNK // log_share.shape[-1])
+
+    def independent(self, x: Tensor) -> Tensor:
+        least = 1 / (2 * len(x))  # a pixel that is always the same is not for ever
+        return x.mean(0).clamp(least, 1 - least).logit()
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
+
+    def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        uniform = torch.rand(outputs.shape, generator=generator, dtype=outputs.dtype)
+        return (uniform.to(outputs.device) < outputs.sigmoid()).to(outputs)
+
+
+class GaussianLikelihood(Likelihood):
+    """Likelihood are means; the noise precision is fixed."""
+
+    def __init__(self, noise_precision: float):
+        self.precision = noise_precision
+        self.constant = 0.5 * math.log(noise_precision / (2 * math.pi))
+
+    def log_prob(self, x: Tensor, outputs: Tensor) -> Tensor:
+        return self.constant - 0.5 * self.precision * (x - outputs).square()
+
+    def node_log_probs(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:
+        weight = torch.ones_like(x[0]) if observed is None else observed
+        centre = outputs.detach().mean(0)  # squares of large numbers lose the digits of small ones
+        x, outputs = x - centre, outputs - centre
+        cross = x @ (outputs * weight).mT
+        squares = (x.square() @ weight)[:, None] + outputs.square() @ weight
+        return self.constant * weight.sum() - self.precision * (0.5 * squares - cross)
+
+    def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
+        width = max(1, CHUNK // log_share.numel())
+        parts = zip(torch.split(x, width, -1), torch.split(outputs, width, -1), strict=True)
+        # For the gradient each part is computed again: all of them are too many to keep.
+        logs = [
+            checkpoint(self._mixed, x_part, outputs_part, log_share, use_reentrant=False)
+            for x_part, outputs_part in parts
+        ]
+        return torch.cat(logs, -1)
+
+    def _mixed(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
+        return (log_share[..., None] + self.log_prob(x[:, None], outputs)).logsumexp(1)
+
+    def independent(self, x: Tensor) -> Tensor:
+        return x.mean(0)
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        noise = torch.randn(outputs.shape, generator=generator, dtype=outputs.dtype)
+        return outputs + noise.to(outputs.device) / math.sqrt(self.precision)
+
+
+def likelihood_of(spec: Bernoulli | Gaussian) -> Likelihood:
+    match spec:
+        case Bernoulli():
+            return BernoulliLikelihood()
+        case Gaussian():
+            return GaussianLikelihood(spec.noise_precision)

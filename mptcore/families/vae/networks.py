@@ -1,0 +1,130 @@
+"""Encoders and decoders."""
+
+import math
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from mptcore.specs import Convolutional, Dense
+
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
+
+
+class Encoder(nn.Module):
+    """Mean and log variance of q(z | x), a normal of independent dimensions."""
+
+    def __init__(self, body: nn.Module, width: int, latent_dim: int):
+        super().__init__()
+        self.body = body
+        self.head = nn.Linear(width, 2 * latent_dim)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (..., D) to (..., K) twice
+        mean, log_variance = self.head(self.body(x)).chunk(2, -1)
+        return mean, log_variance.clamp(-20, 20)
+
+
+class Decoder(nn.Module):
+    """Outputs for all dimensions from z, by a last layer that is linear, with a bias for each."""
+
+    def __init__(self, body: nn.Module, last: "nn.Linear | Biased"):
+        super().__init__()
+        self.body = body
+        self.last = last
+
+    def forward(self, z: Tensor, columns: Tensor | None = None) -> Tensor:
+        """(..., K) to (..., D), or to the dimensions of some columns alone."""
+        hidden = self.body(z)
+        if columns is None or not isinstance(self.last, nn.Linear):
+            outputs: Tensor = self.last(hidden)
+            return outputs if columns is None else outputs[..., columns]
+        return nn.functional.linear(hidden, self.last.weight[columns], self.last.bias[columns])
+
+
+def linear(dim: int, latent_dim: int) -> tuple[Encoder, Decoder]:
+    """No hidden layer."""
+    return Encoder(nn.Identity(), dim, latent_dim), linear_decoder(dim, latent_dim)
+
+
+def linear_decoder(dim: int, latent_dim: int) -> Decoder:
+    return Decoder(nn.Identity(), nn.Linear(latent_dim, dim))
+
+
+def dense(spec: Dense, dim: int, latent_dim: int) -> tuple[Encoder, Decoder]:
+    """Fully connected layers."""
+    encoder = Encoder(_stack(spec, [dim, *spec.widths]), spec.widths[-1], latent_dim)
+    widths = [latent_dim, *reversed(spec.widths)]
+    return encoder, Decoder(_stack(spec, widths), nn.Linear(widths[-1], dim))
+
+
+def convolutional(spec: Convolutional, dim: int, latent_dim: int) -> tuple[Encoder, Decoder]:
+    """Convolutions of stride 2 over square images, and their reverse."""
+    activation = ACTIVATIONS[spec.activation]
+    side, channels = math.isqrt(dim), [1, *spec.channels]
+    least = side // 2 ** len(spec.channels)
+    flat = channels[-1] * least**2
+    down: list[nn.Module] = [Shaped((dim,), (1, side, side))]
+    up: list[nn.Module] = [Shaped((flat,), (channels[-1], least, least))]
+    for before, after in pairwise(channels):
+        down += [nn.Conv2d(before, after, 4, stride=2, padding=1), activation()]
+    reverse = channels[::-1]
+    for i, (before, after) in enumerate(pairwise(reverse)):
+        last = i == len(reverse) - 2
+        up += [nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=not last)]
+        up += [] if last else [activation()]
+    down += [Shaped((channels[-1], least, least), (flat,)), nn.Linear(flat, spec.width)]
+    body = nn.Sequential(nn.Linear(latent_dim, spec.width), activation())
+    body += nn.Sequential(nn.Linear(spec.width, flat), activation())
+    last_layers = nn.Sequential(*up, Shaped((1, side, side), (dim,)))
+    encoder = Encoder(Leading(nn.Sequential(*down, activation())), spec.width, latent_dim)
+    return encoder, Decoder(body, Biased(Leading(last_layers), dim))
+
+
+class Shaped(nn.Module):
+    """The last dimensions of a tensor in another shape."""
+
+    def __init__(self, before: tuple[int, ...], after: tuple[int, ...]):
+        super().__init__()
+        self.before, self.after = before, after
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(*x.shape[: x.ndim - len(self.before)], *self.after)
+
+
+class Biased(nn.Module):
+    """A module, and a bias for each dimension of what it gives."""
+
+    def __init__(self, module: nn.Module, dim: int):
+        super().__init__()
+        self.module = module
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.module(x) + self.bias
+        return outputs
+
+
+class Leading(nn.Module):
+    """A module that takes one leading dimension, for any number of them."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.module(x.flatten(0, -2))
+        return outputs.view(*x.shape[:-1], -1)
+
+
+def _stack(spec: Dense, widths: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), ACTIVATIONS[spec.activation]()]
+    return nn.Sequential(*layers)
+
+
+def draw_normal(
+    shape: torch.Size | tuple[int, ...], like: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Standard normal numbers, the same on every device."""
+    return torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)

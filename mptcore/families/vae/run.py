@@ -1,0 +1,159 @@
+"""Experiments on VAEs: from a spec to its records."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mptcore.data.arrays import load_arrays
+from mptcore.data.dataset import Dataset
+from mptcore.estimation.estimate import lml_metrics
+from mptcore.estimation.evaluate import Evaluation
+from mptcore.estimation.model import VectorModel
+from mptcore.families.linear_gaussian.baseline import Baseline, baseline_of
+from mptcore.families.vae import diagnose
+from mptcore.families.vae.build import FAMILY, build_vae, for_scores, weights_header
+from mptcore.families.vae.pictures import pictures
+from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
+from mptcore.protocol.records import Artifact, Labels, Log, RunError
+from mptcore.runtime.rng import generator_for
+from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
+from mptcore.runtime.tensor_files import keep_weights
+from mptcore.specs import Bernoulli, LatentExperiment, PpcaModel
+from mptcore.specs.families.vae.models import Objective
+from mptcore.training.loop import train
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """The data of a seed; what is scored and held out, where and as precise as the networks; and
+    the state of the generator that they were drawn from."""
+
+    dataset: Dataset
+    x: Tensor  # (N, D)
+    heldout: Tensor | None  # (H, D)
+    generator_state: Tensor
+
+
+@dataclass
+class VaeRun:
+    """Trains and scores one spec."""
+
+    spec: LatentExperiment
+    session: Session
+    device: torch.device
+    dtype: torch.dtype
+    _data: dict[int, LoadedData] = field(default_factory=dict, init=False)
+    _baselines: dict[int, Baseline] = field(default_factory=dict, init=False)
+
+    @property
+    def total(self) -> int:
+        return self.spec.mask_count()
+
+    def records(self, resumed: TrainingState | None) -> Work[None]:
+        starts = [start for seed in self.spec.seeds for start in self._starts(seed)]
+        if self.spec.train is not None:
+            yield from self._train(starts, resumed)
+        self.session.at_safe_point = True
+        for start in starts:
+            yield from self._conclude(start)
+
+    def _starts(self, seed: int) -> Iterator[TrainingStart]:
+        """A seed's start, once for each objective."""
+        spec = self.spec
+        loaded = self._loaded(seed)
+        objectives: tuple[Objective, ...] = spec.train.objective if spec.train else ("mpt",)
+        for objective in objectives:
+            vae = build_vae(spec, loaded.x, seed, objective)
+            labels: Labels = {"seed": seed}
+            if len(objectives) > 1:
+                labels = {**labels, "objective": objective}
+            data = loaded.dataset, loaded.x, loaded.heldout
+            yield TrainingStart(seed, objective, labels, vae, *data)
+
+    def _loaded(self, seed: int) -> LoadedData:
+        """All starts share what is loaded once."""
+        if self.spec.data.seed != "run":
+            seed = self.spec.data.seed
+        if seed not in self._data:
+            generator = torch.Generator().manual_seed(seed)
+            dataset = load_arrays(self.spec.data, seed, generator)
+            if isinstance(self.spec.model.likelihood, Bernoulli):
+                _check_binary(dataset)
+            x, heldout = (
+                None if one is None else one.to(self.device, self.dtype)
+                for one in (dataset.x, dataset.heldout)
+            )
+            assert x is not None
+            self._data[seed] = LoadedData(dataset, x, heldout, generator.get_state())
+        return self._data[seed]
+
+    def _train(self, starts: list[TrainingStart], resumed: TrainingState | None) -> Work[None]:
+        assert self.spec.train is not None
+        trainer = VaeTrainer(self.spec.train, starts, self.spec.seeds)
+
+        def curves(epoch: int) -> Work[None]:
+            for start in starts:
+                labels = {**start.labels, "epoch": epoch}
+                masks = generator_for(start.seed, f"curve {epoch}")
+                yield from self._evaluate(start, labels, ScoreCache(), masks)
+
+        yield from train(trainer, self.session, resumed, curves)
+        yield Step(self._keep(starts))
+
+    def _conclude(self, start: TrainingStart) -> Work[None]:
+        masks = torch.Generator().manual_seed(start.seed)
+        if self.spec.data.seed == "run":  # the data, then the masks, one generator
+            masks.set_state(self._loaded(start.seed).generator_state)
+        yield from self._evaluate(start, start.labels, self.session.scores, masks)
+        if start.vae.encoder is not None:
+            for record in diagnose.collapse(start.vae.encoder, start.x, start.labels):
+                yield Step(record)
+        if self.spec.evaluate.ais is not None:
+            yield from diagnose.annealed(start, self.spec.evaluate.ais)
+        if start.seed == self.spec.seeds[0] and self.session.work_dir is not None:
+            for artifact in pictures(start, self.session.work_dir):
+                yield Step(artifact)
+
+    def _evaluate(
+        self, start: TrainingStart, labels: Labels, cache: ScoreCache, masks: torch.Generator
+    ) -> Work[None]:
+        """Scores, and the LML on the data and on what is held out."""
+        vae = for_scores(start.vae, self.spec)
+        evidence = yield from vae.evidence(start.x, generator_for(start.seed, "lml"))
+        models: dict[str, VectorModel] = {"model": vae.scored_on(start.x, start.seed, evidence)}
+        baseline = self._baseline(self.spec.baseline, start) if self.spec.baseline else None
+        if baseline is not None:
+            models["baseline"] = baseline.scored_on(start.dataset.x, self.device)
+        evaluation = Evaluation(self.spec.evaluate, models, labels, cache)
+        yield from evaluation.records(masks)
+        if start.heldout is None:
+            return
+        evidence = yield from vae.evidence(start.heldout, generator_for(start.seed, "held"))
+        for record in lml_metrics("lml_heldout", evidence, evaluation.labels_of("model")):
+            yield Step(record)
+        if baseline is not None and start.dataset.heldout is not None:
+            held = baseline.scored_on(start.dataset.heldout, torch.device("cpu")).evidence()
+            for record in lml_metrics("lml_heldout", held, evaluation.labels_of("baseline")):
+                yield Step(record)
+
+    def _baseline(self, spec: PpcaModel, start: TrainingStart) -> Baseline:
+        if start.seed not in self._baselines:
+            self._baselines[start.seed] = baseline_of(spec, start.dataset, start.seed)
+        return self._baselines[start.seed]
+
+    def _keep(self, starts: Sequence[TrainingStart]) -> Artifact | Log:
+        tensors = {
+            f"{start.objective}/{start.seed}/{name}": value
+            for start in starts
+            for name, value in start.vae.state_dict().items()
+        }
+        return keep_weights(FAMILY, tensors, weights_header(self.spec), self.session.work_dir)
+
+
+def _check_binary(dataset: Dataset) -> None:
+    for x in (dataset.x, dataset.heldout):
+        if x is not None and not ((x == 0) | (x == 1)).all():
+            detail = "set data.binarize to threshold or stochastic, or use the likelihood gaussian"
+            raise RunError("invalid", f"the likelihood bernoulli needs values 0 and 1: {detail}")

@@ -1,0 +1,195 @@
+"""Training VAEs: every start with every objective, side by side."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from mptcore.data.dataset import Dataset
+from mptcore.estimation.estimate import ONE_DRAW
+from mptcore.families.vae.vae import Vae
+from mptcore.families.vae.variational import ROWS
+from mptcore.protocol.records import Labels, Point, SeriesName
+from mptcore.runtime.rng import generator_for
+from mptcore.specs import LatentTrain
+from mptcore.specs.families.vae.models import Objective
+from mptcore.training.learned import Learned
+from mptcore.training.loop import Schedule, diverged
+from mptcore.training.step_masks import ONE_STEP, StepMasks
+
+ONE_BATCH = "the observations of one step"
+
+
+@dataclass(frozen=True)
+class TrainingStart:
+    """One seed's VAE, trained with one objective, and its data."""
+
+    seed: int
+    objective: Objective
+    labels: Labels
+    vae: Vae
+    dataset: Dataset
+    x: Tensor  # (N, D), where and as precise as the VAE
+    heldout: Tensor | None  # (H, D)
+
+    @property
+    def held_or_seen(self) -> Tensor:
+        """Held-out observations where there are any, else those trained on."""
+        return self.x if self.heldout is None else self.heldout
+
+
+class VaeTrainer:
+    """Adam on all starts. Losses of one start have no gradients in another's parameters."""
+
+    def __init__(self, spec: LatentTrain, starts: Sequence[TrainingStart], seeds: Sequence[int]):
+        self.spec, self.starts, self.seeds = spec, starts, seeds
+        parameters = {
+            f"{i}/{name}": parameter
+            for i, start in enumerate(starts)
+            for name, parameter in start.vae.named_parameters()
+        }
+        self.adam = torch.optim.Adam(parameters.values(), lr=spec.learning_rate, fused=True)
+        self.masks = StepMasks(spec, self.dim, seeds)
+        self.draws = [generator_for(start.seed, f"{start.objective} draws") for start in starts]
+        self.order = generator_for(seeds[0], "batches")
+        draws = {f"draws/{i}": generator for i, generator in enumerate(self.draws)}
+        generators = {**self.masks.generators(), **draws, "order": self.order}
+        self.learned = Learned(parameters, self.adam, generators)
+        self.epoch = 0
+
+    @property
+    def dim(self) -> int:
+        return self.starts[0].x.shape[1]
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.spec
+
+    def heldout_points(self) -> list[Point]:
+        return []  # they are measured with the others
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.learned.tensors()
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.learned.restore(tensors)
+
+    def advance(self) -> tuple[list[Point], int]:
+        """One epoch of all starts."""
+        last = self.epoch == self.spec.epochs
+        recorded = last or self.epoch % self.spec.evaluate_every == 0
+        points: list[Point] = []
+        for i, rows in enumerate(self._batches()):
+            self.adam.zero_grad(set_to_none=True)
+            losses = self._step(rows, points if recorded and i == 0 else None)
+            self._check_finite(losses, points)
+            if last:
+                break
+            self.adam.step()
+        masks = self.spec.masks_of_epoch(self.epoch, len(self.starts[0].x), self.dim)
+        return points, len(self.starts) * masks
+
+    def _step(self, rows: Tensor | slice, points: list[Point] | None) -> list[Tensor]:
+        """The loss of each start, whose gradient is left with its parameters; the points of the
+        step are added where they are asked for."""
+        drawn = self.masks.draw(self.epoch / self.spec.epochs)  # (S, B, D)
+        masks = dict(zip(self.seeds, drawn, strict=True))
+        losses = []
+        for start, generator in zip(self.starts, self.draws, strict=True):
+            of_start = masks[start.seed].to(start.x.device)
+            x = start.x[rows]
+            recorded = [] if points is None else list(self._recorded(start, x, of_start))
+            objective = self._descent(start, x, of_start, generator)
+            losses.append(-objective)
+            if points is not None:
+                points += [*self._points_of_step(start, objective), *recorded]
+        return losses
+
+    def _batches(self) -> Iterator[Tensor | slice]:
+        size = self.spec.batch_size
+        if size is None:
+            yield slice(None)
+        else:
+            order = torch.randperm(len(self.starts[0].x), generator=self.order)
+            yield from torch.split(order, size)
+
+    def _descent(
+        self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """The start's objective, whose descent is left with its parameters as a gradient."""
+        objective = self._objective(start, x, masks, generator)
+        (-objective).backward()  # type: ignore[no-untyped-call]
+        if start.objective == "mpt":
+            start.vae.fit_encoder(x, generator)
+        return objective
+
+    def _objective(
+        self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        match start.objective:
+            case "mpt":
+                return self.dim * start.vae.score(x, masks, generator)
+            case "elbo":
+                return start.vae.elbo(x, generator).mean()
+            case "lml":
+                return start.vae.log_marginal(x).mean()
+            case _:
+                assert_never(start.objective)
+
+    @torch.no_grad()
+    def _recorded(self, start: TrainingStart, x: Tensor, masks: Tensor) -> Iterator[Point]:
+        """What is recorded beside the objective: the score of the same step, the ELBO over all
+        data, and the LML. Training does not depend on it."""
+        generator = generator_for(start.seed, f"recorded {self.epoch}")
+        if start.objective != "mpt":
+            score = self.dim * start.vae.score(x, masks, generator)
+            yield self._score_point(start, score)
+        if start.vae.encoder is not None:
+            yield self._elbo_point(start, generator)
+        yield self._lml_point("lml", start, start.x)
+        if start.heldout is not None:
+            yield self._lml_point("lml_heldout", start, start.heldout)
+
+    def _elbo_point(self, start: TrainingStart, generator: torch.Generator) -> Point:
+        """From two draws for each observation, whose difference gives the error."""
+        parts = torch.split(start.x, ROWS)
+        first, second = (
+            torch.cat([start.vae.elbo(part, generator) for part in parts]).double()
+            for _ in range(2)
+        )
+        mean = (first + second).mean().item() / 2
+        error = (first - second).norm().item() / 2 / len(first)
+        return Point("elbo", self.epoch, mean, error, 2, start.labels)
+
+    def _lml_point(self, name: SeriesName, start: TrainingStart, x: Tensor) -> Point:
+        generator = generator_for(start.seed, f"{name} {self.epoch}")
+        lml = start.vae.quick_lml(x, self.spec.lml_samples, generator)
+        return Point(name, self.epoch, lml.mean, lml.std_err, lml.n, start.labels)
+
+    def _check_finite(self, losses: list[Tensor], points: list[Point]) -> None:
+        pairs = zip(self.starts, torch.stack(losses).tolist(), strict=True)
+        bad = [start.seed for start, loss in pairs if not abs(loss) < float("inf")]
+        if bad:
+            raise diverged(self.epoch, bad, points)
+
+    def _points_of_step(self, start: TrainingStart, objective: Tensor) -> Iterator[Point]:
+        """The loss, and the score where that is the objective."""
+        loss = -objective.item()
+        match start.objective:
+            case "mpt":
+                score = self._score_point(start, objective)
+                yield replace(score, series="loss", value=loss)
+                yield score
+            case "elbo":
+                yield Point("loss", self.epoch, loss, None, 1, start.labels, ONE_DRAW)
+            case "lml" if self.spec.batch_size is None:
+                yield Point("loss", self.epoch, loss, 0.0, 0, start.labels)
+            case "lml":
+                n = self.spec.batch_size
+                yield Point("loss", self.epoch, loss, None, n, start.labels, ONE_BATCH)
+
+    def _score_point(self, start: TrainingStart, score: Tensor) -> Point:
+        n = self.spec.masks_per_step(self.dim)
+        return Point("mpt", self.epoch, score.item(), None, n, start.labels, ONE_STEP)

@@ -1,0 +1,1 @@
+"""What a run and its supervisor say to each other, line by line. No torch."""

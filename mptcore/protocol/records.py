@@ -1,0 +1,139 @@
+"""The records of a run, one JSON object a line."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, get_args
+
+SeriesName = Literal[
+    "score",
+    "score_by_rate",
+    "score_difference",
+    "convergence",
+    "bias",
+    "loss",
+    "loss_heldout",
+    "mpt",
+    "elbo",
+    "lml",
+    "lml_heldout",
+]
+SERIES: tuple[SeriesName, ...] = get_args(SeriesName)
+"""What a series may be called."""
+
+LabelName = Literal["seed", "model", "objective", "epoch", "step", "of"]
+LABELS: tuple[LabelName, ...] = get_args(LabelName)
+"""What tells series or metrics of one name apart."""
+
+Labels = Mapping[LabelName, int | float | str]
+FailureKind = Literal["error", "oom", "invalid", "no_gpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a series. `n` counts the masks (or draws) behind the value; where value or
+    std_err is not a finite number it is null, and `reason` says why."""
+
+    kind: ClassVar = "point"
+    series: SeriesName
+    x: float
+    value: float | None
+    std_err: float | None
+    n: int
+    labels: Labels = field(default_factory=dict)
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number of a whole run."""
+
+    kind: ClassVar = "metric"
+    name: str
+    value: float | None
+    std_err: float | None
+    labels: Labels = field(default_factory=dict)
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the run is. Emitted at fixed points of the work, never by the clock, so that every
+    run of a spec gives the same records."""
+
+    kind: ClassVar = "progress"
+    done: int
+    total: int
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A sentence for whoever reads the run's log."""
+
+    kind: ClassVar = "log"
+    level: Literal["info", "warning"]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file that the run keeps, under its work directory."""
+
+    kind: ClassVar = "artifact"
+    file: str
+    media_type: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A place from which the run can be resumed: `file` in the checkpoint directory holds all that
+    follows from the records up to `after`. When it is saved depends on the clock, so it has no
+    place in the run's sequence: its line has "seq": null, and no other record depends on it."""
+
+    kind: ClassVar = "checkpoint"
+    file: str
+    sha256: str
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The last record of a run that failed: its cause and, where known, its cure."""
+
+    kind: ClassVar = "failure"
+    cause: FailureKind
+    message: str
+
+
+Record = Point | Metric | Progress | Log | Artifact | Checkpoint | Failure
+
+
+class RunError(Exception):
+    """A run that cannot go on, for a reason its user should read."""
+
+    def __init__(self, cause: FailureKind, message: str):
+        super().__init__(message)
+        self.cause = cause
+
+
+def encode(seq: int | None, record: Record) -> str:
+    """A record as one line of JSON, without the newline."""
+    line: dict[str, Any] = {"seq": seq, "record": record.kind}
+    for name in (f.name for f in fields(record)):
+        line[name] = getattr(record, name)
+    if isinstance(record, Point | Metric):
+        _null_what_is_not_finite(line)
+    return json.dumps(line, allow_nan=False)
+
+
+def _null_what_is_not_finite(line: dict[str, Any]) -> None:
+    for name in ("value", "std_err"):
+        number = line[name]
+        if number is not None and not math.isfinite(number):
+            line[name] = None
+            line["reason"] = line["reason"] or f"{name} is {number}"
+    if line["reason"] is None:
+        del line["reason"]

@@ -1,0 +1,1 @@
+"""One run as a process: its session, checkpoints, kept tensors, random numbers. No family."""

@@ -1,0 +1,107 @@
+"""Saving a session to a directory, and finding it again.
+
+One file holds everything: tensors as safetensors, the rest in its header. Its name ends in the
+beginning of its own SHA-256, so that a broken one is known and the one before is taken.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as as_bytes
+from torch import Tensor
+
+from mptcore.protocol.records import Checkpoint
+from mptcore.runtime.durable import write_durably
+from mptcore.runtime.session import ScoreCache, Session, TrainingState
+from mptcore.specs import ExperimentSpec
+
+KEPT = 2
+FORMAT = "2"
+"""Of the file; a run starts again from its first record where it finds another."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A session as it was saved, when `after` records had been given."""
+
+    after: int
+    scores: ScoreCache
+    training: TrainingState | None
+
+
+def save(session: Session, spec: ExperimentSpec, folder: Path) -> Checkpoint:
+    """Write the session, which is at a safe point; the two newest files stay."""
+    tensors, header = _of(session)
+    header |= {"format": FORMAT, "spec": spec.model_dump_json(), "after": str(session.seq)}
+    content = as_bytes(tensors, header)
+    digest = hashlib.sha256(content).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{session.seq:012d}-{digest[:16]}.safetensors"
+    write_durably(path, content)
+    for old in files(folder)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return Checkpoint(path.name, digest, session.seq)
+
+
+def first_whole(spec: ExperimentSpec, paths: Iterable[Path]) -> Resumed | None:
+    """The first of these checkpoints that is whole and of this spec."""
+    return next((resumed for path in paths if (resumed := _load(spec, path))), None)
+
+
+def files(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the latest first."""
+    return sorted(folder.glob("*-*.safetensors"), reverse=True)
+
+
+def _of(session: Session) -> tuple[dict[str, Tensor], dict[str, str]]:
+    tensors: dict[str, Tensor] = {}
+    header: dict[str, str] = {}
+    if session.scores.values:
+        tensors["scores"] = torch.cat(session.scores.values, dim=2).contiguous()
+        header["batches"] = json.dumps([values.shape[2] for values in session.scores.values])
+    if session.training is not None:
+        state = session.training()
+        header["training"] = json.dumps([state.epoch, state.seq, state.masks])
+        tensors |= {f"training/{name}": value.cpu() for name, value in state.tensors.items()}
+    return tensors, header
+
+
+def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
+    """The checkpoint, if it is whole and of this spec."""
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if digest[:16] != path.stem.split("-")[1]:
+            return None
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except (OSError, SafetensorError):
+        return None
+    if header.get("format") != FORMAT or not _is_of(header["spec"], spec):
+        return None
+    scores = ScoreCache()
+    if "batches" in header:
+        scores = ScoreCache.of(tensors["scores"], json.loads(header["batches"]))
+    training = None
+    if "training" in header:
+        epoch, seq, masks = json.loads(header["training"])
+        training = TrainingState(epoch, seq, masks, under("training/", tensors))
+    return Resumed(int(header["after"]), scores, training)
+
+
+def _is_of(text: str, spec: ExperimentSpec) -> bool:
+    try:
+        return type(spec).model_validate_json(text) == spec
+    except ValidationError:
+        return False  # of another kind, or of a version that knew other fields
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of their names."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -1,0 +1,118 @@
+"""One run from its assignment to its exit status: writing records, saving, resuming."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from mptcore.protocol.exit_codes import COMPLETE, FAILED, STOPPED
+from mptcore.protocol.orders import Assignment, Order
+from mptcore.protocol.records import Failure, Progress, Record, RunError, encode
+from mptcore.runtime import checkpoint, inputs
+from mptcore.runtime.session import Session, TrainingState
+from mptcore.specs import ExperimentSpec
+
+
+class Resumable(Protocol):
+    """What gives the records of a spec, from the first or from where it was resumed."""
+
+    def __call__(
+        self, spec: ExperimentSpec, session: Session, resumed: TrainingState | None, /
+    ) -> Iterator[Record | None]: ...
+
+
+@dataclass
+class SpecRunner:
+    """Runs an assignment once."""
+
+    resumable: Resumable
+    assignment: Assignment
+    out: TextIO
+    committed: int = 0
+    """Records that the supervisor says it keeps."""
+    stop_requested: bool = False
+    _session: Session = field(default_factory=Session)
+    _given: int = 0
+    _saved_at: float = field(default_factory=time.monotonic)
+
+    def obey(self, order: Order) -> None:
+        """Take an order; from any thread."""
+        if order.committed is not None:
+            self.committed = order.committed
+        if order.stop is not None:
+            self.stop_requested = True
+
+    def run(self) -> int:
+        """The exit status. Failures that the user can mend end as a failure record."""
+        try:
+            for record in self._records():
+                if record is not None:
+                    self._session.seq += 1
+                    self._write(record)
+                if self._must_stop():
+                    self.out.flush()
+                    return STOPPED
+        except RunError as error:
+            return self._fail(Failure(error.cause, str(error)))
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            advice = "lower data.n, compute.memory_mib or the size of the model"
+            return self._fail(Failure("oom", f"out of memory: {advice} ({error})"))
+        self.out.flush()
+        return COMPLETE
+
+    def _records(self) -> Iterator[Record | None]:
+        assignment, session = self.assignment, self._session
+        session.work_dir = assignment.work_dir
+        inputs.locate(assignment.inputs)
+        files: Iterable[Path] = ()
+        if assignment.resume is not None:
+            self._given = assignment.resume.after
+            files = map(Path, assignment.resume.files)  # of earlier attempts
+        elif assignment.checkpoint_dir is not None:
+            files = checkpoint.files(assignment.checkpoint_dir)
+        found = checkpoint.first_whole(assignment.spec, files)
+        if found is not None:
+            session.scores = found.scores
+            self._given = max(self._given, found.after)
+        return self.resumable(assignment.spec, session, found.training if found else None)
+
+    def _must_stop(self) -> bool:
+        """Save, at a safe point, where it is time or a stop was requested."""
+        folder, session = self.assignment.checkpoint_dir, self._session
+        if folder is None or not session.at_safe_point or session.seq < self._given:
+            return False
+        due = time.monotonic() - self._saved_at >= self.assignment.save_every_s
+        if due or self.stop_requested:
+            self.out.flush()  # what a checkpoint stands on is out before it
+            saved = checkpoint.save(session, self.assignment.spec, folder)
+            self.out.write(encode(None, saved) + "\n")
+            self.out.flush()
+            self._saved_at = time.monotonic()
+        return self.stop_requested
+
+    def _write(self, record: Record) -> None:
+        seq = self._session.seq
+        if seq <= self._given:
+            return
+        self.out.write(encode(seq, record) + "\n")
+        if isinstance(record, Progress) or seq == 1:
+            self.out.flush()
+
+    def _fail(self, failure: Failure) -> int:
+        self._session.seq += 1
+        self._write(failure)
+        with suppress(BrokenPipeError):
+            self.out.flush()
+        return FAILED
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return (
+        isinstance(error, MemoryError)
+        or "out of memory" in str(error).lower()
+        or "DefaultCPUAllocator" in str(error)  # torch's, on a CPU
+    )

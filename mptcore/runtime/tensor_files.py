@@ -1,0 +1,69 @@
+"""Trained weights as a file: what an experiment keeps and a later one starts from.
+
+The header says which family of models the tensors are of; what else it says is the family's own.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from mptcore.protocol.records import Artifact, Log, RunError
+from mptcore.runtime.durable import write_durably
+from mptcore.runtime.inputs import InputError, digest, input_file
+
+FILE = "weights.safetensors"
+MEDIA_TYPE = "application/octet-stream"
+HEADER = "mptcore"
+"""The key of the header in the file's metadata: JSON, with the family."""
+
+
+def keep_weights(
+    family: str, tensors: Mapping[str, Tensor], header: Mapping[str, str], folder: Path | None
+) -> Artifact | Log:
+    """Write tensors and their header under `folder`, where there is one."""
+    if folder is None:
+        return Log("info", "the weights are not kept: no work directory was given")
+    # One key: safetensors writes several in any order, and the same weights have the same digest.
+    metadata = {HEADER: json.dumps({**header, "family": family}, sort_keys=True)}
+    content = save({name: value.cpu().contiguous() for name, value in tensors.items()}, metadata)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(folder / FILE, content)
+    return Artifact(FILE, MEDIA_TYPE, hashlib.sha256(content).hexdigest())
+
+
+def load_weights(family: str, experiment: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors that an experiment kept, and their header. Raises RunError where it kept none of
+    this family."""
+    try:
+        with safe_open(_file_of(experiment), "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            text = (file.metadata() or {}).get(HEADER)
+    except (OSError, SafetensorError) as error:
+        raise _refusal(experiment, "has no weights: name a training run that succeeded") from error
+    if text is None:
+        raise _refusal(experiment, "kept its weights in a form of an earlier version: train again")
+    header: dict[str, str] = json.loads(text)
+    if header["family"] != family:
+        raise _refusal(experiment, f"trained a model of another family, {header['family']}")
+    return tensors, header
+
+
+def weights_digest(experiment: str) -> str:
+    """The SHA-256 of the weights that an experiment kept. Raises RunError."""
+    return digest(_file_of(experiment))
+
+
+def _file_of(experiment: str) -> Path:
+    try:
+        return input_file(experiment, f"artifacts/{experiment}/**/{FILE}")
+    except InputError as error:
+        raise _refusal(experiment, f"has no weights that can be used: {error}") from error
+
+
+def _refusal(experiment: str, detail: str) -> RunError:
+    return RunError("invalid", f"experiment {experiment} {detail}")

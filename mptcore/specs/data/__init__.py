@@ -1,0 +1,1 @@
+"""Where data come from."""

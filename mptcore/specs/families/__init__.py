@@ -1,0 +1,1 @@
+"""One experiment spec for each family."""

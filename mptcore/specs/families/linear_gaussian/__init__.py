@@ -1,0 +1,1 @@
+"""PPCA and factor analysis."""

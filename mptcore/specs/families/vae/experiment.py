@@ -1,0 +1,247 @@
+"""Experiments on VAEs: how they are trained, scored, and their marginal likelihood estimated."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from mptcore.specs.base import Problem, Seeds, Spec, reject, seed_problems
+from mptcore.specs.compute import Compute, Limits
+from mptcore.specs.data.arrays import DataSource
+from mptcore.specs.evaluate import MaskEvaluation
+from mptcore.specs.families.linear_gaussian.models import PpcaModel
+from mptcore.specs.families.vae.models import (
+    AnyGrid,
+    Bernoulli,
+    GaussHermite,
+    Grid,
+    Importance,
+    LinearVaeModel,
+    Objective,
+    Recursive,
+    UniformGrid,
+    VaeModel,
+    grid_problems,
+)
+from mptcore.specs.masks import FixedSize, TrainSchedule
+from mptcore.specs.train import EpochSchedule, one_or_more
+
+DEFAULT_MASKS = FixedSize(schedule="fixed", rate=0.15, per_size=1)
+
+
+class Iwae(Spec):
+    """The importance weighted bound from `samples` draws of the encoder's posterior (Burda et al.
+    2016): below the LML in expectation, and closer with more."""
+
+    method: Literal["iwae"]
+    samples: Annotated[int, Field(ge=2, le=1_000_000)] = 500
+
+
+class Ais(Spec):
+    """Annealed importance sampling by Hamiltonian Monte Carlo (Neal 2001; Wu et al. 2017) from the
+    prior to the posterior through `temperatures`, with `chains` for each of `observations` (held
+    out ones where there are any). `simulated`: so many observations drawn from the model itself,
+    whose LML is bracketed: forward AIS below it and reverse AIS above."""
+
+    temperatures: Annotated[int, Field(ge=2, le=100_000)] = 200
+    chains: Annotated[int, Field(ge=2, le=10_000)] = 8
+    leapfrog_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    observations: Annotated[int, Field(ge=1, le=100_000)] = 100
+    simulated: Annotated[int, Field(ge=0, le=100_000)] = 0
+
+
+class LatentEvaluate(MaskEvaluation):
+    """What is measured. `lml` says how the log marginal likelihood is computed: null is
+    the model's own grid where it has one, else iwae. A grid is used for the scores too, and
+    compared with one of twice the nodes."""
+
+    lml: Annotated[GaussHermite | UniformGrid | Iwae, Field(discriminator="method")] | None = None
+    ais: Ais | None = None
+
+
+class LatentTrain(EpochSchedule):
+    """All seeds from their own starts by Adam, once for each `objective` from the same starts:
+    mpt maximises the score of `masks` times D, elbo the evidence lower bound, lml the log marginal
+    likelihood by a grid. Where there is an encoder, mpt trains the decoder, and the ELBO of the
+    decoder as it stands the encoder.
+
+    Every `evaluate_every` epochs loss, mpt, elbo (with an encoder) and lml are recorded, lml by the
+    model's own grid or by iwae with `lml_samples`.
+    """
+
+    objective: Annotated[
+        tuple[Objective, ...],
+        Field(min_length=1, max_length=3, strict=False),
+        one_or_more(Objective),
+    ]
+    learning_rate: Annotated[float, Field(gt=0, le=100)] = 1e-3
+    masks: TrainSchedule = DEFAULT_MASKS
+    lml_samples: Annotated[int, Field(ge=2, le=1_000_000)] = 64
+
+    def problems(self, data: DataSource) -> list[Problem]:
+        problems = super().problems(data)
+        if len(set(self.objective)) < len(self.objective):
+            problems.append(Problem("/train/objective", "an objective may be listed once only"))
+        return problems
+
+
+class LatentExperiment(Spec):
+    """One experiment on a VAE: trained, where `train` says how, and scored with masks, once for
+    each seed. Series and metrics carry the label `objective` where there are several. `baseline`: a
+    PPCA scored on the same data and masks; they then carry the label `model`."""
+
+    model: Annotated[LinearVaeModel | VaeModel, Field(discriminator="family")]
+    baseline: PpcaModel | None = None
+    data: DataSource
+    train: LatentTrain | None = None
+    evaluate: LatentEvaluate = LatentEvaluate()
+    seeds: Seeds = (0,)
+    compute: Compute = Compute()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = self.data.problems() + self.model.problems(self.data)
+        if self.baseline is not None:
+            problems += self.baseline.problems(self.data, "/baseline")
+            if isinstance(self.model.likelihood, Bernoulli):
+                detail = "its density is no probability of data of 0 and 1: leave it null"
+                problems.append(Problem("/baseline", detail))
+        if self.train:
+            problems += self.train.problems(self.data) + self._objective_problems(self.train)
+        problems += self.evaluate.problems(self.data.dim) + self._evaluate_problems()
+        problems += seed_problems(self.seeds)
+        if self.compute.memory_mib is not None:
+            detail = "a VAE scores one mask at a time: leave it null"
+            problems.append(Problem("/compute/memory_mib", detail))
+        if problems:
+            reject(problems)
+        return self
+
+    @property
+    def has_grid(self) -> bool:
+        return isinstance(self.model.conditionals, Grid)
+
+    def lml_method(self) -> AnyGrid | Iwae:
+        """How the log marginal likelihood is computed at the end."""
+        if self.evaluate.lml is not None:
+            return self.evaluate.lml
+        conditionals = self.model.conditionals
+        return conditionals if isinstance(conditionals, AnyGrid) else Iwae(method="iwae")
+
+    def mask_count(self) -> int:
+        """Masks scored in all, over all seeds, those of training among them."""
+        curves = 1 + len(self.train.curve_at if self.train else ())
+        objectives = len(self.train.objective) if self.train else 1
+        one = self.evaluate.count(self.data.dim) * curves
+        return len(self.seeds) * (one * objectives + self._train_masks() * objectives)
+
+    def _train_masks(self) -> int:
+        if self.train is None:
+            return 0
+        steps = self.train.epochs * self.train.steps_per_epoch(self.data.kept_n) + 1
+        return steps * self.train.masks.step_count(self.data.dim)
+
+    def _objective_problems(self, train: LatentTrain) -> list[Problem]:
+        problems = []
+        for i, objective in enumerate(train.objective):
+            if objective == "lml" and not self.has_grid:
+                detail = "lml is for a linear_vae whose conditionals are taken over a grid"
+                problems.append(Problem(f"/train/objective/{i}", f"{detail}: use mpt or elbo"))
+        return problems
+
+    def _evaluate_problems(self) -> list[Problem]:
+        evaluate, problems = self.evaluate, []
+        if isinstance(evaluate.lml, Grid) and not self.has_grid:
+            detail = "a grid is for a linear_vae whose conditionals are taken over one: use iwae"
+            problems.append(Problem("/evaluate/lml/method", detail))
+        if isinstance(evaluate.lml, Iwae) and self.has_grid:
+            detail = "this model has a grid and no encoder: use gauss_hermite or uniform_grid"
+            problems.append(Problem("/evaluate/lml/method", detail))
+        if evaluate.ais is not None and self.has_grid:
+            detail = "the grid of this model says more: leave it null"
+            problems.append(Problem("/evaluate/ais", detail))
+        if evaluate.masks.design == "exhaustive" and not self.has_grid:
+            detail = "conditionals that are sampled have an error for each mask: use independent"
+            problems.append(Problem("/evaluate/masks/design", detail))
+        return problems + grid_problems(evaluate.lml, self.model.latent_dim, "/evaluate/lml")
+
+    def memory_estimate(self) -> int:
+        """About how many bytes a run takes."""
+        numbers = self._grid_numbers() if self.has_grid else self._sampling_numbers()
+        return self._number_bytes() * (3 * self.data.n * self.data.dim + numbers) + 2**28
+
+    def _number_bytes(self) -> int:
+        return 8 if self.compute.precision == "float64" else 4
+
+    def _step(self) -> tuple[int, int]:
+        """Observations and masks of a training step."""
+        if self.train is None:
+            return 0, 0
+        return self.train.batch_size or self.data.n, self.train.masks.step_count(self.data.dim)
+
+    def _grid_numbers(self) -> int:
+        """The outputs at each node, and in training what the gradient needs."""
+        dim, latent_dim = self.data.dim, self.model.latent_dim
+        rows, masks = self._step()
+        method = self.lml_method()
+        assert isinstance(self.model.conditionals, Grid)
+        assert isinstance(method, Grid)
+        trained = self.model.conditionals.size(latent_dim)
+        return 3 * method.size(latent_dim) * dim + masks * trained * (4 * rows + 6 * dim)
+
+    def _sampling_numbers(self) -> int:
+        """The networks' activations: of a step, and of the least that is scored at once."""
+        each = self.model.numbers_per_observation(self.data.dim)
+        rows, masks = self._step()
+        draws, ais = self._places(self.model.conditionals), self.evaluate.ais
+        # What is kept for the gradient, and what is at hand while one part is worked on.
+        numbers = 4 * rows * each * masks * draws + 6 * draws * each
+        return numbers + (6 * ais.chains * each if ais else 0)
+
+    def _places(self, method: Spec) -> int:
+        """Values of z that a conditional, or the LML, of one observation is taken over."""
+        if isinstance(method, Grid):
+            return method.size(self.model.latent_dim)
+        if isinstance(method, Iwae):
+            return method.samples
+        assert isinstance(method, Importance | Recursive)
+        return method.draws
+
+    def work(self) -> int:
+        """Times that one output of the decoder is computed or read, about."""
+        method, train = self.lml_method(), self.train
+        curves = 1 + len(train.curve_at if train else ())
+        scored = self._places(method if self.has_grid else self.model.conditionals)
+        places = curves * (self.evaluate.count(self.data.dim) * scored + self._places(method))
+        if train is not None:
+            trained = self._step()[1] * self._places(self.model.conditionals)
+            recorded = train.epochs // train.evaluate_every + 1
+            places += train.epochs * trained + recorded * train.lml_samples
+        work = self.data.n * places
+        if (ais := self.evaluate.ais) is not None:
+            chains = (ais.observations + 2 * ais.simulated) * ais.chains
+            work += 2 * ais.temperatures * ais.leapfrog_steps * chains
+        objectives = len(train.objective) if train else 1
+        return len(self.seeds) * objectives * self.data.dim * work
+
+    def limit_problems(self, limits: Limits) -> list[Problem]:
+        """What is too large."""
+        n, dim = self.data.n, self.data.dim
+        if n * dim > limits.elements:
+            detail = f"N · D is at most {limits.elements}; {n} · {dim} is more"
+            return [Problem("/data", detail)]
+        grid = "/model/conditionals/nodes" if self.has_grid else "/data"
+        draws = "nodes" if self.has_grid else "draws, samples, chains"
+        needed = self.memory_estimate()
+        if needed > limits.memory_bytes:
+            detail = (
+                f"a run takes at most {limits.memory_bytes >> 20} MiB; this takes about "
+                f"{needed >> 20}: lower {draws}, data.n, train.batch_size or the masks of a step"
+            )
+            return [Problem(grid, detail)]
+        if self.work() > limits.latent_work:
+            detail = (
+                f"masks · N · D · (nodes or draws) in all is at most {limits.latent_work:.0e}; "
+                f"this is {self.work():.2e}: lower {draws}, data.n, masks or epochs"
+            )
+            return [Problem("/evaluate/masks", detail)]
+        return []

@@ -1,0 +1,1 @@
+"""From JSON to a spec, or to every problem with it."""

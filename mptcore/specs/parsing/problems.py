@@ -1,0 +1,127 @@
+"""From pydantic's errors to problems: the pointer of the field and what is allowed there."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from mptcore.specs.base import Problem, SpecError
+from mptcore.specs.compute import Limits
+from mptcore.specs.parsing.json_text import parse_json, pointer_token
+from mptcore.specs.union import ExperimentSpec, adapter_of
+
+
+def parse_spec(text: bytes, limits: Limits | None = None) -> ExperimentSpec:
+    """The spec in a JSON text. Raises SpecError with every problem found."""
+    return validate_spec(parse_json(text), limits)
+
+
+def validate_spec(
+    value: object, limits: Limits | None = None, union: Any = ExperimentSpec
+) -> ExperimentSpec:
+    """The spec in what parse_json gave, one of a union. Raises SpecError with every problem
+    found."""
+    try:
+        spec: ExperimentSpec = adapter_of(union).validate_python(value)
+    except ValidationError as error:
+        raise SpecError(problems_of(error.errors(), value, union)) from None
+    if problems := spec.limit_problems(limits or Limits()):
+        raise SpecError(problems)
+    return spec
+
+
+def problems_of(errors: Sequence[Any], value: object, model: Any) -> list[Problem]:
+    """The problems in pydantic's errors about `value`, validated as `model`: one model, or a union
+    of some."""
+    return [
+        problem
+        for error in errors
+        if not _follows_from_another(error, errors)
+        for problem in _problems(error, value, model)
+    ]
+
+
+def _follows_from_another(error: Any, errors: Sequence[Any]) -> bool:
+    """Pydantic leaves bad items out of a list before it counts them."""
+    location = error["loc"]
+    return error["type"] == "too_short" and any(
+        len(other["loc"]) > len(location) and other["loc"][: len(location)] == location
+        for other in errors
+    )
+
+
+def _problems(error: Any, value: object, model: Any) -> list[Problem]:
+    context = error.get("ctx", {})
+    pointer, holder, members = _locate(error["loc"], value, model)
+    match error["type"]:
+        case "spec_problems":
+            return [Problem(pointer + inner, detail) for inner, detail in context["problems"]]
+        case "extra_forbidden":
+            known = ", ".join(sorted(holder.model_fields))
+            return [Problem(pointer, f"unknown field; allowed here: {known}")]
+        case "union_tag_invalid" | "union_tag_not_found":
+            tag = context["discriminator"].strip("'")
+            allowed = ", ".join(repr(value) for member in members for value in _tags(member, tag))
+            return [Problem(f"{pointer}/{tag}", f"one of {allowed}")]
+        case "missing":
+            return [Problem(pointer, "this field is required")]
+        case "literal_error":
+            return [Problem(pointer, f"one of {context['expected']}")]
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return [Problem(pointer, "a JSON object")]
+        case "too_short":
+            return [Problem(pointer, f"at least {context['min_length']} items")]
+        case "too_long":
+            return [Problem(pointer, f"at most {context['max_length']} items")]
+        case _:
+            return [Problem(pointer, error["msg"].replace("Input should be ", ""))]
+
+
+def _locate(
+    location: Sequence[str | int], value: object, model: Any
+) -> tuple[str, type[BaseModel], list[type[BaseModel]]]:
+    """The JSON pointer of a location, the model that holds its last step, and the models that may
+    stand there. A location also names the tag of each union it passes: those are left out."""
+    members = _models(model)
+    pointer, holder = "", members[0]
+    for step in location:
+        if len(members) > 1:
+            members = [member for member in members if step in _names(member)] or members[:1]
+            holder = members[0]
+            continue
+        holder = members[0] if members else holder
+        if isinstance(value, dict) and not (step in value or step in holder.model_fields):
+            continue  # a branch of a union of plain types
+        if isinstance(value, list) and not isinstance(step, int):
+            continue  # the same
+        if not isinstance(value, dict | list):
+            continue
+        value = value.get(step) if isinstance(value, dict) else value[int(step)]
+        field = holder.model_fields.get(str(step)) if members else None
+        members = _models(field.annotation) if field else []
+        pointer += pointer_token(step)
+    return pointer, holder, members
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models that an annotation names."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) is Annotated:
+        return _models(get_args(annotation)[0])
+    return [member for part in get_args(annotation) for member in _models(part)]
+
+
+def _names(model: type[BaseModel]) -> list[Any]:
+    """What a location may call a member of a union."""
+    return [model.__name__, *_tags(model)]
+
+
+def _tags(model: type[BaseModel], name: str | None = None) -> list[Any]:
+    """The values of a model's tag, or of all its literals."""
+    return [
+        value
+        for field, info in model.model_fields.items()
+        if get_origin(info.annotation) is Literal and name in (None, field)
+        for value in get_args(info.annotation)
+    ]

@@ -1,0 +1,44 @@
+"""What a training changes as it goes, as tensors that are kept and restored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mptcore.runtime.checkpoint import under
+
+OPTIMIZER = "optimizer/"
+"""Names of tensors that a training needs no more once it is over begin so."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Parameters, the optimizer's moments of them, and generators, by their names."""
+
+    parameters: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer
+    generators: Mapping[str, torch.Generator]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, as copies."""
+        tensors = {f"parameter/{k}": p.detach().clone() for k, p in self.parameters.items()}
+        for i, moments in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"{OPTIMIZER}{i}/{k}": value.clone() for k, value in moments.items()}
+        return tensors | {f"generator/{k}": g.get_state() for k, g in self.generators.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `tensors` gave."""
+        kept = under("parameter/", tensors)
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(kept[name])
+        for name, generator in self.generators.items():
+            generator.set_state(tensors[f"generator/{name}"].cpu())
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in under(OPTIMIZER, tensors).items():
+            index, _, moment = name.partition("/")
+            moments.setdefault(int(index), {})[moment] = value
+        if moments:
+            groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": moments, "param_groups": groups})

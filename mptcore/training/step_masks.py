@@ -1,0 +1,49 @@
+"""The masks of training steps on vectors."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mptcore.runtime.rng import generator_for
+from mptcore.specs import Ramp, UniformSize
+from mptcore.specs.train import EpochSchedule
+
+ONE_STEP = "the masks of one step"
+
+
+class StepMasks:
+    """The masks of each training step, drawn for each seed by a generator of its own."""
+
+    def __init__(self, spec: EpochSchedule, dim: int, seeds: Sequence[int]):
+        self.spec, self.dim = spec, dim
+        self._generators = [generator_for(seed, "train masks") for seed in seeds]
+
+    def draw(self, fraction: float) -> Tensor:  # (S, B, D)
+        """When this fraction of the training is done. Each mask covers the places of its smallest
+        keys."""
+        sizes = self._sizes(fraction)
+        shape = (sizes.shape[1], self.dim)
+        keys = torch.stack(
+            [torch.rand(shape, generator=g, dtype=torch.float64) for g in self._generators]
+        )
+        ranked = torch.from_numpy(np.sort(keys.numpy(), -1))  # ten times as fast as torch's
+        last = (sizes - 1).expand(len(keys), -1)[..., None]  # (S, B, 1)
+        return keys <= ranked.gather(-1, last)
+
+    def _sizes(self, fraction: float) -> Tensor:  # (S or 1, B)
+        masks, dim = self.spec.masks, self.dim
+        match masks:
+            case UniformSize():
+                drawn = [torch.randint(1, dim + 1, (1,), generator=g) for g in self._generators]
+                sizes = torch.stack(drawn)
+            case Ramp():
+                sizes = torch.tensor([[masks.size_at(fraction, dim)]])
+            case _:
+                sizes = torch.tensor([list(masks.mask_sizes(dim))])
+        return sizes.repeat_interleave(masks.per_size, dim=1)
+
+    def generators(self) -> dict[str, torch.Generator]:
+        """All of them, by name."""
+        return {f"masks/{i}": generator for i, generator in enumerate(self._generators)}

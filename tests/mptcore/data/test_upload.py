@@ -1,0 +1,144 @@
+"""Uploads: what can be read, what is refused, and that nothing is ever unpickled."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mptcore.data.tables import inspect, uploaded
+from mptcore.protocol.records import RunError
+from mptcore.specs import UploadData
+
+TABLE = np.arange(12, dtype=np.float64).reshape(4, 3)
+
+
+def written(folder: Path, name: str, array: Any = TABLE) -> Path:
+    path = folder / name
+    match path.suffix:
+        case ".npy":
+            np.save(path, array)
+        case ".npz":
+            np.savez(path, first=array, second=array * 2)
+        case ".csv":
+            np.savetxt(path, array, delimiter=",", header="a,b,c", comments="")
+        case _:
+            arrow: Any = importlib.import_module("pyarrow")
+            table = arrow.table(dict(zip("abc", array.T, strict=True)))
+            importlib.import_module("pyarrow.parquet").write_table(table, path)
+    return path
+
+
+FILES = ["x.npy", "x.npz", "x.csv", "x.parquet"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_format_is_inspected_and_loaded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "datasets" / "abc-1"
+    folder.mkdir(parents=True)
+    found = inspect(written(folder, name))
+    assert (found.n, found.dim, found.problems) == (4, 3, [])
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    spec = UploadData(source="upload", dataset="abc-1", n=4, dim=3)
+    assert np.array_equal(uploaded(spec), TABLE)
+
+
+def test_columns_and_arrays_are_picked_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    for dataset, name in (("t", "x.csv"), ("z", "x.npz")):
+        (tmp_path / "datasets" / dataset).mkdir(parents=True)
+        written(tmp_path / "datasets" / dataset, name)
+    columns = UploadData(source="upload", dataset="t", n=4, dim=2, columns=("c", "a"))
+    assert np.array_equal(uploaded(columns), TABLE[:, [2, 0]])
+    second = UploadData(source="upload", dataset="z", n=4, dim=3, array="second")
+    assert np.array_equal(uploaded(second), 2 * TABLE)
+    with pytest.raises(RunError, match="no column d"):
+        uploaded(UploadData(source="upload", dataset="t", n=4, dim=2, columns=("d", "a")))
+    with pytest.raises(RunError, match="has 4 observations of 3 dimensions"):
+        uploaded(UploadData(source="upload", dataset="t", n=5, dim=3))
+    with pytest.raises(RunError, match="may have been deleted"):
+        uploaded(UploadData(source="upload", dataset="gone", n=5, dim=3))
+
+
+def test_a_csv_needs_no_header(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    np.savetxt(path, TABLE, delimiter=",")
+    assert (inspect(path).n, inspect(path).dim) == (4, 3)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_cells_that_are_no_numbers_are_named(name: str, tmp_path: Path) -> None:
+    array = TABLE.copy()
+    array[2, 1] = np.nan
+    problems = inspect(written(tmp_path, name, array)).problems
+    assert problems
+    assert "row 2, column 1" in problems[0]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_not_what_its_name_says_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"\x00\x01 this is no table \xff\n" * 20)
+    found = inspect(path)
+    assert found.problems
+    assert found.n is None
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return (exec, ("raise SystemExit('unpickled')",))
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz"])
+def test_nothing_is_unpickled(name: str, tmp_path: Path) -> None:
+    array = np.array([[Bomb(), Bomb()]], dtype=object)
+    assert "not a readable" in inspect(written_object(tmp_path / name, array)).problems[0]
+
+
+def written_object(path: Path, array: Any) -> Path:
+    if path.suffix == ".npy":
+        np.save(path, array, allow_pickle=True)
+    else:
+        np.savez(path, first=array)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
+        (np.zeros(3), "N observations × D dimensions"),
+        (np.zeros((3, 1)), "D ≥ 2"),
+        (np.zeros((2, 2), dtype=complex), "real numbers, not complex128"),
+        (np.array([["a", "b"]]), "real numbers"),
+    ],
+)
+def test_what_is_no_table_of_numbers_is_refused(array: Any, says: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", array)
+    assert says in inspect(tmp_path / "x.npy").problems[0]
+
+
+def test_text_columns_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n1,2\n3,four\n")
+    assert "column b is not numbers" in inspect(path).problems[0]
+
+
+def test_the_command_prints_json(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mptcore.data.inspect"]
+    root = Path(__file__).parents[3]
+    good = subprocess.run([*command, written(tmp_path, "x.npz")], cwd=root, capture_output=True)
+    assert good.returncode == 0
+    found = json.loads(good.stdout)
+    assert (found["format"], found["n"], found["dim"], found["problems"]) == ("npz", 4, 3, [])
+    assert found["arrays"] == {"first": [4, 3], "second": [4, 3]}
+    bad = subprocess.run([*command, tmp_path / "x.exe"], cwd=root, capture_output=True)
+    assert bad.returncode == 1
+    assert "not .exe" in json.loads(bad.stdout)["problems"][0]

@@ -1,0 +1,95 @@
+"""Designs: what each promises about its masks."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.estimation.masks import draw_masks
+from mptcore.specs import AllSizes, FixedSize, ListedSizes, Masks
+from mptcore.specs.masks import Design
+
+DIM = 12
+
+
+def drawn(masks: Masks, seed: int = 0, max_masks: int = 1000, dim: int = DIM) -> dict[int, Tensor]:
+    """All masks (P, D) of each size, in the order drawn."""
+    parts: dict[int, list[Tensor]] = {}
+    for batch in draw_masks(masks, dim, torch.Generator().manual_seed(seed), max_masks):
+        assert len(batch.masked) <= max_masks
+        sizes, counts = zip(*batch.runs, strict=True)
+        for size, masked in zip(sizes, torch.split(batch.masked, list(counts)), strict=True):
+            parts.setdefault(size, []).append(masked)
+    return {size: torch.cat(part) for size, part in parts.items()}
+
+
+SCHEDULES: list[Callable[..., Masks]] = [
+    lambda **options: AllSizes(**options),
+    lambda **options: ListedSizes(schedule="sizes", sizes=(9, 2, 12), **options),
+    lambda **options: FixedSize(schedule="fixed", size=5, **options),
+]
+
+
+@pytest.mark.parametrize("design", ["independent", "balanced", "nested"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_mask_has_its_size(schedule: Callable[..., Masks], design: Design) -> None:
+    masks = schedule(per_size=6, design=design)
+    found = drawn(masks)
+    assert list(found) == list(masks.mask_sizes(DIM))
+    for size, masked in found.items():
+        assert masked.shape == (6, DIM)
+        assert masked.sum(1).tolist() == [size] * 6
+
+
+@pytest.mark.parametrize("design", ["independent", "balanced", "nested", "exhaustive"])
+def test_masks_do_not_depend_on_the_batch(design: Design) -> None:
+    masks = AllSizes(per_size=9, design=design)
+    whole, small = drawn(masks, dim=6), drawn(masks, max_masks=4, dim=6)
+    for size, masked in whole.items():
+        assert torch.equal(masked, small[size])
+
+
+def test_independent_masks_come_in_the_published_order() -> None:
+    found = drawn(AllSizes(per_size=3), seed=44)
+    generator = torch.Generator().manual_seed(44)
+    for size in range(1, DIM + 1):
+        for p in range(3):
+            first = torch.randperm(DIM, generator=generator)[:size]
+            assert sorted(first.tolist()) == found[size][p].nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize(("per_size", "windows"), [(1, 1), (4, 2), (12, 3), (7, 1), (100, 10)])
+def test_balanced_masks_share_the_dimensions_evenly(per_size: int, windows: int) -> None:
+    masks = AllSizes(per_size=per_size, design="balanced")
+    assert masks.windows_per_permutation == windows
+    for size, masked in drawn(masks).items():
+        for group in masked.view(-1, windows, DIM):
+            times = group.sum(0)
+            covered = windows * size
+            assert times.max() - times.min() <= (1 if DIM % windows == 0 else 2)
+            assert times.sum() == covered
+
+
+def test_nested_masks_grow_one_dimension_at_a_time() -> None:
+    found = drawn(AllSizes(per_size=5, design="nested"))
+    for size in range(2, DIM + 1):
+        assert bool((found[size] >= found[size - 1]).all())
+
+
+def test_exhaustive_masks_are_all_subsets() -> None:
+    for size, masked in drawn(AllSizes(design="exhaustive"), dim=6).items():
+        distinct = {tuple(row) for row in masked.tolist()}
+        assert len(distinct) == len(masked) == math.comb(6, size)
+        assert all(sum(row) == size for row in distinct)
+    assert AllSizes(design="exhaustive").count(6) == 2**6 - 1
+
+
+@pytest.mark.parametrize("design", ["independent", "balanced", "nested"])
+def test_every_dimension_is_masked_equally_often(design: Design) -> None:
+    """Each mask is uniform over the subsets of its size, so a dimension is in m of D."""
+    masks = FixedSize(schedule="fixed", size=3, per_size=4000, design=design)
+    often = drawn(masks, max_masks=4000)[3].double().mean(0)
+    error = (0.25 * 0.75 / 4000) ** 0.5
+    assert (often - 0.25).abs().max() < 4.5 * error

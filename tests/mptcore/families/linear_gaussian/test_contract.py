@@ -1,0 +1,53 @@
+"""PPCA and factor analysis satisfy the contract of every model that can be scored."""
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.estimation.model import TractableModel
+from mptcore.families.linear_gaussian.densities import scorable
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.specs import ExperimentSpec
+from tests.support.contract import TractableContract
+from tests.support.runs import spec_of
+
+DIM = 6
+
+
+class LinearGaussianContract(TractableContract):
+    family: ClassVar[str]
+
+    def noise(self, generator: torch.Generator) -> Tensor:  # (D,)
+        raise NotImplementedError
+
+    def model(self, device: torch.device, memory_bytes: int | None = None) -> TractableModel:
+        generator = torch.Generator().manual_seed(7)
+        loadings = torch.randn(DIM, 2, generator=generator, dtype=torch.float64)
+        mean = torch.randn(DIM, generator=generator, dtype=torch.float64)
+        density = LowRankGaussian(loadings, mean, self.noise(generator))
+        x = torch.randn(9, DIM, generator=generator, dtype=torch.float64)
+        return scorable(density, x, device, torch.float64)
+
+    @pytest.fixture
+    def spec(self) -> ExperimentSpec:
+        model: dict[str, Any] = {"family": self.family, "latent_dim": 2, "noise_precision": 5.0}
+        data = {"source": "ppca", "n": 30, "dim": DIM, "latent_dim": 2, "noise_precision": 5.0}
+        evaluate = {"masks": {"schedule": "all", "per_size": 1500}}
+        compute = {"threads": 1, "memory_mib": 1, "device": "cpu"}
+        return spec_of({"model": model, "data": data, "evaluate": evaluate, "compute": compute})
+
+
+class TestPpca(LinearGaussianContract):
+    family = "ppca"
+
+    def noise(self, generator: torch.Generator) -> Tensor:
+        return torch.full((DIM,), 0.2, dtype=torch.float64)
+
+
+class TestFactorAnalysis(LinearGaussianContract):
+    family = "factor_analysis"
+
+    def noise(self, generator: torch.Generator) -> Tensor:
+        return 0.05 + torch.rand(DIM, generator=generator, dtype=torch.float64)

@@ -1,0 +1,222 @@
+"""Training: gradients, schedules, the ceiling, what is recorded, what is kept."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mptcore.data.arrays import load_arrays
+from mptcore.families.linear_gaussian.densities import initial_density
+from mptcore.families.linear_gaussian.moments import second_moment
+from mptcore.families.linear_gaussian.ppca import maximum_likelihood
+from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
+from mptcore.protocol.records import Artifact, Metric, Point, Record, RunError
+from mptcore.run import resumable, run
+from mptcore.runtime.rng import generator_for
+from mptcore.runtime.session import Session
+from mptcore.specs import VectorExperiment, parse_spec
+
+BASE: dict[str, Any] = {
+    "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "random"},
+    "data": {"source": "ppca", "n": 40, "dim": 6, "latent_dim": 2, "noise_precision": 5.0},
+    "train": {"epochs": 3},
+    "evaluate": {"masks": {"schedule": "all", "per_size": 2}},
+    "seeds": [4, 44],
+    "compute": {"threads": 1},
+}
+FAMILIES = ["ppca", "factor_analysis"]
+SCHEDULES: list[dict[str, Any]] = [
+    {"schedule": "all", "per_size": 2},
+    {"schedule": "uniform", "per_size": 3},
+    {"schedule": "fixed", "rate": 0.4, "per_size": 4},
+    {"schedule": "rates", "rates": [0.2, 0.5, 1], "per_size": 2},
+    {"schedule": "ramp", "start": 0.2, "end": 0.9, "per_size": 2},
+]
+
+
+def spec_of(**changes: Any) -> VectorExperiment:
+    value = {**BASE, **changes}
+    value["train"] = {**BASE["train"], **changes.get("train", {})}
+    return VectorExperiment.model_validate(value)
+
+
+def trainer_of(spec: VectorExperiment) -> LinearGaussianTrainer:
+    assert spec.train is not None
+    dataset = load_arrays(spec.data, 0, torch.Generator().manual_seed(0))
+    starts = [initial_density(spec.model, dataset, s, generator_for(s, "init")) for s in spec.seeds]
+    return LinearGaussianTrainer(
+        spec.model,
+        spec.train,
+        spec.seeds,
+        starts,
+        [dataset] * len(starts),
+        torch.device("cpu"),
+        torch.float64,
+    )
+
+
+def series(records: list[Record], name: str) -> dict[int, list[Point]]:
+    """The points of a series, by seed."""
+    found: dict[int, list[Point]] = {}
+    for record in records:
+        if isinstance(record, Point) and record.series == name and "epoch" not in record.labels:
+            found.setdefault(int(record.labels["seed"]), []).append(record)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("masks", SCHEDULES, ids=lambda m: str(m["schedule"]))
+def test_the_loss_is_the_direct_score_of_the_same_masks(family: str, masks: dict[str, Any]) -> None:
+    """And one start's loss does not depend on the others."""
+    model = {**BASE["model"], "family": family}
+    trainer = trainer_of(spec_of(model=model, train={"masks": masks}))
+    x = trainer._datasets[0].x
+    drawn: list[torch.Tensor] = []
+    draw = trainer._masks
+    trainer._masks = lambda fraction: drawn.append(draw(fraction)) or drawn[-1]  # type: ignore[method-assign, func-returns-value]
+    loss = trainer._loss(trainer._full, 0.5)
+    for i, density in enumerate(trainer.densities()):
+        scores = [density.conditional_log_probs(x, mask).mean() for mask in drawn[0][i]]
+        expected = -6 * torch.stack(scores).mean().item()
+        assert loss[i].item() == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("learn_mean", [False, True])
+@pytest.mark.parametrize("objective", ["mpt", "lml"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_are_those_of_finite_differences(
+    family: str, objective: str, learn_mean: bool
+) -> None:
+    """By hand where the mean stays, by autograd where it is learned."""
+    model = {**BASE["model"], "family": family}
+    train = {"objective": objective, "learn_mean": learn_mean, "learn_noise_precision": True}
+    trainer = trainer_of(spec_of(model=model, train=train))
+    if objective == "mpt":
+        masks = trainer._masks(0)
+        trainer._masks = lambda fraction: masks  # type: ignore[method-assign]
+    loss = trainer._descent(trainer._full, 0)
+    torch.testing.assert_close(loss, trainer._loss(trainer._full, 0).detach())
+    for parameter in trainer.parameters.values():
+        assert parameter.grad is not None
+        flat, gradient = parameter.detach().view(-1), parameter.grad.flatten()
+        for i in range(0, len(flat), 3):
+            values = []
+            for step in (1e-5, -2e-5):
+                flat[i] += step
+                values.append(trainer._loss(trainer._full, 0).sum().item())
+            flat[i] += 1e-5
+            assert gradient[i].item() == pytest.approx((values[0] - values[1]) / 2e-5, abs=1e-6)
+
+
+def test_lml_training_reaches_the_closed_form() -> None:
+    train = {"objective": "lml", "epochs": 1500, "learning_rate": 0.02, "learn_mean": True}
+    train |= {"learn_noise_precision": True, "evaluate_every": 100}
+    spec = spec_of(train=train)
+    reached = series(list(run(spec)), "lml")
+    x = load_arrays(spec.data, 0, torch.Generator().manual_seed(0)).x
+    ceiling = maximum_likelihood(second_moment(x, x.mean(0)), x.mean(0), 2)
+    highest = ceiling.log_prob(x).mean().item()
+    for points in reached.values():
+        last = points[-1].value
+        assert last is not None
+        assert highest - 1e-3 < last < highest + 1e-9
+
+
+@pytest.mark.parametrize("masks", SCHEDULES, ids=lambda m: str(m["schedule"]))
+def test_every_schedule_raises_the_likelihood(masks: dict[str, Any]) -> None:
+    spec = spec_of(train={"masks": masks, "epochs": 150, "learning_rate": 0.02})
+    for points in series(list(run(spec)), "lml").values():
+        first, last = points[0].value, points[-1].value
+        assert first is not None
+        assert last is not None
+        assert last > first + 0.5
+
+
+def test_epochs_are_recorded_from_before_the_first_step_to_the_last() -> None:
+    records = list(run(spec_of(train={"epochs": 10, "evaluate_every": 4})))
+    for name in ("loss", "mpt", "lml"):
+        for points in series(records, name).values():
+            assert [point.x for point in points] == [0, 4, 8, 10]
+    first = series(records, "lml")[44][0].value
+    start = trainer_of(spec_of()).densities()[1]
+    x = load_arrays(spec_of().data, 0, torch.Generator().manual_seed(0)).x
+    assert first == pytest.approx(start.log_prob(x).mean().item(), abs=1e-10)
+
+
+def test_a_start_trains_the_same_alone_and_in_company() -> None:
+    together = series(list(run(spec_of(train={"epochs": 20}))), "lml")[44]
+    alone = series(list(run(spec_of(train={"epochs": 20}, seeds=[44]))), "lml")[44]
+    assert [p.value for p in alone] == pytest.approx([p.value for p in together], abs=1e-10)
+
+
+def test_curves_on_the_way_carry_their_epoch() -> None:
+    spec = spec_of(train={"curve_at": [0, 2]})
+    epochs = [
+        record.labels.get("epoch")
+        for record in run(spec)
+        if isinstance(record, Point) and record.series == "score" and record.x == 1
+    ]
+    assert epochs == [0, 0, 2, 2, None, None]
+
+
+def test_what_is_held_out_is_scored_apart() -> None:
+    spec = spec_of(data={**BASE["data"], "heldout": 0.25}, train={"epochs": 2, "batch_size": 7})
+    records = list(run(spec))
+    assert len(series(records, "lml_heldout")[4]) == 3
+    held = [r for r in records if getattr(r, "name", "") == "lml_heldout"]
+    assert len(held) == 2
+
+
+def test_a_loss_that_is_not_finite_stops_training_and_says_so() -> None:
+    records: list[Record] = []
+    train = {"epochs": 100, "learning_rate": 100.0, "learn_noise_precision": True}
+    compute = {"threads": 1, "precision": "float32"}
+    with pytest.raises(RunError, match=r"seed .* not finite at epoch \d+: lower"):
+        _collect(spec_of(train=train, compute=compute), records)
+    points = series(records, "lml")[4]
+    assert [point.x for point in points] == list(range(len(points)))
+    assert points[0].value is not None
+
+
+def _collect(spec: VectorExperiment, into: list[Record]) -> None:
+    """What a run gives before it ends or fails."""
+    for record in run(spec):
+        into.append(record)
+
+
+def test_weights_are_kept_and_taken_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "artifacts" / "first-1"
+    spec = spec_of(train={"epochs": 30})
+    records = [r for r in resumable(spec, Session(work_dir=folder)) if r is not None]
+    assert [r.file for r in records if isinstance(r, Artifact)] == ["weights.safetensors"]
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    model = {"family": "ppca", "latent_dim": 2, "init": "experiment", "experiment": "first-1"}
+    taken = {**BASE, "model": model}
+    del taken["train"]
+    again = list(run(parse_spec(json.dumps(taken).encode())))
+    lml = [r.value for r in records if isinstance(r, Metric) and r.name == "lml"]
+    assert lml == pytest.approx(
+        [r.value for r in again if isinstance(r, Metric) and r.name == "lml"]
+    )
+    taken["model"] = {**model, "latent_dim": 3}
+    with pytest.raises(RunError, match="has weights for D = 6, K = 2"):
+        list(run(parse_spec(json.dumps(taken).encode())))
+    taken["model"] = {**model, "experiment": "gone"}
+    with pytest.raises(RunError, match="has no weights"):
+        list(run(parse_spec(json.dumps(taken).encode())))
+
+
+def test_per_dimension_noise_is_learned() -> None:
+    train = {"objective": "lml", "epochs": 60, "learn_noise_precision": True}
+    trainer = trainer_of(spec_of(model={**BASE["model"], "family": "factor_analysis"}, train=train))
+    for _ in range(60):
+        trainer.advance()
+        trainer.epoch += 1
+    noise = trainer.densities()[0].noise_variance
+    assert math.isfinite(noise.sum().item())
+    assert noise.max() > 1.02 * noise.min()

@@ -1,0 +1,155 @@
+"""Every figure's standard error is as large as its figure's spread over seeds."""
+
+import math
+from statistics import fmean, variance
+from typing import Any
+
+import pytest
+import torch
+
+from mptcore.families.masked_lm.estimates import cell_widths, finite_mean, per_token
+from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
+from mptcore.families.masked_lm.masked_batch import Masker
+from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.protocol.records import Log, Point, Record
+from mptcore.runtime.session import ScoreCache
+from mptcore.specs import TextEvaluate
+from tests.support import tiny_lm
+from tests.support.runs import metric, records_of, std_err_of, value_of
+from tests.support.texts import CPU, corpus_of
+
+RATES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+SEEDS = 60
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, MaskedLm]:
+    return {
+        "model": MaskedLm(tiny_lm.network(scale=8.0), CPU, torch.float32),
+        "baseline": MaskedLm(tiny_lm.network("roberta", scale=8.0), CPU, torch.float32),
+    }
+
+
+def evaluated(
+    models: dict[str, MaskedLm], seed: int, *, sequences: int = 12, **spec: Any
+) -> list[Record]:
+    masker = Masker(corpus_of(tiny_lm.lines(sequences)), 4, 15)
+    asked = TextEvaluate.model_validate({"dimensions": 10, **spec})
+    evaluation = TextEvaluation(asked, models, masker, {"seed": seed}, ScoreCache())
+    steps = list(evaluation.records(torch.Generator().manual_seed(seed)))
+    assert sum(step.masks for step in steps) <= total_masks(asked, masker.corpus)
+    return [step.record for step in steps if step.record is not None]
+
+
+def check_calibration(values: list[float], errors: list[float | None]) -> None:
+    """The spread of the values is what their standard errors say, within four standard errors."""
+    known = [error for error in errors if error is not None]
+    assert len(known) == len(values)
+    ratio = variance(values) / fmean(error**2 for error in known)
+    assert abs(ratio - 1) < 4 * math.sqrt(2 / (len(values) - 1))
+
+
+@pytest.mark.parametrize("per_size", [1, 3])
+def test_the_area_s_error_is_its_spread(models: dict[str, MaskedLm], per_size: int) -> None:
+    masks = {"schedule": "rates", "rates": RATES, "per_size": per_size}
+    runs = [evaluated(models, seed, masks=masks) for seed in range(SEEDS)]
+    for name, labels in (("area", {"model": "model"}), ("area_difference", {})):
+        found = [metric(run, name, **labels) for run in runs]
+        check_calibration([value_of(f) for f in found], [f.std_err for f in found])
+    points = [
+        p
+        for run in runs
+        for p in run
+        if isinstance(p, Point) and p.x == 0.1 and p.labels.get("model") == "baseline"
+    ]
+    check_calibration([value_of(p) for p in points], [p.std_err for p in points])
+
+
+def test_a_target_is_reached_and_its_error_is_its_spread(models: dict[str, MaskedLm]) -> None:
+    own = {"model": models["model"]}
+    masks = {"schedule": "rates", "rates": RATES}
+    whole = evaluated(own, 1, masks={**masks, "per_size": 200})
+    runs = [evaluated(own, s, masks=masks, target_std_err=0.25) for s in range(SEEDS)]
+    found = [metric(run, "area") for run in runs]
+    assert all(0 < std_err_of(f) <= 0.25 for f in found)
+    check_calibration([value_of(f) for f in found], [f.std_err for f in found])
+    truth = metric(whole, "area")
+    mean_error = 0.25 / math.sqrt(SEEDS)
+    gap = fmean(value_of(f) for f in found) - value_of(truth)
+    assert abs(gap) < 4 * math.hypot(mean_error, std_err_of(truth))
+
+
+def test_a_target_that_cannot_be_reached_is_said(models: dict[str, MaskedLm]) -> None:
+    masks = {"schedule": "rates", "rates": RATES}
+    own = {"model": models["model"]}
+    records = evaluated(own, 1, masks=masks, target_std_err=1e-6, max_masks=200)
+    assert metric(records, "masks").value == pytest.approx(200, abs=20)
+    (warning,) = (r for r in records if isinstance(r, Log))
+    assert "raise max_masks" in warning.message
+
+
+def test_orders_estimate_the_cumulative_score(models: dict[str, MaskedLm]) -> None:
+    own = {"model": models["model"]}
+    masks = {"schedule": "rates", "rates": [0.5]}
+    runs = [evaluated(own, s, masks=masks, orders=2, sequences=6) for s in range(SEEDS)]
+    found = [metric(run, "cumulative") for run in runs]
+    check_calibration([value_of(f) for f in found], [f.std_err for f in found])
+    some = [evaluated(own, s, masks=masks, orders=1) for s in range(2)]
+    assert metric(some[0], "cumulative").std_err is None
+    many = evaluated(own, 0, masks=masks, orders=40, sequences=6)
+    spread = metric(many, "any_order_spread")
+    assert spread.value is not None
+    assert spread.value > 3 * std_err_of(spread) > 0
+
+
+def test_pll_is_exact_and_a_part_of_the_text_has_an_error(models: dict[str, MaskedLm]) -> None:
+    own = {"model": models["model"]}
+    masks = {"schedule": "rates", "rates": [0.5]}
+    whole = metric(evaluated(own, 0, masks=masks, pll=True, sequences=40), "pll")
+    assert whole.std_err == 0
+    spec = TextEvaluate.model_validate({"masks": masks, "pll": True, "sequences": 10})
+    masker = Masker(corpus_of(tiny_lm.lines(40)), 4, 15)
+    found = []
+    for seed in range(SEEDS):
+        evaluation = TextEvaluation(spec, own, masker, {}, ScoreCache())
+        generator = torch.Generator().manual_seed(seed)
+        found.append(metric(records_of(evaluation.records(generator)), "pll"))
+    check_calibration([value_of(f) for f in found], [f.std_err for f in found])
+    gap = fmean(value_of(f) for f in found) - value_of(whole)
+    assert abs(gap) < 4 * math.sqrt(variance([value_of(f) for f in found]) / SEEDS)
+
+
+def test_bits_and_perplexity_follow_from_the_score(models: dict[str, MaskedLm]) -> None:
+    own = {"model": models["model"]}
+    records = evaluated(own, 0, masks={"schedule": "rates", "rates": RATES}, pll=True)
+    area = value_of(metric(records, "area"))
+    bits = value_of(metric(records, "bits_per_token", of="area"))
+    assert bits == pytest.approx(-area / 10 / sum(cell_widths(RATES)) / math.log(2))
+    perplexity = metric(records, "perplexity", of="area").value
+    assert perplexity == pytest.approx(2**bits)
+
+
+def test_one_rate_and_one_mask_give_no_error(models: dict[str, MaskedLm]) -> None:
+    masks = {"schedule": "rates", "rates": [0.5]}
+    records = evaluated({"model": models["model"]}, 0, masks=masks)
+    (point,) = (r for r in records if isinstance(r, Point))
+    assert point.std_err is None
+    assert point.reason is not None
+    assert metric(records, "area_population").std_err is not None
+
+
+def test_the_paper_s_rates_stand_for_a_hundredth_each() -> None:
+    spec = TextEvaluate()
+    assert len(spec.masks.rates) == 99
+    assert cell_widths(spec.masks.rates) == pytest.approx([0.01] * 99)
+    assert sum(cell_widths([0.01, 0.15, 0.5])) == pytest.approx(0.675)
+
+
+def test_two_stage_sampling_by_hand() -> None:
+    values = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    noise = torch.tensor([0.5, 1.5], dtype=torch.float64)
+    own = finite_mean(values, noise, 4)
+    assert own.mean == 2
+    assert own.std_err == pytest.approx(math.sqrt((0.5 * 2 + 0.5 * 1) / 2))
+    token = per_token(values, noise * 0, torch.tensor([1, 3]), 2)
+    assert (token.mean, token.std_err) == (1, 0)

@@ -1,0 +1,384 @@
+"""Whole runs on language models: their records, resumed and undisturbed, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mptcore.families.masked_lm.pretrained import transformers
+from mptcore.protocol.records import Artifact, Checkpoint, Log, Metric, Record, RunError
+from mptcore.run import resumable, run
+from mptcore.runtime.session import Session
+from mptcore.specs import SpecError, parse_spec
+from tests.support import tiny_lm
+from tests.support.runs import metric, points, records, spec_of, value_of
+
+BASE: dict[str, Any] = {
+    "model": {"family": "masked_lm", "checkpoint": "tiny"},
+    "data": {"source": "text", "lines": tiny_lm.lines(30)},
+    "evaluate": {"masks": {"schedule": "rates", "rates": [0.1, 0.3, 0.5, 0.7]}, "dimensions": 10},
+    "compute": {"threads": 1, "memory_mib": 1},
+}
+TRAIN = {
+    "steps": 12,
+    "batch_size": 8,
+    "learning_rate": 0.01,
+    "warmup_steps": 3,
+    "evaluate_every": 4,
+    "curve_at": [0, 6],
+    "masks": {"schedule": "uniform"},
+}
+FRESH = {**BASE["model"], "init": "random"}
+SPECS: dict[str, dict[str, Any]] = {
+    "curve": {**BASE, "baseline": FRESH, "seeds": [4, 44]},
+    "orders": {**BASE, "evaluate": {**BASE["evaluate"], "orders": 3, "pll": True, "sequences": 9}},
+    "target": {**BASE, "evaluate": {**BASE["evaluate"], "target_std_err": 0.4}},
+    "bert": {**BASE, "model": {**BASE["model"], "corruption": "bert"}},
+    "training": {**BASE, "model": FRESH, "train": TRAIN, "data": {**BASE["data"], "heldout": 0.3}},
+}
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of checkpoints, with the one `tiny`."""
+    folder = tmp_path / "models"
+    tiny_lm.checkpoint(folder / "tiny")
+    monkeypatch.setenv("MPT_MODELS_DIR", str(folder))
+    monkeypatch.setenv("MPT_STORE", str(tmp_path / "store"))
+    return folder
+
+
+def the_value(found: list[Record], name: str, **labels: Any) -> float:
+    return value_of(metric(found, name, **labels))
+
+
+def ran(value: dict[str, Any], work_dir: Path | None = None) -> list[Record]:
+    session = Session(work_dir=work_dir)
+    found = []
+    for record in resumable(spec_of(value), session):
+        if record is not None:
+            session.seq += 1
+            found.append(record)
+    return found
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_resumed_records_are_those_of_an_undisturbed_run(name: str, tmp_path: Path) -> None:
+    spec = spec_of(SPECS[name])
+    whole = records(spec, tmp_path / "whole")
+    assert whole == records(spec, tmp_path / "again")
+    for i, stop_after in enumerate(range(1, len(whole), max(1, len(whole) // 6))):
+        folder = tmp_path / str(i)
+        first = records(spec, folder, stop_after)
+        assert first + records(spec, folder) == whole
+
+
+def test_records_say_what_ran(tmp_path: Path) -> None:
+    found = ran(SPECS["curve"])
+    said = " ".join(r.message for r in found if isinstance(r, Log))
+    assert "model: tiny, pretrained, files sha256" in said
+    assert "30 sequences" in said
+    assert len(points(found, "score_by_rate")) == 2 * 2 * 4
+    assert len(points(found, "score_difference")) == 2 * 4
+
+
+def test_training_learns_and_its_weights_are_kept(tmp_path: Path) -> None:
+    """Text in which every word is the same is learned in a few steps; the weights that are kept
+    give the scores that the training ended with."""
+    same = {"source": "text", "lines": ["cat cat cat cat"] * 20, "heldout": 0.5}
+    train = {**TRAIN, "steps": 60, "curve_at": [0, 60], "evaluate_every": 20}
+    value = {**BASE, "model": FRESH, "data": same, "train": train}
+    found = ran(value, tmp_path / "store" / "artifacts" / "first")
+    areas = [the_value(found, "area", step=0), the_value(found, "area", step=60)]
+    assert areas[0] < -15 < areas[1]
+    losses = [value_of(p) for p in points(found, "loss_heldout")]
+    assert losses[-1] < 0.5 < losses[0]
+    assert [p.x for p in points(found, "loss")] == [0, 20, 40]
+    assert any(isinstance(r, Artifact) and r.file == "weights.safetensors" for r in found)
+    (end,) = (
+        r.value
+        for r in found
+        if isinstance(r, Metric) and r.name == "area" and set(r.labels) == {"seed"}
+    )
+    model = {**BASE["model"], "init": "experiment", "experiment": "first"}
+    again = ran({**BASE, "model": model, "data": {**same, "heldout": None}})
+    assert the_value(again, "area") == pytest.approx(end, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {"schedule": "fixed", "rate": 0.15},
+        {"schedule": "uniform"},
+        {"schedule": "ramp", "start": 0.1, "end": 0.9},
+        {"schedule": "rates", "rates": [0.15, 0.5]},
+    ],
+)
+def test_every_schedule_trains(masks: dict[str, Any]) -> None:
+    found = ran({**SPECS["training"], "train": {**TRAIN, "masks": masks, "curve_at": []}})
+    losses = [p.value for p in points(found, "loss")]
+    assert len(losses) == 3
+    assert all(loss is not None for loss in losses)
+
+
+def test_the_memory_for_a_batch_changes_no_score() -> None:
+    small = ran({**BASE, "compute": {"threads": 1, "memory_mib": 1}})
+    large = ran({**BASE, "compute": {"threads": 1, "memory_mib": 512}})
+    assert the_value(small, "area") == pytest.approx(the_value(large, "area"), abs=1e-4)
+
+
+def test_blocks_pack_all_texts(tmp_path: Path) -> None:
+    data = {**BASE["data"], "packing": "blocks", "max_length": 20}
+    found = ran({**BASE, "data": data})
+    words = sum(len(line.split()) for line in tiny_lm.lines(30))
+    said = next(r.message for r in found if isinstance(r, Log) and "sequences," in r.message)
+    assert f" {words} tokens" in said
+
+
+def test_a_saved_training_leaves_its_optimizer_behind_at_the_end(tmp_path: Path) -> None:
+    assert not [r for r in ran(SPECS["training"]) if isinstance(r, Checkpoint)]
+    spec = spec_of(SPECS["training"])
+    whole = records(spec, tmp_path / "whole")
+    cut = next(i for i, line in enumerate(whole) if '"artifact"' in line or "not kept" in line)
+    first = records(spec, tmp_path / "part", cut + 2)
+    (file,) = (tmp_path / "part").glob("*.safetensors")
+    assert not [name for name in load_file(file) if "optimizer/" in name]
+    assert first + records(spec, tmp_path / "part") == whole
+
+
+def refused(value: dict[str, Any]) -> str:
+    with pytest.raises(RunError) as caught:
+        ran(value)
+    assert caught.value.cause == "invalid"
+    return str(caught.value)
+
+
+def with_model(**changes: Any) -> dict[str, Any]:
+    return {**BASE, "model": {**BASE["model"], **changes}}
+
+
+def with_data(**changes: Any) -> dict[str, Any]:
+    return {**BASE, "data": {"source": "text", **changes}}
+
+
+def test_an_unknown_checkpoint_is_refused_with_its_cure() -> None:
+    message = refused(with_model(checkpoint="nobody/knows-this"))
+    assert "the checkpoint nobody/knows-this cannot be used" in message
+    assert "MPT_MODELS_DIR" in message
+
+
+def test_a_model_without_a_head_is_refused(models: Path) -> None:
+    tiny_lm.network().base_model.save_pretrained(models / "headless")
+    tiny_lm.tokenizer().save_pretrained(models / "headless")
+    message = refused(with_model(checkpoint="headless"))
+    assert "lacks the weights of a masked-language head" in message
+    assert "would be random" in message
+
+
+def test_unsafe_weights_are_refused(models: Path) -> None:
+    shutil.copytree(models / "tiny", models / "pickled")
+    (models / "pickled" / "model.safetensors").unlink()
+    torch.save(tiny_lm.network().state_dict(), models / "pickled" / "pytorch_model.bin")
+    assert "weights in safetensors could not be had" in refused(with_model(checkpoint="pickled"))
+
+
+def test_broken_weights_are_refused(models: Path) -> None:
+    shutil.copytree(models / "tiny", models / "broken")
+    file = models / "broken" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    assert "cannot be used" in refused(with_model(checkpoint="broken"))
+    tensors = {"bert.embeddings.word_embeddings.weight": torch.zeros(3, 3)}
+    save_file(tensors, file, {"format": "pt"})
+    assert "cannot be used" in refused(with_model(checkpoint="broken"))
+
+
+def test_another_kind_of_model_and_remote_code_are_refused(models: Path) -> None:
+    for name, config in (
+        ("decoder", {"model_type": "gpt2"}),
+        ("unheard", {"model_type": "unheard_of"}),
+        ("remote", {"model_type": "own", "auto_map": {"AutoConfig": "evil.Config"}}),
+    ):
+        shutil.copytree(models / "tiny", models / name)
+        (models / name / "config.json").write_text(json.dumps(config))
+        (models / name / "evil.py").write_text("raise SystemExit('ran remote code')")
+        message = refused(with_model(checkpoint=name))
+        assert "cannot be used" in message or "those that are run are" in message
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(models: Path) -> None:
+    shutil.copytree(models / "tiny", models / "unmasked")
+    bare = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tiny_lm.tokenizer().backend_tokenizer, unk_token="[UNK]"
+    )
+    bare.save_pretrained(models / "unmasked")
+    assert "without a mask token" in refused(with_model(checkpoint="unmasked"))
+
+
+def test_text_that_gives_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "gives nothing to score" in refused(with_data(lines=["cat", "dog"]))
+    monkeypatch.setenv("MPT_DATA_DIR", str(tmp_path))
+    assert "there is no text a.txt" in refused(with_data(file="a.txt"))
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_bytes(b"\xff\xfe")
+    assert "not UTF-8" in refused(with_data(file="a.txt"))
+    (tmp_path / "text" / "a.txt").write_text("\n\n")
+    assert "no text in it" in refused(with_data(file="a.txt"))
+    monkeypatch.delenv("MPT_DATA_DIR")
+    assert "MPT_DATA_DIR" in refused(with_data(file="a.txt"))
+
+
+def test_short_sequences_are_left_out_and_counted() -> None:
+    found = ran(with_data(lines=["cat", "the cat sat", "a red dog"]))
+    assert any(isinstance(r, Log) and "1 sequences with fewer than two" in r.message for r in found)
+
+
+def test_glue_is_read_from_its_folder_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    glue = {"source": "glue", "subset": "mrpc", "split": "validation"}
+    assert "reach the hub" in refused({**BASE, "data": glue})
+    monkeypatch.setenv("MPT_DATA_DIR", str(tmp_path))
+    pairs = list(zip(tiny_lm.lines(5), tiny_lm.lines(5, 1), strict=True))
+    rows = [{"sentence1": a, "sentence2": b, "label": 1, "idx": 0} for a, b in pairs]
+    (tmp_path / "glue" / "mrpc").mkdir(parents=True)
+    file = tmp_path / "glue" / "mrpc" / "validation.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    found = ran({**BASE, "data": glue})
+    words = sum(len(text.split()) for pair in pairs for text in pair)
+    assert any(isinstance(r, Log) and f"5 sequences, {words} tokens" in r.message for r in found)
+
+
+def test_a_baseline_of_another_vocabulary_is_refused(models: Path) -> None:
+    tiny_lm.network(words=["x", "y"]).save_pretrained(models / "other")
+    tiny_lm.tokenizer(["x", "y"]).save_pretrained(models / "other")
+    other = {"family": "masked_lm", "checkpoint": "other"}
+    assert "another tokenizer" in refused({**BASE, "baseline": other})
+
+
+def test_training_that_diverges_keeps_its_records() -> None:
+    train = {**TRAIN, "steps": 400, "learning_rate": 1.0, "max_grad_norm": 1e6, "warmup_steps": 0}
+    spec = {**SPECS["training"], "train": {**train, "evaluate_every": 1, "curve_at": []}}
+    found: list[Record] = []
+    with pytest.raises(RunError, match="lower learning_rate") as caught:
+        found.extend(run(spec_of({**spec, "model": {**FRESH, "checkpoint": "huge"}})))
+    assert caught.value.cause == "error"
+    assert points(found, "loss")
+
+
+@pytest.fixture(autouse=True)
+def huge(models: Path) -> None:
+    """A checkpoint whose first loss is finite, and whose weights then overflow."""
+    tiny_lm.checkpoint(models / "huge")
+    config = json.loads((models / "huge" / "config.json").read_text())
+    config["initializer_range"] = 1e30
+    (models / "huge" / "config.json").write_text(json.dumps(config))
+
+
+def test_a_sequence_by_itself_has_no_error() -> None:
+    """Its one mask cannot tell how its others would differ."""
+    found = ran(with_data(lines=["the cat sat on a mat"]))
+    assert all(p.std_err is None and p.reason for p in points(found, "score_by_rate"))
+    assert the_value(found, "area") < 0
+
+
+def test_a_corruption_that_masks_nothing_is_refused() -> None:
+    bert = {**with_data(lines=["the cat sat"]), "model": {**BASE["model"], "corruption": "bert"}}
+    message = refused({**bert, "evaluate": {"masks": {"rates": [0.001, 0.002]}}})
+    assert "no token was drawn: raise per_size or n" in message
+
+
+def test_a_local_checkpoint_has_no_revision(models: Path) -> None:
+    assert "no revisions" in refused(with_model(revision="main"))
+
+
+def test_a_folder_beside_the_runner_is_no_checkpoint(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_lm.checkpoint(tmp_path / "here" / "beside")
+    monkeypatch.chdir(tmp_path)
+    assert "no id of the hub" in refused(with_model(checkpoint="here/beside"))
+
+
+def test_weights_go_with_the_tokenizer_they_were_trained_with(models: Path, tmp_path: Path) -> None:
+    ran(SPECS["training"], tmp_path / "store" / "artifacts" / "first")
+    tiny_lm.network(words=["x", "y"]).save_pretrained(models / "other")
+    tiny_lm.tokenizer(["x", "y"]).save_pretrained(models / "other")
+    assert "another tokenizer" in refused(
+        with_model(checkpoint="other", init="experiment", experiment="first")
+    )
+
+
+def test_a_column_of_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPT_DATA_DIR", str(tmp_path))
+    (tmp_path / "text").mkdir()
+    row = {"id": "cat cat cat", "body": "the old dog ran"}
+    (tmp_path / "text" / "a.jsonl").write_text(json.dumps(row))
+    found = ran(with_data(file="a.jsonl", column="body"))
+    assert any(isinstance(r, Log) and "1 sequences, 4 tokens" in r.message for r in found)
+    assert "no column of text text; it has id, body" in refused(with_data(file="a.jsonl"))
+
+
+HUGE = {
+    "hidden_size": 16_384,
+    "num_hidden_layers": 256,
+    "num_attention_heads": 16,
+    "intermediate_size": 65_536,
+}
+BERT = {**BASE["model"], "corruption": "bert"}
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    (with_model(family="masked"), "/model/family", "'masked_lm'"),
+    (with_model(checkpoint="../etc"), "/model/checkpoint", "pattern"),
+    (with_model(checkpoint="https://x.org/m"), "/model/checkpoint", "pattern"),
+    (with_model(checkpoint="/etc/passwd"), "/model/checkpoint", "pattern"),
+    (with_model(init="experiment"), "/model/experiment", "with init experiment only"),
+    (with_model(latent_dim=2), "/model/latent_dim", "unknown field"),
+    (
+        with_model(
+            architecture={
+                "hidden_size": 10,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 3,
+                "intermediate_size": 4,
+            }
+        ),
+        "/model/architecture/num_attention_heads",
+        "divisor",
+    ),
+    (with_data(lines=["a"], file="b.txt"), "/data/file", "exactly one"),
+    (with_data(file="../b.txt"), "/data/file", "pattern"),
+    (with_data(lines=["x" * 100_000] * 3), "/data/lines", "upload longer"),
+    (
+        {**BASE, "data": {"source": "glue", "subset": "ax", "split": "validation"}},
+        "/data/split",
+        "the splits of ax are test",
+    ),
+    ({**BASE, "data": {"source": "mnist"}}, "/data/source", "'glue', 'text'"),
+    ({**BASE, "evaluate": {"masks": {"schedule": "all"}}}, "/evaluate/masks/schedule", "'rates'"),
+    (
+        {**BASE, "evaluate": {"masks": {"schedule": "rates", "rates": [0.5, 0.2]}}},
+        "/evaluate/masks/rates",
+        "rise",
+    ),
+    ({**BASE, "evaluate": {"sequences": 5}}, "/evaluate/sequences", "orders and pll"),
+    ({**BASE, "seeds": [1, 2], "train": TRAIN}, "/seeds", "an experiment for each"),
+    ({**BASE, "train": {**TRAIN, "curve_at": [13]}}, "/train/curve_at/0", "from 0 to 12"),
+    ({**BASE, "data": {**BASE["data"], "heldout": 0.5}}, "/data/heldout", "there is none"),
+    ({**BASE, "model": BERT, "train": TRAIN}, "/train/masks/schedule", "use fixed, ramp or rates"),
+    ({**BASE, "model": BERT, "evaluate": {"pll": True}}, "/evaluate/pll", "exact numbers"),
+    ({**BASE, "baseline": {**FRESH, "architecture": HUGE}}, "/baseline/architecture", "at most"),
+]
+
+
+@pytest.mark.parametrize(("value", "pointer", "allowed"), WRONG)
+def test_a_wrong_spec_names_the_field(value: dict[str, Any], pointer: str, allowed: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(json.dumps(value).encode())
+    found = {problem.pointer: problem.detail for problem in caught.value.problems}
+    assert pointer in found, found
+    assert allowed in found[pointer]

@@ -1,0 +1,80 @@
+"""VAEs satisfy the contract of every model that can be scored."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.estimation.model import Evidence, VectorModel
+from mptcore.families.vae.grid_vae import GridVae
+from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood
+from mptcore.families.vae.networks import dense, linear_decoder
+from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.specs import Dense, ExperimentSpec, Importance, Recursive, UniformGrid
+from tests.support.contract import ModelContract, TractableContract, every_mask
+from tests.support.runs import spec_of
+
+DIM = 6
+DIGITS: dict[str, Any] = {
+    "data": {"source": "digits", "binarize": "threshold"},
+    "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 20, 50], "per_size": 2}},
+    "compute": {"threads": 1, "device": "cpu", "precision": "float32"},
+}
+
+
+def binary(device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return (torch.rand(7, DIM, generator=generator) < 0.4).double().to(device)
+
+
+class TestGridVae(TractableContract):
+    def model(self, device: torch.device, memory_bytes: int | None = None) -> VectorModel:
+        torch.manual_seed(3)
+        grid = UniformGrid(method="uniform_grid", nodes=9)
+        vae = GridVae(None, linear_decoder(DIM, 2), BernoulliLikelihood(), 2, grid)
+        with torch.no_grad():
+            for parameter in vae.parameters():
+                parameter.mul_(4)
+        vae = vae.double().to(device)
+        x = binary(device)
+        return vae.scored_on(x, 4, Evidence(vae.log_marginal(x).mean().item()))
+
+    @pytest.fixture
+    def spec(self) -> ExperimentSpec:
+        grid = {"method": "uniform_grid", "nodes": 5}
+        model = {"family": "linear_vae", "latent_dim": 2, "conditionals": grid}
+        return spec_of({"model": {**model, "likelihood": {"distribution": "bernoulli"}}, **DIGITS})
+
+
+class SampledContract(ModelContract):
+    conditionals: Recursive | Importance
+
+    def model(self, device: torch.device, memory_bytes: int | None = None) -> VectorModel:
+        torch.manual_seed(3)
+        encoder, decoder = dense(Dense(layers="dense", widths=(5,)), DIM, 2)
+        likelihood = GaussianLikelihood(3.0)
+        vae = SampledVae(encoder, decoder, likelihood, 2, self.conditionals, DIM + 5).double()
+        return vae.to(device).scored_on(binary(device), 4, Evidence(0.0))
+
+    @pytest.fixture
+    def masks(self) -> Tensor:
+        return every_mask(DIM)[::9]
+
+    @pytest.fixture
+    def spec(self) -> ExperimentSpec:
+        likelihood = {"distribution": "gaussian", "noise_precision": 3.0}
+        network = {"layers": "dense", "widths": [5]}
+        model = {"family": "vae", "latent_dim": 2, "likelihood": likelihood, "network": network}
+        evaluate = {**DIGITS["evaluate"], "lml": {"method": "iwae", "samples": 2}}
+        conditionals = self.conditionals.model_dump()
+        model = {**model, "conditionals": conditionals}
+        return spec_of({**DIGITS, "model": model, "evaluate": evaluate})
+
+
+class TestRecursive(SampledContract):
+    conditionals = Recursive(method="recursive", draws=3, rounds=2)
+
+
+class TestImportance(SampledContract):
+    conditionals = Importance(method="importance", draws=4, rounds=2)

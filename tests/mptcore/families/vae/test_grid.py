@@ -1,0 +1,168 @@
+"""Linear VAEs over a grid: the identity, PPCA, a dense grid as the reference."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.estimation.model import Evidence
+from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.moments import moment_of
+from mptcore.families.vae.grid import nodes_of
+from mptcore.families.vae.grid_vae import GridVae, GridVaeModel, grid_evidence, mean_log_marginal
+from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
+from mptcore.families.vae.networks import linear_decoder
+from mptcore.specs import GaussHermite, UniformGrid
+from mptcore.specs.families.vae.models import AnyGrid
+
+GRIDS: list[AnyGrid] = [
+    GaussHermite(method="gauss_hermite"),
+    UniformGrid(method="uniform_grid"),
+]
+
+
+def linear_vae(
+    dim: int, latent_dim: int, grid: AnyGrid, likelihood: Likelihood, scale: float
+) -> GridVae:
+    torch.manual_seed(3)
+    decoder = linear_decoder(dim, latent_dim).double()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.copy_(scale * torch.randn(parameter.shape, dtype=torch.float64))
+    return GridVae(None, decoder, likelihood, latent_dim, grid)
+
+
+def binary(n: int, dim: int) -> Tensor:
+    draws = torch.Generator().manual_seed(5)
+    return (torch.rand(n, dim, generator=draws) < 0.4).double()
+
+
+def all_scores(model: GridVae, x: Tensor) -> Tensor:
+    """S(m) for m = 1..D over all masks of each size."""
+    scored = GridVaeModel(model, x, Evidence(0.0))
+    dim = x.shape[1]
+    with torch.no_grad():
+        found = []
+        for size in range(1, dim + 1):
+            masks = torch.zeros(math.comb(dim, size), dim, dtype=torch.bool)
+            for row, chosen in enumerate(itertools.combinations(range(dim), size)):
+                masks[row, list(chosen)] = True
+            found.append(scored.scores(masks).mean())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.method)
+@pytest.mark.parametrize("outputs", [BernoulliLikelihood(), GaussianLikelihood(3.0)])
+def test_the_enumerated_scores_sum_to_the_lml_of_the_same_grid(
+    grid: AnyGrid, outputs: Likelihood
+) -> None:
+    model = linear_vae(8, 2, grid, outputs, 1.0)
+    x = binary(6, 8)
+    assert all_scores(model, x).sum().item() == pytest.approx(mean_log_marginal(model, x), abs=1e-8)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.method)
+@pytest.mark.parametrize("latent_dim", [1, 2, 3])
+def test_weights_sum_to_one_and_give_the_prior_s_moments(grid: AnyGrid, latent_dim: int) -> None:
+    nodes = nodes_of(grid, latent_dim)
+    weights = nodes.log_weights.exp()
+    assert len(weights) == grid.nodes**latent_dim
+    assert weights.sum().item() == pytest.approx(1, abs=1e-12)
+    moments = (weights[:, None] * nodes.z).T @ nodes.z
+    tolerance = 1e-9 if isinstance(grid, GaussHermite) else 1e-6  # cut at 6
+    assert torch.allclose(moments, torch.eye(latent_dim, dtype=torch.float64), atol=tolerance)
+
+
+@pytest.mark.parametrize("latent_dim", [1, 2, 3])
+def test_with_gaussian_outputs_it_is_ppca(latent_dim: int) -> None:
+    grid = UniformGrid(method="uniform_grid", nodes=60, extent=7.0)
+    model = linear_vae(6, latent_dim, grid, GaussianLikelihood(2.0), 0.7)
+    x = torch.randn(9, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    last = model.decoder.last
+    loadings, mean = last.get_parameter("weight").detach(), last.get_parameter("bias").detach()
+    density = LowRankGaussian(loadings, mean, torch.full((6,), 0.5, dtype=torch.float64))
+    ppca = LinearGaussianModel(density, moment_of(x, mean, 0.5))
+    masks = torch.rand(12, 6, generator=torch.Generator().manual_seed(2)) < 0.5
+    masks[:, 0] = True
+    with torch.no_grad():
+        scored = GridVaeModel(model, x, Evidence(0.0))
+        assert torch.allclose(scored.scores(masks), ppca.scores(masks), atol=1e-8)
+        assert torch.allclose(scored.joint_scores(masks), ppca.joint_scores(masks), atol=1e-8)
+    assert mean_log_marginal(model, x) == pytest.approx(ppca.log_marginal_likelihood(), abs=1e-8)
+
+
+def test_a_grid_that_is_too_coarse_has_not_converged() -> None:
+    """Against a dense grid in one dimension; the posterior of 200 pixels is narrow."""
+    coarse = GaussHermite(method="gauss_hermite", nodes=6)
+    model = linear_vae(200, 1, coarse, BernoulliLikelihood(), 1.0)
+    x = binary(20, 200)
+    dense = UniformGrid(method="uniform_grid", nodes=2000, extent=6.0)
+    fine = GridVae(None, model.decoder, model.likelihood, 1, dense)
+    truth = mean_log_marginal(fine, x)
+    found = grid_evidence(model, x)
+    assert found.unconverged_reason is not None
+    assert "twice the 6 nodes" in found.unconverged_reason
+    assert abs(found.value - truth) > 0.05
+    final = grid_evidence(fine, x)
+    assert final.unconverged_reason is None
+    assert abs(final.metrics["quadrature_shift"]) < 1e-6
+    fewer = UniformGrid(method="uniform_grid", nodes=300, extent=6.0)
+    assert mean_log_marginal(
+        GridVae(None, model.decoder, model.likelihood, 1, fewer), x
+    ) == pytest.approx(truth, abs=1e-6)
+
+
+def test_a_grid_that_is_too_narrow_has_not_converged() -> None:
+    """However fine: against PPCA, for observations far from the mean."""
+    narrow = UniformGrid(method="uniform_grid", nodes=200, extent=3.0)
+    model = linear_vae(8, 1, narrow, GaussianLikelihood(4.0), 1.0)
+    last = model.decoder.last
+    x = (last.bias + 4 * last.get_parameter("weight").mT).detach()
+    found = grid_evidence(model, x)
+    wide = UniformGrid(method="uniform_grid", nodes=400, extent=8.0)
+    final = grid_evidence(GridVae(None, model.decoder, model.likelihood, 1, wide), x)
+    assert found.unconverged_reason is not None
+    assert final.unconverged_reason is None
+    assert abs(found.value - final.value) > 0.05
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_data_far_from_zero_lose_no_digits(offset: float) -> None:
+    """In float32, whose squares of such numbers have none left after the point."""
+    model = linear_vae(64, 1, GRIDS[0], GaussianLikelihood(1.0), 0.5)
+    x = torch.randn(20, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = mean_log_marginal(model, x)
+    with torch.no_grad():
+        model.decoder.last.bias.add_(offset)
+    found = mean_log_marginal(model.float(), (x + offset).float())
+    assert found == pytest.approx(expected, abs=1e-3 * math.sqrt(1 + offset))
+
+
+def test_what_is_all_but_impossible_has_its_probability() -> None:
+    """A log odds of 300 in float32, whose least number is e^-87; and its gradient."""
+    outputs = torch.full((3, 2), 300.0, requires_grad=True)
+    share = torch.full((1, 3), -math.log(3))
+    found = BernoulliLikelihood().mixed_log_probs(torch.tensor([[0.0, 1.0]]), outputs, share)
+    assert found.flatten().tolist() == pytest.approx([-300, 0], abs=1e-4)
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert outputs.grad is not None
+    assert outputs.grad.sum(0).tolist() == pytest.approx([-1, 0], abs=1e-4)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    model = linear_vae(5, 2, GRIDS[0], BernoulliLikelihood(), 0.5)
+    x = binary(4, 5)
+    masks = torch.tensor([[True, False, True, False, False], [True] * 5])
+    weight = model.decoder.last.get_parameter("weight")
+    model.score(x, masks).backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    slope = weight.grad[2, 1].item()
+    with torch.no_grad():
+        weight[2, 1] += 1e-5
+        above = model.score(x, masks).item()
+        weight[2, 1] -= 2e-5
+        below = model.score(x, masks).item()
+    assert slope == pytest.approx((above - below) / 2e-5, rel=1e-6)

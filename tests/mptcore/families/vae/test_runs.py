@@ -1,0 +1,369 @@
+"""Experiments on VAEs from spec to records: short forms of Fig. 3, resuming, keeping, refusing."""
+
+import io
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mptcore.data.arrays import load_arrays
+from mptcore.protocol.records import Artifact, Log, Metric, Point, Record, RunError
+from mptcore.run import resumable, run
+from mptcore.runtime.checkpoint import files, first_whole
+from mptcore.runtime.session import Session
+from mptcore.specs import Limits, SpecError, validate_spec
+from tests.support.runs import records, spec_of, std_err_of, value_of
+
+LINEAR: dict[str, Any] = {
+    "model": {
+        "family": "linear_vae",
+        "latent_dim": 2,
+        "likelihood": {"distribution": "bernoulli"},
+        "conditionals": {"method": "uniform_grid", "nodes": 20, "extent": 4.0},
+    },
+    "data": {"source": "digits", "binarize": "threshold"},
+    "compute": {"threads": 1, "precision": "float32"},
+}
+DEEP: dict[str, Any] = {
+    "model": {
+        "family": "vae",
+        "latent_dim": 4,
+        "likelihood": {"distribution": "gaussian", "noise_precision": 4.0},
+        "network": {"layers": "dense", "widths": [64]},
+        "conditionals": {"method": "recursive", "draws": 4, "rounds": 3},
+    },
+    "data": {"source": "digits", "standardize": True, "heldout": 0.2},
+    "evaluate": {"lml": {"method": "iwae", "samples": 100}, "masks": {"schedule": "fixed",
+                 "rate": 0.33, "per_size": 2}},
+    "compute": {"threads": 1, "precision": "float32"},
+}  # fmt: skip
+
+
+def ran(value: dict[str, Any]) -> list[Record]:
+    return list(run(spec_of(value)))
+
+
+def curve(found: list[Record], series: str, **labels: Any) -> list[float]:
+    return [
+        value_of(p)
+        for p in found
+        if isinstance(p, Point) and p.series == series and dict(p.labels) == labels
+    ]
+
+
+def metric(found: list[Record], name: str, **labels: Any) -> Metric:
+    (one,) = (
+        r for r in found if isinstance(r, Metric) and r.name == name and dict(r.labels) == labels
+    )
+    return one
+
+
+def test_fig3_linear_in_short() -> None:
+    """From the same starts MPT and the ELBO end at a similar LML, near that which maximising the
+    LML itself reaches; the ELBO is below the LML at every epoch."""
+    seeds = [4, 44]
+    train = {"objective": ["mpt", "elbo", "lml"], "epochs": 60, "learning_rate": 0.05}
+    evaluate = {"masks": {"schedule": "sizes", "sizes": [8, 64], "per_size": 2}}
+    model = changed(LINEAR, "model/conditionals/nodes", 12)
+    found = ran({**model, "train": train, "seeds": seeds, "evaluate": evaluate})
+    ends = {}
+    for objective in ("mpt", "elbo", "lml"):
+        curves = [curve(found, "lml", seed=seed, objective=objective) for seed in seeds]
+        assert all(len(values) == 61 for values in curves)
+        assert all(values[-1] > values[0] + 2 for values in curves)
+        ends[objective] = [values[-1] for values in curves]
+    assert abs(median(ends["mpt"]) - median(ends["elbo"])) < 1
+    assert 0 < median(ends["lml"]) - median(ends["mpt"]) < 1
+    starts = [curve(found, "lml", seed=4, objective=o)[0] for o in ("mpt", "elbo", "lml")]
+    assert max(starts) == min(starts)
+    for seed in seeds:
+        labels = {"seed": seed, "objective": "elbo"}
+        lml = curve(found, "lml", **labels)
+        bounds = [p for p in found if isinstance(p, Point) and p.series == "elbo"]
+        own = [p for p in bounds if dict(p.labels) == labels]
+        assert all(value_of(p) - 4 * std_err_of(p) < v for p, v in zip(own, lml, strict=True))
+        assert all(p.std_err for p in own)
+        shift = metric(found, "lml_quadrature_shift", seed=seed, objective="mpt").value
+        final = metric(found, "lml", seed=seed, objective="mpt").value
+        assert (final is not None) == (abs(shift or 0) <= 0.05)
+
+
+def test_all_sizes_of_a_linear_vae_sum_to_its_lml() -> None:
+    masks = {"schedule": "all", "per_size": 5}
+    found = ran({**LINEAR, "evaluate": {"masks": masks}})
+    gap = metric(found, "difference", seed=0)
+    assert gap.std_err is not None
+    assert abs(value_of(gap)) < 4 * gap.std_err
+
+
+def test_fig3_vae_in_short() -> None:
+    """MPT training raises the LML of held-out images, past that of a PPCA of as many latent
+    dimensions and the same noise."""
+    ppca = {"latent_dim": 4, "init": "maximum_likelihood", "noise_precision": 4.0}
+    train = {"objective": ["mpt"], "epochs": 40, "batch_size": 50, "learning_rate": 0.003,
+             "masks": {"schedule": "fixed", "rate": 0.33, "per_size": 1},
+             "evaluate_every": 10}  # fmt: skip
+    found = ran({**DEEP, "train": train, "baseline": {"family": "ppca", **ppca}})
+    held = curve(found, "lml_heldout", seed=0)
+    assert held[-1] > held[0] + 3
+    own = metric(found, "lml_heldout", seed=0, model="model")
+    linear = metric(found, "lml_heldout", seed=0, model="baseline")
+    assert value_of(own) > value_of(linear)
+    assert metric(found, "active_units", seed=0).value == 4
+    assert value_of(metric(found, "lml_ess", seed=0, model="model")) > 2
+    bound = curve(found, "elbo", seed=0)
+    assert all(b < v for b, v in zip(bound, curve(found, "lml", seed=0), strict=True))
+
+
+RESUMED = {
+    "grid": {
+        **LINEAR,
+        "data": {**LINEAR["data"], "heldout": 0.5},
+        "train": {"objective": ["elbo", "mpt"], "epochs": 4, "batch_size": 300, "curve_at": [2]},
+        "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 50], "per_size": 3}},
+        "seeds": [1, 2],
+    },
+    "deep": {
+        **DEEP,
+        "train": {"objective": ["mpt"], "epochs": 5, "batch_size": 400, "curve_at": [2],
+                  "lml_samples": 4},
+        "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 50], "per_size": 2},
+                     "lml": {"method": "iwae", "samples": 8},
+                     "ais": {"temperatures": 4, "observations": 5}},
+    },
+    "sampled scores": {
+        **DEEP,
+        "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 20, 30, 40, 50], "per_size": 2},
+                     "lml": {"method": "iwae", "samples": 2}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_resumed_records_are_those_of_an_undisturbed_run(name: str, tmp_path: Path) -> None:
+    spec = spec_of(RESUMED[name])
+    whole = records(spec, tmp_path / "whole")
+    for i, stop_after in enumerate(range(1, len(whole), max(1, len(whole) // 3))):
+        folder = tmp_path / str(i)
+        first = records(spec, folder, stop_after)
+        assert len(first) < len(whole)
+        assert first_whole(spec, files(folder)) is not None
+        assert first + records(spec, folder) == whole
+
+
+def test_weights_and_pictures_are_kept_and_weights_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    train = {"objective": ["mpt", "elbo"], "epochs": 3, "batch_size": 400}
+    spec = spec_of({**DEEP, "train": train, "seeds": [7, 8]})
+    folder = tmp_path / "artifacts" / "earlier"
+    found = [r for r in resumable(spec, Session(work_dir=folder)) if r is not None]
+    kept = {r.file: r for r in found if isinstance(r, Artifact)}
+    assert set(kept) == {"weights.safetensors"} | {
+        f"{what}-{objective}.png"
+        for what in ("reconstructions", "samples")
+        for objective in ("mpt", "elbo")
+    }
+    picture = Image.open(io.BytesIO((folder / "reconstructions-mpt.png").read_bytes()))
+    assert picture.size == (3 * 10 * 8, 3 * 3 * 8)
+    ends = {
+        (seed, objective): metric(found, "lml", seed=seed, objective=objective).value
+        for seed in (7, 8)
+        for objective in ("mpt", "elbo")
+    }
+    assert len(set(ends.values())) == 4
+    model = {**DEEP["model"], "init": "experiment", "experiment": "earlier"}
+    for objective in ("mpt", "elbo"):
+        again = ran({**DEEP, "model": {**model, "trained_by": objective}, "seeds": [7, 8]})
+        for seed in (7, 8):
+            assert metric(again, "lml", seed=seed).value == ends[seed, objective]
+    binary = {"source": "digits", "binarize": "threshold"}
+    others: list[tuple[str, Any, str]] = [
+        ("latent_dim", 3, "weights of other shapes"),
+        ("network", {"layers": "dense", "widths": [32]}, r"model\.network is .*64.*, not .*32"),
+        ("likelihood", {"distribution": "bernoulli"}, r"model\.likelihood is gaussian"),
+        ("trained_by", "lml", r"was trained by mpt, elbo, not by lml.*model\.trained_by"),
+    ]
+    for name, value, reason in others:
+        with pytest.raises(RunError, match=reason):
+            ran({**DEEP, "model": {**model, name: value}, "data": binary})
+    ppca = {"family": "ppca", "latent_dim": 4, "init": "experiment", "experiment": "earlier"}
+    with pytest.raises(RunError, match="another family, vae"):
+        ran({"model": ppca, "data": {"source": "digits"}})
+
+
+def test_collapse_is_told() -> None:
+    """With so much noise that the prior explains the data, z is of no use."""
+    likelihood = {"distribution": "gaussian", "noise_precision": 0.001}
+    train = {"objective": ["elbo"], "epochs": 25, "batch_size": 200, "learning_rate": 0.02,
+             "evaluate_every": 25}  # fmt: skip
+    found = ran({**DEEP, "model": {**DEEP["model"], "likelihood": likelihood}, "train": train})
+    assert metric(found, "active_units", seed=0).value == 0
+    assert any(isinstance(r, Log) and r.message.startswith("collapse") for r in found)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_records() -> None:
+    spec = changed(DEEP, "model/likelihood/noise_precision", 1e12)
+    train = {"objective": ["elbo"], "epochs": 50, "learning_rate": 100.0, "lml_samples": 2}
+    found: list[Record] = []
+    with pytest.raises(RunError, match="seed 0 is not finite at epoch"):
+        found.extend(run(spec_of({**spec, "train": train})))  # what comes before the error stays
+    assert 1 < len(curve(found, "loss", seed=0)) < 50
+
+
+def test_annealing_and_its_bracket() -> None:
+    ais = {"temperatures": 30, "chains": 3, "observations": 10, "simulated": 10}
+    found = ran({**DEEP, "evaluate": {**DEEP["evaluate"], "ais": ais}})
+    annealed, bound = metric(found, "lml_ais", seed=0), metric(found, "lml_ais_iwae", seed=0)
+    assert annealed.std_err
+    assert bound.std_err
+    assert value_of(bound) < value_of(annealed) + 4 * annealed.std_err
+    assert 1 <= value_of(metric(found, "lml_ais_ess", seed=0)) <= 3
+    below = metric(found, "lml_simulated_below", seed=0)
+    above = metric(found, "lml_simulated_above", seed=0)
+    assert above.std_err is None
+    assert value_of(below) < value_of(above) + 4 * std_err_of(below)
+
+
+def test_an_upload_that_is_not_binary_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    (tmp_path / "datasets" / "grey").mkdir(parents=True)
+    np.save(tmp_path / "datasets" / "grey" / "x.npy", np.full((6, 16), 0.5))
+    source = {"source": "upload", "dataset": "grey", "n": 6, "dim": 16}
+    with pytest.raises(RunError, match=r"needs values 0 and 1.*data\.binarize"):
+        ran({**LINEAR, "data": source})
+    np.save(tmp_path / "datasets" / "grey" / "x.npy", np.full((6, 16), 7.0))
+    with pytest.raises(RunError, match="values from 0 to 1; these are from 7 to 7"):
+        ran({**LINEAR, "data": {**source, "binarize": "stochastic"}})
+
+
+def test_binarized_and_standardized_data() -> None:
+    spec = spec_of({**LINEAR, "data": {"source": "digits", "binarize": "stochastic", "seed": 3}})
+    first = load_arrays(spec.data, 3, torch.Generator()).x  # type: ignore[arg-type]
+    again = load_arrays(spec.data, 3, torch.Generator()).x  # type: ignore[arg-type]
+    assert torch.equal(first, again)
+    assert set(first.flatten().tolist()) == {0.0, 1.0}
+    plain = spec_of({**DEEP, "data": {"source": "digits"}})
+    pixels = load_arrays(plain.data, 0, torch.Generator()).x  # type: ignore[arg-type]
+    expected = (pixels / 16).mean().item()
+    error = 0.5 / first.numel() ** 0.5
+    assert first.mean().item() == pytest.approx(expected, abs=4 * error)
+    scaled = spec_of({**DEEP, "data": {"source": "digits", "standardize": True}})
+    values = load_arrays(scaled.data, 0, torch.Generator()).x  # type: ignore[arg-type]
+    assert values.mean().item() == pytest.approx(0, abs=1e-12)
+    assert values.std(correction=0).item() == pytest.approx(1, abs=1e-12)
+
+
+def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    copy = json.loads(json.dumps(base))
+    *parents, last = path.split("/")
+    place = copy
+    for name in parents:
+        place = place.setdefault(name, {})
+    place[last] = value
+    return copy  # type: ignore[no-any-return]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, Any, str]] = {
+    "grid of many dimensions": (LINEAR, "model/latent_dim", 4, "/model/conditionals/method"),
+    "too many nodes": (
+        changed(LINEAR, "model/latent_dim", 3), "model/conditionals/nodes", 500,
+        "/model/conditionals/nodes"),
+    "data that are not binary": (LINEAR, "data/binarize", None, "/data/binarize"),
+    "simulated data": (
+        LINEAR, "data",
+        {"source": "ppca", "n": 9, "dim": 5, "latent_dim": 2, "noise_precision": 1.0},
+        "/model/likelihood/distribution"),
+    "binary and standardized": (LINEAR, "data/standardize", True, "/data/standardize"),
+    "lml without a grid": (
+        DEEP, "train", {"objective": ["lml"], "epochs": 1}, "/train/objective/0"),
+    "an objective twice": (
+        DEEP, "train", {"objective": ["mpt", "mpt"], "epochs": 1}, "/train/objective"),
+    "no objective": (DEEP, "train", {"objective": [], "epochs": 1}, "/train/objective"),
+    "grid for a deep model": (
+        DEEP, "evaluate/lml", {"method": "gauss_hermite"}, "/evaluate/lml/method"),
+    "iwae for a grid": (LINEAR, "evaluate", {"lml": {"method": "iwae"}}, "/evaluate/lml/method"),
+    "annealing beside a grid": (LINEAR, "evaluate", {"ais": {}}, "/evaluate/ais"),
+    "images of another size": (
+        DEEP, "model/network", {"layers": "convolutional", "channels": [4, 4, 4, 4]},
+        "/model/network/channels"),
+    "no images": (
+        {**DEEP, "model": {**DEEP["model"], "network": {"layers": "convolutional"}}}, "data",
+        {"source": "ppca", "n": 9, "dim": 5, "latent_dim": 2, "noise_precision": 1.0},
+        "/model/network/layers"),
+    "a baseline of other data": (
+        LINEAR, "baseline", {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"},
+        "/baseline"),
+    "all masks, sampled": (
+        {**DEEP, "data": {"source": "ppca", "n": 9, "dim": 5, "latent_dim": 2,
+                          "noise_precision": 1.0}}, "evaluate",
+        {"masks": {"schedule": "all", "design": "exhaustive"}}, "/evaluate/masks/design"),
+    "a narrow grid": (LINEAR, "model/conditionals/extent", 2.0, "/model/conditionals/extent"),
+    "an objective of no experiment": (DEEP, "model/trained_by", "elbo", "/model/trained_by"),
+    "memory for many masks": (DEEP, "compute/memory_mib", 100, "/compute/memory_mib"),
+    "weights of no experiment": (DEEP, "model/init", "experiment", "/model/experiment"),
+    "an unknown activation": (
+        DEEP, "model/network/activation", "softmax", "/model/network/activation"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_run_is_refused(name: str) -> None:
+    base, path, value, pointer = REFUSED[name]
+    with pytest.raises(SpecError) as refused:
+        validate_spec(changed(base, path, value))
+    assert pointer in [problem.pointer for problem in refused.value.problems]
+
+
+TOO_LARGE: dict[str, tuple[dict[str, Any], str, Any, str]] = {
+    "nodes of training": (
+        {**changed(LINEAR, "model/conditionals/nodes", 700), "train": {
+            "objective": ["mpt"], "epochs": 1,
+            "masks": {"schedule": "fixed", "rate": 0.15, "per_size": 3}}},
+        "seeds", [1], "/model/conditionals/nodes"),
+    "nodes of the LML": (
+        LINEAR, "evaluate/lml", {"method": "uniform_grid", "nodes": 700, "extent": 4.0},
+        "/model/conditionals/nodes"),
+    "draws of training": (
+        {**DEEP, "train": {"objective": ["mpt"], "epochs": 1}}, "model/conditionals",
+        {"method": "importance", "draws": 100_000}, "/data"),
+    "chains": (
+        changed(DEEP, "model/network/widths", [16_384]), "evaluate/ais/chains", 10_000, "/data"),
+    "masks": (DEEP, "evaluate/masks/per_size", 1_000_000, "/evaluate/masks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_what_is_too_large_is_refused(name: str) -> None:
+    base, path, value, pointer = TOO_LARGE[name]
+    limits = Limits(memory_bytes=2**29, latent_work=4 * 10**11)
+    with pytest.raises(SpecError) as refused:
+        validate_spec(changed(base, path, value), limits)
+    (problem,) = refused.value.problems
+    assert problem.pointer == pointer
+    assert "lower" in problem.detail
+    validate_spec(DEEP, limits)
+    validate_spec(LINEAR, limits)
+
+
+def test_the_same_mask_scored_again_tells_of_the_draws() -> None:
+    """All dimensions are masked in every mask; the error is that of what is drawn."""
+    masks = {"schedule": "fixed", "size": 64, "per_size": 6}
+    found = ran(changed(DEEP, "evaluate/masks", masks))
+    assert metric(found, "biased_score", seed=0).std_err
+
+
+def test_what_is_recorded_does_not_change_training() -> None:
+    train = {"objective": ["elbo", "mpt"], "epochs": 4, "batch_size": 400, "lml_samples": 4}
+    often, seldom = (ran({**DEEP, "train": {**train, "evaluate_every": every}}) for every in (1, 4))
+    for objective in ("elbo", "mpt"):
+        ends = [metric(f, "lml", seed=0, objective=objective).value for f in (often, seldom)]
+        assert ends[0] == ends[1]

@@ -1,0 +1,183 @@
+"""Presets reproduce what was published, and would say so if they did not."""
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mptcore.data.arrays import load_arrays
+from mptcore.estimation.masks import draw_masks
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.presets import PRESETS, Preset, Results, judges
+from mptcore.protocol.records import encode
+from mptcore.run import run
+from mptcore.specs import (
+    ExperimentSpec,
+    FixedSize,
+    LatentExperiment,
+    PpcaData,
+    TextExperiment,
+)
+
+LANGUAGE = [n for n, p in PRESETS.items() if isinstance(p.specs[0], TextExperiment)]
+"""These need a checkpoint and text from a hub, which tests do not reach."""
+LATENT = [n for n, p in PRESETS.items() if isinstance(p.specs[0], LatentExperiment)]
+"""These take minutes: see benchmarks/reports, and the short forms in latent/test_runs.py."""
+QUICK = sorted(set(PRESETS) - {"fig5-left"} - set(LANGUAGE) - set(LATENT))
+_results: dict[ExperimentSpec, Results] = {}
+
+
+def results_of(preset: Preset) -> list[Results]:
+    return [_run(_on_one_thread(spec)) for spec in preset.specs]
+
+
+def _on_one_thread(spec: ExperimentSpec) -> ExperimentSpec:
+    return spec.model_copy(update={"compute": spec.compute.model_copy(update={"threads": 1})})
+
+
+def _run(spec: ExperimentSpec) -> Results:
+    """Each spec runs once, whichever presets share it."""
+    if spec not in _results:
+        lines = (json.loads(encode(i, record)) for i, record in enumerate(run(spec), start=1))
+        _results[spec] = Results.of_records(lines)
+    return _results[spec]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_verdict_is_that_it_agrees(name: str) -> None:
+    verdict = PRESETS[name].verdict(results_of(PRESETS[name]))
+    assert [c for c in verdict.comparisons if not c.agrees] == []
+    assert verdict.verdict == "agrees", verdict.missing
+
+
+@pytest.mark.parametrize(
+    ("name", "figure"),
+    [
+        (name, figure)
+        for name in QUICK
+        for figure in PRESETS[name].published
+        if figure not in ("std_err", "true_lml")
+    ],
+)
+def test_another_published_value_makes_it_differ(name: str, figure: str) -> None:
+    preset = PRESETS[name]
+    wrong = tuple(_wrong(value, figure) for value in preset.published[figure])
+    published = {**preset.published, figure: wrong}
+    verdict = replace(preset, published=published).verdict(results_of(preset))
+    assert verdict.verdict == "differs"
+
+
+def _wrong(value: float, figure: str) -> float:
+    match figure:
+        case "most_change":
+            return 0.0
+        case "tail_from":
+            return 0.999
+        case "decay_from":
+            return 0.89
+        case "least_bias":
+            return value + 10
+        case _:
+            return value + 2
+
+
+def made_up(area: float, curve: list[float]) -> Results:
+    """Stands in for a run of BERT on GLUE."""
+    labels = {"seed": 4}
+    metric = {"record": "metric", "name": "area", "value": area, "std_err": 1.0, "labels": labels}
+    rows = [
+        {"record": "point", "series": "score_by_rate", "labels": labels}
+        | {"x": x / 100, "value": value, "std_err": 0.1, "n": 9}
+        for x, value in enumerate(curve, 1)
+    ]
+    return Results.of_records([metric, *rows])
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_language_models_are_judged_by_curve_and_area(name: str) -> None:
+    preset = PRESETS[name]
+    falling = [-1 - 5 * (x / 99) ** 8 for x in range(99)]
+    areas = [preset.published.get(kind, (0.0,))[0] for kind in ("pretrained", "random")]
+    pretrained, random = made_up(areas[0], falling), made_up(areas[1], [-10.4] * 99)
+    assert preset.verdict([pretrained, random]).verdict == "agrees"
+    assert preset.verdict([random, pretrained]).verdict == "differs"
+    assert preset.verdict([random, random]).verdict == "differs"
+
+
+def fig3_results(ends: dict[str, float], elbo_above: float = -2.0, final: bool = True) -> Results:
+    """Made up: from −200, with some noise from seed to seed."""
+    rows: list[dict[str, Any]] = []
+    for seed in judges.SEEDS:
+        for objective, end in ends.items():
+            labels = {"seed": seed, "objective": objective}
+            value = end + seed % 3 * 0.1
+            metric = {"name": "lml", "value": value if final else None, "std_err": 0.0}
+            rows.append({"record": "metric", "labels": labels, **metric})
+            for x, lml in enumerate((-200.0, value)):
+                point = {"record": "point", "labels": labels, "x": x, "std_err": 0.1, "n": 1}
+                rows.append({**point, "series": "lml", "value": lml})
+                rows.append({**point, "series": "elbo", "value": lml + elbo_above})
+    return Results.of_records(rows)
+
+
+@pytest.mark.parametrize("name", ["fig3-linear-mnist", "fig3-linear-fmnist"])
+def test_linear_vaes_are_judged_by_their_ends_and_the_bound(name: str) -> None:
+    def verdict(*given: Any) -> str:
+        return PRESETS[name].verdict([fig3_results(*given)]).verdict
+
+    assert verdict({"mpt": -180.0, "elbo": -178.0}) == "agrees"
+    assert verdict({"mpt": -183.0, "elbo": -178.0}) == "differs"
+    assert verdict({"mpt": -198.0, "elbo": -199.0}) == "differs"
+    assert verdict({"mpt": -180.0, "elbo": -178.0}, 0.3) == "agrees"  # within 4 errors
+    assert verdict({"mpt": -180.0, "elbo": -178.0}, 0.5) == "differs"
+    assert verdict({"mpt": -180.0, "elbo": -178.0}, -2.0, False) == "incomplete"
+
+
+@pytest.mark.parametrize("name", ["fig3-vae-mnist", "fig3-vae-fmnist"])
+def test_deep_vaes_are_judged_by_their_rise_and_a_ppca(name: str) -> None:
+    seed = {"seed": judges.SEEDS[0]}
+
+    def verdict(start: float, end: float, ppca: float) -> str:
+        point = {"record": "point", "series": "lml_heldout", "std_err": 0.1, "n": 64}
+        rows = [{**point, "labels": seed, "x": x, "value": v} for x, v in enumerate((start, end))]
+        metric = {"record": "metric", "name": "lml_heldout", "std_err": 0.1}
+        rows += [
+            {**metric, "labels": {**seed, "model": model}, "value": value}
+            for model, value in {"model": end, "baseline": ppca}.items()
+        ]
+        return PRESETS[name].verdict([Results.of_records(rows)]).verdict
+
+    assert verdict(-200, 170, 130) == "agrees"
+    assert verdict(-200, 120, 130) == "differs"
+    assert verdict(169, 170, 130) == "differs"
+
+
+def test_fig1_right_by_another_route() -> None:
+    """The bias by the direct route: other masks, a Cholesky factor for each, every residual."""
+    spec = PRESETS["fig1-right"].specs[0]
+    assert isinstance(spec.data, PpcaData)
+    dataset = load_arrays(spec.data, 111, torch.Generator().manual_seed(111))
+    assert dataset.parameters is not None
+    density = LowRankGaussian(**dataset.parameters)
+    masks = FixedSize(schedule="fixed", size=76, per_size=60)
+    scores = []
+    for batch in draw_masks(masks, 512, torch.Generator().manual_seed(9), 60):
+        for mask in batch.masked:
+            scores.append(density.conditional_log_probs(dataset.x, mask).mean().item())
+    mean = 512 * sum(scores) / 60
+    error = 512 * torch.tensor(scores).std().item() / math.sqrt(60)
+    bias = mean - density.log_prob(dataset.x).mean().item()
+    result = results_of(PRESETS["fig1-right"])[0]
+    assert abs(bias - result.metric("bias", seed=4)) < 4 * error
+    assert abs(bias - PRESETS["fig1-right"].published["bias"][0]) < 4 * error
+
+
+def test_a_missing_curve_is_incomplete() -> None:
+    for preset in PRESETS.values():
+        verdict = preset.verdict([Results()] * len(preset.specs))
+        assert verdict.verdict == "incomplete"
+        assert verdict.missing
+        assert preset.verdict([]).verdict == "incomplete"

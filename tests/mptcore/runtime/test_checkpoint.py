@@ -1,0 +1,153 @@
+"""A run that is stopped and resumed gives the records of an undisturbed one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mptcore.runtime import checkpoint
+from mptcore.runtime.checkpoint import files, first_whole
+from tests.support.runs import records, spec_of
+
+ROOT = Path(__file__).parents[3]
+BASE: dict[str, Any] = {
+    "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "random"},
+    "data": {"source": "ppca", "n": 30, "dim": 6, "latent_dim": 2, "noise_precision": 5.0},
+    "evaluate": {"masks": {"schedule": "all", "per_size": 6}},
+    "seeds": [4, 44],
+    "compute": {"threads": 1, "memory_mib": 1},
+}
+TRAIN = {"epochs": 9, "batch_size": 8, "curve_at": [0, 5], "learn_noise_precision": True}
+SPECS: dict[str, dict[str, Any]] = {
+    "scores": {**BASE, "evaluate": {"masks": {"schedule": "all", "per_size": 1500}}},
+    "one size": {
+        **BASE,
+        "evaluate": {"masks": {"schedule": "fixed", "size": 3, "per_size": 10_000}},
+    },
+    "target": {**BASE, "evaluate": {"target_std_err": 0.1}},
+    "training": {**BASE, "train": TRAIN, "data": {**BASE["data"], "heldout": 0.2}},
+    "own data": {**BASE, "train": {"epochs": 5}, "data": {**BASE["data"], "seed": "run"}},
+    "sparse": {**BASE, "train": {"epochs": 40, "evaluate_every": 7, "learn_mean": True}},
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_resumed_records_are_those_of_an_undisturbed_run(name: str, tmp_path: Path) -> None:
+    spec = spec_of(SPECS[name])
+    whole = records(spec, tmp_path / "whole")
+    for i, stop_after in enumerate(range(1, len(whole), max(1, len(whole) // 9))):
+        folder = tmp_path / str(i)
+        first = records(spec, folder, stop_after)
+        assert len(first) < len(whole)
+        assert first + records(spec, folder) == whole
+
+
+def test_stopping_again_and_again_changes_nothing(tmp_path: Path) -> None:
+    spec = spec_of(SPECS["training"])
+    whole = records(spec, tmp_path / "whole")
+    lines: list[str] = []
+    while len(lines) < len(whole):
+        lines += records(spec, tmp_path, len(lines) + 8)
+    assert lines == whole
+
+
+def test_a_broken_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    spec = spec_of(SPECS["training"])
+    records(spec, tmp_path, 10)
+    records(spec, tmp_path, 60)
+    older, newer = sorted(tmp_path.glob("*.safetensors"))
+    content = bytearray(newer.read_bytes())
+    content[-3] ^= 1
+    newer.write_bytes(content)
+    found = first_whole(spec, files(tmp_path))
+    assert found is not None
+    assert found.after == int(older.name.split("-")[0])
+    older.write_bytes(b"")
+    assert first_whole(spec, files(tmp_path)) is None
+
+
+def test_a_checkpoint_of_another_spec_is_not_taken(tmp_path: Path) -> None:
+    records(spec_of(SPECS["training"]), tmp_path, 10)
+    assert first_whole(spec_of(SPECS["scores"]), files(tmp_path)) is None
+
+
+def test_a_checkpoint_of_an_earlier_version_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tensors have other names: the run begins again, and its records are the same."""
+    spec = spec_of(SPECS["training"])
+    with monkeypatch.context() as earlier:
+        earlier.setattr(checkpoint, "FORMAT", "1")
+        records(spec, tmp_path, 10)
+        assert first_whole(spec, files(tmp_path)) is not None
+    assert first_whole(spec, files(tmp_path)) is None
+
+
+def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    for stop_after in (5, 15, 25, 35):
+        records(spec_of(SPECS["training"]), tmp_path, stop_after)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+
+
+def start(envelope: dict[str, Any]) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mptcore", "--supervised"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(envelope).encode() + b"\n")
+    process.stdin.flush()
+    return process
+
+
+def rest_of(process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
+    assert process.stdout is not None
+    lines = [json.loads(line) for line in process.stdout]
+    process.stdout.close()
+    return lines
+
+
+def test_a_supervisor_stops_a_run_and_another_goes_on(tmp_path: Path) -> None:
+    spec = {**BASE, "train": {"epochs": 800}, "seeds": [4]}
+    envelope = {"spec": spec, "checkpoint_dir": str(tmp_path / "c"), "work_dir": str(tmp_path)}
+    process = start(envelope)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    first = [json.loads(process.stdout.readline()) for _ in range(50)]
+    process.stdin.write(b'{"committed": 20}\n{"stop": "checkpoint"}\n')
+    process.stdin.flush()
+    first += rest_of(process)
+    assert process.wait(timeout=60) == 3
+    process.stdin.close()
+    saved = first.pop()
+    assert saved["record"] == "checkpoint"
+    assert saved["seq"] is None
+    assert saved["after"] == first[-1]["seq"] < 2400
+    resume = {"files": [str(tmp_path / "c" / saved["file"])], "after": saved["after"]}
+    again = start({**envelope, "resume": resume})
+    second = rest_of(again)
+    assert again.wait(timeout=60) == 0
+    assert again.stdin is not None
+    again.stdin.close()
+    joined = [record for record in first + second if record["record"] != "checkpoint"]
+    assert [record["seq"] for record in joined] == list(range(1, len(joined) + 1))
+    undisturbed = start({**envelope, "checkpoint_dir": None})
+    assert rest_of(undisturbed) == joined
+    assert undisturbed.wait(timeout=60) == 0
+    assert undisturbed.stdin is not None
+    undisturbed.stdin.close()
+    artifact = next(record for record in joined if record["record"] == "artifact")
+    assert (tmp_path / artifact["file"]).exists()
+
+
+def test_a_bad_envelope_ends_with_2() -> None:
+    process = start({"spec": BASE, "checkpoint": "x"})
+    assert rest_of(process) == []
+    assert process.wait(timeout=60) == 2
+    assert process.stdin is not None
+    process.stdin.close()

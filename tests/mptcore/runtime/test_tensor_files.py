@@ -1,0 +1,53 @@
+"""Weights that an experiment kept, and those that cannot be used."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mptcore.protocol.records import RunError
+from mptcore.runtime.tensor_files import FILE, keep_weights, load_weights
+
+TENSORS = {"w": torch.arange(3.0)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    return tmp_path / "artifacts" / "e1"
+
+
+def test_what_is_kept_is_loaded_by_its_family(folder: Path) -> None:
+    keep_weights("markov", TENSORS, {"seeds": "4"}, folder)
+    tensors, header = load_weights("markov", "e1")
+    assert torch.equal(tensors["w"], TENSORS["w"])
+    assert header["seeds"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ({"mptcore": '{"family": "vae"}'}, "experiment e1 trained a model of another family, vae"),
+        ({"seeds": "4"}, "experiment e1 kept its weights in a form of an earlier version"),
+        (None, "experiment e1 kept its weights in a form of an earlier version"),
+    ],
+)
+def test_other_files_end_as_a_sentence(
+    header: dict[str, str] | None, reason: str, folder: Path
+) -> None:
+    folder.mkdir(parents=True)
+    save_file(TENSORS, folder / FILE, header)
+    with pytest.raises(RunError, match=reason) as caught:
+        load_weights("markov", "e1")
+    assert caught.value.cause == "invalid"
+
+
+def test_the_same_weights_are_the_same_file(folder: Path) -> None:
+    header = {name: name for name in "abcdefgh"}
+    assert len({keep_weights("markov", TENSORS, header, folder) for _ in range(20)}) == 1
+
+
+def test_no_file_ends_as_a_sentence(folder: Path) -> None:
+    with pytest.raises(RunError, match="has no weights: name a training run"):
+        load_weights("markov", "e1")

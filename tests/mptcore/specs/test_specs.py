@@ -1,0 +1,198 @@
+"""The spec's problems: which field, and what is allowed there."""
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from mptcore.protocol.orders import parse_assignment
+from mptcore.specs import ExperimentSpec, Limits, SpecError, parse_spec, stored_spec, validate_spec
+
+GOOD: dict[str, Any] = {
+    "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "generator"},
+    "data": {"source": "ppca", "n": 20, "dim": 6, "latent_dim": 2, "noise_precision": 5.0},
+    "evaluate": {"masks": {"schedule": "all", "per_size": 3}},
+    "seeds": [1, 2],
+}
+
+
+def changed(pointer: str, value: Any) -> bytes:
+    """GOOD with one field set, as JSON text."""
+    spec = deepcopy(GOOD)
+    holder = spec
+    *path, last = pointer.strip("/").split("/")
+    for step in path:
+        holder = holder.setdefault(step, {})
+    holder[last] = value
+    return json.dumps(spec).encode()
+
+
+def problems(text: bytes, limits: Limits | None = None) -> dict[str, str]:
+    with pytest.raises(SpecError) as error:
+        parse_spec(text, limits)
+    found: dict[str, str] = {}
+    for problem in error.value.problems:
+        found[problem.pointer] = f"{found.get(problem.pointer, '')}{problem.detail}; "
+    return found
+
+
+def test_a_good_spec_round_trips() -> None:
+    spec = parse_spec(json.dumps(GOOD).encode())
+    assert stored_spec(spec.model_dump(mode="json")) == spec
+    assert parse_spec(spec.model_dump_json().encode()) == spec
+
+
+FIXED: dict[str, Any] = {"schedule": "fixed"}
+SINGLE: list[tuple[str, Any, str, str]] = [
+    ("/bogus", 1, "/bogus", "unknown field"),
+    ("/model/bogus", 1, "/model/bogus", "unknown field"),
+    ("/evaluate/masks/bogus", 1, "/evaluate/masks/bogus", "unknown field"),
+    ("/model/family", "gan", "/model/family", "'ppca'"),
+    ("/data/source", "imagenet", "/data/source", "'digits'"),
+    ("/evaluate/masks/schedule", "some", "/evaluate/masks/schedule", "'all'"),
+    ("/evaluate/masks/design", "neat", "/evaluate/masks/design", "'balanced'"),
+    ("/model/latent_dim", "2", "/model/latent_dim", "integer"),
+    ("/model/latent_dim", 6, "/model/latent_dim", "less than the data's 6"),
+    ("/data/latent_dim", 6, "/data/latent_dim", "less than dim"),
+    ("/data/n", 0, "/data/n", "greater than or equal to 1"),
+    ("/data/n", True, "/data/n", "integer"),
+    ("/evaluate/masks/per_size", 0, "/evaluate/masks/per_size", "greater than or equal to 1"),
+    ("/evaluate/masks", {**FIXED, "size": 7}, "/evaluate/masks/size", "from 1 to the data's 6"),
+    ("/evaluate/masks", {**FIXED, "rate": 0}, "/evaluate/masks/rate", "greater than 0"),
+    ("/evaluate/masks", {**FIXED, "rate": 1.5}, "/evaluate/masks/rate", "less than or equal to 1"),
+    ("/evaluate/masks", FIXED, "/evaluate/masks/size", "exactly one of size and rate"),
+    (
+        "/evaluate/masks",
+        {"schedule": "sizes", "sizes": [1, 9]},
+        "/evaluate/masks/sizes/1",
+        "from 1 to the data's 6",
+    ),
+    (
+        "/evaluate/masks",
+        {"schedule": "sizes", "sizes": [2, 2]},
+        "/evaluate/masks/sizes",
+        "once only",
+    ),
+    ("/model/noise_precision", 4.0, "/model/noise_precision", "the data's own"),
+    ("/model/noise_precision", -1.0, "/model/noise_precision", "greater than 0"),
+    ("/seeds", [], "/seeds", "at least 1"),
+    ("/seeds", [1, 1], "/seeds", "once only"),
+    ("/seeds", [-1], "/seeds/0", "greater than or equal to 0"),
+    ("/compute/device", "tpu", "/compute/device", "'cuda'"),
+    ("/data", None, "/data", "JSON object"),
+    ("/model/noise_precision", float("nan"), "/model/noise_precision", "no NaN"),
+    ("/model/noise_precision", float("inf"), "/model/noise_precision", "no NaN, no Infinity"),
+    ("/seeds", [2**63], "/seeds/0", "an integer is from"),
+    ("/model/family", "ppca\0", "/model/family", "U+0000"),
+    ("/model/family", "\ud800", "/model/family", "surrogate"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "pointer", "says"), SINGLE)
+def test_a_bad_field_is_named_and_told_what_is_allowed(
+    field: str, value: Any, pointer: str, says: str
+) -> None:
+    found = problems(changed(field, value))
+    assert next(iter(found)) == pointer
+    assert says in found[pointer]
+
+
+def test_a_bad_item_does_not_make_a_list_too_short() -> None:
+    assert list(problems(changed("/seeds", [-1]))) == ["/seeds/0"]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    spec = {**GOOD, "bogus": 1, "seeds": [], "compute": {"threads": 0}}
+    found = problems(json.dumps(spec).encode())
+    assert set(found) == {"/bogus", "/seeds", "/compute/threads"}
+
+
+def test_a_missing_field_is_named() -> None:
+    required = "this field is required; "
+    assert problems(b"{}") == {"/model": required, "/data": required}
+
+
+def test_exhaustive_is_for_few_dimensions() -> None:
+    spec = deepcopy(GOOD)
+    spec["data"]["dim"] = 30
+    spec["evaluate"]["masks"] = {"schedule": "all", "design": "exhaustive"}
+    found = problems(json.dumps(spec).encode())
+    assert "at most 100000 masks" in found["/evaluate/masks/design"]
+
+
+def test_limits_name_what_is_too_large() -> None:
+    text = json.dumps(GOOD).encode()
+    assert "/data" in problems(text, Limits(elements=100))
+    assert "lower per_size" in problems(text, Limits(mask_work=10))["/evaluate/masks/per_size"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"", "not valid JSON"),
+        (b"{'a': 1}", "not valid JSON"),
+        (b"\xff\xfe", "UTF-8"),
+        (b"[" * 30 + b"]" * 30, "at most 20 levels"),
+        (b"[" * 100_000, "at most 20 levels"),
+        (b'{"a": 1, "a": 2}', "once only"),
+        (b"1" * 5000, "an integer is from"),
+        (b"[]", "a JSON object"),
+    ],
+)
+def test_text_that_is_no_spec_is_refused_as_a_whole(text: bytes, says: str) -> None:
+    assert says in problems(text)[""]
+
+
+LINEAR_VAE = {
+    "model": {
+        "family": "linear_vae",
+        "latent_dim": 1,
+        "likelihood": {"distribution": "bernoulli"},
+    },
+    "data": {"source": "digits", "binarize": "threshold"},
+}
+LANGUAGE = {
+    "model": {"family": "masked_lm", "checkpoint": "tiny"},
+    "data": {"source": "text", "lines": ["a b"]},
+}
+TRAINED: list[dict[str, Any]] = [
+    {**GOOD, "model": {**GOOD["model"], "init": "random"}, "train": {"epochs": 1}},
+    {**LINEAR_VAE, "train": {"epochs": 1}},
+    {**LANGUAGE, "train": {"steps": 1}},
+]
+
+
+@pytest.mark.parametrize("spec", TRAINED, ids=lambda spec: spec["model"]["family"])
+def test_an_objective_is_a_list_or_one_string(spec: dict[str, Any]) -> None:
+    def with_objective(value: Any) -> ExperimentSpec:
+        return validate_spec({**spec, "train": {**spec["train"], "objective": value}})
+
+    one = with_objective("mpt")
+    assert one == with_objective(["mpt"])
+    assert one.model_dump(mode="json")["train"]["objective"] == ["mpt"]
+    with pytest.raises(SpecError, match=r"^/train/objective: (one of )?'mpt'"):
+        with_objective("elb")
+    with pytest.raises(SpecError, match=r"^/train/objective: at least 1 items$"):
+        with_objective([])
+    if spec["model"]["family"] != "linear_vae":
+        with pytest.raises(SpecError, match=r"^/train/objective: at most 1 items$"):
+            with_objective(["mpt", "mpt"])
+
+
+def test_what_an_earlier_version_stored_is_read_and_run() -> None:
+    """`objectives` until version 0.1; a request may not say so any more."""
+    old = {**LINEAR_VAE, "train": {"objectives": ["mpt", "elbo"], "epochs": 2}}
+    now = validate_spec({**LINEAR_VAE, "train": {"objective": ["mpt", "elbo"], "epochs": 2}})
+    assert stored_spec(old) == now
+    assert parse_assignment(json.dumps({"spec": old}).encode()).spec == now
+    with pytest.raises(SpecError, match=r"/train/objectives: unknown field; allowed here: .*obj"):
+        validate_spec(old)
+
+
+def test_the_schema_says_that_an_objective_may_be_a_string() -> None:
+    schema = TypeAdapter(ExperimentSpec).json_schema()
+    objective = schema["$defs"]["LatentTrain"]["properties"]["objective"]
+    one, several = objective["anyOf"]
+    assert one["enum"] == several["items"]["enum"] == ["mpt", "elbo", "lml"]

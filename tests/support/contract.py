@@ -1,0 +1,145 @@
+"""The contract of every model that can be scored: a family's class gives the fixtures."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.estimation.model import MaskBatch, Model, TractableModel
+from mptcore.run import Implementation, implementation
+from mptcore.specs import ExperimentSpec
+from tests.support.runs import records
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def masks_of(dim: int, size: int) -> Tensor:
+    """All masks of a size, (C(D, m), D)."""
+    masked = torch.zeros(math.comb(dim, size), dim, dtype=torch.bool)
+    for row, subset in zip(masked, itertools.combinations(range(dim), size), strict=True):
+        row[list(subset)] = True
+    return masked
+
+
+def every_mask(dim: int) -> Tensor:
+    """All masks with a dimension in them, (2^D − 1, D)."""
+    return torch.cat([masks_of(dim, size) for size in range(1, dim + 1)])
+
+
+class ModelContract:
+    """For any model: what a score may depend on."""
+
+    tolerance: ClassVar[float] = 1e-10
+    implementation: ClassVar[Implementation] = staticmethod(implementation)
+
+    def model(self, device: torch.device, memory_bytes: int | None = None) -> Model[Any]:
+        """A model as it is before it scored anything."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def masks(self) -> MaskBatch:
+        """Some masks for it, on the CPU."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def spec(self) -> ExperimentSpec:
+        """A small experiment of its family, with some batches of masks."""
+        raise NotImplementedError
+
+    def scores(self, masks: MaskBatch, device: str = "cpu", memory: int | None = None) -> Tensor:
+        """Of a new model."""
+        model = self.model(torch.device(device), memory)
+        with torch.no_grad():
+            return model.scores(_placed(masks, model)).cpu()
+
+    def assert_same(self, found: Tensor, expected: Tensor) -> None:
+        torch.testing.assert_close(found, expected, rtol=0, atol=self.tolerance)
+
+    def test_a_score_for_each_mask_in_float64(self, masks: MaskBatch) -> None:
+        scores = self.scores(masks)
+        assert scores.shape == (len(masks),)
+        assert scores.dtype == torch.float64
+        assert scores.isfinite().all()
+        assert scores.std() > 0.01  # they tell masks apart
+
+    @pytest.mark.parametrize("size", [1, 2, 5])
+    def test_batches_of_any_size_give_the_same_scores(self, masks: MaskBatch, size: int) -> None:
+        model = self.model(torch.device("cpu"))
+        with torch.no_grad():
+            parts = [
+                model.scores(masks[chosen])
+                for chosen in torch.split(torch.arange(len(masks)), size)
+            ]
+        self.assert_same(torch.cat(parts), self.scores(masks))
+
+    def test_threads_do_not_matter(self, masks: MaskBatch) -> None:
+        before = torch.get_num_threads()
+        found = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(self.scores(masks))
+        torch.set_num_threads(before)
+        self.assert_same(found[0], found[1])
+
+    def test_memory_does_not_matter(self, masks: MaskBatch) -> None:
+        self.assert_same(self.scores(masks, memory=1), self.scores(masks, memory=2**30))
+
+    @pytest.mark.parametrize("device", DEVICES)
+    def test_the_device_does_not_matter(self, masks: MaskBatch, device: str) -> None:
+        assert self.model(torch.device(device)).device.type == device
+        self.assert_same(self.scores(masks, device), self.scores(masks))
+
+    def test_resumed_is_undisturbed(self, spec: ExperimentSpec, tmp_path: Path) -> None:
+        run = type(self).implementation
+        whole = records(spec, tmp_path / "whole", implementation=run)
+        for stop_after in (2, len(whole) // 2):
+            folder = tmp_path / str(stop_after)
+            first = records(spec, folder, stop_after, run)
+            assert 0 < len(first) < len(whole)
+            assert first + records(spec, folder, implementation=run) == whole
+
+
+class TractableContract(ModelContract):
+    """For a model with a joint density over a few dimensions: its scores are those of it."""
+
+    def tractable(self) -> TractableModel:
+        model = self.model(torch.device("cpu"))
+        assert isinstance(model, TractableModel)
+        return model
+
+    @pytest.fixture
+    def masks(self) -> Tensor:
+        return every_mask(self.tractable().dim)[::3]
+
+    def test_enumeration_is_the_joint(self) -> None:
+        """The mean score over all masks of a size, summed over sizes, is log p(x)."""
+        model = self.tractable()
+        sizes = range(1, model.dim + 1)
+        with torch.no_grad():
+            curve = [model.scores(masks_of(model.dim, size)).mean().item() for size in sizes]
+        assert math.fsum(curve) == pytest.approx(model.log_marginal_likelihood(), abs=1e-8)
+        assert model.evidence().std_err == 0
+
+    def test_joint_scores_of_one_dimension_and_of_all(self) -> None:
+        model = self.tractable()
+        ones = masks_of(model.dim, 1)
+        self.assert_same(model.joint_scores(ones), model.scores(ones))
+        (whole,) = model.joint_scores(masks_of(model.dim, model.dim)).tolist()
+        assert whole == pytest.approx(model.log_marginal_likelihood(), abs=1e-8)
+
+    def test_joint_scores_follow_the_chain_rule(self) -> None:
+        """log p(x_j, x_k | x_R) = log p(x_j | x_R, x_k) + log p(x_k | x_R), both ways round."""
+        model = self.tractable()
+        both, first, second = (torch.zeros(1, model.dim, dtype=torch.bool) for _ in range(3))
+        both[0, :2] = first[0, 0] = second[0, 1] = True
+        with torch.no_grad():
+            ends = (model.scores(first) + model.scores(second)) / 2
+            self.assert_same(model.joint_scores(both), model.scores(both) + ends)
+
+
+def _placed(masks: MaskBatch, model: Model[Any]) -> Any:
+    return masks.to(model.device) if isinstance(masks, Tensor) else masks
