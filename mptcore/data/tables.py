@@ -77,7 +77,7 @@ def uploaded(spec: UploadData) -> np.ndarray[Any, np.dtype[np.float64]]:
 def stored_file(dataset: str, formats: Sequence[str]) -> Path:
     """The file of an upload. Raises UnreadableError where there is none of these formats."""
     try:
-        path = input_file(dataset, f"datasets/{dataset}/data.*")
+        path = input_file(dataset, f"datasets/{dataset}/*")
     except InputError as error:
         raise UnreadableError(str(error)) from error
     if path.suffix.lstrip(".") not in formats:
