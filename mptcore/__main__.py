@@ -30,6 +30,7 @@ if __name__ == "__main__" and "--supervised" in sys.argv:
 
 from mptcore.protocol.exit_codes import COMPLETE, FAILED, INVALID
 from mptcore.protocol.orders import Assignment, follow_orders, parse_assignment
+from mptcore.protocol.records import Ready, encode
 from mptcore.specs import ExperimentSpec, SpecError
 
 
@@ -53,6 +54,7 @@ def main(union: Any = ExperimentSpec, implementation: Any = None) -> int:
 def supervised(union: Any = ExperimentSpec, implementation: Any = None) -> int:
     """Run what the first line of stdin says, by the orders of those that follow; the exit status.
     The process is to end by os._exit then."""
+    print(encode(None, Ready()), flush=True)  # noqa: T201
     text = sys.stdin.buffer.readline()
     if not text:
         return COMPLETE  # one that was never used
@@ -61,7 +63,7 @@ def supervised(union: Any = ExperimentSpec, implementation: Any = None) -> int:
         return INVALID
     from mptcore.runtime.runner import SpecRunner
 
-    runner = SpecRunner(_resumable(implementation), assignment, sys.stdout)
+    runner = SpecRunner(_resumable(implementation), assignment, sys.stdout, supervised=True)
     follow_orders(sys.stdin.buffer, runner.obey)
     status = FAILED
     try:

@@ -32,6 +32,7 @@ def begin() -> Settings:
     settings = Settings()
     configure_logs(settings.log_form)
     os.umask(OWNER_ONLY)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, children could not be waited for
     if settings.until_stdin_ends:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     restrict(settings)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -19,14 +20,23 @@ from worker.warm_parent import NUMBER, exit_status
 def environment() -> dict[str, str]:
     """Of runners. OpenMP's threads wait for each other by spinning. On cores that others use too,
     as in a lab, that makes a run of two threads tens of times slower, unless they soon go to sleep.
-    """
-    return {"GOMP_SPINCOUNT": "10000", **os.environ}
+    A run reads files of strangers: it needs no password, and has none."""
+    kept = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    return {"GOMP_SPINCOUNT": "10000", **kept}
 
+
+SECRETS = ("MPT_DATABASE_URL", "MPT_REDIS_URL", "MPT_API_KEY")
 
 MPTCORE = (sys.executable, "-m", "mptcore", "--supervised")
 
 Stdio = tuple[int, int, int]
 """The child's ends of its three pipes."""
+
+
+GONE = -(2**15)
+"""In place of an exit status: the warm parent is gone, and its children with it."""
+CLOSE_S = 10.0
+"""A warm parent that does not tell for so long of an end is ended too."""
 
 
 class Child(Protocol):
@@ -50,7 +60,7 @@ class Child(Protocol):
         ...
 
     def close(self) -> int:
-        """End the group at once and wait for it; the exit status."""
+        """End the group at once and wait for it; the exit status, or GONE."""
         ...
 
 
@@ -90,8 +100,9 @@ class Spawned:
 class Forked:
     """A process that a warm parent forked, and the socket by which they know it."""
 
-    def __init__(self, control: socket.socket):
+    def __init__(self, control: socket.socket, parent: subprocess.Popen[bytes]):
         self.pid: int | None = None
+        self._parent = parent
         self._status: int | None = None
         self._control = control
 
@@ -109,13 +120,18 @@ class Forked:
                 os.killpg(self.pid, number)
 
     def close(self) -> int:
-        """Where the parent has not forked it yet, it does and ends it at once."""
-        self.signal(signal.SIGKILL)
-        if self.pid is not None:
+        """A parent that stands still is ended, and its children with it."""
+        give_up_at = time.monotonic() + CLOSE_S
+        while self._status is None and time.monotonic() < give_up_at:
+            self.signal(signal.SIGKILL)  # as soon as it is there
+            self._listen(0.05)
+        if self._status is None:
+            self._parent.kill()
             self._listen(None)
         self._control.close()
         self.pid = None  # from now on it may be another's
-        return -signal.SIGKILL if self._status is None else self._status
+        assert self._status is not None
+        return self._status
 
     def _listen(self, timeout_s: float | None) -> None:
         """Take in the pid and the status, as far as they have come."""
@@ -127,8 +143,8 @@ class Forked:
                 return
             except ConnectionResetError:
                 message = b""
-            if not message:  # the parent is gone, and its children with it
-                self.pid, self._status = None, -signal.SIGKILL
+            if not message:
+                self.pid, self._status = None, GONE
             elif self.pid is None:
                 (self.pid,) = NUMBER.unpack(message)
             else:
@@ -152,12 +168,16 @@ class WarmParent:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def wait_until_ready(self) -> bool:
+        """Wait for torch; false where the process ends without it."""
+        return bool(self._requests.recv(1, socket.MSG_PEEK))
+
     def fork(self, stdio: Stdio) -> Forked:
         """A runner, at once or as soon as torch is imported."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, suppress(BrokenPipeError):
+        with theirs, suppress(OSError):  # of a parent that is gone: its child is too
             socket.send_fds(self._requests, [b"f"], [*stdio, theirs.fileno()])
-        return Forked(ours)
+        return Forked(ours, self._process)
 
     def close(self) -> None:
         self._requests.close()

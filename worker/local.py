@@ -8,7 +8,7 @@ from service.experiments.models import Queue
 from service.experiments.queue import Dispatch
 from service.settings import Settings
 from service.start import begin
-from worker.gpu import hide_gpus
+from worker.fitness import hide_gpus
 from worker.lifetime import Lifetime
 from worker.presence import Presence, worker_name
 from worker.reaper import Reaper
@@ -38,7 +38,7 @@ class LocalWorker:
         ]
         slot = Slot(self.database, self.settings, name)
         try:
-            slot.warm_up()
+            slot.be_ready()
             while not self.stopping.is_set():
                 dispatch = self._next()
                 if dispatch is None:

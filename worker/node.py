@@ -16,7 +16,7 @@ from service.experiments.models import Queue
 from service.settings import Settings
 from service.start import begin
 from worker.celery_app import RUN, broker_answers, make_celery
-from worker.gpu import UnusableGpu, hide_gpus, require_gpu
+from worker.fitness import UnfitWorker, hide_gpus, require_gpu
 from worker.lifetime import Lifetime
 from worker.presence import Presence, worker_name
 from worker.slot import Slot
@@ -40,7 +40,7 @@ class Node:
         """Work until told to stop. To be called in the main thread."""
         self.celery.task(name=RUN)(self._run)
         worker_shutting_down.connect(self._shut_down)
-        self.slot.warm_up()
+        self.slot.be_ready()
         presence = Presence(self.database, self.settings, self.slot.name, self.queue)
         beats = self.lifetime.start(
             presence.run,
@@ -62,15 +62,15 @@ class Node:
         if not self.stopping.is_set():
             try:
                 self.slot.run(experiment_id, dispatch_no, self.stopping.is_set)
-            except UnusableGpu:
-                log.error("a run found no GPU here: it is handed back, and this worker ends")
+            except UnfitWorker:
+                log.exception("no run can begin here: this worker ends")
                 return self.lifetime.fail()
-            self.slot.warm_up()
 
     def _restart(self) -> None:
         """Begin anew as the same process, unless a run has come after all; open files and the
         spare runner end with the old one."""
         if self.slot.occupied.acquire(blocking=False):
+            self.slot.close()
             os.execv(sys.executable, [sys.executable, "-m", "worker.node", *sys.argv[1:]])
 
     def _shut_down(self, **_: Any) -> None:

@@ -6,13 +6,18 @@ import os
 import selectors
 import signal
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from worker.children import Child, Stdio
 
 PIPE_BYTES = 1 << 20
 """Records that the runner may be ahead of its reader; beyond this it waits."""
+LINE_BYTES = 1 << 22
+"""A line that is longer is no record."""
+DRAIN_S = 5.0
 STDERR_BYTES = 16_000
 """The end of what it wrote to stderr that is kept."""
 
@@ -30,10 +35,19 @@ class Runner:
         (stdin, self._stdin), (self._stdout, stdout), (self._stderr, stderr) = (
             os.pipe() for _ in range(3)
         )
-        self.child = start((stdin, stdout, stderr))
-        for theirs in (stdin, stdout, stderr):
-            os.close(theirs)
+        try:
+            self.child = start((stdin, stdout, stderr))
+        except BaseException:
+            for ours in self._pipes:
+                os.close(ours)
+            raise
+        finally:
+            for theirs in (stdin, stdout, stderr):
+                os.close(theirs)
+        self.ready = False
+        """Whether it has said that it imported what a run needs."""
         self._is_closed = False
+        self._drain_until: float | None = None
         self._unsent = b""
         self._part = b""  # the beginning of a line whose end has not come
         self._records: list[Record] = []
@@ -47,7 +61,8 @@ class Runner:
         for ours in self._pipes:
             os.set_blocking(ours, False)
         if sys.platform == "linux":
-            fcntl.fcntl(self._stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            with suppress(OSError):  # a user may have so many large pipes and no more
+                fcntl.fcntl(self._stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     @property
     def _pipes(self) -> Stdio:
@@ -75,6 +90,10 @@ class Runner:
         """Say that the records up to this one are in the database."""
         self._send({"committed": seq})
 
+    def acknowledge_checkpoint(self, file: str) -> None:
+        """Say that this checkpoint is in the database."""
+        self._send({"checkpoint": file})
+
     def read(self, timeout_s: float) -> list[Record] | None:
         """The records that came within the timeout, or None after the last: the process has ended,
         and what it wrote was read."""
@@ -85,12 +104,19 @@ class Runner:
             self.signal(signal.SIGKILL)  # to what it has started
             self._stop_watching()
         ready = self._selector.select(0 if ended else timeout_s)
-        if ended and not ready:
+        if ended and (not ready or self._is_drained):
             return None
         for key, _ in ready:
             key.data()
         records, self._records = self._records, []
         return records
+
+    @property
+    def _is_drained(self) -> bool:
+        """What it left in its pipes was read; what still comes is of processes that outlive it."""
+        if self._drain_until is None:
+            self._drain_until = time.monotonic() + DRAIN_S
+        return time.monotonic() > self._drain_until
 
     def _stop_watching(self) -> None:
         """Its end is known by now."""
@@ -139,14 +165,20 @@ class Runner:
             self._selector.unregister(self._stdout)
         *lines, self._part = (self._part + chunk).split(b"\n")
         self._records += [record for line in lines if (record := self._parse(line))]
+        if len(self._part) > LINE_BYTES:
+            self._complain(self._part)
+            self._part = b""
 
     def _parse(self, line: bytes) -> Record | None:
         """A record; what else a library may print goes where its complaints go."""
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict) and "record" in record:
+            if record["record"] == "ready":
+                self.ready = True
+                return None
             return record
         self._complain(line + b"\n")
         return None

@@ -16,7 +16,7 @@ from service.experiments.queue import Claim
 from service.references import input_files
 from service.settings import Settings
 from worker.children import Spawned, WarmParent
-from worker.gpu import NO_GPU, UnusableGpu
+from worker.fitness import UNFIT, UnfitWorker
 from worker.runner import Runner
 from worker.supervisor import Supervision
 
@@ -46,9 +46,14 @@ class Slot:
         if self._warm_parent is None:
             self._warm_parent = WarmParent()
 
+    def be_ready(self) -> None:
+        """Wait until runs can begin. Raises UnfitWorker where they cannot."""
+        self.warm_up()
+        if self._warm_parent is not None and not self._warm_parent.wait_until_ready():
+            raise UnfitWorker("torch cannot be imported: see the lines above")
+
     def new_runner(self) -> Runner:
         """A runner that waits for its spec."""
-        self.warm_up()
         if self._warm_parent is not None:
             return Runner(self._warm_parent.fork)
         return Runner(Spawned)
@@ -60,9 +65,10 @@ class Slot:
 
     def run(self, experiment_id: str, dispatch_no: int, is_stopping: Callable[[], bool]) -> bool:
         """Claim and run; false where the dispatch is not the current one, or the database is
-        away (the reaper then puts the experiment back). Raises UnusableGpu, with the experiment
+        away (the reaper then puts the experiment back). Raises UnfitWorker, with the experiment
         handed back."""
         with self.occupied, structlog.contextvars.bound_contextvars(experiment_id=experiment_id):
+            self.be_ready()
             try:
                 claim = self._claim(experiment_id, dispatch_no)
             except AWAY as error:
@@ -95,8 +101,8 @@ class Slot:
         self.runner = None
         log.info("attempt %d: %s", claim.attempt, outcome)
         self._clean_up(claim)
-        if outcome == NO_GPU:
-            raise UnusableGpu
+        if outcome == UNFIT:
+            raise UnfitWorker
 
     def _clean_up(self, claim: Claim) -> None:
         """Delete what no one will read: the files of attempts that left the experiment no record of

@@ -2,11 +2,11 @@
 
 import logging
 import math
-import shutil
 import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,10 @@ from service.database import AWAY, Database
 from service.experiments import queue
 from service.experiments.models import DesiredState, Status
 from service.experiments.queue import Claim, FailureCause, LeaseLost
-from service.experiments.recording import KEPT_CHECKPOINTS, Batch, record
+from service.experiments.recording import Batch, record
 from service.settings import Settings
-from worker.gpu import NO_GPU
+from worker.children import GONE
+from worker.fitness import NO_GPU, UNFIT
 from worker.memory import Memory, kernel_kills
 from worker.runner import Record, Runner
 
@@ -31,6 +32,8 @@ FLUSH_S = 0.2
 READ_S = FLUSH_S / 4
 BATCH_RECORDS = 20_000
 """In one transaction, which is short of the lease."""
+UNHEARD_S = 5.0
+"""After a kill, the end of a process is heard of by then."""
 SPOOL_RECORDS = 500_000
 """While the database is away, this many wait in memory; then the runner waits."""
 UNSTORABLE = (DataError, ArithmeticError, LookupError, TypeError, ValueError)
@@ -67,7 +70,6 @@ class Supervision:
         self._silent_s = 0.0
         self._memory = Memory(settings.run_memory_bytes)
         self._kernel_kills = kernel_kills()
-        self._checkpoints = 0
         self._decided: Outcome | None = None  # from here, whatever the runner's exit status
         self._refused = False
         self._kill_at: float | None = None
@@ -108,9 +110,11 @@ class Supervision:
         when the process has ended."""
         more = True
         if self._spooled < SPOOL_RECORDS:
+            began = time.monotonic()
             records = self.runner.read(READ_S)
             more = records is not None
-            self._silent_s = 0.0 if records else self._silent_s + READ_S
+            listened_s = min(time.monotonic() - began, READ_S)
+            self._silent_s = 0.0 if records else self._silent_s + listened_s
             for line in records or ():
                 self._take(line)
         else:
@@ -164,7 +168,7 @@ class Supervision:
         if batch.size:
             self.runner.acknowledge(batch.last_seq)
         if batch.checkpoint is not None:
-            self._forget_earlier_attempts()
+            self._forget_old_checkpoints(batch.checkpoint["file"])
         return True
 
     def _refuse_records(self, error: Exception) -> None:
@@ -177,13 +181,17 @@ class Supervision:
         self._decide(Status.FAILED, FailureCause("error", message[:1000]))
         self._kill_after(0)
 
-    def _forget_earlier_attempts(self) -> None:
-        """Delete the checkpoints of earlier attempts, once none of theirs is among those kept."""
-        self._checkpoints += 1
-        if self._checkpoints == KEPT_CHECKPOINTS:
-            for folder in self.settings.checkpoints(self.claim.experiment_id).glob("*"):
-                if folder.name != str(self.claim.attempt):
-                    shutil.rmtree(folder, ignore_errors=True)
+    def _forget_old_checkpoints(self, latest: str) -> None:
+        """Delete the files that the database does not name, and tell the runner that its latest is
+        kept: it saves no other before."""
+        with suppress(*AWAY), self.database.snapshot() as session:
+            known = {one.file for one in queue.checkpoints(session, self.claim.experiment_id)}
+            folder = self.settings.checkpoints(self.claim.experiment_id)
+            for path in folder.glob("*/*"):
+                is_later = path.parent.name == str(self.claim.attempt) and path.name > latest
+                if str(path.relative_to(folder)) not in known and not is_later:
+                    path.unlink(missing_ok=True)
+        self.runner.acknowledge_checkpoint(latest)
 
     def _end_early(self, stopping: bool) -> None:
         """Have the run end where its owner, its worker or a limit wants it to; at once, or after
@@ -200,8 +208,10 @@ class Supervision:
         elif (stopping or self.desired == DesiredState.PAUSE) and self._kill_at is None:
             self.runner.request_stop()
             self._kill_after(self.settings.kill_grace_s)
-        if self._is_past_grace:
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self.runner.signal(signal.SIGKILL)
+            if time.monotonic() >= self._kill_at + UNHEARD_S:
+                self.runner.kill()  # and a warm parent that does not tell of its end
 
     def _kill_after(self, grace_s: float) -> None:
         self._kill_at = time.monotonic() + grace_s
@@ -233,16 +243,19 @@ class Supervision:
         if status == STOPPED:
             return self._release()
         if self.failure is not None and self.failure.kind == NO_GPU:
-            return Outcome(NO_GPU, self._release().commit)
+            return Outcome(UNFIT, self._release().commit)
         if self.failure is not None:
             return self._finish(Status.FAILED, self._with_peak(self.failure))
+        if not self.runner.ready and not self._is_past_grace:
+            log.error("no run can begin here: %s", self.runner.stderr[-4000:] or f"status {status}")
+            return Outcome(UNFIT, self._release().commit)
         if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:
             return self._finish(Status.FAILED, self._out_of_memory())
         if self._is_past_grace:
             log.warning("the runner left no checkpoint in time")
             return self._release()
-        if -status in (signal.SIGKILL, signal.SIGTERM):  # not of its own doing
-            log.warning("the runner was killed by signal %d", -status)
+        if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # not of its own doing
+            log.warning("the runner was killed")
             most = self.settings.max_lost
             return Outcome("lost", lambda session: queue.mark_lost(session, self.claim, most))
         kind = "invalid" if status == INVALID else "error"
@@ -258,6 +271,8 @@ class Supervision:
         self._decided = self._finish(status, failure)
 
     def _finish(self, status: Status, failure: FailureCause | None = None) -> Outcome:
+        if failure is not None:
+            log.warning("it fails: %s: %s", failure.kind, failure.message)
         return Outcome(status, lambda session: queue.finish(session, self.claim, status, failure))
 
     def _release(self) -> Outcome:

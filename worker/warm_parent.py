@@ -37,7 +37,13 @@ class Forks:
 
     def run(self) -> NoReturn:
         while True:
-            for key, _ in self._selector.select():
+            self.look()
+
+    def look(self) -> None:
+        """Wait for what happens next, and answer it."""
+        for key, _ in self._selector.select():
+            now = self._selector.get_map().get(key.fd)
+            if now is not None and now.data is key.data:  # else forgotten in this very round
                 key.data()
 
     def _fork(self) -> None:
@@ -113,6 +119,7 @@ def main() -> NoReturn:
     requests = socket.socket(fileno=int(sys.argv[1]))
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # or it starts threads when it is imported
     import_module("mptcore.run")  # and torch
+    requests.send(b"r")
     Forks(requests).run()
 
 

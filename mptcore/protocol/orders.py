@@ -48,9 +48,11 @@ class Envelope(_Message):
 
 
 class Order(_Message):
-    """A later line: all records up to `committed` are kept, or a request to save and stop."""
+    """A later line: all records up to `committed` are kept, `checkpoint` is, or a request to save
+    and stop."""
 
     committed: int | None = None
+    checkpoint: str | None = None
     stop: Literal["checkpoint"] | None = None
 
 

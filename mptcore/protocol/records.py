@@ -100,6 +100,21 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Restart:
+    """None of the checkpoints that the run was to go on from is whole: all its records come again,
+    from the first, and take the place of those that were kept."""
+
+    kind: ClassVar = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The process has imported what a run needs. What ends it before that is not the run's."""
+
+    kind: ClassVar = "ready"
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """The last record of a run that failed: its cause and, where known, its cure."""
 
@@ -108,7 +123,7 @@ class Failure:
     message: str
 
 
-Record = Point | Metric | Progress | Log | Artifact | Checkpoint | Failure
+Record = Point | Metric | Progress | Log | Artifact | Checkpoint | Restart | Ready | Failure
 
 
 class RunError(Exception):

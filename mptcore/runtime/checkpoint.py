@@ -36,17 +36,26 @@ class Resumed:
 
 
 def save(session: Session, spec: ExperimentSpec, folder: Path) -> Checkpoint:
-    """Write the session, which is at a safe point; the two newest files stay."""
+    """Write the session, which is at a safe point."""
     tensors, header = _of(session)
     header |= {"format": FORMAT, "spec": spec.model_dump_json(), "after": str(session.seq)}
     content = as_bytes(tensors, header)
     digest = hashlib.sha256(content).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{session.seq:012d}-{digest[:16]}.safetensors"
+    number = 1 + max((_number(path) for path in files(folder)), default=0)
+    path = folder / f"{number:09d}-{digest[:16]}.safetensors"
     write_durably(path, content)
+    return Checkpoint(path.name, digest, session.seq)
+
+
+def prune(folder: Path) -> None:
+    """Delete all but the two latest."""
     for old in files(folder)[KEPT:]:
         old.unlink(missing_ok=True)
-    return Checkpoint(path.name, digest, session.seq)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.split("-")[0])
 
 
 def first_whole(spec: ExperimentSpec, paths: Iterable[Path]) -> Resumed | None:
@@ -76,7 +85,7 @@ def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
     """The checkpoint, if it is whole and of this spec."""
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if digest[:16] != path.stem.split("-")[1]:
+        if digest[:16] != path.stem.split("-")[-1]:
             return None
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}

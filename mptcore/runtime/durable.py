@@ -7,10 +7,14 @@ from pathlib import Path
 def write_durably(path: Path, content: bytes) -> None:
     """All of the content or nothing, kept when this returns: written aside, then renamed."""
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
     aside.rename(path)
     sync_folder(path.parent)
 

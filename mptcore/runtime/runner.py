@@ -1,5 +1,6 @@
 """One run from its assignment to its exit status: writing records, saving, resuming."""
 
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -9,7 +10,7 @@ from typing import Protocol, TextIO
 
 from mptcore.protocol.exit_codes import COMPLETE, FAILED, STOPPED
 from mptcore.protocol.orders import Assignment, Order
-from mptcore.protocol.records import Failure, Progress, Record, RunError, encode
+from mptcore.protocol.records import Failure, Progress, Record, Restart, RunError, encode
 from mptcore.runtime import checkpoint, inputs
 from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import ExperimentSpec
@@ -30,17 +31,23 @@ class SpecRunner:
     resumable: Resumable
     assignment: Assignment
     out: TextIO
+    supervised: bool = False
+    """Then checkpoints are deleted by the supervisor, which knows those that a run may go on from.
+    """
     committed: int = 0
     """Records that the supervisor says it keeps."""
     stop_requested: bool = False
     _session: Session = field(default_factory=Session)
     _given: int = 0
     _saved_at: float = field(default_factory=time.monotonic)
+    _unacknowledged: str | None = None  # a checkpoint that the supervisor may not know yet
 
     def obey(self, order: Order) -> None:
         """Take an order; from any thread."""
         if order.committed is not None:
             self.committed = order.committed
+        if order.checkpoint == self._unacknowledged:
+            self._unacknowledged = None
         if order.stop is not None:
             self.stop_requested = True
 
@@ -78,6 +85,9 @@ class SpecRunner:
         if found is not None:
             session.scores = found.scores
             self._given = max(self._given, found.after)
+        elif self._given:
+            self._given = 0
+            self._emit_unnumbered(Restart())
         return self.resumable(assignment.spec, session, found.training if found else None)
 
     def _must_stop(self) -> bool:
@@ -86,13 +96,28 @@ class SpecRunner:
         if folder is None or not session.at_safe_point or session.seq < self._given:
             return False
         due = time.monotonic() - self._saved_at >= self.assignment.save_every_s
-        if due or self.stop_requested:
-            self.out.flush()  # what a checkpoint stands on is out before it
-            saved = checkpoint.save(session, self.assignment.spec, folder)
-            self.out.write(encode(None, saved) + "\n")
-            self.out.flush()
-            self._saved_at = time.monotonic()
+        if self.stop_requested or (due and self._unacknowledged is None):
+            self._save(folder)
         return self.stop_requested
+
+    def _save(self, folder: Path) -> None:
+        """Where that fails, the run goes on, and is saved the next time."""
+        self.out.flush()  # what a checkpoint stands on is out before it
+        self._saved_at = time.monotonic()
+        try:
+            saved = checkpoint.save(self._session, self.assignment.spec, folder)
+        except OSError as error:
+            print(f"no checkpoint could be saved: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            return
+        if self.supervised:
+            self._unacknowledged = saved.file
+        else:
+            checkpoint.prune(folder)
+        self._emit_unnumbered(saved)
+
+    def _emit_unnumbered(self, record: Record) -> None:
+        self.out.write(encode(None, record) + "\n")
+        self.out.flush()
 
     def _write(self, record: Record) -> None:
         seq = self._session.seq

@@ -115,15 +115,16 @@ class Experiment(Base):
 
 
 class Checkpoint(Base):
-    """Where a run can go on: a file below the experiment's checkpoint directory, written after
-    the record `after_seq` was committed."""
+    """Where a run can go on: a file below the experiment's checkpoint directory. Several may be
+    after the same record."""
 
     __tablename__ = "checkpoints"
 
     experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
-    after_seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    file: Mapped[str] = mapped_column(String(500))
+    file: Mapped[str] = mapped_column(String(500), primary_key=True)
+    """The attempt that saved it, a slash, and the name, which rises within an attempt."""
+    attempt: Mapped[int]
+    after_seq: Mapped[int]
     sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[float] = mapped_column(default=now())
 

@@ -188,9 +188,8 @@ _latest_checkpoint = (
 def checkpoints(session: Session, experiment_id: str) -> Sequence[Checkpoint]:
     """An experiment's checkpoints, the latest first."""
     query = select(Checkpoint).where(Checkpoint.experiment_id == experiment_id)
-    return session.scalars(
-        query.order_by(Checkpoint.after_seq.desc(), Checkpoint.attempt.desc())
-    ).all()
+    order = (Checkpoint.after_seq, Checkpoint.attempt, Checkpoint.file)
+    return session.scalars(query.order_by(*(column.desc() for column in order))).all()
 
 
 def _delete_records(session: Session, experiment_id: str, after: int) -> None:
@@ -205,6 +204,12 @@ def _delete_records(session: Session, experiment_id: str, after: int) -> None:
         session.execute(
             delete(table).where(table.experiment_id == experiment_id, table.seq > after)
         )
+
+
+def forget_records(session: Session, experiment_id: str) -> None:
+    """Of a run that begins again: its records, and the checkpoints that none of is whole."""
+    _delete_records(session, experiment_id, after=0)
+    _forget_checkpoints(session, [experiment_id])
 
 
 def _owned(claim: Claim) -> Update:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import delete, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.database import insert_new
@@ -19,7 +19,7 @@ from service.experiments.models import (
     Metric,
     Series,
 )
-from service.experiments.queue import Claim, heartbeat
+from service.experiments.queue import Claim, checkpoints, forget_records, heartbeat
 
 SeriesKey = tuple[str, str]
 """Name and canonical labels."""
@@ -38,6 +38,8 @@ class Batch:
     metrics: list[dict[str, Any]] = field(default_factory=list)
     logs: list[dict[str, Any]] = field(default_factory=list)
     artifacts: list[dict[str, Any]] = field(default_factory=list)
+    restarts: bool = False
+    """All records come again, from the first: those that were kept go."""
     checkpoint: dict[str, Any] | None = None
     """Closes the batch, so that no block reaches over it."""
     progress: dict[str, Any] | None = None
@@ -60,16 +62,21 @@ class Batch:
                 self.progress = record
             case "checkpoint":
                 self.checkpoint = record
+            case "restart":
+                self.restarts = True
         self.last_seq = record["seq"] or self.last_seq  # a checkpoint has none of its own
         self.size += 1
 
 
 def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> DesiredState:
     """Store a batch. The same batch again changes nothing. Raises LeaseLost."""
-    columns: dict[str, object] = {"last_seq": batch.last_seq} if batch.last_seq else {}
+    moved = batch.last_seq or batch.restarts
+    columns: dict[str, object] = {"last_seq": batch.last_seq} if moved else {}
     if batch.progress is not None:
         columns |= {f"progress_{key}": batch.progress[key] for key in ("done", "total", "unit")}
     desired = heartbeat(session, claim, lease_s, **columns)
+    if batch.restarts:
+        forget_records(session, claim.experiment_id)
     _insert_points(session, claim.experiment_id, batch)
     insert_new(session, Metric, [_metric_row(claim.experiment_id, m) for m in batch.metrics])
     insert_new(session, Artifact, [_artifact_row(claim, a) for a in batch.artifacts])
@@ -85,26 +92,30 @@ KEPT_CHECKPOINTS = 2
 
 
 def _forget_older_checkpoints(session: Session, experiment_id: str) -> None:
-    of_experiment = Checkpoint.experiment_id == experiment_id
-    latest = select(Checkpoint.after_seq).where(of_experiment).order_by(Checkpoint.after_seq.desc())
-    oldest_kept = latest.offset(KEPT_CHECKPOINTS - 1).limit(1).scalar_subquery()
-    session.execute(delete(Checkpoint).where(of_experiment, Checkpoint.after_seq < oldest_kept))
+    for old in checkpoints(session, experiment_id)[KEPT_CHECKPOINTS:]:
+        session.delete(old)
 
 
 def _insert_points(session: Session, experiment_id: str, batch: Batch) -> None:
     if not batch.points:
         return
-    rows = [
-        {"experiment_id": experiment_id, "name": name, "labels": labels}
-        for name, labels in batch.points
-    ]
-    insert_new(session, Series, rows)
+    ids = _series_ids(session, experiment_id)
+    if missing := batch.points.keys() - ids.keys():  # each try takes an id, also one in vain
+        rows = [
+            {"experiment_id": experiment_id, "name": name, "labels": labels}
+            for name, labels in sorted(missing)
+        ]
+        insert_new(session, Series, rows)
+        ids = _series_ids(session, experiment_id)
+    blocks = [_block_row(ids[key], points) for key, points in batch.points.items()]
+    insert_new(session, Block, blocks)
+
+
+def _series_ids(session: Session, experiment_id: str) -> dict[SeriesKey, int]:
     series = session.execute(
         select(Series.name, Series.labels, Series.id).where(Series.experiment_id == experiment_id)
     )
-    ids = {(name, labels): series_id for name, labels, series_id in series}
-    blocks = [_block_row(ids[key], points) for key, points in batch.points.items()]
-    insert_new(session, Block, blocks)
+    return {(name, labels): series_id for name, labels, series_id in series}
 
 
 def _block_row(series_id: int, points: Sequence[dict[str, Any]]) -> dict[str, Any]:

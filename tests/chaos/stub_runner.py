@@ -22,6 +22,7 @@ DEAF_S = 1.5
 
 
 def main() -> int:
+    print(json.dumps({"seq": None, "record": "ready"}), flush=True)
     if "--deaf" in sys.argv:
         time.sleep(DEAF_S)
     line = sys.stdin.readline()

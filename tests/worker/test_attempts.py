@@ -15,7 +15,7 @@ from mptcore.runtime.tensor_files import load_weights, weights_digest
 from service.database import Database
 from service.datasets.models import Dataset
 from service.experiments import queue, store
-from service.experiments.models import Checkpoint, Experiment, Status
+from service.experiments.models import Checkpoint, Event, Experiment, Series, Status
 from service.experiments.queue import Claim, LeaseLost
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
@@ -23,6 +23,7 @@ from service.main import create_app
 from service.references import WEIGHTS, input_files
 from service.settings import Settings
 from tests.chaos.failing_worker import stub
+from tests.chaos.records import point
 from tests.conftest import ppca_spec
 from worker.slot import Slot
 from worker.supervisor import Supervision
@@ -216,9 +217,11 @@ def test_files_of_earlier_attempts_go(database: Database, settings: Settings) ->
     file is left that no record names."""
     experiment_id = submit(database)
     first = claim(database)
+    earlier = settings.checkpoints(experiment_id) / "1" / "1"
+    earlier.parent.mkdir(parents=True)
+    earlier.touch()
+    write(database, first, checkpoint(1))
     lose(database, first)
-    earlier = settings.checkpoints(experiment_id) / "1"
-    earlier.mkdir(parents=True)
     unrecorded = work_dir(database, settings, first)
     second = claim(database)
     runner = stub("--slow")
@@ -240,3 +243,48 @@ def test_files_of_earlier_attempts_go(database: Database, settings: Settings) ->
     slot.close()
     assert not unrecorded.exists()
     assert not settings.checkpoints(experiment_id).exists()
+
+
+def test_checkpoints_after_the_same_record(either: Database) -> None:
+    """A run may be saved many times between two records: the latest two are kept."""
+    submit(either)
+    first = claim(either)
+    for number in ("1", "2", "3"):
+        batch = checkpoint(2)
+        assert batch.checkpoint is not None
+        batch.checkpoint["file"] = number
+        write(either, first, batch)
+    with either.snapshot() as session:
+        known = queue.checkpoints(session, first.experiment_id)
+    assert [one.file for one in known] == ["1/3", "1/2"]
+
+
+def test_a_run_that_begins_again_takes_the_place_of_what_was_kept(either: Database) -> None:
+    experiment_id = submit(either)
+    first = claim(either)
+    write(either, first, checkpoint(4))
+    lose(either, first)
+    second = claim(either)
+    again = Batch()
+    again.add({"seq": None, "record": "restart"})
+    again.add({"seq": 1, "record": "log", "level": "info", "message": "anew"})
+    for _ in range(2):  # the first answer may not have arrived
+        write(either, second, again)
+    with either.snapshot() as session:
+        assert queue.checkpoints(session, experiment_id) == []
+        logs = session.scalars(select(Event.data).where(Event.kind == "log")).all()
+        assert [one["message"] for one in logs] == ["anew"]
+        assert session.get_one(Experiment, experiment_id).last_seq == 1
+
+
+def test_a_series_takes_one_id(either: Database) -> None:
+    """A sequence that every batch takes from comes to its end."""
+    submit(either)
+    claimed = claim(either)
+    for seq in range(1, 6):
+        batch = Batch()
+        batch.add(point(seq) | {"labels": {}, "series": "score" if seq < 5 else "loss"})
+        write(either, claimed, batch)
+    with either.snapshot() as session:
+        first, second = session.scalars(select(Series.id).order_by(Series.id)).all()
+    assert second == first + 1

@@ -14,7 +14,7 @@ from tests.conftest import ppca_spec
 from tests.processes import wait_until
 from tests.undisturbed import undisturbed_records
 from tests.warm import warm_parent
-from worker.children import Spawned, WarmParent
+from worker.children import GONE, Spawned, WarmParent
 from worker.runner import Runner
 
 SPEC = ppca_spec(compute__threads=2, data__dim=30, evaluate__masks__per_size=40)
@@ -101,7 +101,7 @@ def test_where_the_parent_dies_its_runners_are_lost() -> None:
     runner.start({"spec": LONG})
     parent._process.kill()
     records(runner)
-    assert runner.kill() == -signal.SIGKILL
+    assert runner.kill() == GONE
     wait_until(lambda: not child.is_running())
     assert not parent.alive
     parent.close()

@@ -79,8 +79,11 @@ def test_a_claim_reads_no_checkpoint(
     assert counts.clean, str(counts)
 
 
-def test_a_broken_checkpoint_is_not_used(database: Database, settings: Settings) -> None:
-    """The runner goes on from the one before, and gives the same records."""
+@pytest.mark.parametrize("broken", [1, 2])
+def test_a_broken_checkpoint_is_not_used(
+    database: Database, settings: Settings, broken: int
+) -> None:
+    """The runner goes on from the one before, or begins again, and gives the same records."""
     quick = settings.model_copy(update={"checkpoint_every_s": 0.05})
     experiment_id = submitted(database, **TRAINING)
     slot = Slot(database, quick, "test")
@@ -91,9 +94,10 @@ def test_a_broken_checkpoint_is_not_used(database: Database, settings: Settings)
 
     attempt(slot, has_saved_twice)
     with database.snapshot() as session:
-        latest, _ = queue.checkpoints(session, experiment_id)
-    file = settings.checkpoints(experiment_id) / latest.file
-    file.write_bytes(file.read_bytes()[:-1])
+        latest, before = queue.checkpoints(session, experiment_id)
+    for one in (latest, before)[:broken]:
+        file = settings.checkpoints(experiment_id) / one.file
+        file.write_bytes(file.read_bytes()[:-1])
     attempt(slot)
     slot.close()
     assert resumed_after(database, experiment_id) == [None, latest.after_seq]

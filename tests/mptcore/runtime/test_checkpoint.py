@@ -1,15 +1,23 @@
 """A run that is stopped and resumed gives the records of an undisturbed one."""
 
+import io
 import json
+import os
 import subprocess
 import sys
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mptcore import run
+from mptcore.protocol.orders import Assignment
 from mptcore.runtime import checkpoint
 from mptcore.runtime.checkpoint import files, first_whole
+from mptcore.runtime.durable import write_durably
+from mptcore.runtime.runner import SpecRunner
 from tests.support.runs import records, spec_of
 
 ROOT = Path(__file__).parents[3]
@@ -56,7 +64,7 @@ def test_stopping_again_and_again_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_broken_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     spec = spec_of(SPECS["training"])
-    records(spec, tmp_path, 10)
+    given = records(spec, tmp_path, 10)
     records(spec, tmp_path, 60)
     older, newer = sorted(tmp_path.glob("*.safetensors"))
     content = bytearray(newer.read_bytes())
@@ -64,7 +72,7 @@ def test_a_broken_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None
     newer.write_bytes(content)
     found = first_whole(spec, files(tmp_path))
     assert found is not None
-    assert found.after == int(older.name.split("-")[0])
+    assert found.after == len(given)
     older.write_bytes(b"")
     assert first_whole(spec, files(tmp_path)) is None
 
@@ -89,7 +97,9 @@ def test_a_checkpoint_of_an_earlier_version_is_not_taken(
 def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
     for stop_after in (5, 15, 25, 35):
         records(spec_of(SPECS["training"]), tmp_path, stop_after)
-    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+    saved = files(tmp_path)
+    checkpoint.prune(tmp_path)
+    assert files(tmp_path) == saved[:2]
 
 
 def start(envelope: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -108,6 +118,7 @@ def start(envelope: dict[str, Any]) -> subprocess.Popen[bytes]:
 def rest_of(process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
     assert process.stdout is not None
     lines = [json.loads(line) for line in process.stdout]
+    lines = [line for line in lines if line["record"] != "ready"]
     process.stdout.close()
     return lines
 
@@ -118,6 +129,7 @@ def test_a_supervisor_stops_a_run_and_another_goes_on(tmp_path: Path) -> None:
     process = start(envelope)
     assert process.stdout is not None
     assert process.stdin is not None
+    assert json.loads(process.stdout.readline()) == {"seq": None, "record": "ready"}
     first = [json.loads(process.stdout.readline()) for _ in range(50)]
     process.stdin.write(b'{"committed": 20}\n{"stop": "checkpoint"}\n')
     process.stdin.flush()
@@ -151,3 +163,44 @@ def test_a_bad_envelope_ends_with_2() -> None:
     assert process.wait(timeout=60) == 2
     assert process.stdin is not None
     process.stdin.close()
+
+
+def supervised(spec: Any, folder: Path, out: io.StringIO) -> SpecRunner:
+    """A runner that saves whenever it may."""
+    assignment = Assignment(spec, checkpoint_dir=folder, save_every_s=1e-9)
+    start = partial(run.resumable, implementation=run.implementation)
+    return SpecRunner(start, assignment, out, supervised=True)
+
+
+def kinds(out: io.StringIO) -> Counter[str]:
+    return Counter(json.loads(line)["record"] for line in out.getvalue().splitlines())
+
+
+def test_a_checkpoint_is_saved_when_the_one_before_is_known(tmp_path: Path) -> None:
+    """Else the files that the supervisor knows would be followed by ever more that it does not."""
+    out = io.StringIO()
+    runner = supervised(spec_of(SPECS["training"]), tmp_path, out)
+    assert runner.run() == 0
+    assert kinds(out)["checkpoint"] == len(files(tmp_path)) == 1
+
+
+def test_a_disk_that_takes_no_checkpoint_ends_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    out = io.StringIO()
+    assert supervised(spec_of(SPECS["training"]), tmp_path / "file" / "c", out).run() == 0
+    assert kinds(out)["checkpoint"] == 0
+    assert "no checkpoint could be saved" in capsys.readouterr().err
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_durably(tmp_path / "a", b"x")
+    assert list(tmp_path.iterdir()) == []

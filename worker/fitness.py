@@ -1,4 +1,4 @@
-"""The GPU of a worker: there is one that works, or it is left alone."""
+"""Whether a worker can compute: a defect of its own must fail no run, and ends the worker."""
 
 import os
 import subprocess
@@ -11,8 +11,12 @@ NO_GPU = "no_gpu"
 """The cause in a runner's failure record."""
 
 
-class UnusableGpu(Exception):
-    """A run found no GPU on a worker that has one to offer: the worker's defect, not the run's."""
+UNFIT = "worker unfit"
+"""The outcome of an attempt that its worker could not begin."""
+
+
+class UnfitWorker(Exception):
+    """No GPU on a worker that has one to offer, or no torch: the worker's defect, not the run's."""
 
 
 def require_gpu() -> None:

@@ -1,0 +1,162 @@
+"""What is a worker's own defect fails no run: it is handed back, and the worker ends or goes on."""
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.database import Database
+from service.experiments import queue
+from service.settings import Settings
+from tests.chaos.failing_worker import started
+from tests.worker.test_endings import claimed, load
+from worker import children, supervisor
+from worker import runner as runners
+from worker.children import WarmParent, environment
+from worker.fitness import UnfitWorker
+from worker.runner import Runner
+from worker.slot import Slot
+from worker.supervisor import Supervision
+from worker.warm_parent import Forks
+
+
+def test_a_runner_that_never_was_ready_fails_no_run(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = (sys.executable, "-c", "raise ImportError('no torch')")
+    monkeypatch.setattr(Slot, "new_runner", lambda self: started(*broken))
+    claim = claimed(database)
+    with database.transaction() as session:
+        queue.release(session, claim)
+        dispatch = queue.dispatch_next(session)
+    assert dispatch is not None
+    slot = Slot(database, settings, "test")
+    with pytest.raises(UnfitWorker):
+        slot.run(dispatch.experiment_id, dispatch.dispatch_no, lambda: False)
+    slot.close()
+    waiting = load(database, claim)
+    assert (waiting.status, waiting.lost, waiting.failure_kind) == ("queued", 0, None)
+
+
+def test_a_worker_without_torch_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('a broken installation')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    parent = WarmParent()
+    assert not parent.wait_until_ready()
+    runner = Runner(parent.fork)  # which finds no one
+    while runner.read(0.1) is not None:
+        pass
+    assert not runner.ready
+    runner.kill()
+    parent.close()
+
+
+def test_a_parent_that_stands_still_does_not_hold_its_slot(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "CLOSE_S", 0.3)
+    monkeypatch.setattr(supervisor, "UNHEARD_S", 0.3)
+    parent = WarmParent()
+    assert parent.wait_until_ready()
+    os.kill(parent._process.pid, signal.SIGSTOP)
+    claim = claimed(database, compute__max_runtime_s=1)
+    ended = Supervision(database, settings, claim, Runner(parent.fork)).run(lambda: False)
+    assert (ended, load(database, claim).failure_kind) == ("failed", "timeout")
+    parent.close()
+
+
+def test_what_is_forgotten_in_a_round_is_not_told_of_in_it() -> None:
+    ours, theirs = socket.socketpair()
+    forks = Forks(ours)
+    calls = []
+    pairs = [socket.socketpair() for _ in range(2)]
+
+    def forget_the_other(own: int) -> None:
+        calls.append(own)
+        forks._selector.unregister(pairs[1 - own][0])
+
+    for i, (end, other) in enumerate(pairs):
+        forks._selector.register(
+            end,
+            selectors.EVENT_READ,
+            lambda i=i: forget_the_other(i),
+        )
+        other.send(b"x")
+    forks.look()
+    assert len(calls) == 1
+    for one in (ours, theirs, *pairs[0], *pairs[1]):
+        one.close()
+
+
+def test_silence_is_measured_in_seconds(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in looks, of which complaints make many."""
+    code = "import sys, time\nfor _ in range(700): print('x', file=sys.stderr); time.sleep(0.002)"
+    claim = claimed(database)
+    runner = started(sys.executable, "-c", code)
+    supervision = Supervision(database, settings, claim, runner)
+    began = time.monotonic()
+    while supervision._step():
+        pass
+    assert 0.5 < supervision._silent_s <= time.monotonic() - began
+    runner.kill()
+
+
+def test_a_pipe_of_the_usual_size_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("fcntl.fcntl", refuse)
+    runner = started("echo", '{"record": "log", "seq": 1}')
+    found: list[dict[str, Any]] = []
+    while (some := runner.read(0.1)) is not None:
+        found += some
+    assert found == [{"record": "log", "seq": 1}]
+    runner.kill()
+
+
+def test_lines_that_are_no_records_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "LINE_BYTES", 10_000)
+    code = (
+        "print('[' * 100_000); print('x' * 300_000, end='', flush=True);"
+        'import time; time.sleep(0.3); print(); print(\'{"record": "log", "seq": 1}\')'
+    )
+    runner = started(sys.executable, "-c", code)
+    found: list[dict[str, Any]] = []
+    while (some := runner.read(0.1)) is not None:
+        found += some
+        assert len(runner._part) <= 10_000
+    assert found == [{"record": "log", "seq": 1}]
+    runner.kill()
+
+
+def test_a_process_that_outlives_its_runner_does_not_hold_the_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runners, "DRAIN_S", 0.3)
+    child = "import time\\nfor _ in range(100): print('x', flush=True); time.sleep(0.05)"
+    code = (
+        "import subprocess, sys;"
+        f"subprocess.Popen([sys.executable, '-c', '''{child}'''], start_new_session=True)"
+    )
+    runner = started(sys.executable, "-c", code)
+    began = time.monotonic()
+    while runner.read(0.1) is not None:
+        assert time.monotonic() - began < 4
+    assert runner.kill() == 0
+
+
+def test_a_run_has_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MPT_DATABASE_URL", "MPT_REDIS_URL", "MPT_API_KEY", "MPT_DATA_DIR"):
+        monkeypatch.setenv(name, "x")
+    assert "MPT_DATA_DIR" in environment()
+    assert not environment().keys() & {"MPT_DATABASE_URL", "MPT_REDIS_URL", "MPT_API_KEY"}
