@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup ## the paper's Table 1 and real digits, through the whole service
-	$(BIN)/python -m client.demo
+	$(BIN)/python -m mptlab.demo
 
 serve: setup ## the service on this machine: API and one worker, SQLite
 	$(BIN)/mpt serve

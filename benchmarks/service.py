@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
-from client import Client, serve
+from mptlab import Client, serve
 from service.database import Database
 from service.experiments import queue, store
 from service.experiments.queue import Claim

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 
-from client import Client, serve
+from mptlab import Client, serve
 from service.settings import Settings
 
-MPT = [sys.executable, "-c", "from client.cli import main; main()"]
+MPT = [sys.executable, "-c", "from mptlab.cli import main; main()"]
 
 SHORT = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3", "MPT_DISPATCH_TIMEOUT_S": "4",
          "MPT_DEAF_S": "2", "MPT_KILL_GRACE_S": "3", "MPT_CHECKPOINT_EVERY_S": "0.5",

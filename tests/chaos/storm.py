@@ -19,7 +19,7 @@ import httpx
 import psutil
 from sqlalchemy import select
 
-from client import Client, Refused
+from mptlab import Client, Refused
 from service.database import AWAY, Database
 from service.experiments.models import DesiredState, Event, Experiment, Status
 from service.experiments.queue import is_terminal, request

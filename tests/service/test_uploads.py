@@ -17,8 +17,8 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
-from client import serve
 from mptcore.files.inspect import OPEN_FILES
+from mptlab import serve
 from service.database import Database
 from service.datasets import files
 from service.datasets.sweep import ABANDONED_S, sweep

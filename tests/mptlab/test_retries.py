@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from client import Client, Refused, serve
+from mptlab import Client, Refused, serve
 from service.database import Database
 from service.experiments import queue
 from service.experiments.models import DesiredState

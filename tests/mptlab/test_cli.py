@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from client import Client, Refused, serve
+from mptlab import Client, Refused, serve
 from tests.conftest import ppca_spec
 
 
@@ -34,7 +34,7 @@ def client(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def mpt(environment: dict[str, str], *arguments: str, text: str = "") -> tuple[int, str, str]:
-    command = [sys.executable, "-c", "from client.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from mptlab.cli import main; main()", *arguments]
     done = subprocess.run(
         command, env=environment, input=text, capture_output=True, text=True, check=False
     )

@@ -13,7 +13,7 @@ from typing import Any, Self
 import httpx
 from platformdirs import user_data_path
 
-from client.retries import is_busy, retry_s, send_again
+from mptlab.retries import is_busy, retry_s, send_again
 
 log = logging.getLogger(__name__)
 

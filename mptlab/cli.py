@@ -12,9 +12,9 @@ import httpx
 import typer
 from rich.console import Console
 
-from client import serve as server
-from client.api import Client, Refused, store
-from client.progress import shown_progress
+from mptlab import serve as server
+from mptlab.api import Client, Refused, store
+from mptlab.progress import shown_progress
 
 
 class Queue(StrEnum):

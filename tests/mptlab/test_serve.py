@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from client import Client, serve
+from mptlab import Client, serve
 from tests.conftest import ppca_spec
 from tests.processes import MPT, wait_until
 

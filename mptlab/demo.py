@@ -10,9 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from client import plots, serve
-from client.api import Client
-from client.progress import shown_progress
+from mptlab import plots, serve
+from mptlab.api import Client
+from mptlab.progress import shown_progress
 
 OUTPUT = Path("demo-output")
 
