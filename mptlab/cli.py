@@ -12,6 +12,7 @@ import httpx
 import typer
 from rich.console import Console
 
+from mptlab import __version__
 from mptlab import serve as server
 from mptlab.api import Client, Refused, store
 from mptlab.progress import shown_progress
@@ -24,7 +25,24 @@ class Queue(StrEnum):
     gpu = "gpu"
 
 
-app = typer.Typer(help="Submit experiments to MPT Lab, read what came out.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mpt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="show it and exit"),
+    ] = False,
+) -> None:
+    """Submit experiments to MPT Lab, read what came out."""
+
 
 SpecFile = Annotated[typer.FileText, typer.Argument(help="the spec as JSON; - is standard input")]
 ExperimentId = Annotated[str, typer.Argument(help="the id that submit printed")]
@@ -85,6 +103,7 @@ def worker(
 
 def _become(module: str, *arguments: str) -> NoReturn:
     """Go on as another program: signals reach it, and the client imports none of it."""
+    server.require_server()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 

@@ -1,5 +1,6 @@
 """The embedded service: an API process and a worker process, started and kept together."""
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -11,6 +12,13 @@ from pathlib import Path
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
+
+
+def require_server() -> None:
+    """Raises RuntimeError where only the client is installed."""
+    if importlib.util.find_spec("service") is None:
+        raise RuntimeError("this command needs the server, and only the client is installed here: "
+                           "install mptlab-server")  # fmt: skip
 
 
 def free_port() -> int:
@@ -25,6 +33,7 @@ def free_port() -> int:
 def embedded(store: Path, port: int, log: Path | None = None) -> Iterator[Callable[[], None]]:
     """The service on a loopback port with everything in `store`, while the block runs; output
     goes to the file `log` or to stderr. Gives a function that starts again what has died."""
+    require_server()
     if _is_taken(port):
         raise RuntimeError(f"port {port} is in use: choose another")
     environment = {**os.environ, "MPT_STORE": str(store.absolute())}
