@@ -17,7 +17,7 @@ from service.experiments.curves import read_series
 from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
-from tests.conftest import ppca_spec
+from tests.support.ppca_spec import ppca_spec
 
 SHORT_LEASE = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3"}
 

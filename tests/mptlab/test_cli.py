@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mptlab import Client, Refused, serve
-from tests.conftest import ppca_spec
+from tests.support.ppca_spec import ppca_spec
 
 
 @pytest.fixture(scope="module")

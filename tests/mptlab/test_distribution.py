@@ -76,7 +76,7 @@ def link(distribution: importlib.metadata.Distribution, packages: Path) -> None:
 def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """With nothing of this environment: neither its variables nor its folder."""
     own = {key: value for key, value in os.environ.items() if key in ("HOME", "LANG")}
-    command = [program, *arguments]
+    command = [str(program), *arguments]
     return subprocess.run(
         command, cwd=program.parent, env=own, capture_output=True, text=True, check=False
     )

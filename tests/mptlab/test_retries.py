@@ -20,8 +20,8 @@ from service.database import Database
 from service.experiments import queue
 from service.experiments.models import DesiredState
 from service.settings import Settings
-from tests.conftest import ppca_spec
-from tests.processes import Lab, wait_until
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import Lab, wait_until
 
 
 class Answers(ThreadingHTTPServer):

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from mptlab import Client, serve
-from tests.conftest import ppca_spec
-from tests.processes import MPT, wait_until
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import MPT, wait_until
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 

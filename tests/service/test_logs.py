@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from service import access
 from service.settings import Settings
-from tests.conftest import ppca_spec
-from tests.processes import lab_processes
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import lab_processes
 
 Line = dict[str, Any]
 
@@ -23,7 +23,7 @@ def lines(lab: Settings) -> list[Line]:
     """All that the processes of a lab write while one experiment runs, and requests that fail."""
     with lab_processes(lab) as running, running.client() as client:
         url = f"http://127.0.0.1:{running.port}"
-        httpx.get(f"{url}/v1/me", headers={"X-Request-ID": "mine"})
+        httpx.get(f"{url}/v1/workers", headers={"X-Request-ID": "mine"})
         submitted = client.submit(ppca_spec())["id"]
         client.wait(submitted, timeout_s=60)
         # Read before the stop, which Celery answers with a plain line of its own.
@@ -42,7 +42,7 @@ def test_every_line_says_what_it_is_about(lines: list[Line], lab: Settings) -> N
     assert 0 < post["duration_ms"] < 10_000
 
     (refused,) = [line for line in requests if line["request_id"] == "mine"]
-    assert refused["status"] in (401, 404)
+    assert (refused["path"], refused["status"]) == ("/v1/workers", 401)
     looks = [line for line in requests if line["method"] == "GET" and line["status"] < 400]
     assert all(line["duration_ms"] > 1000 for line in looks), "looks that succeed leave no line"
 

@@ -15,8 +15,8 @@ from service.experiments.models import Checkpoint, DesiredState, Experiment, Sta
 from service.experiments.schemas import Submission
 from service.hub import UNUSED_S
 from service.settings import Settings
-from tests.conftest import ppca_spec
-from tests.service.test_hub import cached
+from tests.support.hub import cached
+from tests.support.ppca_spec import ppca_spec
 from worker.reaper import Reaper
 
 LEASE_S = 0.6

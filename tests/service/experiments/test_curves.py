@@ -19,7 +19,7 @@ from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
 from service.main import create_app
 from service.settings import Settings
-from tests.conftest import ppca_spec
+from tests.support.ppca_spec import ppca_spec
 
 LAST = 60
 CHECKPOINT_AFTER = 25

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mptcore.specs import EXPERIMENT
-from tests.conftest import ppca_spec
-from tests.invariants import Record
-from tests.warm import warm_parent
+from tests.support.invariants import Record
+from tests.support.ppca_spec import ppca_spec
+from tests.support.warm import warm_parent
 from worker.runner import Runner
 
 

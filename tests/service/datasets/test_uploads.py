@@ -25,8 +25,8 @@ from service.datasets.sweep import ABANDONED_S, sweep
 from service.errors import ApiError
 from service.main import create_app
 from service.settings import Settings
-from tests.processes import wait_until
-from tests.service.test_datasets import GOOD, npy, post, stored
+from tests.support.processes import wait_until
+from tests.support.uploads import GOOD, npy, post, stored
 
 SQLITE_ROWS = "SELECT count(*) FROM datasets"
 

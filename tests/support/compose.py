@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import yaml
 
-FILE = Path(__file__).parent.parent / "docker-compose.yml"
+FILE = Path(__file__).parents[2] / "docker-compose.yml"
 SECRETS = {"MPT_POSTGRES_PASSWORD": "postgres-secret", "MPT_REDIS_PASSWORD": "redis-secret"}
 VARIABLE = re.compile(r"\$\{(?P<name>\w+)(:-(?P<default>[^}]*)|:\?[^}]*)\}")
 

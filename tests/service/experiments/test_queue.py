@@ -12,7 +12,7 @@ from service.experiments.models import DesiredState, Event, Experiment, Status
 from service.experiments.queue import Claim, LeaseLost
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
-from tests.conftest import ppca_spec
+from tests.support.ppca_spec import ppca_spec
 
 LEASE_S = 60.0
 

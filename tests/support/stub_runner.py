@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.chaos.records import CHECKPOINT_AFTER, RECORDS, point
+from tests.support.records import CHECKPOINT_AFTER, RECORDS, point
 
 DEAF_S = 1.5
 
