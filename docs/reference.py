@@ -89,7 +89,7 @@ def _type_name(kind: Any) -> str:
         return " or ".join(_type_name(one) for one in get_args(kind) if one is not type(None))
     if issubclass(kind, StrEnum):
         return ", ".join(f"`{one}`" for one in kind)
-    return {SecretStr: "secret", Path: "path", str: "text"}.get(kind, kind.__name__)
+    return {SecretStr: "secret", Path: "path", str: "text"}.get(kind) or str(kind.__name__)
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
@@ -97,7 +97,7 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     (body,) = ast.parse(inspect.getsource(model)).body
     assert isinstance(body, ast.ClassDef)
     return {
-        field.target.id: " ".join(text.value.value.split())
+        field.target.id: " ".join(str(text.value.value).split())
         for field, text in zip(body.body, body.body[1:], strict=False)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
@@ -190,7 +190,7 @@ def _values(part: Schema) -> str:
         case {"type": "string"}:
             return f"text{_range(part, 'Length')}"
         case {"type": "integer" | "number" as kind}:
-            return kind + _range(part, "imum")
+            return f"{kind}{_range(part, 'imum')}"
         case {"type": kind}:
             return str(kind)
     return "any"

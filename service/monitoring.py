@@ -117,8 +117,8 @@ def _oldest_queued(session: Session) -> Metric:
 
 
 def _summary(name: str, about: str, durations: Durations) -> Metric:
-    count, total_s = durations
-    return SummaryMetricFamily(name, about, count_value=count, sum_value=total_s)
+    number, total_s = durations
+    return SummaryMetricFamily(name, about, count_value=number, sum_value=total_s)
 
 
 def _failures(session: Session) -> Metric:

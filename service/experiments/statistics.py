@@ -12,7 +12,7 @@ from service.experiments.models import Experiment, Status
 class Durations(NamedTuple):
     """How many there were, and their sum in seconds."""
 
-    count: int
+    number: int
     total_s: float
 
 
