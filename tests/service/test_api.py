@@ -305,7 +305,7 @@ def test_the_key_is_the_users_alone(settings: Settings) -> None:
     assert settings.store.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/v1/nothing"])
+@pytest.mark.parametrize("path", ["/nothing", "/v1/nothing", "/v1/experiments/../curves"])
 def test_unknown_paths_are_problems(api: TestClient, path: str) -> None:
     answer = api.get(path)
     assert answer.status_code == 404
