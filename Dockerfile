@@ -25,7 +25,7 @@ print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], se
 COPY mptcore mptcore
 COPY service service
 COPY worker worker
-COPY client client
+COPY mptlab mptlab
 COPY migrations migrations
 RUN pip install --no-deps .
 

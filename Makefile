@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo serve test lint bench chaos
+.PHONY: help setup demo serve test lint docs bench chaos
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup ## the paper's Table 1 and real digits, through the whole service
-	$(BIN)/python -m client.demo
+	$(BIN)/python -m mptlab.demo
 
 serve: setup ## the service on this machine: API and one worker, SQLite
 	$(BIN)/mpt serve
@@ -30,6 +30,9 @@ lint: setup ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup ## the pages of docs/ that are generated
+	$(BIN)/python -m docs.reference
 
 chaos: setup ## processes killed and servers restarted at random, for most of an hour
 	MPT_CHAOS_SQLITE_RUNS=2000 MPT_CHAOS_POSTGRESQL_RUNS=300 \

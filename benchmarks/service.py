@@ -26,16 +26,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
-from client import Client, serve
+from mptlab import Client, serve
 from service.database import Database
 from service.experiments import queue, store
 from service.experiments.queue import Claim
 from service.experiments.schemas import Submission
 from service.prepare import prepare
 from service.settings import Settings
-from tests.conftest import ppca_spec
-from tests.processes import Lab, wait_until
-from tests.servers import PostgreSQL, Redis
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import Lab, wait_until
+from tests.support.servers import PostgreSQL, Redis
 from worker.children import Spawned
 from worker.runner import Runner
 from worker.supervisor import Supervision

@@ -13,14 +13,21 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from service import workers
-from service.database import now
 from service.dependencies import DatabaseDep, SettingsDep
-from service.experiments.models import Experiment, Queue, Status
+from service.experiments.models import Queue
 from service.experiments.schemas import moment
+from service.experiments.statistics import (
+    Durations,
+    count_by_status,
+    failures_by_kind,
+    lost_attempts,
+    oldest_queued_s,
+    runs,
+    waits,
+)
 
 router = APIRouter(tags=["monitoring"])
 
@@ -88,47 +95,48 @@ def _worker_out(worker: workers.Worker, experiment_id: str | None, silent_s: flo
 
 
 def _families(session: Session) -> Iterator[Metric]:
-    by_status = GaugeMetricFamily("mpt_experiments", "experiments by status", labels=["status"])
-    counts = session.execute(
-        select(Experiment.status, func.count()).group_by(Experiment.status)
-    ).all()
-    found = {row[0]: row[1] for row in counts}
-    for status in Status:
-        by_status.add_metric([status], found.get(status, 0))
-    yield by_status
+    yield _experiments(session)
+    yield _oldest_queued(session)
+    yield _summary("mpt_wait_seconds", "from submission to the first start", waits(session))
+    yield _summary("mpt_run_seconds", "from the first start to the end", runs(session))
+    yield _failures(session)
+    yield _leases_lost(session)
+    yield _workers(session)
 
-    queued = Experiment.status == Status.QUEUED
-    oldest = session.scalar(select(now() - func.min(Experiment.created_at)).where(queued))
-    yield GaugeMetricFamily(
-        "mpt_queue_oldest_seconds", "age of the oldest queued experiment", value=oldest or 0
-    )
-    wait = Experiment.started_at - Experiment.created_at
-    yield _summary(session, "mpt_wait_seconds", "from submission to the first start", wait)
-    run = Experiment.finished_at - Experiment.started_at
-    yield _summary(session, "mpt_run_seconds", "from the first start to the end", run)
 
-    failures = CounterMetricFamily("mpt_failures", "failed experiments by kind", labels=["kind"])
-    kinds = session.execute(
-        select(Experiment.failure_kind, func.count())
-        .where(Experiment.failure_kind.is_not(None))
-        .group_by(Experiment.failure_kind)
-    )
-    for kind, count in kinds:
-        failures.add_metric([str(kind)], count)
-    yield failures
-    lost = session.scalar(select(func.sum(Experiment.lost))) or 0
-    yield CounterMetricFamily("mpt_leases_lost", "attempts that were lost", value=lost)
+def _experiments(session: Session) -> Metric:
+    family = GaugeMetricFamily("mpt_experiments", "experiments by status", labels=["status"])
+    for status, count in count_by_status(session).items():
+        family.add_metric([status], count)
+    return family
 
-    by_queue = GaugeMetricFamily("mpt_workers", "live workers", labels=["queue", "busy"])
+
+def _oldest_queued(session: Session) -> Metric:
+    about = "age of the oldest queued experiment"
+    return GaugeMetricFamily("mpt_queue_oldest_seconds", about, value=oldest_queued_s(session))
+
+
+def _summary(name: str, about: str, durations: Durations) -> Metric:
+    number, total_s = durations
+    return SummaryMetricFamily(name, about, count_value=number, sum_value=total_s)
+
+
+def _failures(session: Session) -> Metric:
+    family = CounterMetricFamily("mpt_failures", "failed experiments by kind", labels=["kind"])
+    for kind, count in failures_by_kind(session).items():
+        family.add_metric([kind], count)
+    return family
+
+
+def _leases_lost(session: Session) -> Metric:
+    about = "attempts that were lost"
+    return CounterMetricFamily("mpt_leases_lost", about, value=lost_attempts(session))
+
+
+def _workers(session: Session) -> Metric:
+    family = GaugeMetricFamily("mpt_workers", "live workers", labels=["queue", "busy"])
     alive = [(w.queue, e is not None) for w, e, _ in workers.alive(session, SILENT_S)]
     for queue in Queue:
         for busy in (False, True):
-            by_queue.add_metric([queue, str(busy).lower()], alive.count((queue.value, busy)))
-    yield by_queue
-
-
-def _summary(
-    session: Session, name: str, about: str, seconds: ColumnElement[float | None]
-) -> Metric:
-    count, total = session.execute(select(func.count(seconds), func.sum(seconds))).one()
-    return SummaryMetricFamily(name, about, count_value=count, sum_value=total or 0.0)
+            family.add_metric([queue, str(busy).lower()], alive.count((queue.value, busy)))
+    return family

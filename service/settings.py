@@ -30,6 +30,7 @@ class Settings(BaseSettings):
     write_wait_s: float = Field(default=10.0, gt=0)
     """A request that waits so long for its turn to write is answered 503."""
     max_upload_bytes: int = 4 * 2**30
+    """Of one file."""
     max_uploads: int = Field(default=4, gt=0)
     """At once, of an API process."""
     upload_stall_s: float = Field(default=60.0, gt=0)
@@ -37,10 +38,12 @@ class Settings(BaseSettings):
     reserve_bytes: int = Field(default=2**30, ge=0)
     """Of the store's disk that uploads leave free."""
     max_body_bytes: int = 256 * 1024
+    """Of every other request."""
 
     lease_s: float = Field(default=10.0, gt=0)
     """How long a run is its worker's without a sign of life."""
     heartbeat_s: float = Field(default=1.0, gt=0)
+    """How often a worker says that it lives, at the least."""
     dispatch_timeout_s: float = Field(default=30.0, gt=0)
     """How long a dispatched experiment may stay unclaimed."""
     kill_grace_s: float = Field(default=10.0, gt=0)
@@ -50,6 +53,7 @@ class Settings(BaseSettings):
     poll_s: float = Field(default=0.1, gt=0)
     """How often an idle worker or dispatcher looks for work."""
     checkpoint_every_s: float = Field(default=30.0, gt=0)
+    """How long a run goes on without a checkpoint, about."""
     stall_s: float = Field(default=1800.0, gt=0)
     """A run that reports nothing for so long is ended."""
     deaf_s: float = Field(default=10.0, gt=0)

@@ -7,15 +7,14 @@ import uuid
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from service.database import Database
 from service.prepare import prepare
 from service.settings import Settings
-from tests.servers import PostgreSQL, Redis
-from tests.warm import warm_parent
+from tests.support.servers import PostgreSQL, Redis
+from tests.support.warm import warm_parent
 from worker import slot
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as worker.runner, before torch is loaded
@@ -104,31 +103,3 @@ def settings(prepared_store: Path, tmp_path: Path) -> Settings:
 @pytest.fixture
 def database(settings: Settings) -> Database:
     return Database(settings.url)
-
-
-def ppca_spec(**changes: Any) -> dict[str, Any]:
-    """A small experiment; `evaluate__masks={...}` changes one part."""
-    spec: dict[str, Any] = {
-        "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "generator"},
-        "data": {
-            "source": "ppca",
-            "n": 50,
-            "dim": 6,
-            "latent_dim": 2,
-            "noise_precision": 5.0,
-            "seed": 3,
-        },
-        "evaluate": {"masks": {"schedule": "all", "per_size": 4}},
-        "seeds": [4],
-        "compute": {"device": "cpu", "threads": 1},
-    }
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        part = spec
-        for parent in parents:
-            part = part.setdefault(parent, {})
-        if value is ...:
-            del part[last]
-        else:
-            part[last] = value
-    return spec

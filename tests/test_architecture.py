@@ -10,9 +10,9 @@ import pytest
 
 FORBIDDEN = {
     "service.main": ["torch", "transformers", "datasets", "worker"],
-    "client": ["torch", "service", "worker", "sqlalchemy"],
-    "client.cli": ["torch", "service", "worker", "sqlalchemy"],
-    "client.demo": ["torch", "service", "worker", "sqlalchemy"],
+    "mptlab": ["torch", "service", "worker", "sqlalchemy"],
+    "mptlab.cli": ["torch", "service", "worker", "sqlalchemy"],
+    "mptlab.demo": ["torch", "service", "worker", "sqlalchemy"],
     "worker.local": ["torch", "fastapi"],
     "mptcore.specs": ["torch", "numpy", "sklearn", "pandas", "scipy"],
     "mptcore.protocol.orders": ["torch", "numpy"],
@@ -46,7 +46,7 @@ def test_mptcore_knows_nothing_of_the_service() -> None:
     assert "torch" in modules
     assert "mptcore.run" in modules
     others = {"fastapi", "starlette", "sqlalchemy", "celery", "httpx"}
-    assert modules.isdisjoint(others | {"service", "worker", "client"})
+    assert modules.isdisjoint(others | {"service", "worker", "mptlab"})
 
 
 MPTCORE = Path(__file__).parents[1] / "mptcore"

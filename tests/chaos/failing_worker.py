@@ -2,11 +2,9 @@
 step commits, or just after."""
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -14,11 +12,10 @@ from sqlalchemy.orm import Session
 from service.database import Database
 from service.experiments import queue
 from service.settings import Settings
-from tests.chaos.records import CHECKPOINT_AFTER
+from tests.support.records import CHECKPOINT_AFTER
+from tests.support.stub import stub
 from worker import reaper, supervisor
-from worker.children import Spawned
 from worker.local import LocalWorker
-from worker.runner import Runner
 from worker.slot import Slot
 
 EXIT = 77
@@ -27,16 +24,6 @@ STEPS = ("dispatch_next", "claim", "record", "checkpoint", "finish", "release", 
 """Every transaction of a run; `submit` is the API's."""
 
 _reached = threading.local()
-
-
-def stub(*options: str) -> Runner:
-    """A runner whose process is the stub."""
-    return started(sys.executable, "-m", "tests.chaos.stub_runner", *options)
-
-
-def started(*command: str) -> Runner:
-    """A runner whose process is that of a command."""
-    return Runner(partial(Spawned, command=command))
 
 
 def exit_at(step: str, when: str) -> None:

@@ -18,9 +18,9 @@ from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.queue import Claim, Dispatch, FailureCause, LeaseLost
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
-from tests.chaos.records import RECORDS
-from tests.conftest import ppca_spec
-from tests.invariants import check
+from tests.support.invariants import check
+from tests.support.ppca_spec import ppca_spec
+from tests.support.records import RECORDS
 from worker.supervisor import UNSTORABLE
 
 LEASE_S, DISPATCH_TIMEOUT_S, MAX_LOST = 10.0, 30.0, 3

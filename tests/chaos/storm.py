@@ -19,16 +19,16 @@ import httpx
 import psutil
 from sqlalchemy import select
 
-from client import Client, Refused
+from mptlab import Client, Refused
 from service.database import AWAY, Database
 from service.experiments.models import DesiredState, Event, Experiment, Status
 from service.experiments.queue import is_terminal, request
 from service.prepare import prepare
 from service.settings import Settings
-from tests.invariants import Counts, Record, check
-from tests.processes import Lab
-from tests.servers import PostgreSQL, Redis
-from tests.undisturbed import ENDLESS, KINDS, LARGE, LARGE_BYTES, undisturbed_records
+from tests.support.invariants import Counts, Record, check
+from tests.support.processes import Lab
+from tests.support.servers import PostgreSQL, Redis
+from tests.support.undisturbed import ENDLESS, KINDS, LARGE, LARGE_BYTES, undisturbed_records
 
 SPECS = {**KINDS, "endless": ENDLESS, "large": LARGE}
 MAY_FAIL = {"endless": "timeout", "large": "oom"}

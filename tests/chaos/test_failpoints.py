@@ -17,12 +17,13 @@ from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from tests.chaos import failing_worker
-from tests.chaos.failing_worker import EXIT, STEPS, stub
-from tests.chaos.records import RECORDS
-from tests.conftest import ppca_spec
-from tests.invariants import Record, check
-from tests.processes import environment, wait_until
-from tests.undisturbed import TRAINING, undisturbed_records
+from tests.chaos.failing_worker import EXIT, STEPS
+from tests.support.invariants import Record, check
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import environment, wait_until
+from tests.support.records import RECORDS
+from tests.support.stub import stub
+from tests.support.undisturbed import TRAINING, undisturbed_records
 from worker.local import LocalWorker
 from worker.slot import Slot
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from service.database import Database
 from tests.chaos.queue_machine import QueueMachine
-from tests.servers import PostgreSQL
+from tests.support.servers import PostgreSQL
 
 STEPS = 50
 RUNS = {"sqlite": int(os.environ.get("MPT_CHAOS_SQLITE_RUNS", "100")),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from service.settings import Settings
 from tests.chaos.storm import SHORT, Storm, summary
-from tests.servers import PostgreSQL, Redis
+from tests.support.servers import PostgreSQL, Redis
 
 
 def test_short_storm(lab: Settings, postgresql: PostgreSQL, redis: Redis, tmp_path: Path) -> None:

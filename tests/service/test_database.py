@@ -16,8 +16,8 @@ from service.experiments.models import Event, Experiment, Status
 from service.experiments.queue import FailureCause
 from service.main import create_app
 from service.settings import Settings
-from tests.conftest import ppca_spec
-from tests.service.test_queue import running
+from tests.service.experiments.test_queue import running
+from tests.support.ppca_spec import ppca_spec
 
 HALF_A_PAIR = "\ud800"
 

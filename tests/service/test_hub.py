@@ -1,7 +1,5 @@
 """The hub's cache keeps to its size, by what was read longest ago."""
 
-import os
-import time
 from pathlib import Path
 
 import pytest
@@ -9,21 +7,7 @@ import pytest
 from service import hub
 from service.hub import UNUSED_S, trim_hub_cache
 from service.settings import Settings
-
-
-def cached(cache: Path, name: str, size: int, read_s_ago: float) -> Path:
-    """A model in the cache's own layout."""
-    repo = cache / f"models--lab--{name}"
-    revision = name.encode().hex().ljust(40, "0")
-    for folder in ("blobs", "refs", f"snapshots/{revision}"):
-        (repo / folder).mkdir(parents=True)
-    (repo / "refs" / "main").write_text(revision)
-    blob = repo / "blobs" / "weights"
-    blob.write_bytes(bytes(size))
-    (repo / "snapshots" / revision / "weights").symlink_to(blob)
-    moment = time.time() - read_s_ago
-    os.utime(blob, (moment, moment))
-    return repo
+from tests.support.hub import cached
 
 
 @pytest.fixture

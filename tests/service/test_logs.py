@@ -1,6 +1,5 @@
 """Logs of real processes: JSON lines that say which request and which experiment."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -12,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from service import access
 from service.settings import Settings
-from tests.conftest import ppca_spec
-from tests.processes import lab_processes
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import lab_processes
 
 Line = dict[str, Any]
 
@@ -23,7 +22,7 @@ def lines(lab: Settings) -> list[Line]:
     """All that the processes of a lab write while one experiment runs, and requests that fail."""
     with lab_processes(lab) as running, running.client() as client:
         url = f"http://127.0.0.1:{running.port}"
-        httpx.get(f"{url}/v1/me", headers={"X-Request-ID": "mine"})
+        httpx.get(f"{url}/v1/workers", headers={"X-Request-ID": "mine"})
         submitted = client.submit(ppca_spec())["id"]
         client.wait(submitted, timeout_s=60)
         # Read before the stop, which Celery answers with a plain line of its own.
@@ -42,7 +41,7 @@ def test_every_line_says_what_it_is_about(lines: list[Line], lab: Settings) -> N
     assert 0 < post["duration_ms"] < 10_000
 
     (refused,) = [line for line in requests if line["request_id"] == "mine"]
-    assert refused["status"] in (401, 404)
+    assert (refused["path"], refused["status"]) == ("/v1/workers", 401)
     looks = [line for line in requests if line["method"] == "GET" and line["status"] < 400]
     assert all(line["duration_ms"] > 1000 for line in looks), "looks that succeed leave no line"
 
@@ -55,27 +54,26 @@ def test_every_line_says_what_it_is_about(lines: list[Line], lab: Settings) -> N
 
 
 @pytest.mark.parametrize(
-    ("method", "status", "takes_s", "logged"),
+    ("method", "status", "slow_s", "logged"),
     [
-        ("GET", 200, 0, False),
-        ("GET", 404, 0, True),
-        ("GET", 200, 0.05, True),
-        ("POST", 202, 0, True),
+        ("GET", 200, 60, False),
+        ("GET", 404, 60, True),
+        ("GET", 200, 0, True),
+        ("POST", 202, 60, True),
     ],
 )
 def test_what_leaves_a_line(
     method: str,
     status: int,
-    takes_s: float,
+    slow_s: float,
     logged: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A change, a failure, and what takes long."""
-    monkeypatch.setattr(access, "SLOW_S", 0.04)
+    monkeypatch.setattr(access, "SLOW_S", slow_s)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await asyncio.sleep(takes_s)
         await Response(status_code=status)(scope, receive, send)
 
     caplog.set_level("INFO", logger=access.__name__)

@@ -17,7 +17,7 @@ from service.experiments.schemas import Submission
 from service.main import create_app
 from service.settings import Settings
 from service.workers import Vitals
-from tests.conftest import ppca_spec
+from tests.support.ppca_spec import ppca_spec
 
 LEASE_S = 60.0
 IDLE, BUSY = "host:1", "host:2"

@@ -17,8 +17,8 @@ from service.database import Database
 from service.dependencies import _writable
 from service.main import ROUTERS, create_app
 from service.settings import Settings
-from tests.conftest import ppca_spec
-from tests.processes import wait_until
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import wait_until
 
 CLIENTS = 45
 

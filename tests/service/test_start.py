@@ -17,8 +17,8 @@ from service.database import AWAY, Database
 from service.main import create_app
 from service.prepare import migrate, prepare
 from service.settings import Settings
-from tests.processes import environment
-from tests.servers import PostgreSQL
+from tests.support.processes import environment
+from tests.support.servers import PostgreSQL
 
 
 def modes(store: Path) -> dict[str, int]:

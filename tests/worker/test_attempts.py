@@ -22,9 +22,9 @@ from service.experiments.schemas import Submission
 from service.main import create_app
 from service.references import WEIGHTS, input_files
 from service.settings import Settings
-from tests.chaos.failing_worker import stub
-from tests.chaos.records import point
-from tests.conftest import ppca_spec
+from tests.support.ppca_spec import ppca_spec
+from tests.support.records import point
+from tests.support.stub import stub
 from worker.slot import Slot
 from worker.supervisor import Supervision
 

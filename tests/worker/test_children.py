@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import ppca_spec
-from tests.processes import wait_until
-from tests.undisturbed import undisturbed_records
-from tests.warm import warm_parent
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import wait_until
+from tests.support.undisturbed import undisturbed_records
+from tests.support.warm import warm_parent
 from worker.children import GONE, Spawned, WarmParent
 from worker.runner import Runner
 

@@ -17,11 +17,11 @@ from service.experiments.models import DesiredState, Experiment
 from service.experiments.queue import Claim
 from service.experiments.schemas import Submission
 from service.settings import Settings
-from tests.chaos.failing_worker import stub
-from tests.chaos.records import RECORDS
-from tests.conftest import ppca_spec
-from tests.invariants import check
-from tests.processes import wait_until
+from tests.support.invariants import check
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import wait_until
+from tests.support.records import RECORDS
+from tests.support.stub import stub
 from worker import supervisor
 from worker.runner import Runner
 from worker.supervisor import Supervision

@@ -6,14 +6,14 @@ from contextlib import closing
 
 import pytest
 from sqlalchemy import select
+from tests.service.experiments.test_place import submit
 
 from service.database import Database
 from service.experiments import queue
 from service.experiments.models import Experiment, Queue
 from service.settings import Settings
 from service.workers import Worker
-from tests.processes import environment
-from tests.service.test_place import submit
+from tests.support.processes import environment
 from worker.node import Node
 
 

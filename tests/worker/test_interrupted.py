@@ -14,8 +14,8 @@ from service.experiments import queue, store
 from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
-from tests.invariants import Record, check
-from tests.undisturbed import KINDS, undisturbed_records
+from tests.support.invariants import Record, check
+from tests.support.undisturbed import KINDS, undisturbed_records
 from worker.slot import Slot
 
 

@@ -16,9 +16,9 @@ from service.experiments.models import Queue
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from service.workers import Vitals, Worker
-from tests.conftest import ppca_spec
-from tests.processes import environment, wait_until
 from tests.service.test_database import read_only
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import environment, wait_until
 from worker.celery_app import make_celery
 from worker.dispatcher import Dispatcher
 from worker.local import LocalWorker

@@ -12,9 +12,9 @@ from service.database import Database
 from service.experiments import queue
 from service.experiments.models import Queue
 from service.settings import Settings
-from tests.processes import wait_until
-from tests.servers import Redis
-from tests.service.test_queue import submit
+from tests.service.experiments.test_queue import submit
+from tests.support.processes import wait_until
+from tests.support.servers import Redis
 from worker import celery_app
 from worker.celery_app import broker_answers
 from worker.presence import Presence

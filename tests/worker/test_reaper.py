@@ -12,7 +12,7 @@ from service.experiments import queue, store
 from service.experiments.models import Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
-from tests.conftest import ppca_spec
+from tests.support.ppca_spec import ppca_spec
 from worker.reaper import Reaper
 
 LEASE_S = 0.6

@@ -14,11 +14,11 @@ from service.experiments import queue, store
 from service.experiments.models import Event, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
-from tests.chaos.failing_worker import started, stub
-from tests.chaos.records import CHECKPOINT_AFTER, RECORDS
-from tests.conftest import ppca_spec
-from tests.invariants import check
-from tests.undisturbed import undisturbed_records
+from tests.support.invariants import check
+from tests.support.ppca_spec import ppca_spec
+from tests.support.records import CHECKPOINT_AFTER, RECORDS
+from tests.support.stub import started, stub
+from tests.support.undisturbed import undisturbed_records
 from worker.slot import Slot
 
 TRAINING = {

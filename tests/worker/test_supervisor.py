@@ -17,8 +17,8 @@ from service.experiments.models import DesiredState, Experiment
 from service.experiments.queue import Claim
 from service.experiments.schemas import Submission
 from service.settings import Settings
-from tests.conftest import ppca_spec
-from tests.warm import warm_parent
+from tests.support.ppca_spec import ppca_spec
+from tests.support.warm import warm_parent
 from worker.runner import Runner
 from worker.supervisor import Supervision
 

@@ -11,7 +11,7 @@ from service.experiments import queue
 from service.experiments.models import Checkpoint, DesiredState, Experiment, Status
 from service.hub import UNUSED_S
 from service.settings import Settings
-from tests.service.test_hub import cached
+from tests.support.hub import cached
 from tests.worker.test_reaper import running
 from worker import sweeper as sweepers
 from worker.sweeper import Sweeper

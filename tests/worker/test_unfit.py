@@ -14,7 +14,7 @@ import pytest
 from service.database import Database
 from service.experiments import queue
 from service.settings import Settings
-from tests.chaos.failing_worker import started
+from tests.support.stub import started
 from tests.worker.test_endings import claimed, load
 from worker import children, supervisor
 from worker import runner as runners

@@ -1,0 +1,256 @@
+"""Submitting experiments, waiting for them, reading what came out."""
+
+import logging
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+from platformdirs import user_data_path
+
+from mptlab.retries import is_busy, retry_s, send_again
+
+log = logging.getLogger(__name__)
+
+DEFAULT_URL = "http://127.0.0.1:8765"
+UPLOAD_S = 600.0
+"""How long the service may look at an upload before it answers."""
+
+Json = dict[str, Any]
+
+
+class Refused(Exception):
+    """The service's answer was a problem (RFC 9457): its sentence, and the whole document."""
+
+    def __init__(self, document: Json):
+        super().__init__(document.get("detail") or document.get("title") or str(document))
+        self.document = document
+
+
+class Client:
+    """A connection to the service.
+
+    The URL is that given, else MPT_URL, else this machine's. The key is that given, else
+    MPT_API_KEY, else what the embedded service left in its store (MPT_STORE).
+
+    A request that may be sent again is, where the service does not answer or asks for it, for half
+    a minute (MPT_RETRY_S); `on_outage` is told, once.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        timeout_s: float = 30.0,
+        on_outage: Callable[[str], object] = log.warning,
+    ):
+        self.url = url or os.environ.get("MPT_URL", DEFAULT_URL)
+        key = key or os.environ.get("MPT_API_KEY") or _local_key()
+        headers = {"Authorization": f"Bearer {key}"}
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s)
+        self._on_outage = on_outage
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def submit(
+        self, spec: Mapping[str, Any], *, idempotency_key: str | None = None, **beside: Any
+    ) -> Json:
+        """Queue an experiment; `beside` is name, tags, note, priority. What is sent again under
+        the same idempotency key, by default one of this call's own, is queued once. Raises
+        Refused."""
+        body = {"spec": spec, **beside}
+        return self._call("POST", "/v1/experiments", json=body, headers=_once(idempotency_key))
+
+    def upload(self, file: Path) -> Json:
+        """Upload a data set, of numbers or of text; its id goes into a spec. The same bytes are one
+        data set however often they are sent. Raises Refused."""
+
+        query = {"name": file.name}
+        patience = httpx.Timeout(self._http.timeout.connect, read=UPLOAD_S)
+
+        def send() -> httpx.Response:
+            with file.open("rb") as content:
+                return self._http.post("/v1/datasets", params=query, content=content,
+                                       timeout=patience)  # fmt: skip
+
+        return _answer(self._send(send, idempotent=True))
+
+    def validate(self, spec: Mapping[str, Any]) -> Json:
+        """The resolved spec, and where it would stand in the queue. Raises Refused."""
+        body = {"spec": spec}
+        return self._call("POST", "/v1/experiments:validate", idempotent=True, json=body)
+
+    def get(self, experiment_id: str) -> Json:
+        """Where an experiment stands, with its metrics so far."""
+        return self._call("GET", f"/v1/experiments/{experiment_id}")
+
+    def experiments(self, **filters: Any) -> Iterator[Json]:
+        """Your experiments, newest first, over all pages: without their specs, or with
+        `fields="full"` (and `limit` at most 50) with them."""
+        cursor = None
+        while True:
+            query = {**filters, "cursor": cursor} if cursor else filters
+            page = self._call("GET", "/v1/experiments", params=query)
+            yield from page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    def cancel(self, experiment_id: str) -> Json:
+        """Ask for an experiment to end."""
+        return self._call("POST", f"/v1/experiments/{experiment_id}:cancel", idempotent=True)
+
+    def pause(self, experiment_id: str) -> Json:
+        """Ask for an experiment to be set aside."""
+        return self._call("POST", f"/v1/experiments/{experiment_id}:pause", idempotent=True)
+
+    def resume(self, experiment_id: str) -> Json:
+        """Put a paused experiment back in the queue."""
+        return self._call("POST", f"/v1/experiments/{experiment_id}:resume")
+
+    def retry(self, experiment_id: str, *, idempotency_key: str | None = None) -> Json:
+        """Queue a new experiment like one that failed or was cancelled; the key as in `submit`."""
+        headers = _once(idempotency_key)
+        return self._call("POST", f"/v1/experiments/{experiment_id}:retry", headers=headers)
+
+    def workers(self) -> list[Json]:
+        """The workers that live."""
+        found: list[Json] = self._call("GET", "/v1/workers")["items"]
+        return found
+
+    def wait(
+        self,
+        experiment_id: str,
+        timeout_s: float | None = None,
+        on_change: Callable[[Json], object] = lambda experiment: None,
+        poll_s: float = 0.2,
+    ) -> Json:
+        """Wait until an experiment has ended, and return it; `on_change` sees it at every look.
+        Once the service has answered, an outage is waited for as well. Raises TimeoutError."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        experiment = self.get(experiment_id)
+        while True:
+            on_change(experiment)
+            if experiment["terminal"]:
+                return experiment
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{experiment_id} is {experiment['status']} after {timeout_s} s")
+            time.sleep(poll_s)
+            experiment = self._look(experiment_id, deadline)
+
+    def _look(self, experiment_id: str, deadline: float) -> Json:
+        """Where an experiment stands, however long the service is away."""
+        send = partial(self._http.get, f"/v1/experiments/{experiment_id}")
+        for_s = max(0.0, deadline - time.monotonic())
+        try:
+            response = self._send(send, idempotent=True, for_s=for_s)
+        except httpx.TransportError as error:
+            raise TimeoutError(f"{self.url} does not answer: {error}") from error
+        if is_busy(response):
+            raise TimeoutError(f"{self.url} does not answer: HTTP {response.status_code}")
+        return _answer(response)
+
+    def curves(
+        self,
+        experiment_id: str,
+        series: str | None = None,
+        max_points: int = 100_000,
+        **labels: Any,
+    ) -> list[Json]:
+        """The series of an experiment by column: all, or those of one name and with the given
+        labels."""
+        path = f"/v1/experiments/{experiment_id}/curves" + (f"/{series}" if series else "")
+        answer = self._call("GET", path, params={"max_points": max_points, **labels})
+        found: list[Json] = answer["series"]
+        return found
+
+    def artifacts(self, experiment_id: str) -> list[Json]:
+        """The files that an experiment left: weights, pictures."""
+        found: list[Json] = self._call("GET", f"/v1/experiments/{experiment_id}/artifacts")["items"]
+        return found
+
+    def artifact(self, experiment_id: str, name: str) -> bytes:
+        """The content of one of these files."""
+        path = f"/v1/experiments/{experiment_id}/artifacts/{name}"
+        response = self._send(lambda: self._http.get(path), idempotent=True)
+        if response.is_error:
+            raise Refused(_document(response))
+        return response.content
+
+    def preset(self, name: str) -> Json:
+        """One of the paper's tables and figures: its specs, and what was published."""
+        return self._call("GET", f"/v1/presets/{name}")
+
+    def verdict(self, name: str, experiment_ids: list[str]) -> Json:
+        """Whether experiments that ran a preset's specs, in order, agree with the paper."""
+        query = {"experiment": experiment_ids}
+        return self._call("GET", f"/v1/presets/{name}/verdict", params=query)
+
+    def is_ready(self) -> bool:
+        """Whether the service answers."""
+        try:
+            return self._http.get("/readyz").is_success
+        except httpx.TransportError:
+            return False
+
+    def _call(self, method: str, path: str, *, idempotent: bool = False, **options: Any) -> Json:
+        again = idempotent or method == "GET" or "Idempotency-Key" in options.get("headers", ())
+        send = partial(self._http.request, method, path, **options)
+        return _answer(self._send(send, idempotent=again))
+
+    def _send(
+        self, send: Callable[[], httpx.Response], *, idempotent: bool, for_s: float | None = None
+    ) -> httpx.Response:
+        """Send, and send again for so many seconds; by default as many as the client has."""
+        return send_again(
+            send,
+            idempotent=idempotent,
+            for_s=retry_s() if for_s is None else for_s,
+            on_outage=self._tell,
+        )
+
+    def _tell(self, cause: str) -> None:
+        self._on_outage(f"{self.url} does not answer ({cause}): trying again")
+
+
+def _once(idempotency_key: str | None) -> dict[str, str]:
+    return {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+
+
+def _answer(response: httpx.Response) -> Json:
+    if response.is_error:
+        raise Refused(_document(response))
+    answer: Json = response.json()
+    return answer
+
+
+def store() -> Path:
+    """Where the embedded service keeps everything: MPT_STORE, or the user's data directory."""
+    given = os.environ.get("MPT_STORE")
+    return Path(given) if given else user_data_path("mptlab")
+
+
+def _local_key() -> str:
+    key_file = store() / "api-key"
+    try:
+        return key_file.read_text().strip()
+    except FileNotFoundError:
+        detail = f"no API key: set MPT_API_KEY, or start `mpt serve`, which writes {key_file}"
+        raise Refused({"detail": detail}) from None
+
+
+def _document(response: httpx.Response) -> Json:
+    try:
+        document = response.json()
+    except ValueError:
+        document = None
+    return document if isinstance(document, dict) else {"detail": f"HTTP {response.status_code}"}

@@ -1,0 +1,176 @@
+"""The command `mpt`."""
+
+import json
+import os
+import signal
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import typer
+from rich.console import Console
+
+from mptlab import __version__
+from mptlab import serve as server
+from mptlab.api import Client, Refused, store
+from mptlab.progress import shown_progress
+
+
+class Queue(StrEnum):
+    """The kinds of worker."""
+
+    cpu = "cpu"
+    gpu = "gpu"
+
+
+app = typer.Typer(no_args_is_help=True)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mpt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="show it and exit"),
+    ] = False,
+) -> None:
+    """Submit experiments to MPT Lab, read what came out."""
+
+
+SpecFile = Annotated[typer.FileText, typer.Argument(help="the spec as JSON; - is standard input")]
+ExperimentId = Annotated[str, typer.Argument(help="the id that submit printed")]
+
+
+@app.command()
+def serve(
+    port: Annotated[int, typer.Option(help="of the loopback interface; 0 is any free one")] = 8765,
+) -> None:
+    """Run the service on this machine: API and one worker, SQLite in the store."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    port = port or server.free_port()
+    with server.embedded(store(), port) as revive:
+        url = f"http://127.0.0.1:{port}"
+        with Client(url) as client:
+            server.wait_until(client.is_ready)
+        typer.echo(f"serving {url}, store {store()}; stop with Ctrl-C")
+        try:
+            server.keep(revive)
+        except KeyboardInterrupt:
+            typer.echo("stopping")
+
+
+@app.command()
+def migrate() -> None:
+    """Lab mode: bring the database to the newest schema and make the local user's key."""
+    _become("service.prepare")
+
+
+@app.command()
+def api(
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="the port to listen on")] = 8765,
+) -> None:
+    """Lab mode: an API process; any number may run."""
+    _become("service", "--host", host, "--port", str(port))
+
+
+@app.command()
+def dispatcher() -> None:
+    """Lab mode: chooses what runs next and rings a worker; any number may run."""
+    _become("worker.dispatcher")
+
+
+@app.command()
+def reaper() -> None:
+    """Lab mode: puts back what a lost worker left; any number may run."""
+    _become("worker.reaper")
+
+
+@app.command()
+def worker(
+    queue: Annotated[Queue, typer.Argument(help="what it works for")] = Queue.cpu,
+) -> None:
+    """Lab mode: a worker of one slot; pin it to a GPU by CUDA_VISIBLE_DEVICES."""
+    _become("worker.node", queue.value)
+
+
+def _become(module: str, *arguments: str) -> NoReturn:
+    """Go on as another program: signals reach it, and the client imports none of it."""
+    server.require_server()
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+@app.command()
+def submit(
+    spec: SpecFile,
+    name: Annotated[str | None, typer.Option(help="to find it by")] = None,
+    wait_for_end: Annotated[bool, typer.Option("--wait", help="show progress to the end")] = False,
+) -> None:
+    """Queue an experiment, and print its id."""
+    with Client() as client:
+        try:
+            value = json.load(spec)
+        except ValueError as error:
+            raise typer.BadParameter(f"not valid JSON: {error}") from None
+        experiment = client.submit(value, **({"name": name} if name else {}))
+        typer.echo(experiment["id"])
+        if wait_for_end:
+            _wait(client, experiment["id"])
+
+
+@app.command()
+def wait(experiment_id: ExperimentId) -> None:
+    """Show an experiment's progress to its end, then its metrics; exit status 1 unless it
+    succeeded."""
+    with Client() as client:
+        _wait(client, experiment_id)
+
+
+@app.command()
+def curves(
+    experiment_id: ExperimentId,
+    series: Annotated[str | None, typer.Option(help="only the series of this name")] = None,
+    output: Annotated[Path | None, typer.Option(help="a file instead of standard output")] = None,
+) -> None:
+    """Print an experiment's curves as JSON."""
+    with Client() as client:
+        text = json.dumps(client.curves(experiment_id, series), indent=2)
+    if output is None:
+        typer.echo(text)
+    else:
+        output.write_text(text + "\n")
+
+
+def _wait(client: Client, experiment_id: str) -> None:
+    with shown_progress(Console(stderr=True)) as show:
+        experiment = client.wait(experiment_id, on_change=show)
+    for metric in experiment["metrics"]:
+        typer.echo(_line(metric))
+    if experiment["status"] != "succeeded":
+        failure = experiment["failure"]
+        reason = f": {failure['kind']}: {failure['message']}" if failure else ""
+        typer.echo(f"{experiment['status']}{reason}", err=True)
+        raise typer.Exit(1)
+
+
+def _line(metric: dict[str, Any]) -> str:
+    labels = " ".join(f"{key}={value}" for key, value in metric["labels"].items())
+    number = metric["value"] if metric["value"] is not None else metric["reason"]
+    error = f" ± {metric['std_err']:.4g}" if metric["std_err"] else ""
+    return f"{metric['name']:16} {labels:12} {number}{error}"
+
+
+def main() -> None:
+    """Run a command; an answer that is a refusal becomes one line and exit status 1."""
+    try:
+        app()
+    except (Refused, httpx.TransportError, RuntimeError) as error:
+        typer.echo(f"mpt: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,111 @@
+"""The embedded service: an API process and a worker process, started and kept together."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 15.0
+
+
+def require_server() -> None:
+    """Raises RuntimeError where only the client is installed."""
+    if importlib.util.find_spec("service") is None:
+        raise RuntimeError("this command needs the server, and only the client is installed here: "
+                           "install mptlab-server")  # fmt: skip
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nothing uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def embedded(store: Path, port: int, log: Path | None = None) -> Iterator[Callable[[], None]]:
+    """The service on a loopback port with everything in `store`, while the block runs; output
+    goes to the file `log` or to stderr. Gives a function that starts again what has died."""
+    require_server()
+    if _is_taken(port):
+        raise RuntimeError(f"port {port} is in use: choose another")
+    environment = {
+        **os.environ,
+        "MPT_STORE": str(store.absolute()),
+        "MPT_UNTIL_STDIN_ENDS": "true",  # where this process is killed, its children end too
+    }
+    if log is None and sys.stderr.isatty():
+        environment.setdefault("MPT_LOG_FORM", "terminal")
+    with open(log or os.devnull, "ab") as file:
+        output = file if log else None
+
+        def start(*command: str) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                [sys.executable, "-m", *command],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+            )
+
+        if start("service.prepare").wait() != 0:
+            raise RuntimeError(f"the store could not be prepared: see {log or 'above'}")
+        commands = [
+            ("service", "--port", str(port)),
+            ("worker.local",),
+        ]
+        processes = [start(*command) for command in commands]
+
+        def revive() -> None:
+            for i, process in enumerate(processes):
+                if process.poll() is not None:
+                    processes[i] = start(*commands[i])
+
+        try:
+            yield revive
+        finally:
+            _stop(processes)
+
+
+def keep(revive: Callable[[], None]) -> None:
+    """Keep the service running until interrupted."""
+    while True:
+        time.sleep(1)
+        revive()
+
+
+def wait_until(is_ready: Callable[[], bool]) -> None:
+    """Wait for the service to answer. Raises TimeoutError."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not is_ready():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the service does not answer after {START_TIMEOUT_S:.0f} s")
+        time.sleep(0.05)
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+        return False
+
+
+def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

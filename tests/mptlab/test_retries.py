@@ -1,0 +1,161 @@
+"""The client goes on where a service is away for a while, and sends nothing twice that must not be.
+
+The service that answers 503 is a small server of this file: the real one does so only while its
+database is away.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mptlab import Client, Refused, serve
+from service.database import Database
+from service.experiments import queue
+from service.experiments.models import DesiredState
+from service.settings import Settings
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import Lab, wait_until
+
+
+class Answers(ThreadingHTTPServer):
+    """A server that is busy for the first requests; what came is in `seen`."""
+
+    def __init__(self, busy: int, status: int = 503, retry_after: str | None = None):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.busy, self.status, self.retry_after = busy, status, retry_after
+        self.seen: list[tuple[str, str | None]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Answers
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.seen.append((self.command, self.headers.get("Idempotency-Key")))
+        busy = len(self.server.seen) <= self.server.busy
+        self.send_response(self.server.status if busy else 200)
+        if busy and self.server.retry_after:
+            self.send_header("Retry-After", self.server.retry_after)
+        body = json.dumps({"detail": "busy"} if busy else {"id": "a", "terminal": True}).encode()
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def answers(request: pytest.FixtureRequest) -> Iterator[Answers]:
+    with Answers(**request.param) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def busy(count: int, **more: object) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("answers", [{"busy": count, **more}], indirect=True)
+
+
+@busy(2)
+def test_a_busy_service_is_asked_again(answers: Answers) -> None:
+    told: list[str] = []
+    with Client(answers.url, "key", on_outage=told.append) as client:
+        assert client.get("a")["id"] == "a"
+    assert len(answers.seen) == 3
+    assert told == [f"{answers.url} does not answer (HTTP 503): trying again"]
+
+
+@busy(1, retry_after="1")
+def test_a_pause_that_is_asked_for_is_kept(answers: Answers) -> None:
+    began = time.monotonic()
+    with Client(answers.url, "key") as client:
+        client.get("a")
+    assert time.monotonic() - began >= 1
+
+
+@busy(2)
+def test_a_submission_is_sent_again_under_one_key_of_its_own(answers: Answers) -> None:
+    with Client(answers.url, "key") as client:
+        client.submit({})
+        client.submit({})
+    keys = [key for _, key in answers.seen]
+    assert keys[0] == keys[1] == keys[2]
+    assert keys[3] not in (None, keys[0])
+
+
+@busy(1)
+def test_what_is_not_idempotent_is_sent_once(answers: Answers) -> None:
+    with Client(answers.url, "key") as client, pytest.raises(Refused, match="busy"):
+        client.resume("a")
+    assert len(answers.seen) == 1
+
+
+@busy(1, status=422)
+def test_a_refusal_is_not_asked_again(answers: Answers) -> None:
+    with Client(answers.url, "key") as client, pytest.raises(Refused):
+        client.get("a")
+    assert len(answers.seen) == 1
+
+
+@busy(1000)
+def test_a_wait_ends_at_its_own_time(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPT_RETRY_S", "0")
+    with Client(answers.url, "key") as client:
+        with pytest.raises(Refused):
+            client.wait("a", timeout_s=0.5)
+        monkeypatch.setattr(client, "get", lambda _: {"terminal": False, "status": "running"})
+        with pytest.raises(TimeoutError, match="HTTP 503"):
+            client.wait("a", timeout_s=0.5)
+
+
+def test_a_service_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPT_RETRY_S", "0.5")
+    told: list[str] = []
+    url = f"http://127.0.0.1:{serve.free_port()}"
+    with Client(url, "key", on_outage=told.append) as client:
+        with pytest.raises(httpx.ConnectError):
+            client.wait("a")
+    assert len(told) == 1
+    assert "Connection refused" in told[0]
+
+
+def test_wait_survives_a_server_that_is_killed_and_started_again(
+    settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    lab = Lab(settings, tmp_path / "log")
+    told: list[str] = []
+    lab.start("api", "api", "--port", str(lab.port))
+    key = settings.key_file.read_text().strip()
+    with (
+        lab.client() as other,
+        Client(other.url, key, on_outage=told.append) as client,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        experiment_id = client.submit(ppca_spec())["id"]
+        ended = beside.submit(client.wait, experiment_id, 60)
+        time.sleep(0.3)
+        lab.processes["api"].kill()
+        lab.processes["api"].wait()
+        wait_until(lambda: bool(told), what="an outage")
+        with database.transaction() as session:
+            queue.request(session, experiment_id, DesiredState.CANCEL)
+        lab.start("api", "api", "--port", str(lab.port))
+        assert ended.result()["status"] == "cancelled"
+    assert len(told) == 1
+    lab.stop()

@@ -1,0 +1,225 @@
+"""Uploads through the API: what is refused leaves nothing, what is kept is its owner's."""
+
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from fastapi.testclient import TestClient
+
+from service.database import Database
+from service.main import create_app
+from service.settings import Settings
+from service.users import ensure_key
+from tests.support.ppca_spec import ppca_spec
+from tests.support.uploads import GOOD, npy, post, stored
+
+
+def npz(**arrays: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+NAN = GOOD.copy()
+NAN[3, 2] = np.nan
+
+
+def upload_spec(dataset: str, **changes: Any) -> dict[str, Any]:
+    model = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
+    data = {"source": "upload", "dataset": dataset, "n": 10, "dim": 4}
+    return ppca_spec(model=model, data={**data, **changes})
+
+
+def test_upload_list_use_delete(api: TestClient, settings: Settings) -> None:
+    answer = post(api, "good.npy", npy(GOOD))
+    assert answer.status_code == 201
+    made = answer.json()
+    assert (made["n"], made["dim"], made["format"]) == (10, 4, "npy")
+    assert api.get("/v1/datasets").json()["items"] == [made]
+    assert api.get(f"/v1/datasets/{made['id']}").json() == made
+    accepted = api.post("/v1/experiments", json={"spec": upload_spec(made["id"])})
+    assert accepted.status_code == 202
+    assert api.delete(f"/v1/datasets/{made['id']}").status_code == 204
+    assert not settings.datasets(made["id"]).exists()
+    assert api.get("/v1/datasets").json()["items"] == []
+    assert api.delete(f"/v1/datasets/{made['id']}").status_code == 404
+
+
+def test_the_list_is_paged(api: TestClient) -> None:
+    made = [post(api, "good.npy", npy(GOOD + i)).json()["id"] for i in range(3)]
+    first = api.get("/v1/datasets?limit=2").json()
+    second = api.get("/v1/datasets", params={"limit": 2, "cursor": first["next_cursor"]}).json()
+    assert [one["id"] for one in (*first["items"], *second["items"])] == made[::-1]
+    assert second["next_cursor"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer", "words"),
+    [
+        ({"n": 11}, "/spec/data/n", "n is 10, not 11"),
+        ({"dim": 5}, "/spec/data/dim", "dim is 4, not 5"),
+        ({"array": "b"}, "/spec/data/array", "which has none"),
+        ({"dataset": "0" * 32}, "/spec/data/dataset", "no data set of this id"),
+    ],
+)
+def test_a_spec_unlike_the_upload(
+    api: TestClient, changes: dict[str, Any], pointer: str, words: str
+) -> None:
+    made = post(api, "good.npy", npy(GOOD)).json()
+    spec = upload_spec(**{"dataset": made["id"], **changes})
+    answer = api.post("/v1/experiments", json={"spec": spec})
+    assert answer.status_code == 422
+    errors = {e["pointer"]: e["detail"] for e in answer.json()["errors"]}
+    assert words in errors[pointer]
+
+
+def test_one_array_of_many(api: TestClient) -> None:
+    made = post(api, "two.npz", npz(a=GOOD[:, :3], b=GOOD)).json()
+    assert made["arrays"] == {"a": [10, 3], "b": [10, 4]}
+    spec = upload_spec(made["id"], array="b")
+    assert api.post("/v1/experiments", json={"spec": spec}).status_code == 202
+
+
+def pickled() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.npy", lambda: npy(NAN), "row 3, column 2 is nan"),
+        ("a.npy", pickled, "readable|real numbers"),
+        ("a.npy", lambda: b"PK\x03\x04 not an array", "not a .npy file"),
+        ("a.npz", lambda: b"garbage", "not a readable .npz"),
+        ("a.csv", lambda: b"x,y\n1,one\n", "column y is not numbers"),
+        ("a.parquet", lambda: b"PAR1", "not a readable .parquet"),
+        ("a.npy", lambda: npy(np.zeros(3)), "N observations"),
+        ("a.npy", lambda: b"", "not a .npy file"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(
+    api: TestClient, settings: Settings, name: str, content: Callable[[], bytes], words: str
+) -> None:
+    answer = post(api, name, content())
+    assert answer.status_code == 422
+    assert any(word in answer.json()["detail"] for word in words.split("|")), answer.json()
+    assert stored(settings) == []
+    assert api.get("/v1/datasets").json()["items"] == []
+
+
+@pytest.mark.parametrize("name", ["a.pkl", "../a.npy", "a", "a/b.npy", "a.npy\n", ".npy"])
+def test_a_bad_name(api: TestClient, name: str) -> None:
+    answer = post(api, name, npy(GOOD))
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == "/query/name"
+
+
+def test_too_large(settings: Settings) -> None:
+    small = settings.model_copy(update={"max_upload_bytes": 1000})
+    key = settings.key_file.read_text().strip()
+    with TestClient(create_app(small), headers={"Authorization": f"Bearer {key}"}) as api:
+        answer = post(api, "a.npy", npy(np.zeros((100, 4))))
+    assert answer.status_code == 413
+    assert "at most 1000 bytes" in answer.json()["detail"]
+    assert stored(settings) == []
+
+
+def test_others_uploads_are_not_there(
+    api: TestClient, database: Database, settings: Settings, tmp_path: Path
+) -> None:
+    made = post(api, "good.npy", npy(GOOD)).json()
+    with database.transaction() as session:
+        ensure_key(session, "other", tmp_path / "key")
+    api.headers["Authorization"] = f"Bearer {(tmp_path / 'key').read_text().strip()}"
+    assert api.get(f"/v1/datasets/{made['id']}").status_code == 404
+    assert api.delete(f"/v1/datasets/{made['id']}").status_code == 404
+    answer = api.post("/v1/experiments", json={"spec": upload_spec(made["id"])})
+    assert answer.json()["errors"][0]["pointer"] == "/spec/data/dataset"
+
+
+def parquet(**columns: Any) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
+
+
+TEXTS: list[tuple[str, bytes, int, list[str] | None]] = [
+    ("a.txt", "the cat sat\n\nона ушла\n".encode(), 2, None),
+    ("a.jsonl", b'{"text": "the cat"}\n{"text": "a dog", "stars": 2}\n', 2, ["text"]),
+    ("a.parquet", parquet(text=["the cat", "a dog", None], stars=[1, 2, 3]), 2, ["text"]),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "n", "columns"), TEXTS)
+def test_text_is_uploaded(
+    api: TestClient, name: str, content: bytes, n: int, columns: list[str] | None
+) -> None:
+    answer = post(api, name, content)
+    assert answer.status_code == 201, answer.json()
+    made = answer.json()
+    assert (made["n"], made["dim"], made["columns"]) == (n, None, columns)
+    model = {"family": "masked_lm", "checkpoint": "any"}
+    data = {"source": "text", "dataset": made["id"]}
+    accepted = api.post("/v1/experiments", json={"spec": {"model": model, "data": data}})
+    assert accepted.status_code == 202, accepted.json()
+    if columns:
+        spec = {"model": model, "data": {**data, "column": "body"}}
+        errors = api.post("/v1/experiments", json={"spec": spec}).json()["errors"]
+        assert errors[0]["pointer"] == "/spec/data/column"
+        assert "are text; not body" in errors[0]["detail"]
+    numbers = api.post("/v1/experiments", json={"spec": upload_spec(made["id"])}).json()
+    assert "holds text" in numbers["errors"][0]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
+        ("a.txt", b"\n \n", "no text in it"),
+        ("a.jsonl", b'{"text": "a"}\nnot json\n', "line 2 is not JSON"),
+        ("a.jsonl", b"[1, 2]\n", "line 1 is no JSON object"),
+        ("a.jsonl", b'{"n": 1}\n', "none of its columns holds text"),
+        ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
+        ("a.jsonl", rb'{"\ud800": "x"}', "half of a surrogate pair"),
+        ("a.parquet", b"PAR1 and no more", "not a readable .parquet file"),
+    ],
+)
+def test_text_that_is_none_is_refused(
+    api: TestClient, settings: Settings, name: str, content: bytes, words: str
+) -> None:
+    answer = post(api, name, content)
+    assert answer.status_code == 422
+    assert words in answer.json()["errors"][0]["detail"]
+    assert stored(settings) == []
+
+
+def test_numbers_are_not_read_as_text(api: TestClient) -> None:
+    made = post(api, "good.npy", npy(GOOD)).json()
+    model = {"family": "masked_lm", "checkpoint": "any"}
+    data = {"source": "text", "dataset": made["id"]}
+    answer = api.post("/v1/experiments", json={"spec": {"model": model, "data": data}})
+    assert "holds numbers" in answer.json()["errors"][0]["detail"]
+    data["dataset"] = "0" * 32
+    answer = api.post("/v1/experiments", json={"spec": {"model": model, "data": data}})
+    assert "no data set of this id" in answer.json()["errors"][0]["detail"]
+
+
+def test_a_file_that_promises_more_than_memory_is_refused(api: TestClient) -> None:
+    """A deflated archive of a few megabytes that unpacks to eight gigabytes."""
+    file = io.BytesIO()
+    header = np.lib.format.header_data_from_array_1_0(np.zeros((1, 2)))
+    header["shape"] = (2**29, 2)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("a.npy", "w", force_zip64=True) as entry:
+            np.lib.format.write_array_header_1_0(entry, header)
+            entry.write(bytes(2**24))
+    answer = post(api, "bomb.npz", file.getvalue())
+    assert answer.status_code == 422, answer.json()
+    assert answer.json()["detail"] == "/: it takes more than 4 GiB of memory"

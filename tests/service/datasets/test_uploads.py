@@ -1,0 +1,334 @@
+"""Uploads that go wrong on the way, that are many, and what looks into them."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from sqlalchemy import event, text
+from sqlalchemy.exc import OperationalError
+
+from mptcore.data.inspect import OPEN_FILES
+from mptlab import serve
+from service.database import Database
+from service.datasets import files
+from service.datasets.sweep import ABANDONED_S, sweep
+from service.errors import ApiError
+from service.main import create_app
+from service.settings import Settings
+from tests.support.processes import wait_until
+from tests.support.uploads import GOOD, npy, post, stored
+
+SQLITE_ROWS = "SELECT count(*) FROM datasets"
+
+
+def api_on(settings: Settings) -> TestClient:
+    key = settings.key_file.read_text().strip()
+    return TestClient(
+        create_app(settings),
+        headers={"Authorization": f"Bearer {key}"},
+        raise_server_exceptions=False,
+    )
+
+
+def rows(settings: Settings) -> int:
+    with Database(settings.url).snapshot() as session:
+        return session.scalar(text(SQLITE_ROWS)) or 0
+
+
+# What is sent twice
+
+
+def test_the_same_bytes_are_one_data_set(api: TestClient, settings: Settings) -> None:
+    first = post(api, "first.npy", npy(GOOD))
+    again = post(api, "again.npy", npy(GOOD))
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json() == first.json()
+    assert stored(settings) == [settings.datasets(first.json()["id"])]
+
+
+def test_sent_again_they_mend_what_was_damaged(api: TestClient, settings: Settings) -> None:
+    made = post(api, "a.npy", npy(GOOD)).json()
+    file = settings.datasets(made["id"]) / "data.npy"
+    for damage in (lambda: file.write_bytes(b""), file.unlink):
+        damage()
+        assert post(api, "a.npy", npy(GOOD)).json() == made
+        assert file.read_bytes() == npy(GOOD)
+
+
+@pytest.mark.parametrize("mode", ["settings", "lab"])
+def test_sent_twice_at_once_they_are_one(
+    request: pytest.FixtureRequest, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are looked into before either is stored."""
+    settings: Settings = request.getfixturevalue(mode)
+    together = threading.Barrier(2)
+    found = {"n": 10, "dim": 4, "problems": []}
+
+    def inspect(file: Path) -> dict[str, Any]:
+        together.wait(10)
+        return found
+
+    monkeypatch.setattr("service.datasets.router.inspect", inspect)
+    with api_on(settings) as api, ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda name: post(api, name, npy(GOOD)), ["a.npy", "b.npy"]))
+    assert sorted(answer.status_code for answer in answers) == [200, 201]
+    assert answers[0].json() == answers[1].json()
+    assert rows(settings) == 1
+    (folder,) = stored(settings)
+    assert (folder / "data.npy").read_bytes() == npy(GOOD)
+
+
+# What does not come whole, or too much of it
+
+
+class Server:
+    """The service in this process on a port of its own, for clients that misbehave."""
+
+    def __init__(self, settings: Settings):
+        import uvicorn
+
+        self.port = serve.free_port()
+        config = uvicorn.Config(create_app(settings), port=self.port, log_config=None)
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run)
+        self.key = settings.key_file.read_text().strip()
+
+    def __enter__(self) -> "Server":
+        self.thread.start()
+        wait_until(lambda: self.server.started)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+
+    def begin(self, length: int, sent: bytes = b"") -> socket.socket:
+        """An upload of which so much is sent."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        head = (
+            f"POST /v1/datasets?name=a.npy HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n"
+            f"Authorization: Bearer {self.key}\r\n\r\n"
+        )
+        connection.sendall(head.encode() + sent)
+        return connection
+
+
+@pytest.fixture
+def hasty(settings: Settings) -> Iterator[tuple[Server, Settings]]:
+    quick = settings.model_copy(update={"upload_stall_s": 0.5, "max_uploads": 2})
+    with Server(quick) as server:
+        yield server, quick
+
+
+def test_an_upload_that_stalls_is_ended(hasty: tuple[Server, Settings]) -> None:
+    server, settings = hasty
+    with server.begin(10_000, b"half") as connection:
+        answer = connection.recv(10_000).decode()
+    assert answer.startswith("HTTP/1.1 408")
+    wait_until(lambda: stored(settings) == [])
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(hasty: tuple[Server, Settings]) -> None:
+    server, settings = hasty
+    with server.begin(10_000, b"half"):
+        wait_until(lambda: bool(stored(settings)))
+    wait_until(lambda: stored(settings) == [], timeout_s=0.4)  # before it is taken to stall
+
+
+def test_so_many_at_once_and_no_more(hasty: tuple[Server, Settings]) -> None:
+    server, settings = hasty
+    under_way = [server.begin(10_000) for _ in range(2)]
+    wait_until(lambda: len(stored(settings)) == 2)
+    headers = {"Authorization": f"Bearer {server.key}"}
+    url = f"http://127.0.0.1:{server.port}/v1/datasets?name=a.npy"
+    answer = httpx.post(url, headers=headers, content=npy(GOOD))
+    assert answer.status_code == 503
+    assert "2 uploads are under way" in answer.json()["detail"]
+    assert answer.headers["retry-after"] == "5"
+    for connection in under_way:
+        connection.close()
+    wait_until(lambda: stored(settings) == [])
+    assert httpx.post(url, headers=headers, content=npy(GOOD)).status_code == 201
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_disk_keeps_its_reserve(settings: Settings, declared: bool) -> None:
+    full = settings.model_copy(update={"reserve_bytes": 2**60})
+    content = npy(GOOD)
+    with api_on(full) as api:
+        body: Any = content if declared else iter([content])
+        answer = api.post("/v1/datasets?name=a.npy", content=body)
+    assert answer.status_code == 507
+    assert "too full" in answer.json()["detail"]
+    assert stored(settings) == []
+
+
+def test_a_file_of_known_size_is_refused_before_it_comes(settings: Settings) -> None:
+    small = settings.model_copy(update={"max_upload_bytes": 1000})
+    with Server(small) as server, server.begin(10_000) as connection:
+        assert connection.recv(10_000).decode().startswith("HTTP/1.1 413")
+
+
+def test_others_are_answered_while_a_file_is_written(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is busy: the event loop does not wait for it."""
+    write = files._Writer.write
+    writing, done = threading.Event(), threading.Event()
+
+    def slow(self: files._Writer, piece: bytes) -> None:
+        writing.set()
+        done.wait(5)
+        write(self, piece)
+
+    monkeypatch.setattr(files._Writer, "write", slow)
+    with Server(settings) as server, server.begin(4, b"half"):
+        assert writing.wait(10)
+        url = f"http://127.0.0.1:{server.port}/healthz"
+        assert httpx.get(url, timeout=2).status_code == 200
+        done.set()
+
+
+def test_what_is_answered_is_on_the_disk(
+    api: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file, its folder and the folder above, in this order, and all before the row."""
+    synced: list[tuple[str, int]] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        synced.append((name, rows(settings)))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    made = post(api, "a.npy", npy(GOOD)).json()
+    assert synced == [("data.npy", 0), (made["id"], 0), ("datasets", 0)]
+
+
+# What a process left that was ended
+
+
+def test_the_sweep(api: TestClient, settings: Settings, database: Database) -> None:
+    kept = post(api, "a.npy", npy(GOOD)).json()["id"]
+    cut_off, unfinished, young = (f"{i:032x}" for i in range(3))
+    for name in (kept, cut_off, unfinished, young):
+        (settings.all_incoming / name).mkdir(parents=True)
+    (settings.all_incoming / cut_off / "data.npy").write_bytes(b"half")
+    settings.datasets(unfinished).mkdir()
+    settings.datasets("not-ours").mkdir()
+    long_ago = time.time() - ABANDONED_S - 60
+    for folder in (kept, cut_off, unfinished):
+        for path in (*(settings.all_incoming / folder).iterdir(), settings.all_incoming / folder):
+            os.utime(path, (long_ago, long_ago))
+    sweep(database, settings)
+    assert [folder.name for folder in settings.all_incoming.iterdir()] == [young]
+    assert {folder.name for folder in settings.store.glob("datasets/*")} == {kept, "not-ours"}
+
+
+def test_a_commit_of_which_nothing_is_known(
+    api: TestClient, settings: Settings, database: Database
+) -> None:
+    """The database goes away as the row is committed: the file stays until the sweep can see
+    whether it was."""
+
+    def lose(connection: Any) -> None:
+        raise OperationalError("COMMIT", None, Exception("connection lost"))
+
+    app = api.app
+    assert isinstance(app, FastAPI)
+    engine = app.state.database.engine
+    event.listen(engine, "commit", lose)
+    assert post(api, "a.npy", npy(GOOD)).status_code == 503
+    event.remove(engine, "commit", lose)
+    (marker,) = settings.all_incoming.iterdir()
+    assert (settings.datasets(marker.name) / "data.npy").read_bytes() == npy(GOOD)
+    os.utime(marker, (0, 0))
+    sweep(database, settings)
+    assert stored(settings) == []
+
+
+def test_an_upload_that_is_still_written_to_is_not_swept(
+    settings: Settings, database: Database
+) -> None:
+    folder = settings.all_incoming / "a"
+    folder.mkdir(parents=True)
+    (folder / "data.npy").write_bytes(b"")
+    os.utime(folder, (0, 0))
+    sweep(database, settings)
+    assert folder.exists()
+
+
+# Who looks into them
+
+PARENT = """
+import sys
+from pathlib import Path
+from service.datasets.files import inspect
+inspect(Path(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def inspection(tmp_path: Path) -> Iterator[tuple[psutil.Popen, psutil.Process]]:
+    """A process that inspects as the API does, and the inspection, which waits for a pipe."""
+    os.mkfifo(tmp_path / "x.npy")
+    secret = {**os.environ, "MPT_DATABASE_URL": "postgresql://u:secret@h/d", "PGPASSWORD": "secret"}
+    parent = psutil.Popen([sys.executable, "-c", PARENT, str(tmp_path / "x.npy")], env=secret)
+    wait_until(lambda: any(_limited(child) for child in parent.children()))
+    (child,) = parent.children()
+    yield parent, child
+    for process in (parent, child):
+        if process.is_running():
+            process.kill()
+    parent.wait()
+
+
+def _limited(process: psutil.Process) -> bool:
+    return process.rlimit(psutil.RLIMIT_NOFILE)[0] == OPEN_FILES
+
+
+def test_an_inspection_dies_with_the_api(
+    inspection: tuple[psutil.Popen, psutil.Process],
+) -> None:
+    parent, child = inspection
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_until(lambda: not child.is_running() or child.status() == "zombie", timeout_s=5)
+
+
+def test_an_inspection_has_no_password_and_little_else(
+    inspection: tuple[psutil.Popen, psutil.Process],
+) -> None:
+    _, child = inspection
+    environment = Path(f"/proc/{child.pid}/environ").read_bytes().decode()
+    assert "secret" not in environment
+    assert {line.split("=")[0] for line in environment.split("\0") if line} <= set(files.NEEDED)
+    assert child.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
+    assert child.rlimit(psutil.RLIMIT_CORE) == (0, 0)
+    assert 0 < child.rlimit(psutil.RLIMIT_CPU)[1] <= 300
+    assert child.rlimit(psutil.RLIMIT_AS)[1] < 10 * 2**30
+    assert os.getsid(child.pid) == child.pid
+
+
+def test_an_inspection_that_takes_too_long_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "x.npy")
+    monkeypatch.setattr(files, "INSPECTION_TIMEOUT_S", 1.0)
+    with pytest.raises(ApiError, match="too much time"):
+        files.inspect(tmp_path / "x.npy")
+    commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
+    assert not any("mptcore.data.inspect" in command for command in commands)

@@ -1,0 +1,165 @@
+"""Which workers an experiment goes to, where it stands among those that want the same, and why."""
+
+import random
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select, text
+
+from service import workers
+from service.database import Database
+from service.experiments import queue, store
+from service.experiments.models import DEVICES, Experiment, Queue, Status
+from service.experiments.place import QUEUES, place_of_next, places
+from service.experiments.schemas import QueuePlace, Submission
+from service.settings import Settings
+from service.workers import Vitals
+from tests.support.ppca_spec import ppca_spec
+from worker.celery_app import make_celery
+from worker.dispatcher import Dispatcher
+
+WITHIN_S = 60.0
+
+
+def submit(database: Database, device: str, priority: int = 0) -> str:
+    spec = ppca_spec(compute__device=device)
+    with database.transaction() as session:
+        made = store.submit(
+            session, 1, Submission.model_validate({"spec": spec, "priority": priority})
+        )
+    assert made is not None
+    return made.id
+
+
+def register(database: Database, **counts: int) -> None:
+    with database.transaction() as session:
+        for name, count in counts.items():
+            for i in range(count):
+                workers.beat(session, f"{name}{i}", Vitals("host", Queue(name), 1))
+
+
+def occupy(database: Database, worker: str) -> None:
+    """Have a worker run something urgent."""
+    for_queue = Queue(worker[:3])
+    submit(database, DEVICES[for_queue][0], priority=100)
+    with database.transaction() as session:
+        chosen = queue.dispatch_next(session, for_queue)
+        assert chosen is not None
+        queue.claim(session, chosen.experiment_id, chosen.dispatch_no, worker=worker, lease_s=60)
+
+
+def found_places(database: Database, *ids: str) -> dict[str, QueuePlace]:
+    with database.snapshot() as session:
+        query = select(Experiment).where(Experiment.id.in_(ids))
+        return places(session, session.scalars(query).all(), WITHIN_S)
+
+
+def place(database: Database, experiment_id: str) -> tuple[int, str]:
+    found = found_places(database, experiment_id)[experiment_id]
+    return found.position, found.reason
+
+
+def test_auto_goes_to_a_gpu_where_one_is_idle_else_to_a_cpu(lab: Settings) -> None:
+    database = Database(lab.url)
+    register(database, gpu=2, cpu=2)
+    occupy(database, "gpu0")
+    ids = [submit(database, device) for device in ("auto", "cuda", "auto", "auto", "cpu")]
+    dispatched = Dispatcher(database, lab, make_celery(lab)).dispatch()
+    assert [(one.queue, ids.index(one.experiment_id)) for one in dispatched] == [
+        ("gpu", 0),
+        ("cpu", 2),
+        ("cpu", 3),
+    ]
+    assert place(database, ids[1]) == (0, "all 2 GPU workers are busy, next in turn")
+    assert place(database, ids[4]) == (0, "all 2 CPU workers are busy, next in turn")
+
+
+def test_the_reason_names_what_is_missing(either: Database) -> None:
+    on_gpu, anywhere, on_cpu = (submit(either, device) for device in ("cuda", "auto", "cpu"))
+    assert place(either, on_gpu) == (0, "no GPU worker is registered")
+    assert place(either, anywhere) == (0, "no worker is registered")
+    assert place(either, on_cpu) == (1, "no CPU worker is registered")
+    register(either, cpu=1)
+    assert place(either, on_gpu) == (0, "no GPU worker is registered")
+    assert place(either, anywhere) == (0, "next in turn")
+    assert place(either, on_cpu) == (1, "1 before it")
+    occupy(either, "cpu0")
+    assert place(either, anywhere) == (0, "the only CPU worker is busy, next in turn")
+    register(either, gpu=2)
+    assert place(either, anywhere) == (0, "next in turn")
+    assert place(either, on_gpu) == (0, "next in turn")
+    occupy(either, "gpu0")
+    occupy(either, "gpu1")
+    busy = "all 1 CPU and 2 GPU workers are busy, next in turn"
+    assert place(either, anywhere) == (0, busy)
+    second = submit(either, "cuda")
+    assert place(either, second) == (2, "all 2 GPU workers are busy, 2 before it")
+    with either.snapshot() as session:
+        asked = place_of_next(session, "cuda", 1, WITHIN_S)
+    assert (asked.position, asked.reason) == (0, "all 2 GPU workers are busy, next in turn")
+
+
+def test_many_places_are_those_of_each(either: Database) -> None:
+    """By the definition: who comes before it on the shorter of the queues that it waits in."""
+    generator = random.Random(1)
+    register(either, gpu=1, cpu=1)
+    ids = [
+        submit(either, generator.choice(["cpu", "cuda", "auto"]), generator.randrange(-1, 2))
+        for _ in range(12)
+    ]
+    with either.transaction() as session:
+        session.get_one(Experiment, ids.pop()).status = Status.PAUSED
+    together = found_places(either, *ids)
+    with either.snapshot() as session:
+        rows = session.scalars(select(Experiment).where(Experiment.id.in_(ids))).all()
+    order = sorted(rows, key=lambda one: (-one.priority, one.id))
+    for i, one in enumerate(order):
+        waits_in: Any = QUEUES[one.device]  # type: ignore[index]
+        counts = [sum(o.device in DEVICES[name] for o in order[:i]) for name in waits_in]
+        assert together[one.id].position == min(counts)
+        assert found_places(either, one.id)[one.id] == together[one.id]
+    assert set(together) == set(ids)
+
+
+def test_a_decision_is_a_look_into_the_index(lab: Settings) -> None:
+    """However many wait, and however many have been: pages of the database that are touched."""
+    database = Database(lab.url)
+    ages = (("a", "cuda", "succeeded"), ("b", "cuda", "queued"), ("c", "auto", "queued"))
+    for age, device, status in ages:
+        with database.transaction() as session:
+            session.execute(
+                text(
+                    "INSERT INTO experiments (id, owner_id, tags, priority, spec, device, status,"
+                    " desired_state, dispatch_no, attempt, lost, created_at, last_seq)"
+                    " SELECT :age || i, 1, '[]', 0, '{}',"
+                    " :device, :status, 'run', 0, 0, 0, 0, 0 FROM generate_series(1, 5000) i"
+                ),
+                {"age": age, "device": device, "status": status},
+            )
+    with database.transaction() as session:
+        session.execute(text("ANALYZE experiments"))
+        statement = queue._DISPATCH_NEXT[Queue.GPU].compile(session.get_bind())
+        explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
+        driver = session.connection().connection.dbapi_connection
+        assert driver is not None
+        ((plan,),) = driver.execute(explained, statement.params).fetchone()
+    assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 100
+
+
+def test_validation_says_where_it_would_wait(api: TestClient, database: Database) -> None:
+    spec = ppca_spec(compute__device="cuda")
+    answer = api.post("/v1/experiments:validate", json={"spec": spec}).json()
+    assert (answer["queue_position"], answer["queue_reason"]) == (0, "no GPU worker is registered")
+    made = api.post("/v1/experiments", json={"spec": spec}).json()
+    assert made["queue"] == {"position": 0, "reason": "no GPU worker is registered"}
+    register(database, cpu=1)
+    listed = api.get("/v1/experiments").json()["items"]
+    assert [one["queue"]["reason"] for one in listed] == ["no GPU worker is registered"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "auto"])
+def test_the_device_is_that_of_the_spec(either: Database, device: str) -> None:
+    with either.snapshot() as session:
+        one = session.get_one(Experiment, submit(either, device))
+        assert (one.device, one.spec["compute"]["device"]) == (device, device)

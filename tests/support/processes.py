@@ -1,0 +1,99 @@
+"""The service's commands as plain processes, as a lab runs them."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from mptlab import Client, serve
+from service.settings import Settings
+
+MPT = [sys.executable, "-c", "from mptlab.cli import main; main()"]
+
+SHORT = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3", "MPT_DISPATCH_TIMEOUT_S": "4",
+         "MPT_DEAF_S": "2", "MPT_KILL_GRACE_S": "3", "MPT_CHECKPOINT_EVERY_S": "0.5",
+         "MPT_MAX_LOST": "1000"}  # fmt: skip
+"""A lease short enough for tests."""
+
+
+def environment(settings: Settings, **more: str) -> dict[str, str]:
+    """What makes a process use these settings."""
+    given = {**os.environ, **SHORT, "MPT_STORE": str(settings.store), **more}
+    if settings.database_url is not None:
+        given["MPT_DATABASE_URL"] = settings.database_url
+    if settings.redis_url is not None:
+        given["MPT_REDIS_URL"] = settings.redis_url.get_secret_value()
+    return given
+
+
+class Lab:
+    """The processes of a lab on one machine, by name; output goes to one log."""
+
+    def __init__(self, settings: Settings, log: Path):
+        self.settings = settings
+        self.log = log
+        self.port = serve.free_port()
+        self.processes: dict[str, psutil.Popen] = {}
+
+    def start(self, name: str, *command: str, **more: str) -> psutil.Popen:
+        with open(self.log, "ab") as output:
+            self.processes[name] = psutil.Popen(
+                [*MPT, *command], env=environment(self.settings, **more), stdout=output,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        return self.processes[name]
+
+    def start_all(self, workers: int = 1, **more: str) -> None:
+        self.start("api", "api", "--port", str(self.port), **more)
+        self.start("dispatcher", "dispatcher", **more)
+        self.start("reaper", "reaper", **more)
+        for i in range(workers):
+            self.start(f"worker{i}", "worker", "cpu", **more)
+
+    def client(self) -> Client:
+        key = self.settings.key_file.read_text().strip()
+        client = Client(f"http://127.0.0.1:{self.port}", key)
+        serve.wait_until(client.is_ready)
+        return client
+
+    def family(self) -> list[psutil.Process]:
+        """Every process that belongs to the lab."""
+        alive: list[psutil.Process] = [
+            process for process in self.processes.values() if process.is_running()
+        ]
+        return [*alive, *(child for p in alive for child in p.children(recursive=True))]
+
+    def stop(self) -> None:
+        family = self.family()
+        for process in self.processes.values():
+            if process.is_running():
+                process.resume()
+                process.terminate()
+        _, alive = psutil.wait_procs(family, timeout=20)
+        for left in alive:
+            left.kill()
+        assert not alive, f"did not stop: {alive}"
+
+
+@contextmanager
+def lab_processes(settings: Settings, workers: int = 1, **more: str) -> Iterator[Lab]:
+    """A whole lab while the block runs."""
+    lab = Lab(settings, settings.store / "lab.log")
+    lab.start_all(workers, **more)
+    try:
+        yield lab
+    finally:
+        lab.stop()
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0, what: str = "it") -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come true in {timeout_s} s")
+        time.sleep(0.05)

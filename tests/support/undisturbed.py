@@ -1,0 +1,50 @@
+"""What a spec gives when nothing disturbs it, from the filter itself."""
+
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from mptcore.specs import stored_spec
+from tests.support.invariants import Record
+from tests.support.ppca_spec import ppca_spec
+from tests.support.warm import warm_parent
+from worker.runner import Runner
+
+
+def undisturbed_records(spec: Mapping[str, Any]) -> list[Record]:
+    """All records of the filter, as the service would have it run the spec."""
+    resolved = stored_spec(spec).model_dump(mode="json")
+    records: list[Record] = []
+    with tempfile.TemporaryDirectory() as folder:
+        runner = Runner(warm_parent().fork)
+        runner.start({"spec": resolved, "work_dir": folder})
+        while (some := runner.read(1.0)) is not None:
+            records += some
+        assert runner.kill() == 0, runner.stderr
+    return records
+
+
+TRAINING = ppca_spec(
+    model={"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "random"},
+    data__n=200,
+    data__dim=12,
+    train={
+        "objective": "mpt",
+        "epochs": 500,
+        "masks": {"schedule": "all", "per_size": 1},
+        "curve_at": [0, 300, 500],
+    },
+    seeds=[4, 44],
+)
+CONVERGENCE = ppca_spec(
+    data__dim=40, evaluate__masks__per_size=1500, evaluate__convergence=True, seeds=[1, 2]
+)
+CURVE = ppca_spec(data__dim=60, evaluate__masks__per_size=3000, seeds=[1, 2])
+
+ENDLESS = {**CURVE, "compute": {"device": "cpu", "threads": 1, "max_runtime_s": 1}}
+LARGE = ppca_spec(data__n=600_000, data__dim=100, evaluate__masks__per_size=1)
+LARGE_BYTES = 600 * 2**20
+"""A run's limit of memory, below what LARGE takes and above what the others do."""
+
+KINDS = {"training": TRAINING, "convergence": CONVERGENCE, "curve": CURVE}
+"""One spec of each kind of run, of a second or a few."""

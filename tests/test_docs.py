@@ -1,0 +1,141 @@
+"""The documents say what is so: what they tell one to type runs, what is generated is up to date,
+what they name is there. A fenced block that is marked no-run is for reading only."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import typer
+
+from docs.reference import pages
+from mptcore.specs import Limits, parse_spec
+from mptlab import Client, serve
+from mptlab.cli import app
+from service.main import create_app
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
+CODE = [file for part in ("mptcore", "mptlab", "service", "worker") for file in
+        sorted((ROOT / part).rglob("*.py"))]  # fmt: skip
+
+
+class Block(NamedTuple):
+    """A fenced block that is not marked no-run."""
+
+    document: str
+    language: str
+    text: str
+
+
+def blocks(document: Path) -> Iterator[Block]:
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", document.read_text(), re.S | re.M):
+        yield Block(document.name, language, text)
+
+
+def name_of(path: Path) -> str:
+    return path.name
+
+
+@pytest.mark.parametrize("page", pages())
+def test_what_is_generated_is_up_to_date(page: str) -> None:
+    assert (ROOT / "docs" / page).read_text() == pages()[page], "run `make docs`"
+
+
+def test_every_setting_is_explained() -> None:
+    rows = re.findall(r"^\| `(MPT_\w+)` .*\| (.*) \|$", pages()["settings.md"], re.M)
+    assert len(rows) > len(Settings.model_fields)
+    assert [variable for variable, meaning in rows if not meaning] == []
+
+
+def test_every_variable_that_is_read_is_listed() -> None:
+    read = {name for file in CODE for name in re.findall(r"\bMPT_[A-Z_]+[A-Z]", file.read_text())}
+    listed = set(re.findall(r"`(MPT_\w+)`", pages()["settings.md"]))
+    assert read - listed == set()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for file in DOCUMENTS for block in blocks(file) if block.language == "json"],
+    ids=lambda block: block.document,
+)
+def test_specs_are_accepted(block: Block) -> None:
+    assert parse_spec(block.text.encode()).limit_problems(Limits()) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", document.read_text()):
+        file = document.parent / target if target else document
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
+            slugs = [re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings]
+            assert anchor in slugs, (target, anchor)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_commands_are_there(document: Path) -> None:
+    code = re.findall(r"```sh.*?```|`[^`\n]+`", document.read_text(), re.S)
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    commands = set(typer.main.get_group(app).commands)
+    for text in code:
+        assert set(re.findall(r"\bmake ([a-z]+)", text)) <= targets
+        assert set(re.findall(r"(?:^|[\s&`])mpt ([a-z]+)", text)) <= commands
+
+
+def test_every_route_is_described(settings: Settings) -> None:
+    contract = create_app(settings).openapi()["paths"]
+    routes = {
+        f"{method.upper()} {path}" for path, methods in contract.items() for method in methods
+    }
+    table = re.findall(r"^\| `((?:GET|POST|DELETE|PATCH) [^`]*)` \| \S", api_page(), re.M)
+    assert sorted(table) == sorted(routes)
+
+
+def api_page() -> str:
+    return (ROOT / "docs" / "api.md").read_text()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """A user's home with the embedded service at its default place, and its port."""
+    port = serve.free_port()
+    store = tmp_path / ".local/share/mptlab"
+    with serve.embedded(store, port, tmp_path / "log"):
+        with Client(f"http://127.0.0.1:{port}", (store / "api-key").read_text().strip()) as client:
+            serve.wait_until(client.is_ready)
+        yield tmp_path, port
+
+
+def test_the_readme_runs(home: tuple[Path, int]) -> None:
+    folder, port = home
+    (folder / "mpt").write_text('exec python -c "from mptlab.cli import main; main()" "$@"\n')
+    (folder / "mpt").chmod(0o755)
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {"PATH": path, "HOME": str(folder), "PYTHONPATH": str(ROOT),
+                   "MPT_URL": f"http://127.0.0.1:{port}", "GOMP_SPINCOUNT": "10000"}  # fmt: skip
+    programs = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
+    told = [
+        subprocess.run(
+            [*programs[block.language], block.text.replace(":8765", f":{port}")],
+            cwd=folder, env=environment, capture_output=True, text=True, check=True,
+        ).stdout
+        for block in blocks(ROOT / "README.md") if block.language in programs
+    ]  # fmt: skip
+    by_curl, by_python, by_command, by_filter = told
+    assert json.loads(by_curl)["name"] == "digits"
+    assert by_python.startswith("succeeded ")
+    assert by_filter == ""
+    lines = (folder / "records.ndjson").read_text().splitlines()
+    (lml, _) = [json.loads(line) for line in lines if '"lml"' in line]
+    assert lml["value"] == pytest.approx(-159.994, abs=0.001)
+    assert f"{lml['value']}" in by_command
+    assert f"{lml['value']}" in by_python
