@@ -18,11 +18,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from client import serve
 from mptcore.data.inspect import OPEN_FILES
 from service.database import Database, NotMigrated
-from service.datasets import files
+from service.datasets import files, store
 from service.datasets.sweep import ABANDONED_S, sweep
 from service.errors import ApiError
 from service.main import create_app
@@ -302,6 +303,26 @@ def test_a_disk_that_fails_after_the_move(
     assert post(api, "a.npy", npy(GOOD)).status_code == 500
     (marker,) = settings.all_incoming.iterdir()
     os.utime(marker, (0, 0))
+    sweep(database, settings)
+    assert stored(settings) == []
+
+
+def test_a_sweep_bears_another_at_the_same_time(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two folders that the first sweep saw, the second removes both."""
+    for name in ("a", "b"):
+        (settings.all_incoming / name).mkdir(parents=True)
+        os.utime(settings.all_incoming / name, (0, 0))
+    exists = store.exists
+    sweeps = iter([sweep])
+
+    def exists_late(session: Session, dataset_id: str) -> bool:
+        for other in sweeps:
+            other(database, settings)
+        return exists(session, dataset_id)
+
+    monkeypatch.setattr(store, "exists", exists_late)
     sweep(database, settings)
     assert stored(settings) == []
 
