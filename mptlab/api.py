@@ -144,7 +144,7 @@ class Client:
                 return experiment
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{experiment_id} is {experiment['status']} after {timeout_s} s")
-            time.sleep(poll_s)
+            time.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
             experiment = self._look(experiment_id, deadline)
 
     def _look(self, experiment_id: str, deadline: float) -> Json:

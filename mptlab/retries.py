@@ -47,10 +47,14 @@ def send_again(
         if state.attempt_number == 1:
             on_outage(_cause(state))
 
+    def pause_s(state: RetryCallState) -> float:
+        # No longer than the time left, at whose end it is sent once more.
+        return max(0.0, min(_pause_s(state), for_s - (state.seconds_since_start or 0.0)))
+
     patient = Retrying(
         retry=any_way if idempotent else safe,
         stop=stop_after_delay(for_s),
-        wait=_pause_s,
+        wait=pause_s,
         before_sleep=tell,
         retry_error_callback=_last_outcome,
     )

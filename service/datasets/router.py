@@ -11,7 +11,7 @@ from anyio import CancelScope
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError
 from uuid6 import uuid7
 
 from service.database import Database
@@ -93,8 +93,9 @@ async def upload(
             if kept is None:
                 async with request.app.state.inspections:
                     kept = await run_in_threadpool(arrival.accept)
-        except SQLAlchemyError:
-            settled = False  # the row may have been committed: the sweep will see
+        except BaseException:
+            # What was put in its place may have a row, or none: the sweep will see.
+            settled = not settings.datasets(dataset.id).exists()
             raise
         finally:  # also where the caller went away
             if settled:
@@ -116,15 +117,16 @@ class _Arrival:
 
     def known(self) -> DatasetOut | None:
         """The data set that these bytes are already; the file takes the place of its own, which
-        may have been damaged."""
-        with self.database.snapshot() as session:
-            first = store.find_same(
+        may have been damaged. A delete waits for the lock, and then finds the file in its place:
+        moved after a delete, it would stay there without a row."""
+        with self.database.transaction() as session:
+            first = store.lock_same(
                 session, self.dataset.owner_id, self.dataset.sha256, self.dataset.format
             )
-        if first is None:
-            return None
-        move(self.file, self.settings.datasets(first.id) / first.file)
-        return _out(first)
+            if first is None:
+                return None
+            move(self.file, self.settings.datasets(first.id) / first.file)
+            return _out(first)
 
     def accept(self) -> DatasetOut:
         """Look into the file and keep it. Raises ApiError."""

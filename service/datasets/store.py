@@ -15,13 +15,14 @@ def find(session: Session, owner_id: int, dataset_id: str) -> Dataset | None:
     )
 
 
-def find_same(session: Session, owner_id: int, sha256: str, format: str) -> Dataset | None:
-    """The owner's data set of these bytes."""
+def lock_same(session: Session, owner_id: int, sha256: str, format: str) -> Dataset | None:
+    """The owner's data set of these bytes, which no one deletes before the transaction ends."""
     return session.scalar(
         select(Dataset)
         .where(Dataset.owner_id == owner_id, Dataset.sha256 == sha256, Dataset.format == format)
         .order_by(Dataset.copy)
         .limit(1)
+        .with_for_update()
     )
 
 

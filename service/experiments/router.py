@@ -1,6 +1,8 @@
 """The routes of experiments."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Annotated
 
@@ -60,11 +62,14 @@ def submit(
 ) -> ExperimentOut:
     """Queue an experiment. With an Idempotency-Key, the same request sent again is answered with
     the experiment that the first one made; another request under the same key is refused."""
-    _check_limits(submission.spec, settings.limits)
-    with database.transaction() as session:
-        _check_references(session, user, submission.spec)
-        experiment = store.submit(session, user.id, submission, idempotency_key)
-        answer = _out(session, _stored(experiment), settings)
+    with _one_request_per_key(), database.transaction() as session:
+        # The key comes first: what was accepted stays so, whatever has been deleted since.
+        experiment = store.submitted(session, user.id, submission, idempotency_key)
+        if experiment is None:
+            _check_limits(submission.spec, settings.limits)
+            _check_references(session, user, submission.spec)
+            experiment = store.submit(session, user.id, submission, idempotency_key)
+        answer = _out(session, experiment, settings)
     log.info("submitted", extra={"experiment_id": answer.id})
     response.headers["Location"] = answer.urls.self
     return answer
@@ -177,12 +182,12 @@ def retry(
 ) -> ExperimentOut:
     """Queue a new experiment with the spec of one that failed or was cancelled. The
     Idempotency-Key serves as for a submission."""
-    with database.transaction() as session:
+    with _one_request_per_key(), database.transaction() as session:
         old = _find(session, user.id, experiment_id)
         if old.status not in (Status.FAILED, Status.CANCELLED):
             detail = f"only what failed or was cancelled is retried; this is {old.status}"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        answer = _out(session, _stored(store.retry(session, old, idempotency_key)), settings)
+        answer = _out(session, store.retry(session, old, idempotency_key), settings)
     response.headers["Location"] = answer.urls.self
     return answer
 
@@ -312,11 +317,13 @@ def _invalid_spec(problems: list[Problem]) -> ApiError:
     return invalid([Problem(f"/spec{p.pointer}", p.detail) for p in problems])
 
 
-def _stored(experiment: Experiment | None) -> Experiment:
-    if experiment is None:
+@contextmanager
+def _one_request_per_key() -> Iterator[None]:
+    try:
+        yield
+    except store.KeyReused:
         detail = "another request was sent under this Idempotency-Key"
-        raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)
-    return experiment
+        raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail) from None
 
 
 def _out(session: Session, experiment: Experiment, settings: Settings) -> ExperimentOut:

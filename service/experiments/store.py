@@ -21,28 +21,43 @@ _METRICS = select(Metric).where(Metric.experiment_id == bindparam("id")).order_b
 """Made once: to make a statement costs as much as to execute it."""
 
 
+class KeyReused(Exception):
+    """An idempotency key came with another request than the one it was first sent with."""
+
+
+def submitted(
+    session: Session, owner_id: int, submission: Submission, idempotency_key: str | None
+) -> Experiment | None:
+    """What the same submission made under the same key before; None where the key is new. Raises
+    KeyReused."""
+    if idempotency_key is None:
+        return None
+    return _made(session, owner_id, idempotency_key, _digest(submission))
+
+
 def submit(
     session: Session, owner_id: int, submission: Submission, idempotency_key: str | None = None
-) -> Experiment | None:
+) -> Experiment:
     """Store a new experiment in the queue, or find what the same submission made under the same
-    key before; None where that was another submission."""
-    digest = hashlib.sha256(submission.model_dump_json().encode()).hexdigest()
+    key before. Raises KeyReused."""
     experiment = Experiment(
         id=uuid7().hex,
         owner_id=owner_id,
         spec=submission.spec.model_dump(mode="json"),
         idempotency_key=idempotency_key,
-        submission_sha256=digest,
+        submission_sha256=_digest(submission),
         **submission.model_dump(include={"name", "tags", "note", "priority"}),
     )
     return _enqueue_once(session, experiment)
 
 
-def retry(
-    session: Session, old: Experiment, idempotency_key: str | None = None
-) -> Experiment | None:
+def _digest(submission: Submission) -> str:
+    return hashlib.sha256(submission.model_dump_json().encode()).hexdigest()
+
+
+def retry(session: Session, old: Experiment, idempotency_key: str | None = None) -> Experiment:
     """Queue a new experiment like an old one, or find what the same retry made under the same key
-    before; None where that was another request."""
+    before. Raises KeyReused."""
     kept = ("owner_id", "name", "tags", "note", "priority", "spec")
     experiment = Experiment(
         id=uuid7().hex,
@@ -54,7 +69,7 @@ def retry(
     return _enqueue_once(session, experiment)
 
 
-def _enqueue_once(session: Session, experiment: Experiment) -> Experiment | None:
+def _enqueue_once(session: Session, experiment: Experiment) -> Experiment:
     if experiment.idempotency_key is None:
         return _enqueue(session, experiment)
     owner_id, key = experiment.owner_id, experiment.idempotency_key
@@ -64,14 +79,22 @@ def _enqueue_once(session: Session, experiment: Experiment) -> Experiment | None
         with session.begin_nested():
             return _enqueue(session, experiment)
     except IntegrityError:
-        first = session.scalar(
-            select(Experiment).where(
-                Experiment.owner_id == owner_id, Experiment.idempotency_key == key
-            )
-        )
-        if first is None or first.submission_sha256 != digest:
-            return None
-        return find(session, owner_id, first.id)
+        first = _made(session, owner_id, key, digest)
+        if first is None:
+            raise
+        return first
+
+
+def _made(session: Session, owner_id: int, key: str, digest: str | None) -> Experiment | None:
+    """What a request of this digest made under the owner's key. Raises KeyReused."""
+    first = session.scalar(
+        select(Experiment).where(Experiment.owner_id == owner_id, Experiment.idempotency_key == key)
+    )
+    if first is None:
+        return None
+    if first.submission_sha256 != digest:
+        raise KeyReused
+    return find(session, owner_id, first.id)
 
 
 def _enqueue(session: Session, experiment: Experiment) -> Experiment:

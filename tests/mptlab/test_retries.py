@@ -124,6 +124,24 @@ def test_a_wait_ends_at_its_own_time(answers: Answers, monkeypatch: pytest.Monke
             client.wait("a", timeout_s=0.5)
 
 
+@busy(1000, retry_after="20")
+def test_no_pause_is_longer_than_the_time_left(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPT_RETRY_S", "0.5")
+    began = time.monotonic()
+    with Client(answers.url, "key") as client:
+        with pytest.raises(Refused, match="busy"):
+            client.get("a")
+        assert len(answers.seen) == 2  # at once, and at the end
+        monkeypatch.setattr(client, "get", lambda _: {"terminal": False, "status": "running"})
+        with pytest.raises(TimeoutError, match="HTTP 503"):
+            client.wait("a", timeout_s=0.5)
+        with pytest.raises(TimeoutError, match="HTTP 503"):
+            client.wait("a", timeout_s=0.5, poll_s=20)
+    assert time.monotonic() - began < 5
+
+
 def test_a_service_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPT_RETRY_S", "0.5")
     told: list[str] = []

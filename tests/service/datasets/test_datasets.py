@@ -50,6 +50,22 @@ def test_upload_list_use_delete(api: TestClient, settings: Settings) -> None:
     assert api.delete(f"/v1/datasets/{made['id']}").status_code == 404
 
 
+def test_a_submission_sent_again_after_its_data_set_was_deleted(api: TestClient) -> None:
+    """Its key answers as before: what it names is looked at only where the key is new."""
+    made = post(api, "good.npy", npy(GOOD)).json()
+    body = {"spec": upload_spec(made["id"])}
+    headers = {"Idempotency-Key": "once"}
+    first = api.post("/v1/experiments", json=body, headers=headers)
+    api.delete(f"/v1/datasets/{made['id']}")
+    again = api.post("/v1/experiments", json=body, headers=headers)
+    assert (first.status_code, again.status_code) == (202, 202)
+    assert again.json()["id"] == first.json()["id"]
+    assert again.headers["location"] == first.headers["location"]
+    other = api.post("/v1/experiments", json={**body, "name": "other"}, headers=headers)
+    assert (other.status_code, other.json()["reason"]) == (409, "idempotency_key_reused")
+    assert api.post("/v1/experiments", json=body).status_code == 422
+
+
 def test_the_list_is_paged(api: TestClient) -> None:
     made = [post(api, "good.npy", npy(GOOD + i)).json()["id"] for i in range(3)]
     first = api.get("/v1/datasets?limit=2").json()

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from mptcore.data.inspect import OPEN_FILES
 from mptlab import serve
-from service.database import Database
-from service.datasets import files
+from service.database import Database, NotMigrated
+from service.datasets import files, store
 from service.datasets.sweep import ABANDONED_S, sweep
 from service.errors import ApiError
 from service.main import create_app
@@ -88,6 +89,29 @@ def test_sent_twice_at_once_they_are_one(
     assert rows(settings) == 1
     (folder,) = stored(settings)
     assert (folder / "data.npy").read_bytes() == npy(GOOD)
+
+
+@pytest.mark.parametrize("mode", ["settings", "lab"])
+def test_sent_again_while_they_are_deleted(
+    request: pytest.FixtureRequest, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The delete comes before the file is moved, or after it: nothing is left without a row."""
+    settings: Settings = request.getfixturevalue(mode)
+    with api_on(settings) as api, ThreadPoolExecutor(1) as beside:
+        url = f"/v1/datasets/{post(api, 'a.npy', npy(GOOD)).json()['id']}"
+        deletions: list[Future[Any]] = []
+
+        def move_late(file: Path, place: Path) -> None:
+            deletions.append(beside.submit(api.delete, url))
+            wait(deletions, timeout=0.5)
+            files.move(file, place)
+
+        monkeypatch.setattr("service.datasets.router.move", move_late)
+        assert post(api, "a.npy", npy(GOOD)).status_code == 200
+        (deletion,) = deletions
+        assert deletion.result().status_code == 204
+        assert api.get(url).status_code == 404
+    assert stored(settings) == []
 
 
 # What does not come whole, or too much of it
@@ -238,24 +262,67 @@ def test_the_sweep(api: TestClient, settings: Settings, database: Database) -> N
     assert {folder.name for folder in settings.store.glob("datasets/*")} == {kept, "not-ours"}
 
 
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (OperationalError("COMMIT", None, Exception("connection lost")), 503),
+        (NotMigrated(), 503),
+        (OSError("disk I/O error"), 500),
+    ],
+)
 def test_a_commit_of_which_nothing_is_known(
-    api: TestClient, settings: Settings, database: Database
+    api: TestClient, settings: Settings, database: Database, error: Exception, status: int
 ) -> None:
-    """The database goes away as the row is committed: the file stays until the sweep can see
+    """An error as the row is committed, whatever its kind: the file stays until the sweep can see
     whether it was."""
 
     def lose(connection: Any) -> None:
-        raise OperationalError("COMMIT", None, Exception("connection lost"))
+        if any(settings.store.glob("datasets/*")):
+            raise error
 
     app = api.app
     assert isinstance(app, FastAPI)
     engine = app.state.database.engine
     event.listen(engine, "commit", lose)
-    assert post(api, "a.npy", npy(GOOD)).status_code == 503
+    assert post(api, "a.npy", npy(GOOD)).status_code == status
     event.remove(engine, "commit", lose)
     (marker,) = settings.all_incoming.iterdir()
     assert (settings.datasets(marker.name) / "data.npy").read_bytes() == npy(GOOD)
     os.utime(marker, (0, 0))
+    sweep(database, settings)
+    assert stored(settings) == []
+
+
+def test_a_disk_that_fails_after_the_move(
+    api: TestClient, settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError("disk I/O error")
+
+    monkeypatch.setattr(files, "sync_folder", fail)
+    assert post(api, "a.npy", npy(GOOD)).status_code == 500
+    (marker,) = settings.all_incoming.iterdir()
+    os.utime(marker, (0, 0))
+    sweep(database, settings)
+    assert stored(settings) == []
+
+
+def test_a_sweep_bears_another_at_the_same_time(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two folders that the first sweep saw, the second removes both."""
+    for name in ("a", "b"):
+        (settings.all_incoming / name).mkdir(parents=True)
+        os.utime(settings.all_incoming / name, (0, 0))
+    exists = store.exists
+    sweeps = iter([sweep])
+
+    def exists_late(session: Session, dataset_id: str) -> bool:
+        for other in sweeps:
+            other(database, settings)
+        return exists(session, dataset_id)
+
+    monkeypatch.setattr(store, "exists", exists_late)
     sweep(database, settings)
     assert stored(settings) == []
 
