@@ -47,7 +47,9 @@ class Forks:
                 key.data()
 
     def _fork(self) -> None:
-        _, fds, _, _ = socket.recv_fds(self._requests, 1, 4)
+        fds: list[int] = []
+        with suppress(ConnectionResetError):
+            _, fds, _, _ = socket.recv_fds(self._requests, 1, 4)
         if len(fds) < 4:
             os._exit(0)  # the worker has ended; so do the runners
         pid = os.fork()

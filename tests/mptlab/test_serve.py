@@ -19,7 +19,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 def test_a_person_sees_what_becomes_of_runs_and_nothing_else(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     port = serve.free_port()
-    environment = {**os.environ, "MPT_STORE": str(tmp_path / "store"), "MPT_WARM_SPARE": "false"}
+    environment = {**os.environ, "MPT_STORE": str(tmp_path / "store")}
     process = psutil.Popen(
         [*MPT, "serve", "--port", str(port)], env=environment,
         stdin=theirs, stdout=theirs, stderr=theirs,
