@@ -28,8 +28,9 @@ from urllib.parse import urlsplit
 
 from mptlab import Client, serve
 from service.database import Database
-from service.experiments import queue, store
-from service.experiments.queue import Claim
+from service.experiments import lease, store
+from service.experiments.dispatch import dispatch_next
+from service.experiments.lease import Claim
 from service.experiments.schemas import Submission
 from service.prepare import prepare
 from service.settings import Settings
@@ -249,9 +250,9 @@ def recording(settings: Settings) -> Iterator[Figure]:
 def _claim(database: Database) -> Claim:
     with database.transaction() as session:
         store.submit(session, 1, Submission.model_validate({"spec": SMALL}))
-        dispatch = queue.dispatch_next(session)
+        dispatch = dispatch_next(session)
         assert dispatch is not None
-        claim = queue.claim(
+        claim = lease.claim(
             session, dispatch.experiment_id, dispatch.dispatch_no, worker="bench", lease_s=60
         )
     assert claim is not None

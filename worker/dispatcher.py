@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import AWAY, Database
-from service.experiments import queue
+from service.experiments import dispatch
+from service.experiments.dispatch import Dispatch
 from service.experiments.models import Queue
-from service.experiments.queue import Dispatch
 from service.settings import Settings
 from service.start import begin
 from worker.celery_app import make_celery, ring
@@ -32,8 +32,8 @@ class Dispatcher:
 
     def run(self, stopping: threading.Event) -> None:
         while not stopping.wait(self.settings.poll_s):
-            for dispatch in self.dispatch():
-                self._ring(dispatch)
+            for chosen in self.dispatch():
+                self._ring(chosen)
 
     def dispatch(self) -> list[Dispatch]:
         """Mark what runs next, in one transaction."""
@@ -53,7 +53,7 @@ class Dispatcher:
         idle = self._idle(session)
         for name in (Queue.GPU, Queue.CPU):
             for _ in range(idle.get(name, 0)):
-                chosen = queue.dispatch_next(session, name)
+                chosen = dispatch.dispatch_next(session, name)
                 if chosen is None:
                     break
                 yield chosen
@@ -63,11 +63,11 @@ class Dispatcher:
         slots = workers.slots(session, self.settings.worker_silent_s)
         return {name: one.idle for name, one in slots.items() if one.idle}
 
-    def _ring(self, dispatch: Dispatch) -> None:
+    def _ring(self, chosen: Dispatch) -> None:
         try:
-            ring(self.celery, dispatch.queue, dispatch.experiment_id, dispatch.dispatch_no)
-            rung = {"experiment_id": dispatch.experiment_id, "dispatch_no": dispatch.dispatch_no}
-            log.info("dispatched to %s", dispatch.queue, extra=rung)
+            ring(self.celery, chosen.queue, chosen.experiment_id, chosen.dispatch_no)
+            rung = {"experiment_id": chosen.experiment_id, "dispatch_no": chosen.dispatch_no}
+            log.info("dispatched to %s", chosen.queue, extra=rung)
         except (BrokerError, OSError) as error:
             log.warning("the broker is away, the reaper will put it back: %s", error)
 

@@ -3,9 +3,9 @@
 import logging
 
 from service.database import AWAY, Database
-from service.experiments import queue
+from service.experiments import dispatch
+from service.experiments.dispatch import Dispatch
 from service.experiments.models import Queue
-from service.experiments.queue import Dispatch
 from service.settings import Settings
 from service.start import begin
 from worker.fitness import hide_gpus
@@ -40,11 +40,11 @@ class LocalWorker:
         try:
             slot.be_ready()
             while not self.stopping.is_set():
-                dispatch = self._next()
-                if dispatch is None:
+                chosen = self._next()
+                if chosen is None:
                     self.stopping.wait(self.settings.poll_s)
                 else:
-                    slot.run(dispatch.experiment_id, dispatch.dispatch_no, self.stopping.is_set)
+                    slot.run(chosen.experiment_id, chosen.dispatch_no, self.stopping.is_set)
         finally:
             self.stopping.set()
             slot.close()
@@ -54,7 +54,7 @@ class LocalWorker:
     def _next(self) -> Dispatch | None:
         try:
             with self.database.transaction() as session:
-                return queue.dispatch_next(session)
+                return dispatch.dispatch_next(session)
         except AWAY as error:
             log.warning("the database is away: %s", error)
             self.stopping.wait(self.settings.heartbeat_s)

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import AWAY, Database, now
-from service.experiments import queue
+from service.experiments import lease
 from service.settings import Settings
 from service.start import begin
 from worker.lifetime import Lifetime
@@ -46,7 +46,7 @@ class Reaper:
             if not self._has_been_up(session):
                 return
             workers.forget_silent(session, FORGET_S)
-            reaped = queue.reap(session, self.settings.dispatch_timeout_s, self.settings.max_lost)
+            reaped = lease.reap(session, self.settings.dispatch_timeout_s, self.settings.max_lost)
         for experiment_id, status in reaped:
             log.warning("reaped: now %s", status, extra={"experiment_id": experiment_id})
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import structlog
 
 from service.database import AWAY, Database
-from service.experiments import queue, store
+from service.experiments import lease, states, store
+from service.experiments.lease import Claim
 from service.experiments.models import Experiment
-from service.experiments.queue import Claim
 from service.references import input_files
 from service.settings import Settings
 from worker.children import Spawned, WarmParent
@@ -82,7 +82,7 @@ class Slot:
 
     def _claim(self, experiment_id: str, dispatch_no: int) -> Claim | None:
         with self.database.transaction() as session:
-            claim = queue.claim(
+            claim = lease.claim(
                 session,
                 experiment_id,
                 dispatch_no,
@@ -110,7 +110,7 @@ class Slot:
         settings, experiment_id = self.settings, claim.experiment_id
         try:
             with self.database.snapshot() as session:
-                ended = queue.is_terminal(session.get_one(Experiment, experiment_id).status)
+                ended = states.is_terminal(session.get_one(Experiment, experiment_id).status)
                 kept = {str(one.attempt) for one in store.artifacts(session, experiment_id)}
         except AWAY:
             return

@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 
 from mptcore.protocol.exit_codes import INVALID, STOPPED
 from service.database import AWAY, Database
-from service.experiments import queue
+from service.experiments import lease
+from service.experiments.lease import Claim, FailureCause, LeaseLost
 from service.experiments.models import DesiredState, Status
-from service.experiments.queue import Claim, FailureCause, LeaseLost
 from service.experiments.recording import Batch, record
 from service.settings import Settings
 from worker.children import GONE
@@ -185,7 +185,7 @@ class Supervision:
         """Delete the files that the database does not name, and tell the runner that its latest is
         kept: it saves no other before."""
         with suppress(*AWAY), self.database.snapshot() as session:
-            known = {one.file for one in queue.checkpoints(session, self.claim.experiment_id)}
+            known = {one.file for one in lease.checkpoints(session, self.claim.experiment_id)}
             folder = self.settings.checkpoints(self.claim.experiment_id)
             for path in folder.glob("*/*"):
                 is_later = path.parent.name == str(self.claim.attempt) and path.name > latest
@@ -257,7 +257,7 @@ class Supervision:
         if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # not of its own doing
             log.warning("the runner was killed")
             most = self.settings.max_lost
-            return Outcome("lost", lambda session: queue.mark_lost(session, self.claim, most))
+            return Outcome("lost", lambda session: lease.mark_lost(session, self.claim, most))
         kind = "invalid" if status == INVALID else "error"
         message = self.runner.stderr[-4000:] or f"the runner ended with status {status}"
         return self._finish(Status.FAILED, FailureCause(kind, message))
@@ -273,10 +273,10 @@ class Supervision:
     def _finish(self, status: Status, failure: FailureCause | None = None) -> Outcome:
         if failure is not None:
             log.warning("it fails: %s: %s", failure.kind, failure.message)
-        return Outcome(status, lambda session: queue.finish(session, self.claim, status, failure))
+        return Outcome(status, lambda session: lease.finish(session, self.claim, status, failure))
 
     def _release(self) -> Outcome:
-        return Outcome("unfinished", lambda session: queue.release(session, self.claim))
+        return Outcome("unfinished", lambda session: lease.release(session, self.claim))
 
     def _settle(self) -> Outcome:
         """Commit the last records, then the outcome, however long the database is away."""

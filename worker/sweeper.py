@@ -7,7 +7,7 @@ import threading
 
 from service.database import AWAY, Database
 from service.datasets.sweep import sweep as sweep_uploads
-from service.experiments import queue
+from service.experiments import lease
 from service.hub import trim_hub_cache
 from service.settings import Settings
 
@@ -46,6 +46,6 @@ class Sweeper:
         for start in range(0, len(folders), SWEPT_TOGETHER):
             part = {folder.name: folder for folder in folders[start : start + SWEPT_TOGETHER]}
             with self.database.transaction() as session:
-                ended = queue.forget_checkpoints(session, list(part), after_s)
+                ended = lease.forget_checkpoints(session, list(part), after_s)
             for experiment_id in ended:
                 shutil.rmtree(part[experiment_id], ignore_errors=True)

@@ -10,6 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.database import insert_new
+from service.experiments.lease import Claim, checkpoints, forget_records, heartbeat
 from service.experiments.models import (
     Artifact,
     Block,
@@ -19,7 +20,6 @@ from service.experiments.models import (
     Metric,
     Series,
 )
-from service.experiments.queue import Claim, checkpoints, forget_records, heartbeat
 
 SeriesKey = tuple[str, str]
 """Name and canonical labels."""

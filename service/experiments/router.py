@@ -16,7 +16,7 @@ from service.bodies import StrictRoute
 from service.database import Database
 from service.dependencies import DatabaseDep, SettingsDep, UserDep, WriterDep
 from service.errors import ApiError, invalid
-from service.experiments import queue, store
+from service.experiments import states, store
 from service.experiments.artifacts import whole_file
 from service.experiments.curves import hold_still, labels_of, read_series
 from service.experiments.models import DesiredState, Experiment, Status
@@ -202,7 +202,7 @@ def _request(
 ) -> ExperimentOut:
     with database.transaction() as session:
         _find(session, user.id, experiment_id)
-        accepted = queue.request(session, experiment_id, desired)
+        accepted = states.request(session, experiment_id, desired)
         experiment = _find(session, user.id, experiment_id)
         if accepted is None and experiment.status != already:
             what = "is being cancelled" if experiment.status == Status.RUNNING else "is"

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from mptcore.protocol.records import LABELS, SERIES
 from mptcore.specs import Problem
 from service.errors import ApiError, invalid
-from service.experiments.queue import is_terminal
+from service.experiments.states import is_terminal
 
 Labels = Mapping[str, object]
 

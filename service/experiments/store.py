@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session, defer
 from uuid6 import uuid7
 
 from service.experiments.models import Artifact, Experiment, Metric, Status
-from service.experiments.queue import note_status
 from service.experiments.schemas import Submission
+from service.experiments.states import note_status
 
 _OWN = (
     select(Experiment)

@@ -2,7 +2,7 @@
 
 import json
 
-from service.experiments import queue
+from service.experiments import states
 from service.experiments.models import Artifact, Experiment, Metric, Status
 from service.experiments.schemas import (
     ArtifactOut,
@@ -45,7 +45,7 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
         note=experiment.note,
         priority=experiment.priority,
         status=Status(experiment.status),
-        terminal=queue.is_terminal(experiment.status),
+        terminal=states.is_terminal(experiment.status),
         desired_state=experiment.desired_state,
         attempt=experiment.attempt,
         retry_of=experiment.retry_of,

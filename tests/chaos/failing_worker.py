@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from service.database import Database
-from service.experiments import queue
+from service.experiments import dispatch, lease
 from service.settings import Settings
 from tests.support.records import CHECKPOINT_AFTER
 from tests.support.stub import stub
@@ -41,8 +41,9 @@ def exit_at(step: str, when: str) -> None:
             os._exit(EXIT)
 
     Database.transaction = transaction  # type: ignore[method-assign]
-    for name in ("dispatch_next", "claim", "finish", "release", "mark_lost", "reap"):
-        setattr(queue, name, _noting(name, getattr(queue, name)))
+    dispatch.dispatch_next = _noting("dispatch_next", dispatch.dispatch_next)
+    for name in ("claim", "finish", "release", "mark_lost", "reap"):
+        setattr(lease, name, _noting(name, getattr(lease, name)))
     supervisor.record = _noting_record(supervisor.record)  # type: ignore[attr-defined]
 
 

@@ -13,9 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sqlalchemy import event
 
 from service.database import Database
-from service.experiments import queue, store
+from service.experiments import lease, states, store
+from service.experiments.dispatch import Dispatch, dispatch_next
+from service.experiments.lease import Claim, FailureCause, LeaseLost
 from service.experiments.models import DesiredState, Experiment, Status
-from service.experiments.queue import Claim, Dispatch, FailureCause, LeaseLost
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
 from tests.support.invariants import check
@@ -81,9 +82,9 @@ class QueueMachine(RuleBasedStateMachine):
         experiment_id = data.draw(st.sampled_from(self.submitted))
         before = self._load(experiment_id)
         with self.database.transaction() as session:
-            queue.request(session, experiment_id, desired)
+            states.request(session, experiment_id, desired)
         after = self._load(experiment_id)
-        if queue.is_terminal(before.status):
+        if states.is_terminal(before.status):
             assert after.status == before.status
 
     # Dispatchers and the broker
@@ -96,7 +97,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _dispatch_next(self) -> Dispatch | None:
         with self.database.transaction() as session:
-            return queue.dispatch_next(session)
+            return dispatch_next(session)
 
     @precondition(lambda self: self.messages)
     @rule(data=st.data(), worker=st.integers(1, 3), keep=st.booleans())
@@ -112,7 +113,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _claim(self, worker: int, message: Dispatch) -> None:
         with self.database.transaction() as session:
-            claim = queue.claim(
+            claim = lease.claim(
                 session,
                 message.experiment_id,
                 message.dispatch_no,
@@ -157,7 +158,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         run.written = after
         if desired != DesiredState.RUN:
-            self._end(worker, lambda session: queue.release(session, run.claim))
+            self._end(worker, lambda session: lease.release(session, run.claim))
 
     def _end(self, worker: int, commit: Callable[[Any], object]) -> None:
         run = self.runs.pop(worker)
@@ -203,7 +204,7 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             raise AssertionError("it was stored")
         cause = FailureCause("error", "it cannot be stored")
-        self._end(worker, lambda s: queue.finish(s, run.claim, Status.FAILED, cause))
+        self._end(worker, lambda s: lease.finish(s, run.claim, Status.FAILED, cause))
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
@@ -232,7 +233,7 @@ class QueueMachine(RuleBasedStateMachine):
         self._write(worker, len(RECORDS))
         if worker in self.runs:
             claim = self.runs[worker].claim
-            self._end(worker, lambda s: queue.finish(s, claim, Status.SUCCEEDED))
+            self._end(worker, lambda s: lease.finish(s, claim, Status.SUCCEEDED))
 
     @precondition(lambda self: self.runs)
     @rule(
@@ -249,12 +250,12 @@ class QueueMachine(RuleBasedStateMachine):
         if worker not in self.runs:
             return
         commits: dict[str, Callable[[Any], object]] = {
-            "hand back": lambda s: queue.release(s, claim),
-            "cancelled": lambda s: queue.finish(s, claim, Status.CANCELLED),
-            "killed": lambda s: queue.mark_lost(s, claim, MAX_LOST),
+            "hand back": lambda s: lease.release(s, claim),
+            "cancelled": lambda s: lease.finish(s, claim, Status.CANCELLED),
+            "killed": lambda s: lease.mark_lost(s, claim, MAX_LOST),
         }
         cause = FailureCause(how, "x")
-        failed = partial(queue.finish, claim=claim, status=Status.FAILED, failure=cause)
+        failed = partial(lease.finish, claim=claim, status=Status.FAILED, failure=cause)
         self._end(worker, commits.get(how, failed))
 
     # Time
@@ -271,7 +272,7 @@ class QueueMachine(RuleBasedStateMachine):
             if (self._load(r.claim.experiment_id).lease_expires_at or 0) >= self.clock
         }  # fmt: skip
         with self.database.transaction() as session:
-            queue.reap(session, DISPATCH_TIMEOUT_S, MAX_LOST)
+            lease.reap(session, DISPATCH_TIMEOUT_S, MAX_LOST)
         for worker in fresh:
             assert self._owns(self.runs[worker]), "a run within its lease was reaped"
 
@@ -303,13 +304,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.messages.clear()
         self.clock += DISPATCH_TIMEOUT_S + LEASE_S + 1
         with self.database.transaction() as session:
-            queue.reap(session, DISPATCH_TIMEOUT_S, MAX_LOST)
+            lease.reap(session, DISPATCH_TIMEOUT_S, MAX_LOST)
         while (dispatched := self._dispatch_next()) is not None:
             self._claim(1, dispatched)
             self._write(1, len(RECORDS))
             if 1 in self.runs:
                 claim = self.runs[1].claim
-                self._end(1, partial(queue.finish, claim=claim, status=Status.SUCCEEDED))
+                self._end(1, partial(lease.finish, claim=claim, status=Status.SUCCEEDED))
         counts = check(self.database, dict.fromkeys(self.submitted, RECORDS))
         self.database.close()
         assert counts.clean, str(counts)

@@ -22,7 +22,7 @@ from sqlalchemy import select
 from mptlab import Client, Refused
 from service.database import AWAY, Database
 from service.experiments.models import DesiredState, Event, Experiment, Status
-from service.experiments.queue import is_terminal, request
+from service.experiments.states import is_terminal, request
 from service.prepare import prepare
 from service.settings import Settings
 from tests.support.invariants import Counts, Record, check

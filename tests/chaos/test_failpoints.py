@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from service.database import Database
-from service.experiments import queue, store
+from service.experiments import lease, states, store
+from service.experiments.dispatch import dispatch_next
 from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
@@ -73,9 +74,9 @@ def recover(settings: Settings, database: Database, experiment_id: str) -> None:
 def leave_a_lost_run(database: Database) -> None:
     """A claim whose worker is gone, for the reaper."""
     with database.transaction() as session:
-        dispatch = queue.dispatch_next(session)
+        dispatch = dispatch_next(session)
         assert dispatch is not None
-        queue.claim(session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=0)
+        lease.claim(session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=0)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -93,7 +94,7 @@ def test_exit_at_a_step(
     if step == "release":
         wait_until(lambda: status(database, made.id) == "running")
         with database.transaction() as session:
-            queue.request(session, made.id, DesiredState.PAUSE)
+            states.request(session, made.id, DesiredState.PAUSE)
     failing.join(60)
     assert failing.exitcode == EXIT
     check_so_far = check(database, {made.id: RECORDS}, settled=False)
@@ -103,7 +104,7 @@ def test_exit_at_a_step(
     if step == "release":
         assert status(database, made.id) == "paused"
         with database.transaction() as session:
-            queue.request(session, made.id, DesiredState.RUN)
+            states.request(session, made.id, DesiredState.RUN)
         recover(quick, database, made.id)
     assert status(database, made.id) == "succeeded"
     counts = check(database, {made.id: RECORDS})

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from service.database import Database
-from service.experiments import queue
+from service.experiments.dispatch import dispatch_next
 from service.experiments.models import Queue
 from service.settings import Settings
 from tests.support.ppca_spec import ppca_spec
@@ -176,7 +176,7 @@ def test_a_deaf_node_begins_anew(lab: Settings) -> None:
         running.processes["dispatcher"].kill()
         submitted = client.submit(ppca_spec())["id"]
         with Database(lab.url).transaction() as session:
-            assert queue.dispatch_next(session) is not None
+            assert dispatch_next(session) is not None
         wait_until(lambda: "it is deaf" in running.log.read_text(), what="deafness")
         running.start("dispatcher", "dispatcher")
         assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from service.database import Database
-from service.experiments import queue, store
+from service.experiments import states, store
 from service.experiments.curves import read_series
 from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
@@ -65,7 +65,7 @@ def test_killed_midway_and_started_again(database: Database, settings: Settings)
         _, orphans = psutil.wait_procs(family, timeout=10)
         assert not orphans
     with local_worker(settings):
-        ended = wait_for(database, experiment_id, lambda e: queue.is_terminal(e.status))
+        ended = wait_for(database, experiment_id, lambda e: states.is_terminal(e.status))
     assert (ended.status, ended.attempt, ended.lost) == ("succeeded", 2, 1)
     with database.snapshot() as session:
         (series,) = read_series(session, experiment_id, max_points=1000)
@@ -80,13 +80,13 @@ def test_cancel_ends_a_run_within_5_s(database: Database, settings: Settings) ->
         wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
         began = time.monotonic()
         with database.transaction() as session:
-            queue.request(session, experiment_id, DesiredState.CANCEL)
-        ended = wait_for(database, experiment_id, lambda e: queue.is_terminal(e.status))
+            states.request(session, experiment_id, DesiredState.CANCEL)
+        ended = wait_for(database, experiment_id, lambda e: states.is_terminal(e.status))
         assert time.monotonic() - began < 5
         assert ended.status == "cancelled"
         after = submit(database)
         assert (
-            wait_for(database, after, lambda e: queue.is_terminal(e.status)).status == "succeeded"
+            wait_for(database, after, lambda e: states.is_terminal(e.status)).status == "succeeded"
         )
 
 

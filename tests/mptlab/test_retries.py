@@ -17,7 +17,7 @@ import pytest
 
 from mptlab import Client, Refused, serve
 from service.database import Database
-from service.experiments import queue
+from service.experiments import states
 from service.experiments.models import DesiredState
 from service.settings import Settings
 from tests.support.ppca_spec import ppca_spec
@@ -172,7 +172,7 @@ def test_wait_survives_a_server_that_is_killed_and_started_again(
         lab.processes["api"].wait()
         wait_until(lambda: bool(told), what="an outage")
         with database.transaction() as session:
-            queue.request(session, experiment_id, DesiredState.CANCEL)
+            states.request(session, experiment_id, DesiredState.CANCEL)
         lab.start("api", "api", "--port", str(lab.port))
         assert ended.result()["status"] == "cancelled"
     assert len(told) == 1

@@ -9,7 +9,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event
 
 from service.database import Database
-from service.experiments import queue
+from service.experiments import lease
+from service.experiments.dispatch import dispatch_next
 from service.experiments.models import Status
 from service.experiments.recording import Batch, record
 from service.settings import Settings
@@ -27,12 +28,12 @@ def submit(api: TestClient, **beside: object) -> str:
     return experiment_id
 
 
-def run(database: Database) -> queue.Claim:
+def run(database: Database) -> lease.Claim:
     """Dispatch and claim the next experiment."""
     with database.transaction() as session:
-        dispatch = queue.dispatch_next(session)
+        dispatch = dispatch_next(session)
         assert dispatch is not None
-        claim = queue.claim(
+        claim = lease.claim(
             session, dispatch.experiment_id, dispatch.dispatch_no, worker="test", lease_s=60
         )
     assert claim is not None
@@ -155,7 +156,7 @@ def test_unknown_series_and_labels(api: TestClient, database: Database) -> None:
         "/query/model: not a label of the series score, which has seed",
     )
     with database.transaction() as session:
-        queue.finish(session, claim, Status.SUCCEEDED)
+        lease.finish(session, claim, Status.SUCCEEDED)
     assert ask("score?seed=4") == (200, "1")
     assert ask("score?seed=77") == (
         404,
@@ -280,8 +281,8 @@ def test_cancel(api: TestClient, database: Database) -> None:
     assert api.post(f"/v1/experiments/{running}:cancel").status_code == 202
     assert api.post(f"/v1/experiments/{running}:resume").status_code == 409
     with database.transaction() as session:
-        assert queue.heartbeat(session, claim, 60) == "cancel"
-        queue.finish(session, claim, Status.SUCCEEDED)
+        assert lease.heartbeat(session, claim, 60) == "cancel"
+        lease.finish(session, claim, Status.SUCCEEDED)
     late = api.post(f"/v1/experiments/{running}:cancel")
     assert late.status_code == 409
     assert late.json()["reason"] == "wrong_state"

@@ -11,9 +11,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import DataError, ProgrammingError
 
 from service.database import AWAY, Database, NotMigrated
-from service.experiments import queue
+from service.experiments import lease, states
+from service.experiments.lease import FailureCause
 from service.experiments.models import Event, Experiment, Status
-from service.experiments.queue import FailureCause
 from service.main import create_app
 from service.settings import Settings
 from tests.service.experiments.test_queue import running
@@ -90,8 +90,8 @@ def test_a_missing_table_or_column_is_named_so(either: Database, change: str) ->
 def test_text_that_cannot_be_stored_is_mended(either: Database) -> None:
     claimed = running(either)
     with either.transaction() as session:
-        queue.finish(session, claimed, Status.FAILED, FailureCause("error", f"a\0b{HALF_A_PAIR}"))
-        queue.note_status(session, claimed.experiment_id, Status.FAILED, why=f"\0{HALF_A_PAIR}😀")
+        lease.finish(session, claimed, Status.FAILED, FailureCause("error", f"a\0b{HALF_A_PAIR}"))
+        states.note_status(session, claimed.experiment_id, Status.FAILED, why=f"\0{HALF_A_PAIR}😀")
     with either.snapshot() as session:
         found = session.get_one(Experiment, claimed.experiment_id)
         assert found.failure_message == "a\ufffdb\ufffd"

@@ -10,9 +10,10 @@ from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import Database, now
-from service.experiments import queue, store
+from service.experiments import lease, store
+from service.experiments.dispatch import dispatch_next
+from service.experiments.lease import Claim, FailureCause
 from service.experiments.models import Experiment, Queue, Status
-from service.experiments.queue import Claim, FailureCause
 from service.experiments.schemas import Submission
 from service.main import create_app
 from service.settings import Settings
@@ -44,20 +45,20 @@ def history(api: TestClient) -> str:
             workers.beat(session, worker, Vitals("host", name, 10**9))
         silent = update(workers.Worker).where(workers.Worker.id == "gone:1")
         session.execute(silent.values(heartbeat_at=now() - 3600))
-        queue.finish(session, _run(session, started_s=30), Status.SUCCEEDED)
+        lease.finish(session, _run(session, started_s=30), Status.SUCCEEDED)
         for kind in ("oom", "error", "error"):
             cause = FailureCause(kind, "why")
-            queue.finish(session, _run(session), Status.FAILED, cause)
-        queue.finish(session, _run(session), Status.CANCELLED)
+            lease.finish(session, _run(session), Status.FAILED, cause)
+        lease.finish(session, _run(session), Status.CANCELLED)
         lost = _run(session)
-        assert queue.mark_lost(session, lost, max_lost=1) == Status.QUEUED
-        dispatch = queue.dispatch_next(session)
+        assert lease.mark_lost(session, lost, max_lost=1) == Status.QUEUED
+        dispatch = dispatch_next(session)
         assert dispatch is not None
-        again = queue.claim(
+        again = lease.claim(
             session, dispatch.experiment_id, dispatch.dispatch_no, worker=IDLE, lease_s=LEASE_S
         )
         assert again is not None
-        assert queue.mark_lost(session, again, max_lost=1) == Status.FAILED
+        assert lease.mark_lost(session, again, max_lost=1) == Status.FAILED
         running = _run(session)
         for _ in range(2):
             store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
@@ -69,9 +70,9 @@ def history(api: TestClient) -> str:
 def _run(session: Session, started_s: float = 0.0) -> Claim:
     """Submit, dispatch and claim; it waited 10 s and began `started_s` ago."""
     store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
-    dispatch = queue.dispatch_next(session)
+    dispatch = dispatch_next(session)
     assert dispatch is not None
-    claim = queue.claim(
+    claim = lease.claim(
         session, dispatch.experiment_id, dispatch.dispatch_no, worker=BUSY, lease_s=LEASE_S
     )
     assert claim is not None

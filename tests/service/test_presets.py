@@ -4,7 +4,8 @@ from fastapi.testclient import TestClient
 
 from mptcore.presets import PRESETS
 from service.database import Database
-from service.experiments import queue
+from service.experiments import lease
+from service.experiments.dispatch import dispatch_next
 from service.experiments.models import Status
 from service.experiments.recording import Batch, record
 
@@ -26,9 +27,9 @@ def store_results(api: TestClient, database: Database, difference: float) -> str
     (spec,) = api.get("/v1/presets/fig4-left").json()["specs"]
     submitted: str = api.post("/v1/experiments", json={"spec": spec}).json()["id"]
     with database.transaction() as session:
-        dispatch = queue.dispatch_next(session)
+        dispatch = dispatch_next(session)
         assert dispatch is not None
-        claim = queue.claim(session, submitted, dispatch.dispatch_no, worker="w", lease_s=60)
+        claim = lease.claim(session, submitted, dispatch.dispatch_no, worker="w", lease_s=60)
     assert claim is not None
     batch = Batch()
     seq = 0
@@ -45,7 +46,7 @@ def store_results(api: TestClient, database: Database, difference: float) -> str
                        "value": value, "std_err": 0.4})  # fmt: skip
     with database.transaction() as session:
         record(session, claim, batch, 60)
-        queue.finish(session, claim, Status.SUCCEEDED)
+        lease.finish(session, claim, Status.SUCCEEDED)
     return submitted
 
 

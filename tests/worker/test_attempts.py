@@ -14,9 +14,10 @@ from mptcore.runtime import inputs
 from mptcore.runtime.tensor_files import load_weights, weights_digest
 from service.database import Database
 from service.datasets.models import Dataset
-from service.experiments import queue, store
+from service.experiments import lease, store
+from service.experiments.dispatch import dispatch_next
+from service.experiments.lease import Claim, LeaseLost
 from service.experiments.models import Checkpoint, Event, Experiment, Series, Status
-from service.experiments.queue import Claim, LeaseLost
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
 from service.main import create_app
@@ -38,9 +39,9 @@ def submit(database: Database) -> str:
 
 def claim(database: Database) -> Claim:
     with database.transaction() as session:
-        dispatch = queue.dispatch_next(session)
+        dispatch = dispatch_next(session)
         assert dispatch is not None
-        claim = queue.claim(
+        claim = lease.claim(
             session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=60
         )
     assert claim is not None
@@ -50,7 +51,7 @@ def claim(database: Database) -> Claim:
 def lose(database: Database, claim: Claim) -> None:
     with database.transaction() as session:
         session.execute(update(Experiment).values(lease_expires_at=0))
-        assert queue.reap(session, 60, max_lost=3) == [(claim.experiment_id, "queued")]
+        assert lease.reap(session, 60, max_lost=3) == [(claim.experiment_id, "queued")]
 
 
 def work_dir(database: Database, settings: Settings, claim: Claim) -> Path:
@@ -86,7 +87,7 @@ def trained(database: Database, settings: Settings) -> str:
     (work_dir(database, settings, second) / WEIGHTS).write_bytes(b"of the second")
     write(database, second, artifact(b"of the second"))
     with database.transaction() as session:
-        queue.finish(session, second, Status.SUCCEEDED)
+        lease.finish(session, second, Status.SUCCEEDED)
     (work_dir(database, settings, first) / WEIGHTS).write_bytes(b"of the first")
     with pytest.raises(LeaseLost):
         write(database, first, artifact(b"of the first"))
@@ -204,10 +205,10 @@ def test_two_checkpoints_of_an_experiment_are_kept(either: Database) -> None:
     assert [one.after_seq for one in second.checkpoints] == [4, 2]
     write(either, second, checkpoint(6))
     with either.snapshot() as session:
-        known = queue.checkpoints(session, second.experiment_id)
+        known = lease.checkpoints(session, second.experiment_id)
     assert [(one.after_seq, one.file) for one in known] == [(6, "2/6"), (4, "1/4")]
     with either.transaction() as session:
-        queue.finish(session, second, Status.SUCCEEDED)
+        lease.finish(session, second, Status.SUCCEEDED)
     with either.snapshot() as session:
         assert session.scalar(select(func.count()).select_from(Checkpoint)) == 0
 
@@ -235,7 +236,7 @@ def test_files_of_earlier_attempts_go(database: Database, settings: Settings) ->
     runner.kill()
     lose(database, second)
     with database.transaction() as session:
-        dispatch = queue.dispatch_next(session)
+        dispatch = dispatch_next(session)
     assert dispatch is not None
     slot = Slot(database, settings, "test")
     assert unrecorded.exists()
@@ -255,7 +256,7 @@ def test_checkpoints_after_the_same_record(either: Database) -> None:
         batch.checkpoint["file"] = number
         write(either, first, batch)
     with either.snapshot() as session:
-        known = queue.checkpoints(session, first.experiment_id)
+        known = lease.checkpoints(session, first.experiment_id)
     assert [one.file for one in known] == ["1/3", "1/2"]
 
 
@@ -271,7 +272,7 @@ def test_a_run_that_begins_again_takes_the_place_of_what_was_kept(either: Databa
     for _ in range(2):  # the first answer may not have arrived
         write(either, second, again)
     with either.snapshot() as session:
-        assert queue.checkpoints(session, experiment_id) == []
+        assert lease.checkpoints(session, experiment_id) == []
         logs = session.scalars(select(Event.data).where(Event.kind == "log")).all()
         assert [one["message"] for one in logs] == ["anew"]
         assert session.get_one(Experiment, experiment_id).last_seq == 1

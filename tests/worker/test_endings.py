@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.database import Database
-from service.experiments import queue, recording, store
+from service.experiments import lease, recording, states, store
 from service.experiments.curves import read_series
+from service.experiments.dispatch import dispatch_next
+from service.experiments.lease import Claim
 from service.experiments.models import DesiredState, Experiment
-from service.experiments.queue import Claim
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from tests.support.invariants import check
@@ -33,9 +34,9 @@ def claimed(database: Database, **changes: object) -> Claim:
     with database.transaction() as session:
         submission = Submission.model_validate({"spec": ppca_spec(**changes)})
         store.submit(session, 1, submission)
-        dispatched = queue.dispatch_next(session)
+        dispatched = dispatch_next(session)
         assert dispatched is not None
-        claim = queue.claim(
+        claim = lease.claim(
             session, dispatched.experiment_id, dispatched.dispatch_no, worker="w", lease_s=1.0
         )
     assert claim is not None
@@ -61,7 +62,7 @@ def ask(database: Database, claim: Claim, desired: DesiredState | None) -> None:
         return
     wait_until(lambda: load(database, claim).last_seq > 0)
     with database.transaction() as session:
-        queue.request(session, claim.experiment_id, desired)
+        states.request(session, claim.experiment_id, desired)
 
 
 def numbers(database: Database, claim: Claim) -> list[float]:

@@ -6,13 +6,13 @@ from contextlib import closing
 
 import pytest
 from sqlalchemy import select
-from tests.service.experiments.test_place import submit
 
 from service.database import Database
-from service.experiments import queue
+from service.experiments.dispatch import dispatch_next
 from service.experiments.models import Experiment, Queue
 from service.settings import Settings
 from service.workers import Worker
+from tests.service.experiments.test_place import submit
 from tests.support.processes import environment
 from worker.node import Node
 
@@ -41,7 +41,7 @@ def test_a_run_that_finds_no_gpu_is_handed_back_and_ends_the_worker(
     monkeypatch.setattr(node.lifetime, "fail", lambda: failed.append(True))
     experiment_id = submit(node.database, "cuda")
     with node.database.transaction() as session:
-        chosen = queue.dispatch_next(session, Queue.GPU)
+        chosen = dispatch_next(session, Queue.GPU)
     assert chosen is not None
     node._run(chosen.experiment_id, chosen.dispatch_no)
     assert failed == [True]

@@ -10,7 +10,8 @@ from functools import cache
 import pytest
 
 from service.database import Database
-from service.experiments import queue, store
+from service.experiments import states, store
+from service.experiments.dispatch import dispatch_next
 from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
@@ -38,7 +39,7 @@ def load(database: Database, experiment_id: str) -> Experiment:
 
 def attempt(slot: Slot, is_stopping: Callable[[], bool] = lambda: False) -> None:
     with slot.database.transaction() as session:
-        dispatch = queue.dispatch_next(session)
+        dispatch = dispatch_next(session)
     assert dispatch is not None
     assert slot.run(dispatch.experiment_id, dispatch.dispatch_no, is_stopping)
 
@@ -54,7 +55,7 @@ def interrupt(slot: Slot, experiment_id: str, how: str, further: int) -> None:
             stopping.set()
         elif how == "pause":
             with slot.database.transaction() as session:
-                queue.request(session, experiment_id, DesiredState.PAUSE)
+                states.request(session, experiment_id, DesiredState.PAUSE)
         elif slot.runner is not None:
             slot.runner.signal(signal.SIGKILL)
 
@@ -63,14 +64,14 @@ def interrupt(slot: Slot, experiment_id: str, how: str, further: int) -> None:
     attempt(slot, stopping.is_set)
     beside.join()
     with slot.database.transaction() as session:
-        queue.request(session, experiment_id, DesiredState.RUN)
+        states.request(session, experiment_id, DesiredState.RUN)
 
 
 def wait_for_progress(database: Database, experiment_id: str, least: int) -> int:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         experiment = load(database, experiment_id)
-        if queue.is_terminal(experiment.status):
+        if states.is_terminal(experiment.status):
             return least
         if experiment.progress_done is not None and experiment.progress_done >= least:
             return experiment.progress_done
@@ -92,10 +93,10 @@ def test_interrupted_is_uninterrupted(
     experiment_id = submit(database, kind)
     slot = Slot(database, quick, "test")
     for _ in range(times):
-        if not queue.is_terminal(load(database, experiment_id).status):
+        if not states.is_terminal(load(database, experiment_id).status):
             how = chance.choice(["hand back", "pause", "kill"])
             interrupt(slot, experiment_id, how, chance.randrange(1, 20))
-    if not queue.is_terminal(load(database, experiment_id).status):
+    if not states.is_terminal(load(database, experiment_id).status):
         attempt(slot)
     slot.close()
     assert load(database, experiment_id).status == "succeeded"

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from service import workers
 from service.database import Database
-from service.experiments import queue
+from service.experiments.dispatch import dispatch_next
 from service.experiments.models import Queue
 from service.settings import Settings
 from tests.service.experiments.test_queue import submit
@@ -32,7 +32,7 @@ def test_a_node_whose_broker_is_away_is_not_deaf(settings: Settings, tmp_path: P
     with closing(Database(settings.url)) as database:
         submit(database)
         with database.transaction() as session:
-            assert queue.dispatch_next(session) is not None
+            assert dispatch_next(session) is not None
         beats = threading.Thread(
             target=Presence(database, quick, "w", Queue.CPU).run,
             args=[stopping, lambda: True, lambda: broker_answers(quick), deaf.set],

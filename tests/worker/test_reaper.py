@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.database import Database
-from service.experiments import queue, store
+from service.experiments import lease, store
+from service.experiments.dispatch import dispatch_next
 from service.experiments.models import Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
@@ -23,9 +24,9 @@ def running(database: Database) -> str:
     """A run whose lease is over: its worker could not renew it, or is gone."""
     with database.transaction() as session:
         made = store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
-        dispatch = queue.dispatch_next(session)
+        dispatch = dispatch_next(session)
         assert dispatch is not None
-        queue.claim(session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=-1)
+        lease.claim(session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=-1)
     assert made is not None
     return made.id
 

@@ -10,7 +10,8 @@ from sqlalchemy import select
 
 from service.database import Database
 from service.datasets.models import Dataset
-from service.experiments import queue, store
+from service.experiments import lease, store
+from service.experiments.dispatch import dispatch_next
 from service.experiments.models import Event, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
@@ -39,7 +40,7 @@ def submitted(database: Database, **changes: object) -> str:
 
 def attempt(slot: Slot, is_stopping: Callable[[], bool] = lambda: False) -> None:
     with slot.database.transaction() as session:
-        dispatch = queue.dispatch_next(session)
+        dispatch = dispatch_next(session)
     assert dispatch is not None
     assert slot.run(dispatch.experiment_id, dispatch.dispatch_no, is_stopping)
 
@@ -90,11 +91,11 @@ def test_a_broken_checkpoint_is_not_used(
 
     def has_saved_twice() -> bool:
         with database.snapshot() as session:
-            return len(queue.checkpoints(session, experiment_id)) == 2
+            return len(lease.checkpoints(session, experiment_id)) == 2
 
     attempt(slot, has_saved_twice)
     with database.snapshot() as session:
-        latest, before = queue.checkpoints(session, experiment_id)
+        latest, before = lease.checkpoints(session, experiment_id)
     for one in (latest, before)[:broken]:
         file = settings.checkpoints(experiment_id) / one.file
         file.write_bytes(file.read_bytes()[:-1])

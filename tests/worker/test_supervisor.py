@@ -11,10 +11,11 @@ from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from service.database import Database
-from service.experiments import queue, store
+from service.experiments import lease, states, store
 from service.experiments.curves import read_series
+from service.experiments.dispatch import dispatch_next
+from service.experiments.lease import Claim
 from service.experiments.models import DesiredState, Experiment
-from service.experiments.queue import Claim
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from tests.support.ppca_spec import ppca_spec
@@ -29,9 +30,9 @@ LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=20_000)
 def claimed(database: Database, spec: dict[str, Any]) -> Claim:
     with database.transaction() as session:
         store.submit(session, 1, Submission.model_validate({"spec": spec}))
-        dispatched = queue.dispatch_next(session)
+        dispatched = dispatch_next(session)
         assert dispatched is not None
-        claim = queue.claim(
+        claim = lease.claim(
             session, dispatched.experiment_id, dispatched.dispatch_no, worker="w", lease_s=60
         )
     assert claim is not None
@@ -89,7 +90,7 @@ def test_cancel_reaches_the_runner(database: Database, settings: Settings) -> No
     def cancel(claim: Claim, runner: Runner) -> None:
         asked.append(time.monotonic())
         with database.transaction() as session:
-            queue.request(session, claim.experiment_id, DesiredState.CANCEL)
+            states.request(session, claim.experiment_id, DesiredState.CANCEL)
 
     ended, experiment = outcome(database, settings, LONG, cancel)
     assert time.monotonic() - asked[0] < 5
@@ -100,7 +101,7 @@ def test_a_runner_that_ignores_sigterm_is_killed(database: Database, settings: S
     def cancel(claim: Claim, runner: Runner) -> None:
         runner.signal(signal.SIGSTOP)  # it cannot even see a SIGTERM
         with database.transaction() as session:
-            queue.request(session, claim.experiment_id, DesiredState.CANCEL)
+            states.request(session, claim.experiment_id, DesiredState.CANCEL)
 
     impatient = settings.model_copy(update={"kill_grace_s": 0.5})
     ended, _ = outcome(database, impatient, LONG, cancel)

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.database import Database
-from service.experiments import queue
+from service.experiments import lease, states
 from service.experiments.models import Checkpoint, DesiredState, Experiment, Status
 from service.hub import UNUSED_S
 from service.settings import Settings
@@ -71,7 +71,7 @@ def test_checkpoints_of_what_ended_without_a_worker_are_removed(
 
     assert not swept()
     with database.transaction() as session:
-        queue.request(session, running, DesiredState.CANCEL)
+        states.request(session, running, DesiredState.CANCEL)
     assert swept()
     with database.snapshot() as session:
-        assert queue.checkpoints(session, running) == []
+        assert lease.checkpoints(session, running) == []

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from service.database import Database
-from service.experiments import queue
+from service.experiments import lease
+from service.experiments.dispatch import dispatch_next
 from service.settings import Settings
 from tests.support.stub import started
 from tests.worker.test_endings import claimed, load
@@ -33,8 +34,8 @@ def test_a_runner_that_never_was_ready_fails_no_run(
     monkeypatch.setattr(Slot, "new_runner", lambda self: started(*broken))
     claim = claimed(database)
     with database.transaction() as session:
-        queue.release(session, claim)
-        dispatch = queue.dispatch_next(session)
+        lease.release(session, claim)
+        dispatch = dispatch_next(session)
     assert dispatch is not None
     slot = Slot(database, settings, "test")
     with pytest.raises(UnfitWorker):

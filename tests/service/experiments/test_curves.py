@@ -11,10 +11,11 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from service.database import Database
-from service.experiments import queue, store
+from service.experiments import lease, store
 from service.experiments.curves import hold_still, read_series
+from service.experiments.dispatch import dispatch_next
+from service.experiments.lease import Claim
 from service.experiments.models import Block, Checkpoint, Experiment, Series
-from service.experiments.queue import Claim
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
 from service.main import create_app
@@ -46,9 +47,9 @@ RECORDS = records()
 
 def claim(database: Database) -> Claim:
     with database.transaction() as session:
-        dispatch = queue.dispatch_next(session)
+        dispatch = dispatch_next(session)
         assert dispatch is not None
-        claimed = queue.claim(session, dispatch.experiment_id, dispatch.dispatch_no, worker="w",
+        claimed = lease.claim(session, dispatch.experiment_id, dispatch.dispatch_no, worker="w",
                               lease_s=60)  # fmt: skip
     assert claimed is not None
     return claimed
@@ -108,7 +109,7 @@ def test_a_reader_across_a_resume_sees_each_point_once(
     with database.transaction() as session:
         row = {"experiment_id": experiment_id, "attempt": 1, "file": "f", "sha256": "0"}
         session.add(Checkpoint(**row, after_seq=CHECKPOINT_AFTER))
-        queue.release(session, first)
+        lease.release(session, first)
     second = claim(database)
     reader.look()
     for after, upto in pairwise((CHECKPOINT_AFTER, 33, 47, LAST)):
@@ -149,7 +150,7 @@ def test_a_moment_is_held(either: Database) -> None:
         hold_still(session)
         assert session.get_one(Experiment, experiment_id).last_seq == LAST
         with either.transaction() as other:
-            queue.release(other, claimed)
+            lease.release(other, claimed)
         claim(either)
         found = read_series(session, experiment_id, max_points=1000)
     assert {one.name: one.x for one in found} == UNDISTURBED

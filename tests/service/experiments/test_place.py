@@ -9,7 +9,8 @@ from sqlalchemy import select, text
 
 from service import workers
 from service.database import Database
-from service.experiments import queue, store
+from service.experiments import lease, store
+from service.experiments.dispatch import _DISPATCH_NEXT, dispatch_next
 from service.experiments.models import DEVICES, Experiment, Queue, Status
 from service.experiments.place import QUEUES, place_of_next, places
 from service.experiments.schemas import QueuePlace, Submission
@@ -44,9 +45,9 @@ def occupy(database: Database, worker: str) -> None:
     for_queue = Queue(worker[:3])
     submit(database, DEVICES[for_queue][0], priority=100)
     with database.transaction() as session:
-        chosen = queue.dispatch_next(session, for_queue)
+        chosen = dispatch_next(session, for_queue)
         assert chosen is not None
-        queue.claim(session, chosen.experiment_id, chosen.dispatch_no, worker=worker, lease_s=60)
+        lease.claim(session, chosen.experiment_id, chosen.dispatch_no, worker=worker, lease_s=60)
 
 
 def found_places(database: Database, *ids: str) -> dict[str, QueuePlace]:
@@ -139,7 +140,7 @@ def test_a_decision_is_a_look_into_the_index(lab: Settings) -> None:
             )
     with database.transaction() as session:
         session.execute(text("ANALYZE experiments"))
-        statement = queue._DISPATCH_NEXT[Queue.GPU].compile(session.get_bind())
+        statement = _DISPATCH_NEXT[Queue.GPU].compile(session.get_bind())
         explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
         driver = session.connection().connection.dbapi_connection
         assert driver is not None

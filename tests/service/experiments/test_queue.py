@@ -9,10 +9,11 @@ from sqlalchemy import func, select, text, update
 
 from service import workers
 from service.database import Database, now
-from service.experiments import queue, recording, store
+from service.experiments import lease, recording, states, store
 from service.experiments.curves import read_series
+from service.experiments.dispatch import dispatch_next
+from service.experiments.lease import Claim, LeaseLost
 from service.experiments.models import DesiredState, Event, Experiment, Queue, Status
-from service.experiments.queue import Claim, LeaseLost
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
 from service.settings import Settings
@@ -32,14 +33,14 @@ def submit(database: Database, **beside: Any) -> str:
 
 def dispatch(database: Database) -> tuple[str, int]:
     with database.transaction() as session:
-        dispatched = queue.dispatch_next(session)
+        dispatched = dispatch_next(session)
     assert dispatched is not None
     return dispatched.experiment_id, dispatched.dispatch_no
 
 
 def claim(database: Database, dispatched: tuple[str, int]) -> Claim | None:
     with database.transaction() as session:
-        return queue.claim(session, *dispatched, worker="w", lease_s=LEASE_S)
+        return lease.claim(session, *dispatched, worker="w", lease_s=LEASE_S)
 
 
 def running(database: Database) -> Claim:
@@ -60,7 +61,7 @@ def expire(database: Database, claimed: Claim) -> None:
 
 def reap(database: Database, max_lost: int = 3) -> list[tuple[str, Status]]:
     with database.transaction() as session:
-        return queue.reap(session, dispatch_timeout_s=30, max_lost=max_lost)
+        return lease.reap(session, dispatch_timeout_s=30, max_lost=max_lost)
 
 
 def status(database: Database, experiment_id: str) -> tuple[str, int]:
@@ -96,7 +97,7 @@ def test_priority_then_age(either: Database) -> None:
     urgent = submit(either, priority=5)
     assert [dispatch(either)[0] for _ in range(3)] == [urgent, first, second]
     with either.transaction() as session:
-        assert queue.dispatch_next(session) is None
+        assert dispatch_next(session) is None
 
 
 def test_a_dispatch_is_claimed_once(either: Database) -> None:
@@ -115,7 +116,7 @@ def test_a_dispatch_from_before_the_reaper_is_stale(either: Database) -> None:
     old = dispatch(either)
     assert reap(either) == []
     with either.transaction() as session:
-        assert queue.reap(session, dispatch_timeout_s=-1, max_lost=3) == [(experiment_id, "queued")]
+        assert lease.reap(session, dispatch_timeout_s=-1, max_lost=3) == [(experiment_id, "queued")]
     new = dispatch(either)
     assert claim(either, old) is None
     assert claim(either, new) is not None
@@ -173,7 +174,7 @@ def test_the_fence_shuts_out_an_older_attempt(either: Database) -> None:
 
 def end(database: Database, claimed: Claim) -> None:
     with database.transaction() as session:
-        queue.finish(session, claimed, Status.SUCCEEDED)
+        lease.finish(session, claimed, Status.SUCCEEDED)
 
 
 def test_an_expired_lease_that_no_one_reaped_is_still_good(either: Database) -> None:
@@ -196,7 +197,7 @@ def test_lost_too_often(either: Database) -> None:
 def test_a_hand_back_is_not_a_loss(either: Database) -> None:
     claimed = running(either)
     with either.transaction() as session:
-        queue.release(session, claimed)
+        lease.release(session, claimed)
     with either.snapshot() as session:
         found = session.get_one(Experiment, claimed.experiment_id)
         assert (found.status, found.lost, found.lease_expires_at) == ("queued", 0, None)
@@ -205,7 +206,7 @@ def test_a_hand_back_is_not_a_loss(either: Database) -> None:
 def test_a_cancelled_run_that_is_lost_is_cancelled(either: Database) -> None:
     claimed = running(either)
     with either.transaction() as session:
-        assert queue.request(session, claimed.experiment_id, DesiredState.CANCEL) == "running"
+        assert states.request(session, claimed.experiment_id, DesiredState.CANCEL) == "running"
     expire(either, claimed)
     assert reap(either) == [(claimed.experiment_id, "cancelled")]
 
@@ -213,7 +214,7 @@ def test_a_cancelled_run_that_is_lost_is_cancelled(either: Database) -> None:
 def test_no_write_after_a_cancel(either: Database) -> None:
     claimed = running(either)
     with either.transaction() as session:
-        queue.finish(session, claimed, Status.CANCELLED)
+        lease.finish(session, claimed, Status.CANCELLED)
     with pytest.raises(LeaseLost):
         write(either, claimed, batch(1, 5))
     assert stored_x(either, claimed.experiment_id) == []
@@ -261,7 +262,7 @@ def test_a_frozen_transaction_holds_back_only_what_it_touched(lab: Settings) -> 
             assert dict(reap(database)) == {lost.experiment_id: "queued", unclaimed: "queued"}
             with database.transaction() as session:
                 both = [ended_held.experiment_id, ended.experiment_id]
-                forgotten = queue.forget_checkpoints(session, both, after_s=1)
+                forgotten = lease.forget_checkpoints(session, both, after_s=1)
                 assert forgotten == [ended.experiment_id]
             with database.transaction() as session:
                 workers.forget_silent(session, after_s=1)

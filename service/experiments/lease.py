@@ -1,59 +1,41 @@
-"""Who runs what, and until when: dispatch, claim, lease, fence, reap.
+"""Who runs what, and until when: claim, lease, fence, reap.
 
 Every function takes a session and commits nothing. Times are the database's own (`now()`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVarTuple
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Row,
-    ScalarSelect,
-    Select,
-    Subquery,
     Update,
     delete,
     func,
     select,
-    union_all,
     update,
 )
 from sqlalchemy.orm import Session
 
 from service.database import now
 from service.experiments.models import (
-    DEVICES,
     TERMINAL,
-    WAITING,
     Artifact,
     Block,
     Checkpoint,
     DesiredState,
-    Device,
     Event,
     Experiment,
     Metric,
-    Queue,
     Series,
     Status,
 )
-
-Ts = TypeVarTuple("Ts")
+from service.experiments.states import is_terminal, note_status
 
 
 class LeaseLost(Exception):
     """This attempt no longer owns its experiment: kill the runner, write nothing more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """An experiment chosen to run next: what the doorbell says."""
-
-    experiment_id: str
-    dispatch_no: int
-    queue: Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,64 +62,6 @@ class FailureCause:
 
     kind: str
     message: str
-
-
-def note_status(session: Session, experiment_id: str, status: Status, **details: object) -> None:
-    data = {"status": status, **details}
-    session.add(Event(experiment_id=experiment_id, kind="status", data=data))
-
-
-def dispatch_next(session: Session, for_queue: Queue = Queue.CPU) -> Dispatch | None:
-    """Choose the next queued experiment (priority, then age) that a worker of this queue may run
-    and mark it dispatched, under a new number that only one claim can use. None where nothing
-    waits."""
-    row = session.execute(_DISPATCH_NEXT[for_queue]).one_or_none()
-    if row is None:
-        return None
-    note_status(session, row.id, Status.DISPATCHED, dispatch_no=row.dispatch_no)
-    return Dispatch(row.id, row.dispatch_no, for_queue)
-
-
-def _next(for_queue: Queue) -> ScalarSelect[str]:
-    """Of the first of each device, each one look into the index, the very first."""
-    firsts = union_all(*(select(_first(device)) for device in DEVICES[for_queue])).subquery()
-    first = select(firsts.c.id).order_by(firsts.c.priority.desc(), firsts.c.id).limit(1)
-    return first.scalar_subquery()
-
-
-def _first(device: Device) -> Subquery:
-    """The oldest of the highest priority: two looks, each along one end of the index. No index of
-    plain columns has both orders at once, and by id alone PostgreSQL would walk along all that
-    ever ran."""
-    waits = (Experiment.status == Status.QUEUED) & (Experiment.device == device)
-    highest = select(Experiment.priority).where(waits).order_by(Experiment.priority.desc())
-    oldest = (
-        select(Experiment.id, Experiment.priority)
-        .where(waits, Experiment.priority >= _one_free(highest).scalar_subquery())
-        .order_by(Experiment.priority, Experiment.id)
-    )
-    return _one_free(oldest).subquery()
-
-
-def _one_free(query: Select[*Ts]) -> Select[*Ts]:
-    """The first that no other transaction holds: it may be frozen."""
-    return query.limit(1).with_for_update(skip_locked=True)
-
-
-_DISPATCH_NEXT = {
-    for_queue: update(Experiment)
-    .where(Experiment.id == _next(for_queue), Experiment.status == Status.QUEUED)
-    .values(
-        status=Status.DISPATCHED,
-        queue=for_queue,
-        dispatch_no=Experiment.dispatch_no + 1,
-        dispatched_at=now(),
-    )
-    .returning(Experiment.id, Experiment.dispatch_no)
-    .execution_options(synchronize_session=False)
-    for for_queue in Queue
-}
-"""Made once: idle workers ask ten times a second."""
 
 
 def claim(
@@ -295,45 +219,6 @@ def _failure_columns(failure: FailureCause | None) -> dict[str, object]:
     return {"failure_kind": failure.kind, "failure_message": failure.message}
 
 
-def request(session: Session, experiment_id: str, desired: DesiredState) -> Status | None:
-    """Have an experiment cancelled, paused or (RUN) resumed: at once where it waits, by its
-    attempt where it runs. Its status after that, or None where its state does not allow it."""
-    from_states, to_state = AT_ONCE[desired]
-    session.execute(select(Experiment.id).where(Experiment.id == experiment_id).with_for_update())
-    waiting = session.execute(
-        update(Experiment)
-        .where(Experiment.id == experiment_id, Experiment.status.in_(from_states))
-        .values(
-            status=to_state,
-            desired_state=desired,
-            finished_at=now() if to_state == Status.CANCELLED else None,
-        )
-        .returning(Experiment.id)
-    ).one_or_none()
-    if waiting is not None:
-        note_status(session, experiment_id, to_state)
-        return to_state
-    running = session.execute(
-        update(Experiment)
-        .where(
-            Experiment.id == experiment_id,
-            Experiment.status == Status.RUNNING,
-            Experiment.desired_state.in_((desired, DesiredState.RUN, DesiredState.PAUSE)),
-        )
-        .values(desired_state=desired)
-        .returning(Experiment.id)
-    ).one_or_none()
-    return None if running is None else Status.RUNNING
-
-
-AT_ONCE = {
-    DesiredState.CANCEL: (WAITING, Status.CANCELLED),
-    DesiredState.PAUSE: ((Status.QUEUED, Status.DISPATCHED), Status.PAUSED),
-    DesiredState.RUN: ((Status.PAUSED,), Status.QUEUED),
-}
-"""By what is desired: from which waiting states it is had at once, and to which."""
-
-
 def reap(session: Session, dispatch_timeout_s: float, max_lost: int) -> list[tuple[str, Status]]:
     """Put back what no one will finish: runs whose lease has expired, and dispatches that no one
     claimed. What another transaction holds is left for the next time: it may be frozen. Returns
@@ -409,7 +294,3 @@ def _after_loss(session: Session, lost: Row[str, int, int, str], max_lost: int) 
         )
     note_status(session, lost.id, status, lost_attempt=lost.attempt)
     return status
-
-
-def is_terminal(status: str) -> bool:
-    return status in TERMINAL
