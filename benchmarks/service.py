@@ -129,7 +129,7 @@ def running(settings: Settings) -> Iterator[Client]:
 def _wait_for_worker(client: Client) -> None:
     serve.wait_until(client.is_ready)
     wait_until(lambda: bool(client.workers()), what="a worker")
-    client.wait(client.submit(SMALL)["id"], timeout_s=60)  # its spare runner is warm
+    client.wait(client.submit(SMALL)["id"], timeout_s=60)
 
 
 def requests(settings: Settings) -> Iterator[Figure]:
@@ -207,6 +207,25 @@ def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
+def many(settings: Settings) -> Iterator[Figure]:
+    """Small experiments on one slot, from the first submission to the end of the last."""
+    with running(settings) as client:
+        began = time.perf_counter()
+        made = [client.submit(DIGITS)["id"] for _ in range(MANY)]
+        for experiment_id in made:
+            assert client.wait(experiment_id, timeout_s=300)["status"] == "succeeded"
+        yield Figure(f"{MANY} small experiments", time.perf_counter() - began, "s", at_most=20)
+
+
+MANY = 200
+DIGITS: dict[str, Any] = {
+    "model": {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"},
+    "data": {"source": "digits"},
+    "evaluate": {"masks": {"schedule": "fixed", "size": 3, "per_size": 20}},
+    "compute": {"device": "cpu", "threads": 1},
+}
+
+
 WRITER = f"""
 import sys
 sys.stdin.readline()
@@ -271,6 +290,7 @@ def _read(client: Client, experiment_id: str, stopping: threading.Event) -> list
 CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "requests": requests,
     "start": start,
+    "many": many,
     "recording": recording,
 }
 MODES: dict[str, Any] = {"embedded, SQLite": sqlite, "lab, PostgreSQL": postgresql}
