@@ -35,7 +35,7 @@ Stdio = tuple[int, int, int]
 
 GONE = -(2**15)
 """In place of an exit status: the warm parent is gone, and its children with it."""
-CLOSE_S = 10.0
+CLOSE_S = 2.0
 """A warm parent that does not tell for so long of an end is ended too."""
 
 

@@ -184,7 +184,7 @@ class Supervision:
     def _forget_old_checkpoints(self, latest: str) -> None:
         """Delete the files that the database does not name, and tell the runner that its latest is
         kept: it saves no other before."""
-        with suppress(*AWAY), self.database.snapshot() as session:
+        with suppress(*AWAY, OSError), self.database.snapshot() as session:
             known = {one.file for one in lease.checkpoints(session, self.claim.experiment_id)}
             folder = self.settings.checkpoints(self.claim.experiment_id)
             for path in folder.glob("*/*"):

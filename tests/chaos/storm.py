@@ -191,7 +191,7 @@ class Storm:
         if kind in ("runner", "worker"):
             self.tally.blame.append((time.time(), f":{victim.pid}"))
         if kind == "runner":
-            children = victim.children()
+            children = victim.children(recursive=True)  # the warm parent, and its run
             if not children:
                 return
             victim = self.random.choice(children)
@@ -253,7 +253,8 @@ class Storm:
     def _stall(self) -> None:
         """SIGSTOP of a runner for longer than a run may be silent."""
         workers = [self.lab.processes[name] for name in ("worker1", "worker2")]
-        runners = [child for worker in workers for child in worker.children()]
+        parents = [parent for worker in workers for parent in worker.children()]
+        runners = [runner for parent in parents for runner in parent.children()]
         for runner in runners:
             runner.suspend()
         time.sleep(STALL_S + 3)
