@@ -46,7 +46,8 @@ class Reaper:
             if not self._has_been_up(session):
                 return
             workers.forget_silent(session, FORGET_S)
-            reaped = lease.reap(session, self.settings.dispatch_timeout_s, self.settings.max_lost)
+            limits = self.settings.dispatch_timeout_s, self.settings.max_lost
+            reaped = lease.reap(session, *limits, as_of=self._last_tick)
         for experiment_id, status in reaped:
             log.warning("reaped: now %s", status, extra={"experiment_id": experiment_id})
 

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Update,
     delete,
     func,
+    literal,
     select,
     update,
 )
@@ -219,14 +220,18 @@ def _failure_columns(failure: FailureCause | None) -> dict[str, object]:
     return {"failure_kind": failure.kind, "failure_message": failure.message}
 
 
-def reap(session: Session, dispatch_timeout_s: float, max_lost: int) -> list[tuple[str, Status]]:
+def reap(
+    session: Session, dispatch_timeout_s: float, max_lost: int, as_of: float | None = None
+) -> list[tuple[str, Status]]:
     """Put back what no one will finish: runs whose lease has expired, and dispatches that no one
     claimed. What another transaction holds is left for the next time: it may be frozen. Returns
-    what was done. To be called only once the database was up for a whole lease."""
+    what was done. To be called only once the database was up for a whole lease, until `as_of`: it
+    may hang from there to this very statement."""
+    clock = now() if as_of is None else literal(as_of)
     done = []
     expired = session.execute(
         update(Experiment)
-        .where(_free(Experiment.status == Status.RUNNING, Experiment.lease_expires_at < now()))
+        .where(_free(Experiment.status == Status.RUNNING, Experiment.lease_expires_at < clock))
         .values(status=Status.QUEUED, lost=Experiment.lost + 1, lease_expires_at=None)
         .returning(Experiment.id, Experiment.lost, Experiment.attempt, Experiment.desired_state)
     ).all()
@@ -236,7 +241,7 @@ def reap(session: Session, dispatch_timeout_s: float, max_lost: int) -> list[tup
         .where(
             _free(
                 Experiment.status == Status.DISPATCHED,
-                Experiment.dispatched_at < now() - dispatch_timeout_s,
+                Experiment.dispatched_at < clock - dispatch_timeout_s,
             )
         )
         .values(status=Status.QUEUED)

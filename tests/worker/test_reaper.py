@@ -85,3 +85,22 @@ def test_grace_after_a_gap(
         time.sleep(0.1)
         reaper.tick()
     assert status(database, running) == "queued"
+
+
+def test_a_database_that_hangs_within_a_tick(
+    database: Database, running: str, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the clock and the reaping: leases that were good then have run out."""
+    reaper.tick()
+    time.sleep(LEASE_S)
+    with database.transaction() as session:
+        session.get_one(Experiment, running).lease_expires_at = time.time() + LEASE_S / 2
+    reap = lease.reap
+
+    def hang(*arguments: Any, **named: Any) -> Any:
+        time.sleep(LEASE_S)
+        return reap(*arguments, **named)
+
+    monkeypatch.setattr(lease, "reap", hang)
+    reaper.tick()
+    assert status(database, running) == "running"
