@@ -106,9 +106,12 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 # The spec: what its JSON schema says.
 
-ROOTS = {"VectorExperiment": "Experiments on vectors: PPCA, factor analysis",
-         "LatentExperiment": "Experiments on VAEs",
-         "TextExperiment": "Experiments on language models"}  # fmt: skip
+TITLES = {"VectorExperiment": "Experiments on vectors: PPCA, factor analysis",
+          "LatentExperiment": "Experiments on VAEs",
+          "TextExperiment": "Experiments on language models"}  # fmt: skip
+
+
+ROOTS = [one.__name__ for one in get_args(get_args(ExperimentSpec)[0])]
 
 
 def spec_page() -> str:
@@ -148,7 +151,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 def _section(name: str, schema: Schema) -> str:
     level = "##" if name in ROOTS else "###"
-    heading = f"{level} {name}\n\n{ROOTS[name]}." if name in ROOTS else f"{level} {name}"
+    heading = f"{level} {name}\n\n{TITLES[name]}." if name in TITLES else f"{level} {name}"
     required = schema.get("required", [])
     rows = "\n".join(
         f"| `{field}` | {_values(part)} | {_default_of(part, field in required)} |"

@@ -78,13 +78,14 @@ def _shape(dataset: Dataset, data: UploadData) -> tuple[int, int | None] | None:
 def _experiment_problems(
     session: Session, owner_id: int, spec: ExperimentSpec
 ) -> Iterator[Problem]:
-    for pointer, model in (("/model", spec.model), ("/baseline", spec.baseline)):
-        if model is None or model.experiment is None:
+    for part in ("model", "baseline"):  # of which a family may have none, nor take weights
+        named = getattr(getattr(spec, part, None), "experiment", None)
+        if named is None:
             continue
-        found = experiments.find(session, owner_id, model.experiment)
+        found = experiments.find(session, owner_id, named)
         if found is None or found.status != Status.SUCCEEDED or found.spec.get("train") is None:
             detail = "the id of an experiment of yours that trained a model and succeeded"
-            yield Problem(f"{pointer}/experiment", detail)
+            yield Problem(f"/{part}/experiment", detail)
 
 
 def input_files(

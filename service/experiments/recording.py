@@ -100,10 +100,10 @@ def _insert_points(session: Session, experiment_id: str, batch: Batch) -> None:
     if not batch.points:
         return
     ids = _series_ids(session, experiment_id)
-    if missing := batch.points.keys() - ids.keys():  # each try takes an id, also one in vain
+    if missing := [key for key in batch.points if key not in ids]:  # a try in vain takes an id too
         rows = [
             {"experiment_id": experiment_id, "name": name, "labels": labels}
-            for name, labels in sorted(missing)
+            for name, labels in missing
         ]
         insert_new(session, Series, rows)
         ids = _series_ids(session, experiment_id)

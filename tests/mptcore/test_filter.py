@@ -84,6 +84,9 @@ def test_a_failure_is_the_last_record_and_ends_with_1() -> None:
     assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
 
 
+READY = {"seq": None, "record": "ready"}
+
+
 def test_supervised_the_spec_is_the_first_line() -> None:
     process = start("--supervised")
     assert process.stdin is not None
@@ -93,7 +96,7 @@ def test_supervised_the_spec_is_the_first_line() -> None:
     records = [json.loads(row) for row in process.stdout]
     assert process.wait(timeout=60) == 0
     process.communicate()
-    assert records == once()[1]  # those of a run that nobody supervises
+    assert records == [READY, *once()[1]]  # those of a run that nobody supervises
 
 
 def test_supervised_the_end_of_the_file_ends_the_run() -> None:
@@ -103,6 +106,7 @@ def test_supervised_the_end_of_the_file_ends_the_run() -> None:
     long = {**SMALL, "evaluate": {"masks": {"schedule": "all", "per_size": 1_000_000}}}
     process.stdin.write(line(long))
     process.stdin.flush()
+    assert json.loads(process.stdout.readline()) == READY
     assert json.loads(process.stdout.readline())["seq"] == 1
     process.stdin.close()
     assert process.wait(timeout=10) == 1
@@ -112,7 +116,7 @@ def test_supervised_the_end_of_the_file_ends_the_run() -> None:
 
 
 def test_a_spare_that_gets_no_spec_ends_with_0() -> None:
-    assert run(b"", "--supervised") == (0, [], "")
+    assert run(b"", "--supervised") == (0, [READY], "")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -1,0 +1,17 @@
+"""What a spec names by id is looked up for every family, one that it never saw too."""
+
+from service.database import Database
+from service.references import NO_UPLOAD, reference_problems
+from tests.support.markov import MarkovExperiment
+
+
+def test_a_family_without_baseline_and_weights(database: Database) -> None:
+    spec = MarkovExperiment.model_validate(
+        {
+            "model": {"family": "markov", "stay": 0.8},
+            "data": {"source": "upload", "dataset": "a" * 32, "n": 9, "dim": 7},
+        }
+    )
+    with database.snapshot() as session:
+        found = reference_problems(session, 1, spec)  # type: ignore[arg-type]  # not registered
+    assert [(one.pointer, one.detail) for one in found] == [("/data/dataset", NO_UPLOAD)]
