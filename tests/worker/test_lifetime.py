@@ -73,7 +73,7 @@ def test_a_part_that_fails_ends_its_process(settings: Settings) -> None:
     """A real worker, whose presence meets a database that is not what it knows."""
     worker = subprocess.Popen(
         [sys.executable, "-m", "worker.local"],
-        env={**environment(settings), "MPT_WARM_SPARE": "false"},
+        env={**environment(settings), "MPT_WARM_PARENT": "false"},
         stderr=subprocess.PIPE,
         text=True,
     )
