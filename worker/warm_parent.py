@@ -88,11 +88,10 @@ class Forks:
             os.setpgid(0, 0)
             for number, stdio in enumerate(fds[:3]):
                 os.dup2(stdio, number)
-            known = [*fds, *(key.fd for key in self._selector.get_map().values())]
-            self._selector.close()
-            for fd in known:
-                with suppress(OSError):  # of sockets that the selector alone held
-                    os.close(fd)
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                if fd > 2:
+                    with suppress(OSError):  # that of the listing itself
+                        os.close(fd)
             be_expendable(niceness=0)  # it has its parent's
             status = supervised()
         except BaseException:

@@ -14,6 +14,7 @@ from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 from tests.support.undisturbed import undisturbed_records
 from tests.support.warm import warm_parent
+from worker import children
 from worker.children import GONE, Spawned, WarmParent
 from worker.runner import Runner
 
@@ -80,8 +81,9 @@ def test_one_that_is_killed_is_gone(warm: WarmParent) -> None:
     wait_until(lambda: not before.is_running(), what="the end of its zombie")
 
 
-def test_one_that_is_killed_before_it_is_there() -> None:
+def test_one_that_is_killed_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent still imports torch."""
+    monkeypatch.setattr(children, "CLOSE_S", 60.0)
     parent = WarmParent()
     runner = Runner(parent.fork)
     assert runner.kill() == -signal.SIGKILL
@@ -89,8 +91,8 @@ def test_one_that_is_killed_before_it_is_there() -> None:
     after.start({"spec": SPEC})
     assert records(after) == undisturbed_records(SPEC)
     assert after.kill() == 0
-    children = psutil.Process(parent._process.pid).children()
-    wait_until(lambda: not any(child.is_running() for child in children))
+    forks = psutil.Process(parent._process.pid).children()
+    wait_until(lambda: not any(fork.is_running() for fork in forks))
     parent.close()
 
 
