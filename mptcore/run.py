@@ -66,7 +66,11 @@ def resumable(
         f"{torch.get_num_threads()} threads",
     )
     experiment = implementation(spec, session, device, dtype)
-    yield from with_progress(experiment.records(resumed), session, lambda: experiment.total)
+
+    def total() -> int:
+        return experiment.total - session.left_out(experiment.evaluations)
+
+    yield from with_progress(experiment.records(resumed), session, total)
 
 
 def _device(compute: Machine) -> torch.device:

@@ -4,9 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from mptcore.estimation.allocation import StratifiedSample, sample_to_target
-from mptcore.estimation.estimate import ONE_DRAW, lml_metrics, metric, point
+from mptcore.estimation.allocation import (
+    Draw,
+    sample_to_target,
+    smoothed,
+    target_records,
+)
+from mptcore.estimation.estimate import ONE_DRAW, Estimate, lml_metrics, metric, point
 from mptcore.estimation.masks import draw_independent, draw_masks
 from mptcore.estimation.model import TractableModel, VectorModel
 from mptcore.estimation.scores import (
@@ -17,14 +23,17 @@ from mptcore.estimation.scores import (
     mask_mean,
     score_masks,
     size_estimate,
+    with_difference,
 )
-from mptcore.protocol.records import Labels, Log, Metric, Point, Record
+from mptcore.protocol.records import Labels, Point, Record
 from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import AllSizes, FixedSize
-from mptcore.specs.evaluate import PILOT, MaskEvaluation
+from mptcore.specs.evaluate import MaskEvaluation, pilot_masks
 
 BATCH_BYTES = 4 * 2**20
 """Memory for the masks that are scored together: about what a processor's caches hold."""
+SMOOTHED_OVER = 3
+"""Neighbouring sizes whose variances are averaged for the plan of a target."""
 DEPENDENT = "masks of one permutation depend on each other"
 
 
@@ -58,90 +67,124 @@ class Evaluation:
     def records(self, generator: torch.Generator) -> Work[None]:
         """Scores, and what follows from them; masks are drawn from the generator."""
         if self.spec.target_std_err is None:
-            curve = yield from self._score_all(generator)
+            yield from self._score_all(generator)
         else:
-            curve = yield from self._score_to_target(generator, self.spec.target_std_err)
-        for record in self._conclusions(curve):
-            yield Step(record)
+            yield from self._score_to_target(generator, self.spec.target_std_err)
 
-    def _score_all(self, generator: torch.Generator) -> Work[ScoredSizes]:
+    def _score_all(self, generator: torch.Generator) -> Work[None]:
         masks, models = self.spec.masks, list(self.models.values())
         batches = draw_masks(masks, self.first.dim, generator, self.batch)
         tractable = all(isinstance(model, TractableModel) for model in models)
         joint = isinstance(masks, FixedSize) and tractable
-        return (yield from score_masks(models, batches, self.cache, joint, self._points))
 
-    def _score_to_target(self, generator: torch.Generator, target: float) -> Work[ScoredSizes]:
-        models, dim, most = list(self.models.values()), self.first.dim, self.spec.max_masks
-        sizes = self.spec.masks.mask_sizes(dim)
+        def points(scores: tuple[SizeScores, ...]) -> Iterator[Point]:
+            estimates = [size_estimate(row, masks) for row in with_difference(scores)]
+            return self._points(scores[0].size, estimates)
 
-        def draw(counts: torch.Tensor) -> Work[list[torch.Tensor]]:
+        curve = yield from score_masks(models, batches, self.cache, joint, points)
+        for record in self._conclusions(self._totals(curve), curve):
+            yield Step(record)
+
+    def _totals(self, curve: ScoredSizes) -> list[Estimate]:
+        """What the schedule's sizes are scored for, by each model, and the difference; none where
+        they are scored for themselves."""
+        masks = self.spec.masks
+        rows = [list(row) for row in zip(*map(with_difference, curve), strict=True)]
+        match masks:
+            case AllSizes():
+                return [cumulative_estimate(row, masks) for row in rows]
+            case FixedSize():
+                return [size_estimate(row[0], masks).scaled(self.first.dim) for row in rows]
+            case _:
+                return []
+
+    def _score_to_target(self, generator: torch.Generator, target: float) -> Work[None]:
+        """The sizes are strata, and their sum is what is reported."""
+        spec, dim = self.spec, self.first.dim
+        sizes = spec.masks.mask_sizes(dim)
+        width = dim if isinstance(spec.masks, FixedSize) else 1
+        widths = torch.full((len(sizes),), width, dtype=torch.float64)
+        row = len(self.models) if spec.target == "difference" else 0
+        sample = yield from sample_to_target(
+            self._draw(sizes, generator),
+            widths,
+            target,
+            spec.max_masks,
+            pilot_masks(len(sizes)),
+            self._smoothed,
+            row,
+        )
+        for size, estimates in zip(sizes, sample.estimates(), strict=True):
+            yield from map(Step, self._points(size, estimates))
+        yield from map(Step, target_records(sample, row, target, 1.0, self.labels))
+        yield from map(Step, self._conclusions(sample.total_estimates()))
+
+    def _draw(self, sizes: Sequence[int], generator: torch.Generator) -> Draw:
+        """What scores so many masks of each size."""
+        models = list(self.models.values())
+
+        def draw(counts: Tensor) -> Work[list[Tensor]]:
             plan = zip(sizes, counts.tolist(), strict=True)
-            masks = draw_independent(plan, dim, generator, self.batch)
+            masks = draw_independent(plan, self.first.dim, generator, self.batch)
             curve = yield from score_masks(models, masks, self.cache)
-            return [torch.stack([one.values for one in scores]) for scores in curve]
+            values = [torch.stack([row.values for row in with_difference(one)]) for one in curve]
+            return list(torch.split(torch.cat(values, 1), counts.tolist(), 1))
 
-        widths = torch.ones(len(sizes), dtype=torch.float64)
-        sample = yield from sample_to_target(draw, widths, target, most, PILOT)
-        curve = [
-            tuple(SizeScores(size, of_model) for of_model in values)
-            for size, values in zip(sizes, sample.values, strict=True)
-        ]
-        for scores in curve:
-            for record in self._points(scores):
-                yield Step(record)
-        # Masks that were not needed count as scored: the run is as far as it can be.
-        yield Step(Metric("masks", sample.masks, 0.0, self.labels), most - sample.masks)
-        if log := _unreached(sample, target):
-            yield Step(log)
-        return curve
+        return draw
 
-    def _points(self, scores: tuple[SizeScores, ...]) -> Iterator[Point]:
-        masks, size = self.spec.masks, scores[0].size
-        for name, of_model in zip(self.models, scores, strict=True):
-            estimate = size_estimate(of_model, masks)
+    def _smoothed(self, variances: Tensor) -> Tensor:
+        """Sizes that are next to each other; the size D has one mask, and nothing to vary."""
+        if not isinstance(self.spec.masks, AllSizes) or len(variances) == 1:
+            return variances
+        return torch.cat([smoothed(variances[:-1], SMOOTHED_OVER), variances[-1:]])
+
+    def _points(self, size: int, estimates: Sequence[Estimate]) -> Iterator[Point]:
+        """Of one size: by each model, and the difference."""
+        for name, estimate in zip(self.models, estimates, strict=False):
             yield point("score", size, estimate, self.labels_of(name))
             if self.spec.bias:
                 biased = estimate.scaled(self.first.dim)
                 gap = biased.beyond(self.models[name].evidence())
                 yield point("bias", size, gap, self.labels_of(name))
-        for other in scores[1:]:
-            paired = size_estimate(scores[0] - other, masks)
+        for paired in estimates[len(self.models) :]:
             yield point("score_difference", size, paired, self.labels)
 
-    def _conclusions(self, curves: ScoredSizes) -> Iterator[Record]:
-        """What is known once all masks are scored."""
+    def _conclusions(
+        self, totals: Sequence[Estimate], curves: ScoredSizes = ()
+    ) -> Iterator[Record]:
+        """What is known once all masks are scored; `curves` hold their scores, size by size."""
         for i, (name, model) in enumerate(self.models.items()):
-            curve = [scores[i] for scores in curves]
-            yield from self._conclude(curve, model, self.labels_of(name))
-        if len(self.models) > 1 and isinstance(self.spec.masks, AllSizes):
-            paired = [scores[0] - scores[1] for scores in curves]
-            total = cumulative_estimate(paired, self.spec.masks)
-            yield metric("score_difference", total, self.labels)
+            labels = self.labels_of(name)
+            yield from lml_metrics("lml", model.evidence(), labels)
+            if totals:
+                yield from self._total_metrics(totals[i], model, labels)
+                yield from self._of_scores([scores[i] for scores in curves], model, labels)
+        for paired in totals[len(self.models) :]:
+            yield metric("score_difference", paired, self.labels)
 
-    def _conclude(
-        self, curve: Sequence[SizeScores], model: VectorModel, labels: Labels
+    def _total_metrics(
+        self, total: Estimate, model: VectorModel, labels: Labels
     ) -> Iterator[Record]:
         lml = model.evidence()
-        masks = self.spec.masks
-        yield from lml_metrics("lml", lml, labels)
-        match masks:
+        match self.spec.masks:
             case AllSizes():
-                factor = 1
-                total = cumulative_estimate(curve, masks)
                 yield metric("mpt", total, labels)
                 yield metric("difference", total.beyond(lml), labels)
             case FixedSize():
-                factor = model.dim
-                total = size_estimate(curve[0], masks).scaled(factor)
                 yield metric("biased_score", total, labels)
                 yield metric("bias", total.beyond(lml), labels)
-                if curve[0].joint is not None:
-                    yield metric("joint_score", mask_mean(curve[0].joint, masks), labels)
             case _:
-                return
+                yield metric("score_sum", total, labels)
+
+    def _of_scores(
+        self, curve: Sequence[SizeScores], model: VectorModel, labels: Labels
+    ) -> Iterator[Record]:
+        """What takes the score of each mask."""
+        if curve and curve[0].joint is not None:
+            yield metric("joint_score", mask_mean(curve[0].joint, self.spec.masks), labels)
         if self.spec.convergence:
-            yield from self._convergence(curve, factor, lml.value, labels)
+            factor = model.dim if isinstance(self.spec.masks, FixedSize) else 1
+            yield from self._convergence(curve, factor, model.evidence().value, labels)
 
     def _convergence(
         self, curve: Sequence[SizeScores], factor: float, lml: float, labels: Labels
@@ -151,11 +194,3 @@ class Evaluation:
             error = std_err[i].item() * factor if std_err is not None and i > 0 else None
             reason = None if error is not None else ONE_DRAW if i == 0 else DEPENDENT
             yield Point("convergence", i + 1, factor * value - lml, error, i + 1, labels, reason)
-
-
-def _unreached(sample: StratifiedSample, target: float) -> Log | None:
-    std_err = sample.total_std_errs[0].item()
-    if std_err <= target:
-        return None
-    detail = f"{std_err:.3g} after {sample.masks} masks: raise max_masks"
-    return Log("warning", f"target_std_err {target} was not reached: {detail}")

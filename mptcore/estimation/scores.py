@@ -30,8 +30,13 @@ class SizeScores:
 
 AnyModel = TypeVar("AnyModel", bound=Model[Any])
 
-ScoredSizes = list[tuple[SizeScores, ...]]
+ScoredSizes = Sequence[tuple[SizeScores, ...]]
 """For each size, the scores by each model."""
+
+
+def with_difference(scores: tuple[SizeScores, ...]) -> tuple[SizeScores, ...]:
+    """The scores by each model and, of two, their differences."""
+    return (*scores, *(scores[0] - other for other in scores[1:]))
 
 
 @torch.no_grad()
@@ -60,7 +65,7 @@ def score_masks(
 ) -> Work[ScoredSizes]:
     """The scores of all masks by each model, size by size; with `joint` the joint scores too.
     `records_of` gives the records of each size as soon as it is scored."""
-    curve: ScoredSizes = []
+    curve: list[tuple[SizeScores, ...]] = []
     parts: list[Tensor] = []
     last = 0
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from mptcore.protocol.records import Checkpoint
 from mptcore.runtime.durable import write_durably
-from mptcore.runtime.session import ScoreCache, Session, TrainingState
+from mptcore.runtime.session import MaskPlan, ScoreCache, Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
 KEPT = 2
-FORMAT = "2"
+FORMAT = "3"
 """Of the file; a run starts again from its first record where it finds another."""
 
 
@@ -77,6 +77,7 @@ def _of(session: Session) -> tuple[dict[str, Tensor], dict[str, str]]:
     if session.training is not None:
         state = session.training()
         header["training"] = json.dumps([state.epoch, state.seq, state.masks])
+        header["plans"] = json.dumps([[plan.most, plan.masks] for plan in state.plans])
         tensors |= {f"training/{name}": value.cpu() for name, value in state.tensors.items()}
     return tensors, header
 
@@ -100,7 +101,8 @@ def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
     training = None
     if "training" in header:
         epoch, seq, masks = json.loads(header["training"])
-        training = TrainingState(epoch, seq, masks, under("training/", tensors))
+        plans = tuple(MaskPlan(*plan) for plan in json.loads(header["plans"]))
+        training = TrainingState(epoch, seq, masks, plans, under("training/", tensors))
     return Resumed(int(header["after"]), scores, training)
 
 

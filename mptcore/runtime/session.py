@@ -16,12 +16,26 @@ from torch import Tensor
 from mptcore.protocol.records import Progress, Record
 
 
+@dataclass
+class MaskPlan:
+    """How many masks an evaluation with a target scores in all. Who plans it changes it, from the
+    most that it may take to what it takes."""
+
+    most: int
+    masks: int
+
+    @property
+    def left_out(self) -> int:
+        return self.most - self.masks
+
+
 class Step(NamedTuple):
-    """A step of a run's work: the record that it gave, if any, and how many masks were scored since
-    the step before."""
+    """A step of a run's work: the record that it gave, if any, how many masks were scored since the
+    step before, and the plan of the evaluation that begins."""
 
     record: Record | None = None
     masks: int = 0
+    plan: MaskPlan | None = None
 
 
 Result = TypeVar("Result")
@@ -39,6 +53,8 @@ class TrainingState:
     """Records given before this epoch."""
     masks: int
     """Masks scored before this epoch."""
+    plans: tuple[MaskPlan, ...]
+    """Those of the evaluations before this epoch."""
     tensors: dict[str, Tensor]
 
 
@@ -76,6 +92,8 @@ class Session:
     """Records given so far; whoever takes them raises it."""
     masks: int = 0
     """Masks scored so far; `with_progress` raises it."""
+    plans: list[MaskPlan] = field(default_factory=list)
+    """Of the evaluations with a target that have begun; `with_progress` adds them."""
     scores: ScoreCache = field(default_factory=ScoreCache)
     training: Callable[[], TrainingState] | None = None
     """The state of the training, as it is once called."""
@@ -84,13 +102,25 @@ class Session:
     work_dir: Path | None = None
     """Where the files that the run keeps are written."""
 
+    def left_out(self, evaluations: int) -> int:
+        """By how many masks so many evaluations with a target stay below the most that they may
+        take; those to come are expected to take as many as the latest."""
+        if not self.plans:
+            return 0
+        to_come = max(0, evaluations - len(self.plans))
+        return sum(plan.left_out for plan in self.plans) + to_come * self.plans[-1].left_out
+
 
 class ExperimentRun(Protocol):
     """What runs one experiment."""
 
     @property
     def total(self) -> int:
-        """Masks to be scored in all, known once some are scored."""
+        """Masks to be scored in all, at most, known once some are scored."""
+
+    @property
+    def evaluations(self) -> int:
+        """How often masks are scored as the spec's `evaluate` says."""
 
     def records(self, resumed: TrainingState | None) -> Work[None]:
         """All records, from the first. Raises RunError."""
@@ -100,8 +130,11 @@ def with_progress(
     work: Work[None], session: Session, total: Callable[[], int]
 ) -> Iterator[Record | None]:
     """The records of some work, with about a hundred progress records among them. The total is
-    asked for once some masks are scored. None stands for a step without a record."""
-    for record, masks in work:
+    asked for whenever masks were scored, since evaluations with a target plan theirs on the way.
+    None stands for a step without a record."""
+    for record, masks, plan in work:
+        if plan is not None:
+            session.plans.append(plan)
         before = session.masks
         session.masks = done = before + masks
         yield record

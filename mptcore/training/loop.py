@@ -71,6 +71,7 @@ def train(
     if resumed is not None:
         trainer.restore(resumed.tensors)
         trainer.epoch = resumed.epoch
+        session.plans = list(resumed.plans)
         yield Step(masks=resumed.masks)  # before the leap: no progress is told of what was skipped
         session.seq = resumed.seq
     while trainer.epoch <= schedule.length:
@@ -104,4 +105,5 @@ def _epoch(trainer: Trainer) -> Work[None]:
 
 
 def _state(trainer: Trainer, session: Session, tensors: dict[str, Tensor]) -> TrainingState:
-    return TrainingState(trainer.epoch, session.seq, session.masks, tensors)
+    plans = tuple(session.plans)
+    return TrainingState(trainer.epoch, session.seq, session.masks, plans, tensors)

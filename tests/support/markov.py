@@ -110,6 +110,10 @@ class MarkovRun:
     def total(self) -> int:
         return self.spec.mask_count()
 
+    @property
+    def evaluations(self) -> int:
+        return len(self.spec.seeds)
+
     def records(self, resumed: TrainingState | None) -> Work[None]:
         self.session.at_safe_point = True
         for seed in self.spec.seeds:

@@ -45,6 +45,10 @@ class LinearGaussianRun:
     def total(self) -> int:
         return self.spec.mask_count()
 
+    @property
+    def evaluations(self) -> int:
+        return self.spec.evaluation_count()
+
     def records(self, resumed: TrainingState | None) -> Work[None]:
         try:
             yield from self._records(resumed)

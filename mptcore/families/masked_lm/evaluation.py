@@ -6,19 +6,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mptcore.estimation.allocation import StratifiedSample, sample_to_target
-from mptcore.estimation.estimate import Estimate
+from mptcore.estimation.allocation import (
+    Draw,
+    StratifiedSample,
+    sample_to_target,
+    smoothed,
+    target_records,
+)
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.curve import RateCurve
 from mptcore.families.masked_lm.estimates import RateScores, cell_widths
 from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm, score_sequences
-from mptcore.families.masked_lm.reporting import Report
+from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.families.masked_lm.sequences import SequenceMetrics
-from mptcore.protocol.records import Labels, Log, Metric, Record
+from mptcore.protocol.records import Labels, Record
 from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import TextEvaluate
-from mptcore.specs.families.masked_lm import LM_PILOT
+from mptcore.specs.evaluate import pilot_masks
+from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
+
+MasksOf = Callable[[Tensor, Tensor, torch.Generator], tuple[MaskedBatch, Tensor]]
+"""Masks of a stratum each (B,) of sequences (B,), and the weight of each mask's score."""
 
 SMOOTHED_OVER = 21
 """Neighbouring rates whose variances are averaged for the plan: a few draws say little."""
@@ -106,54 +115,77 @@ class TextEvaluation:
                 sums, weights = sums[:, per_rate:], weights[per_rate:]
 
     def _score_to_target(self, generator: torch.Generator, target: float) -> Work[None]:
-        """The rates are strata. A draw takes a sequence with a probability proportional to its
-        length, so that its mean log probability estimates that of a token."""
-        spec, tokens = self.spec, self.spec.dimensions
-        widths = torch.tensor(cell_widths(spec.masks.rates), dtype=torch.float64)
-        draw = self._draw(generator)
+        """The rates are strata, or equal parts of the sizes from 1 to D."""
+        spec, names = self.spec, self.report.model_names
+        row = names.index(DIFFERENCE) if spec.target == "difference" else 0
+        if spec.target == "cumulative":
+            widths = torch.full((CUMULATIVE_STRATA,), 1 / CUMULATIVE_STRATA, dtype=torch.float64)
+            scale, draw = self._mean_size, self._draw(generator, self._of_sizes)
+        else:
+            widths = torch.tensor(cell_widths(spec.masks.rates), dtype=torch.float64)
+            scale, draw = spec.dimensions, self._draw(generator, self._at_rates)
+        strata = len(widths)
         sample = yield from sample_to_target(
-            draw, widths, target / tokens, spec.max_masks, LM_PILOT, _smoothed
+            draw, widths, target / scale, spec.max_masks, pilot_masks(strata), _smoothed, row
         )
-        first, *rest = self._sample_records(sample)
-        # Masks that were not needed count as scored: the run is as far as it can be.
-        yield Step(first, spec.max_masks - sample.masks)
-        for record in rest:
+        for record in self._sample_records(sample):
             yield Step(record)
-        std_err = sample.total_std_errs[0].item() * tokens
-        if std_err > target:
-            detail = f"{std_err:.3g} after {sample.masks} masks: raise max_masks"
-            yield Step(Log("warning", f"target_std_err {target} was not reached: {detail}"))
+        for record in target_records(sample, row, target, scale, self.labels):
+            yield Step(record)
 
-    def _draw(self, generator: torch.Generator) -> Callable[[Tensor], Work[list[Tensor]]]:
-        """What scores so many sequences at each rate, (models, n) each."""
+    @property
+    def _mean_size(self) -> float:
+        return self.corpus.sizes.double().mean().item()
+
+    def _draw(self, generator: torch.Generator, masks_of: MasksOf) -> Draw:
+        """What scores so many masks of each stratum. A draw takes a sequence with a probability
+        proportional to its length, so that its mean log probability estimates that of a token."""
         sizes = self.corpus.sizes.double()
-        rates = torch.tensor(self.spec.masks.rates, dtype=torch.float64)
         together = max(1, CHUNK_TOKENS // int(self.corpus.lengths.max()))
 
         def draw(counts: Tensor) -> Work[list[Tensor]]:
-            plan = torch.repeat_interleave(torch.arange(len(rates)), counts)
-            means = []
+            plan = torch.repeat_interleave(torch.arange(len(counts)), counts)
+            means = [torch.zeros(len(self.report.model_names), 0, dtype=torch.float64)]
             for places in torch.split(plan, together):
-                at = rates[places]
                 chosen = torch.multinomial(sizes, len(places), True, generator=generator)
-                masks, weights = self.masker.at_rates(chosen, at, generator)
+                masks, weights = masks_of(places, chosen, generator)
                 values = yield from self._score(masks)
-                means.append(values[:, 0] * weights / (at * sizes[chosen]))
+                means.append(values[:, 0] * weights)
             return list(torch.split(torch.cat(means, 1), counts.tolist(), 1))
 
         return draw
 
+    def _at_rates(
+        self, places: Tensor, chosen: Tensor, generator: torch.Generator
+    ) -> tuple[MaskedBatch, Tensor]:
+        """Masks of sequences (B,) at the rates of these places (B,), and their weights."""
+        at = torch.tensor(self.spec.masks.rates, dtype=torch.float64)[places]
+        masks, weights = self.masker.at_rates(chosen, at, generator)
+        return masks, weights / (at * self.corpus.sizes[chosen])
+
+    def _of_sizes(
+        self, places: Tensor, chosen: Tensor, generator: torch.Generator
+    ) -> tuple[MaskedBatch, Tensor]:
+        """Masks of sequences (B,) of sizes that are uniform from 1 to D over all parts; the part
+        k of K (B,) has those of the rates from k / K to (k + 1) / K."""
+        within = torch.rand(len(places), generator=generator, dtype=torch.float64)
+        rates = (places + 1 - within) / CUMULATIVE_STRATA  # above 0, at most 1
+        sizes = (rates * self.corpus.sizes[chosen]).ceil().long()
+        return self.masker.of_sizes(chosen, sizes, generator), torch.ones_like(rates)
+
     def _sample_records(self, sample: StratifiedSample) -> Iterator[Record]:
         rates, report = self.spec.masks.rates, self.report
-        means, errors, counts = sample.means.tolist(), sample.std_errs.tolist(), sample.counts
-        for k, rate in enumerate(rates):
-            for i, name in enumerate(report.model_names):
-                yield report.point(name, rate, Estimate(means[i][k], errors[i][k], int(counts[k])))
-        totals, total_errors = sample.totals.tolist(), sample.total_std_errs.tolist()
-        for name, total, error in zip(report.model_names, totals, total_errors, strict=True):
-            area = Estimate(total, error, int(counts.sum()))
+        totals = sample.total_estimates()
+        if self.spec.target == "cumulative":
+            for name, total in zip(report.model_names, totals, strict=True):
+                yield report.metric("cumulative", name, total.scaled(self._mean_size))
+                yield from report.per_token(name, total, "cumulative")
+            return
+        for rate, estimates in zip(rates, sample.estimates(), strict=True):
+            for name, estimate in zip(report.model_names, estimates, strict=True):
+                yield report.point(name, rate, estimate)
+        for name, area in zip(report.model_names, totals, strict=True):
             yield from report.area(name, area, sum(cell_widths(rates)), self.spec.dimensions, None)
-        yield Metric("masks", sample.masks, 0.0, self.labels)
 
 
 def total_masks(spec: TextEvaluate, corpus: Corpus) -> int:
@@ -167,9 +199,4 @@ def total_masks(spec: TextEvaluate, corpus: Corpus) -> int:
 
 
 def _smoothed(variances: Tensor) -> Tensor:
-    """The mean over the neighbours of each (K,), fewer at the ends."""
-    half = min(SMOOTHED_OVER, len(variances)) // 2
-    ones = torch.ones(1, 1, 2 * half + 1, dtype=variances.dtype)
-    sums = torch.nn.functional.conv1d(variances[None, None], ones, padding=half)
-    counts = torch.nn.functional.conv1d(torch.ones_like(variances)[None, None], ones, padding=half)
-    return (sums / counts)[0, 0]
+    return smoothed(variances, SMOOTHED_OVER)

@@ -53,6 +53,11 @@ class MaskedLmRun:
     dtype: torch.dtype
     total: int = field(default=0, init=False)
 
+    @property
+    def evaluations(self) -> int:
+        curves = 0 if self.spec.train is None else len(self.spec.train.curve_at)
+        return len(self.spec.seeds) + curves
+
     def records(self, resumed: TrainingState | None) -> Work[None]:
         spec = self.spec
         tokenizer = PretrainedSource.of(spec.model).tokenizer()
@@ -96,10 +101,11 @@ class MaskedLmRun:
     def _evaluate(self, seed: int, models: Models, text: LoadedText, last: bool) -> Work[None]:
         masker = text.masker(text.scored, models, self.spec.model.corruption)
         evaluation = self._evaluation(models, masker, {"seed": seed}, self.session.scores)
-        before = self.session.masks
+        before, begun = self.session.masks, len(self.session.plans)
         yield from evaluation.records(generator_for(seed, "masks"))
         if not last:  # sequences that were chosen at random have another length than expected
-            expected = before + total_masks(self.spec.evaluate, text.scored)
+            left_out = sum(plan.left_out for plan in self.session.plans[begun:])
+            expected = before + total_masks(self.spec.evaluate, text.scored) - left_out
             yield Step(masks=expected - self.session.masks)
 
     def _evaluation(

@@ -51,6 +51,10 @@ class VaeRun:
     def total(self) -> int:
         return self.spec.mask_count()
 
+    @property
+    def evaluations(self) -> int:
+        return self.spec.evaluation_count()
+
     def records(self, resumed: TrainingState | None) -> Work[None]:
         starts = [start for seed in self.spec.seeds for start in self._starts(seed)]
         if self.spec.train is not None:

@@ -7,13 +7,14 @@ from pydantic import Field, model_validator
 from mptcore.specs.base import ExperimentId, Problem, Seeds, Spec, reject, seed_problems
 from mptcore.specs.compute import Limits, Machine
 from mptcore.specs.data.text import TextSource
+from mptcore.specs.evaluate import max_masks_problems, target_problems
 from mptcore.specs.masks import Rate
 from mptcore.specs.train import one_or_more
 
 PAPER_RATES = tuple(round(percent / 100, 2) for percent in range(1, 100))
 """1 %, 2 %, … 99 %: the rates of Table 2 and Fig. 5 (right)."""
-LM_PILOT = 8
-"""Draws at each rate from which a run with a target first learns where to spend the others."""
+CUMULATIVE_STRATA = 20
+"""Equal parts of the mask sizes from 1 to D, from which a run with the target cumulative draws."""
 
 LmObjective = Literal["mpt"]
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
@@ -94,7 +95,9 @@ class TextEvaluate(Spec):
     length and the spread over orders; one order costs a forward pass for every token. `pll`: the
     pseudo-log-likelihood, as many. `sequences`: these metrics of so many sequences, chosen at
     random. With `target_std_err` sequences and rates are sampled, where they reduce the error most,
-    until the area has that standard error or `max_masks` are scored; `per_size` is then not used.
+    until the `target` has that standard error or `max_masks` are scored; `per_size` is then not
+    used. Targets: area; difference, that between the areas of the model and the baseline;
+    cumulative, for which masks of all sizes take the place of the rates, and there is no curve.
     """
 
     masks: RateMasks = RateMasks()
@@ -103,17 +106,27 @@ class TextEvaluate(Spec):
     pll: bool = False
     sequences: Annotated[int, Field(ge=2, le=100_000_000)] | None = None
     target_std_err: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    target: Literal["area", "difference", "cumulative"] = "area"
     max_masks: Annotated[int, Field(ge=100, le=1_000_000_000)] = 1_000_000
 
-    def problems(self) -> list[Problem]:
+    def problems(self, baseline: bool) -> list[Problem]:
+        """What is wrong, with or without a baseline."""
         problems = self.masks.problems("/evaluate/masks")
-        least = (LM_PILOT + 2) * len(self.masks.rates)
-        if self.target_std_err is not None and self.max_masks < least:
-            detail = f"at least {least} here: a pilot of {LM_PILOT} draws at each rate, and two"
-            problems.append(Problem("/evaluate/max_masks", detail))
+        problems += target_problems(self.target, "area", self.target_std_err, baseline)
+        if self.target_std_err is not None:
+            problems += self._target_problems()
         if self.sequences is not None and not (self.orders or self.pll):
             detail = "it limits the metrics of orders and pll: ask for one, or leave it null"
             problems.append(Problem("/evaluate/sequences", detail))
+        return problems
+
+    def _target_problems(self) -> list[Problem]:
+        if self.target != "cumulative":
+            return max_masks_problems(self.max_masks, len(self.masks.rates), "rate")
+        problems = max_masks_problems(self.max_masks, CUMULATIVE_STRATA, "part of the sizes")
+        if self.orders:
+            detail = "the target cumulative measures it by masks of its own: leave it 0"
+            problems.append(Problem("/evaluate/orders", detail))
         return problems
 
 
@@ -232,7 +245,7 @@ class TextExperiment(Spec):
             problems.append(Problem("/data/heldout", detail))
         if self.model.corruption == "bert":
             problems += self._bernoulli_problems()
-        problems += self.evaluate.problems() + seed_problems(self.seeds)
+        problems += self.evaluate.problems(self.baseline is not None) + seed_problems(self.seeds)
         if problems:
             reject(problems)
         return self
@@ -246,6 +259,8 @@ class TextExperiment(Spec):
             problems.append(Problem("/train/masks/schedule", detail))
         if self.evaluate.orders:
             problems.append(Problem("/evaluate/orders", f"these are for {exact}: leave it 0"))
+        if self.evaluate.target == "cumulative":
+            problems.append(Problem("/evaluate/target", f"cumulative is for {exact}: use area"))
         if self.evaluate.pll:
             problems.append(Problem("/evaluate/pll", f"this is for {exact}: leave it out"))
         return problems

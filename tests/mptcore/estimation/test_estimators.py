@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptcore.estimation.allocation import neyman, sample_to_target
 from mptcore.estimation.estimate import Estimate
-from mptcore.estimation.masks import draw_independent, draw_masks
+from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.scores import cumulative_estimate, score_masks
 from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
@@ -22,11 +21,10 @@ from mptcore.families.linear_gaussian.moments import (
     moment_of,
     second_moment,
 )
-from mptcore.protocol.records import Log, Metric, Point
+from mptcore.protocol.records import Metric, Point
 from mptcore.run import run
-from mptcore.runtime.session import ScoreCache, Work
+from mptcore.runtime.session import ScoreCache
 from mptcore.specs import AllSizes, parse_spec
-from mptcore.specs.evaluate import PILOT
 from mptcore.specs.masks import Design
 from tests.support.runs import result_of, std_err_of, value_of
 
@@ -99,49 +97,12 @@ def test_designs_are_unbiased_and_calibrated(model: LinearGaussianModel, design:
     _unbiased_and_calibrated(estimates, model.log_marginal_likelihood())
 
 
-def test_allocation_is_unbiased_and_calibrated(model: LinearGaussianModel) -> None:
-    estimates, rounds = [], []
-    for seed in range(REPEATS):
-        generator = torch.Generator().manual_seed(seed)
-        plans: list[torch.Tensor] = []
-
-        def draw(
-            counts: torch.Tensor,
-            generator: torch.Generator = generator,
-            plans: list[torch.Tensor] = plans,
-        ) -> Work[list[torch.Tensor]]:
-            plans.append(counts)
-            plan = zip(range(1, 9), counts.tolist(), strict=True)
-            batches = draw_independent(plan, 8, generator, 2000)
-            curve = yield from score_masks([model], batches, ScoreCache())
-            return [scores[0].values[None] for scores in curve]
-
-        widths = torch.ones(8, dtype=torch.float64)
-        sample = result_of(sample_to_target(draw, widths, 0.1, 100_000, PILOT))
-        error = sample.total_std_errs[0].item()
-        assert error <= 0.1
-        assert sample.masks == sum(int(counts.sum()) for counts in plans)
-        rounds.append(len(plans))
-        estimates.append(Estimate(sample.totals[0].item(), error, sample.masks))
-    _unbiased_and_calibrated(estimates, model.log_marginal_likelihood())
-    assert sum(rounds) / REPEATS < 4
-
-
 def _unbiased_and_calibrated(estimates: list[Estimate], truth: float) -> None:
     means = torch.tensor([estimate.mean for estimate in estimates])
     errors = torch.tensor([estimate.std_err for estimate in estimates])
     bias = (means.mean() - truth).item()
     assert abs(bias) < 4 * (means.std() / math.sqrt(len(means))).item()
     assert 0.85 < ((means - truth) / errors).std().item() < 1.15
-
-
-def test_neyman_spends_least_for_a_variance() -> None:
-    deviation = torch.tensor([0.1, 1.0, 5.0], dtype=torch.float64)
-    counts = neyman(deviation, 0.01)
-    assert ((deviation**2 / counts).sum()).item() <= 0.01
-    assert counts[2] / counts[1] == pytest.approx(5, rel=0.01)
-    equal = (deviation.square().sum() / 0.01).item() * 3
-    assert counts.sum().item() < equal
 
 
 BASE: dict[str, Any] = {
@@ -165,23 +126,6 @@ def metrics(found: list[Any]) -> dict[str, tuple[float, float]]:
             name = f"{record.name}/{model}" if model else record.name
             values[name] = (record.value, std_err_of(record))
     return values
-
-
-def test_a_target_is_reached_and_said_with_its_masks() -> None:
-    found = records(evaluate={"target_std_err": 0.05})
-    _, std_err = metrics(found)["mpt"]
-    assert std_err <= 0.05
-    used = sum(r.n for r in found if isinstance(r, Point) and r.series == "score")
-    assert metrics(found)["masks"][0] == used + PILOT * 10
-    assert abs(metrics(found)["difference"][0]) < 4 * 0.05
-    assert not [r for r in found if isinstance(r, Log) and r.level == "warning"]
-
-
-def test_a_target_out_of_reach_says_so() -> None:
-    found = records(evaluate={"target_std_err": 1e-6, "max_masks": 150})
-    (warning,) = [r for r in found if isinstance(r, Log) and r.level == "warning"]
-    assert "was not reached" in warning.message
-    assert metrics(found)["masks"][0] <= 150
 
 
 def test_a_baseline_is_scored_on_the_same_masks() -> None:

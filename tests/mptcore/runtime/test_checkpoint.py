@@ -36,6 +36,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "evaluate": {"masks": {"schedule": "fixed", "size": 3, "per_size": 10_000}},
     },
     "target": {**BASE, "evaluate": {"target_std_err": 0.1}},
+    "targets": {**BASE, "train": TRAIN, "evaluate": {"target_std_err": 0.1, "max_masks": 5000}},
     "training": {**BASE, "train": TRAIN, "data": {**BASE["data"], "heldout": 0.2}},
     "own data": {**BASE, "train": {"epochs": 5}, "data": {**BASE["data"], "seed": "run"}},
     "sparse": {**BASE, "train": {"epochs": 40, "evaluate_every": 7, "learn_mean": True}},

@@ -44,7 +44,7 @@ class VectorExperiment(Spec):
             problems += self.baseline.problems(self.data, "/baseline")
         if self.train:
             problems += self.train.problems(self.data)
-        problems += self.evaluate.problems(self.data.dim)
+        problems += self.evaluate.problems(self.data.dim, self.baseline is not None)
         problems += seed_problems(self.seeds)
         if problems:
             reject(problems)
@@ -52,8 +52,12 @@ class VectorExperiment(Spec):
 
     def mask_count(self) -> int:
         """Masks scored in all, over all seeds, those of training among them."""
-        curves = 1 + len(self.train.curve_at if self.train else ())
-        return len(self.seeds) * (self.evaluate.count(self.data.dim) * curves + self._train_masks())
+        scored = self.evaluation_count() * self.evaluate.count(self.data.dim)
+        return scored + len(self.seeds) * self._train_masks()
+
+    def evaluation_count(self) -> int:
+        """How often masks are scored as `evaluate` says."""
+        return len(self.seeds) * (1 + len(self.train.curve_at if self.train else ()))
 
     def _train_masks(self) -> int:
         """Masks that one seed's training scores; the last epoch is recorded, and not trained."""

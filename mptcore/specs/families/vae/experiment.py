@@ -107,7 +107,8 @@ class LatentExperiment(Spec):
                 problems.append(Problem("/baseline", detail))
         if self.train:
             problems += self.train.problems(self.data) + self._objective_problems(self.train)
-        problems += self.evaluate.problems(self.data.dim) + self._evaluate_problems()
+        problems += self.evaluate.problems(self.data.dim, self.baseline is not None)
+        problems += self._evaluate_problems()
         problems += seed_problems(self.seeds)
         if self.compute.memory_mib is not None:
             detail = "a VAE scores one mask at a time: leave it null"
@@ -129,10 +130,16 @@ class LatentExperiment(Spec):
 
     def mask_count(self) -> int:
         """Masks scored in all, over all seeds, those of training among them."""
-        curves = 1 + len(self.train.curve_at if self.train else ())
-        objectives = len(self.train.objective) if self.train else 1
-        one = self.evaluate.count(self.data.dim) * curves
-        return len(self.seeds) * (one * objectives + self._train_masks() * objectives)
+        scored = self.evaluation_count() * self.evaluate.count(self.data.dim)
+        return scored + self._starts() * self._train_masks()
+
+    def evaluation_count(self) -> int:
+        """How often masks are scored as `evaluate` says."""
+        return self._starts() * (1 + len(self.train.curve_at if self.train else ()))
+
+    def _starts(self) -> int:
+        """One for each seed and objective."""
+        return len(self.seeds) * (len(self.train.objective) if self.train else 1)
 
     def _train_masks(self) -> int:
         if self.train is None:
@@ -220,8 +227,7 @@ class LatentExperiment(Spec):
         if (ais := self.evaluate.ais) is not None:
             chains = (ais.observations + 2 * ais.simulated) * ais.chains
             work += 2 * ais.temperatures * ais.leapfrog_steps * chains
-        objectives = len(train.objective) if train else 1
-        return len(self.seeds) * objectives * self.data.dim * work
+        return self._starts() * self.data.dim * work
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
         """What is too large."""

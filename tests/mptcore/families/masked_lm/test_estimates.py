@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from mptcore.families.masked_lm.estimates import cell_widths, finite_mean, per_token
-from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
+from mptcore.families.masked_lm.evaluation import TextEvaluation, _smoothed, total_masks
 from mptcore.families.masked_lm.masked_batch import Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.protocol.records import Log, Point, Record
 from mptcore.runtime.session import ScoreCache
 from mptcore.specs import TextEvaluate
 from tests.support import tiny_lm
-from tests.support.runs import metric, records_of, std_err_of, value_of
+from tests.support.runs import metric, records_of, result_of, std_err_of, value_of
+from tests.support.strata import deviations
 from tests.support.texts import CPU, corpus_of
 
 RATES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
@@ -71,12 +72,55 @@ def test_a_target_is_reached_and_its_error_is_its_spread(models: dict[str, Maske
     whole = evaluated(own, 1, masks={**masks, "per_size": 200})
     runs = [evaluated(own, s, masks=masks, target_std_err=0.25) for s in range(SEEDS)]
     found = [metric(run, "area") for run in runs]
-    assert all(0 < std_err_of(f) <= 0.25 for f in found)
+    reached = [value_of(metric(run, "target_reached")) for run in runs]
+    assert reached == [float(0 < std_err_of(f) <= 0.25) for f in found]
+    assert sum(reached) >= 0.95 * SEEDS
     check_calibration([value_of(f) for f in found], [f.std_err for f in found])
     truth = metric(whole, "area")
     mean_error = 0.25 / math.sqrt(SEEDS)
     gap = fmean(value_of(f) for f in found) - value_of(truth)
     assert abs(gap) < 4 * math.hypot(mean_error, std_err_of(truth))
+
+
+def test_a_loose_target_has_a_calibrated_error(models: dict[str, MaskedLm]) -> None:
+    """Two draws at each rate are kept; their error is that of the pilot too."""
+    spec = TextEvaluate.model_validate({"masks": {"rates": RATES}, "target_std_err": 5})
+    masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
+    evaluation = TextEvaluation(spec, {"model": models["model"]}, masker, {}, ScoreCache())
+    draw = evaluation._draw(torch.Generator().manual_seed(5), evaluation._at_rates)
+    values = result_of(draw(torch.full((len(RATES),), 2000)))
+    pools = [width * one[0] for width, one in zip(cell_widths(RATES), values, strict=True)]
+    z = deviations(pools, 0.1, seeds := 600, _smoothed)
+    assert z.mean().abs() < 4 / math.sqrt(seeds)
+    assert (z.std() - 1).abs() < 4 / math.sqrt(2 * seeds)
+    assert z.abs().max() < 5
+
+
+def test_a_target_of_the_difference(models: dict[str, MaskedLm]) -> None:
+    masks = {"schedule": "rates", "rates": RATES}
+    spec: dict[str, Any] = {"masks": masks, "target_std_err": 0.5, "target": "difference"}
+    records = evaluated(models, 3, **spec)
+    assert 0.25 < std_err_of(metric(records, "area_difference")) <= 0.5
+    assert metric(records, "target_reached").value == 1
+    own = evaluated(models, 3, masks=masks, target_std_err=0.5)
+    assert value_of(metric(own, "masks")) != value_of(metric(records, "masks"))
+
+
+def test_a_target_of_the_cumulative_score(models: dict[str, MaskedLm]) -> None:
+    masks = {"schedule": "rates", "rates": [0.5]}
+    own = {"model": models["model"]}
+    orders = metric(evaluated(own, 0, masks=masks, orders=30), "cumulative")
+    spec: dict[str, Any] = {"masks": masks, "target_std_err": 0.5, "target": "cumulative"}
+    runs = [evaluated(own, seed, **spec) for seed in range(SEEDS)]
+    found = [metric(run, "cumulative") for run in runs]
+    assert all(0.25 < std_err_of(one) <= 0.5 for one in found)
+    check_calibration([value_of(one) for one in found], [one.std_err for one in found])
+    gap = fmean(value_of(one) for one in found) - value_of(orders)
+    assert abs(gap) < 4 * math.hypot(0.5 / math.sqrt(SEEDS), std_err_of(orders))
+    bits = metric(runs[0], "bits_per_token", of="cumulative")
+    tokens = corpus_of(tiny_lm.lines(12)).sizes.double().mean().item()
+    assert value_of(bits) == pytest.approx(-value_of(found[0]) / tokens / math.log(2))
+    assert not [record for record in runs[0] if isinstance(record, Point)]
 
 
 def test_a_target_that_cannot_be_reached_is_said(models: dict[str, MaskedLm]) -> None:

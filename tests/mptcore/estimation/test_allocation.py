@@ -1,0 +1,187 @@
+"""A target: what it is for, whether it was reached, and that the estimate stays unbiased and its
+error right though the scores say where the masks go."""
+
+import itertools
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.estimation.allocation import (
+    StratifiedSample,
+    affordable,
+    neyman,
+    smoothed,
+)
+from mptcore.estimation.evaluate import SMOOTHED_OVER
+from mptcore.families.linear_gaussian.densities import scorable
+from mptcore.families.linear_gaussian.run import CPU, _models_of_seeds
+from mptcore.protocol.records import Log, Metric, Point, Progress, Record
+from mptcore.run import run
+from mptcore.specs import SpecError, VectorExperiment, parse_spec
+from tests.support.runs import metric, spec_of, std_err_of, value_of
+from tests.support.strata import deviations, sampled
+
+BASE: dict[str, Any] = {
+    "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "generator"},
+    "data": {"source": "ppca", "n": 40, "dim": 10, "latent_dim": 2, "noise_precision": 5.0},
+    "compute": {"threads": 1},
+}
+BASELINE = {"family": "ppca", "latent_dim": 1, "noise_precision": 4.0, "init": "random"}
+
+
+def smooth(variances: Tensor) -> Tensor:
+    """As an evaluation of all sizes does: the last has one mask."""
+    return torch.cat([smoothed(variances[:-1], SMOOTHED_OVER), variances[-1:]])
+
+
+@pytest.fixture(scope="module")
+def enumerated() -> list[Tensor]:
+    """The scores of all masks of each size, D = 10."""
+    spec = spec_of(BASE)
+    assert isinstance(spec, VectorExperiment)
+    (models,) = _models_of_seeds(spec)
+    model = scorable(models.densities["model"], models.dataset.x, CPU, torch.float64)
+    pools = []
+    for size in range(1, 11):
+        subsets = torch.tensor(list(itertools.combinations(range(10), size)))
+        masked = torch.zeros(len(subsets), 10, dtype=torch.bool)
+        pools.append(model.scores(masked.scatter_(1, subsets, True)))
+    return pools
+
+
+def test_skewed_scores_are_not_biased_by_the_plan_they_make() -> None:
+    """Kept scores that choose the counts, or when to stop, push the sum upwards: those of this
+    skewness by 0.6 of the error."""
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(40, 20_000, generator=generator, dtype=torch.float64)
+    z = deviations(list(-(0.5 * normal).exp()), 1.0, seeds := 300, smooth)
+    assert z.mean().abs() < 4 / math.sqrt(seeds)
+    assert 0.85 < z.std() < 1.15  # within four standard errors of 1: 1 / sqrt(2 · 300) each
+
+
+def test_errors_from_few_draws_are_calibrated(enumerated: list[Tensor]) -> None:
+    """At a loose target two masks of each size are kept; their error is that of the pilot too."""
+    z = deviations(enumerated, 1.0, seeds := 400, smooth)
+    assert z.mean().abs() < 4 / math.sqrt(seeds)
+    assert 0.85 < z.std() < 1.15
+    assert z.abs().max() < 5
+
+
+@pytest.mark.parametrize("target", [0.3, 0.1, 0.05])
+def test_targets_are_reached(enumerated: list[Tensor], target: float) -> None:
+    found = [sampled(enumerated, target, seed, smooth) for seed in range(100)]
+    reached = [(one.std_err or math.inf) <= target for one, _ in found]
+    assert sum(reached) >= 97
+    least = sum(pool.std(correction=0).item() for pool in enumerated) ** 2 / target**2
+    masks = sum(masks for _, masks in found) / 100
+    assert masks < 80 + 2 * 10 + 1.3 * least  # a pilot of eight, two each, and what Neyman needs
+
+
+def test_what_a_round_showed_moves_the_counts_of_later_ones_alone() -> None:
+    """λ of a round is given before it is drawn: the same whatever it shows."""
+    weights: list[list[float]] = []
+    for scale in (1.0, 30.0):
+        sample = StratifiedSample.of_pilot(torch.ones(2), [torch.randn(1, 8).double()] * 2)
+        sample.add([scale * torch.randn(1, 4).double()] * 2, torch.tensor([0.25, 0.5]))
+        weights.append(sample.left.tolist())
+    assert weights == [[0.75, 0.5]] * 2
+
+
+def test_neyman_spends_least_for_a_variance() -> None:
+    deviation = torch.tensor([0.1, 1.0, 5.0], dtype=torch.float64)
+    counts = neyman(deviation, 0.01)
+    assert ((deviation**2 / counts).sum()).item() <= 0.01
+    assert counts[2] / counts[1] == pytest.approx(5, rel=0.01)
+    equal = (deviation.square().sum() / 0.01).item() * 3
+    assert counts.sum().item() < equal
+
+
+def test_a_plan_is_cut_to_what_may_be_spent() -> None:
+    counts, least = torch.tensor([2, 50, 1000]), torch.tensor([2, 2, 1])
+    cut = affordable(counts, least, 100)
+    assert int(cut.sum()) <= 100
+    assert (cut >= least).all()
+    assert cut[2] > 10 * cut[1]
+    assert affordable(counts, least, 5).tolist() == [2, 2, 1]
+
+
+def records(**changes: Any) -> list[Record]:
+    return list(run(parse_spec(json.dumps({**BASE, **changes}).encode())))
+
+
+def test_a_target_is_reached_and_said_with_its_masks() -> None:
+    found = records(evaluate={"target_std_err": 0.05})
+    assert std_err_of(metric(found, "mpt")) <= 0.05
+    assert metric(found, "target_reached").value == 1
+    used = sum(r.n for r in found if isinstance(r, Point) and r.series == "score")
+    assert metric(found, "masks").value == used + 8 * 10
+    assert abs(value_of(metric(found, "difference"))) < 4 * 0.05
+    assert not [r for r in found if isinstance(r, Log) and r.level == "warning"]
+
+
+def test_a_target_out_of_reach_says_so() -> None:
+    found = records(evaluate={"target_std_err": 1e-6, "max_masks": 150})
+    (warning,) = [r for r in found if isinstance(r, Log) and r.level == "warning"]
+    assert "was not reached" in warning.message
+    assert metric(found, "target_reached").value == 0
+    assert value_of(metric(found, "masks")) <= 150
+
+
+def test_the_target_of_one_size_is_that_of_d_times_its_score() -> None:
+    masks = {"schedule": "fixed", "size": 7}
+    found = records(evaluate={"masks": masks, "target_std_err": 0.2})
+    assert 0.1 < std_err_of(metric(found, "biased_score")) <= 0.2
+    (point,) = [r for r in found if isinstance(r, Point) and r.series == "score"]
+    assert point.std_err == pytest.approx(std_err_of(metric(found, "biased_score")) / 10)
+
+
+def test_the_target_of_listed_sizes_is_that_of_their_sum() -> None:
+    masks = {"schedule": "sizes", "sizes": [2, 8]}
+    found = records(evaluate={"masks": masks, "target_std_err": 0.05})
+    total = metric(found, "score_sum")
+    points = [r for r in found if isinstance(r, Point) and r.series == "score"]
+    assert value_of(total) == pytest.approx(sum(value_of(one) for one in points))
+    assert 0.025 < std_err_of(total) <= 0.05
+
+
+@pytest.mark.parametrize("schedule", [{"schedule": "all"}, {"schedule": "fixed", "size": 7}])
+def test_a_target_of_the_difference(schedule: dict[str, Any]) -> None:
+    """The masks go where the models differ, not where the scores vary."""
+    evaluate = {"masks": schedule, "target_std_err": 0.1, "target": "difference"}
+    found = records(baseline=BASELINE, evaluate=evaluate)
+    assert 0.05 < std_err_of(metric(found, "score_difference")) <= 0.1
+    assert metric(found, "target_reached").value == 1
+    name = "mpt" if schedule["schedule"] == "all" else "biased_score"
+    own, other = (value_of(metric(found, name, model=which)) for which in ("model", "baseline"))
+    assert value_of(metric(found, "score_difference")) == pytest.approx(own - other)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "problem"),
+    [
+        ({"target_std_err": 0.1, "target": "difference"}, "give one, or use score"),
+        ({"target": "difference"}, "there is none: leave it score"),
+        ({"target_std_err": 0.1, "target": "area"}, "score"),
+    ],
+)
+def test_a_target_without_its_quantity_is_refused(evaluate: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        records(evaluate=evaluate)
+    (one,) = caught.value.problems
+    assert one.pointer == "/evaluate/target"
+    assert problem in one.detail
+
+
+def test_progress_is_towards_the_plan() -> None:
+    found = records(evaluate={"target_std_err": 0.05}, seeds=[4, 44, 444])
+    progress = [one for one in found if isinstance(one, Progress)]
+    spent = [one for one in found if isinstance(one, Metric) and one.name == "masks"]
+    masks = sum(map(value_of, spent))
+    assert (progress[-1].done, progress[-1].total) == (masks, masks)
+    planned = [one.total for one in progress if one.done > 80]  # the pilot is over
+    assert all(0.5 * masks < total < 2 * masks for total in planned)
+    assert [one.done for one in progress] == sorted(one.done for one in progress)
