@@ -102,9 +102,15 @@ class Session:
     work_dir: Path | None = None
     """Where the files that the run keeps are written."""
 
+    def begin(self, plan: MaskPlan) -> None:
+        """An evaluation with a target; until it has its plan it is expected to be as the latest."""
+        if self.plans:
+            plan.masks = plan.most - self.plans[-1].left_out
+        self.plans.append(plan)
+
     def left_out(self, evaluations: int) -> int:
         """By how many masks so many evaluations with a target stay below the most that they may
-        take; those to come are expected to take as many as the latest."""
+        take; those to come are expected to be as the latest."""
         if not self.plans:
             return 0
         to_come = max(0, evaluations - len(self.plans))
@@ -134,7 +140,7 @@ def with_progress(
     None stands for a step without a record."""
     for record, masks, plan in work:
         if plan is not None:
-            session.plans.append(plan)
+            session.begin(plan)
         before = session.masks
         session.masks = done = before + masks
         yield record

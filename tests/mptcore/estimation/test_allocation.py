@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.allocation import (
-    StratifiedSample,
     affordable,
     neyman,
     smoothed,
@@ -55,12 +54,12 @@ def enumerated() -> list[Tensor]:
 
 def test_skewed_scores_are_not_biased_by_the_plan_they_make() -> None:
     """Kept scores that choose the counts, or when to stop, push the sum upwards: those of this
-    skewness by 0.6 of the error."""
+    skewness by 0.5 of the error, and by 0.25 where each score has the same weight."""
     generator = torch.Generator().manual_seed(0)
-    normal = torch.randn(40, 20_000, generator=generator, dtype=torch.float64)
-    z = deviations(list(-(0.5 * normal).exp()), 1.0, seeds := 300, smooth)
+    normal = torch.randn(10, 20_000, generator=generator, dtype=torch.float64)
+    z = deviations(list(-(0.8 * normal).exp()), 0.5, seeds := 600, smooth)
     assert z.mean().abs() < 4 / math.sqrt(seeds)
-    assert 0.85 < z.std() < 1.15  # within four standard errors of 1: 1 / sqrt(2 · 300) each
+    assert 0.88 < z.std() < 1.12  # within four standard errors of 1: 1 / sqrt(2 · 600) each
 
 
 def test_errors_from_few_draws_are_calibrated(enumerated: list[Tensor]) -> None:
@@ -79,16 +78,6 @@ def test_targets_are_reached(enumerated: list[Tensor], target: float) -> None:
     least = sum(pool.std(correction=0).item() for pool in enumerated) ** 2 / target**2
     masks = sum(masks for _, masks in found) / 100
     assert masks < 80 + 2 * 10 + 1.3 * least  # a pilot of eight, two each, and what Neyman needs
-
-
-def test_what_a_round_showed_moves_the_counts_of_later_ones_alone() -> None:
-    """λ of a round is given before it is drawn: the same whatever it shows."""
-    weights: list[list[float]] = []
-    for scale in (1.0, 30.0):
-        sample = StratifiedSample.of_pilot(torch.ones(2), [torch.randn(1, 8).double()] * 2)
-        sample.add([scale * torch.randn(1, 4).double()] * 2, torch.tensor([0.25, 0.5]))
-        weights.append(sample.left.tolist())
-    assert weights == [[0.75, 0.5]] * 2
 
 
 def test_neyman_spends_least_for_a_variance() -> None:
@@ -177,11 +166,13 @@ def test_a_target_without_its_quantity_is_refused(evaluate: dict[str, Any], prob
 
 
 def test_progress_is_towards_the_plan() -> None:
-    found = records(evaluate={"target_std_err": 0.05}, seeds=[4, 44, 444])
+    evaluate = {"target_std_err": 0.05, "max_masks": 4000}
+    found = records(evaluate=evaluate, seeds=[4, 44, 444])
     progress = [one for one in found if isinstance(one, Progress)]
     spent = [one for one in found if isinstance(one, Metric) and one.name == "masks"]
     masks = sum(map(value_of, spent))
     assert (progress[-1].done, progress[-1].total) == (masks, masks)
     planned = [one.total for one in progress if one.done > 80]  # the pilot is over
+    assert len(planned) > 10
     assert all(0.5 * masks < total < 2 * masks for total in planned)
     assert [one.done for one in progress] == sorted(one.done for one in progress)

@@ -14,6 +14,7 @@ from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.protocol.records import Log, Point, Record
 from mptcore.runtime.session import ScoreCache
 from mptcore.specs import TextEvaluate
+from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
 from tests.support import tiny_lm
 from tests.support.runs import metric, records_of, result_of, std_err_of, value_of
 from tests.support.strata import deviations
@@ -121,6 +122,24 @@ def test_a_target_of_the_cumulative_score(models: dict[str, MaskedLm]) -> None:
     tokens = corpus_of(tiny_lm.lines(12)).sizes.double().mean().item()
     assert value_of(bits) == pytest.approx(-value_of(found[0]) / tokens / math.log(2))
     assert not [record for record in runs[0] if isinstance(record, Point)]
+
+
+def test_all_parts_of_the_sizes_together_are_uniform(models: dict[str, MaskedLm]) -> None:
+    """From 1 to D, as the sum over sizes wants it."""
+    spec = TextEvaluate.model_validate({"target_std_err": 1, "target": "cumulative"})
+    masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
+    evaluation = TextEvaluation(spec, {"model": models["model"]}, masker, {}, ScoreCache())
+    places = torch.arange(CUMULATIVE_STRATA).repeat_interleave(500)
+    generator = torch.Generator().manual_seed(0)
+    for sequence in range(3):
+        chosen = torch.full((len(places),), sequence)
+        masks, weights = evaluation._of_sizes(places, chosen, generator)
+        counts = masks.counts.bincount()[1:]
+        size = int(masker.corpus.sizes[sequence])
+        expected = len(places) / size
+        assert len(counts) == size
+        assert ((counts - expected).abs() < 4 * math.sqrt(expected)).all()
+        assert (weights == 1).all()
 
 
 def test_a_target_that_cannot_be_reached_is_said(models: dict[str, MaskedLm]) -> None:
