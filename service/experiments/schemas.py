@@ -30,7 +30,7 @@ class Validation(BaseModel):
 
     spec: ExperimentSpec
     masks: int | None
-    """How many masks would be scored."""
+    """How many masks would be scored; where a target is set, at most."""
     queue_position: int
     """How many queued experiments would run before it, on the workers that it may run on."""
     queue_reason: str

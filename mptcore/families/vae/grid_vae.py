@@ -59,7 +59,7 @@ class GridVae(Vae):
         """The grid needs none."""
 
     def evidence(self, x: Tensor, generator: torch.Generator | None = None) -> Work[Evidence]:
-        """Over the grid; unconverged where one of twice the nodes, and wider, gives another."""
+        """Over the grid; unconverged where another grid gives another."""
         yield Step()
         return grid_evidence(self, x)
 
@@ -119,19 +119,28 @@ class GridVaeModel(TractableModel):
 
 
 def grid_evidence(vae: GridVae, x: Tensor) -> Evidence:
-    """The LML over the model's grid; unconverged where a grid of twice the nodes, and wider, gives
-    another."""
+    """The LML over the model's grid; unconverged where a grid of twice the nodes, and wider, or one
+    of another kind gives another."""
     value = mean_log_marginal(vae, x)
-    doubled = vae.grid.doubled()
-    finer = GridVae(None, vae.decoder, vae.likelihood, vae.latent_dim, doubled).to(x)
-    shift = mean_log_marginal(finer, x) - value
+    others = {
+        f"twice the {vae.grid.nodes} nodes": vae.grid.doubled(),
+        "a grid of another kind": vae.grid.of_another_kind(),
+    }
+    shifts = {name: _over(vae, grid, x) - value for name, grid in others.items()}
+    name, shift = max(shifts.items(), key=lambda one: abs(one[1]))
     reason = None
-    if not abs(shift) <= CONVERGED_WITHIN:
+    if not all(abs(one) <= CONVERGED_WITHIN for one in shifts.values()):
         reason = (
-            f"not final: twice the {vae.grid.nodes} nodes move it by {shift:.3g} nats, more than "
-            f"{CONVERGED_WITHIN}; raise evaluate.lml.nodes"
+            f"not final: {name} would move it by {shift:.3g} nats, more than {CONVERGED_WITHIN}; "
+            "raise evaluate.lml.nodes"
         )
     return Evidence(value, 0.0, reason, {"quadrature_shift": shift})
+
+
+def _over(vae: GridVae, grid: AnyGrid, x: Tensor) -> float:
+    """The LML over another grid."""
+    other = GridVae(None, vae.decoder, vae.likelihood, vae.latent_dim, grid).to(x)
+    return mean_log_marginal(other, x)
 
 
 @torch.no_grad()

@@ -52,7 +52,7 @@ class Ais(Spec):
 class LatentEvaluate(MaskEvaluation):
     """What is measured. `lml` says how the log marginal likelihood is computed: null is
     the model's own grid where it has one, else iwae. A grid is used for the scores too, and
-    compared with one of twice the nodes."""
+    compared with one of twice the nodes and with one of another kind."""
 
     lml: Annotated[GaussHermite | UniformGrid | Iwae, Field(discriminator="method")] | None = None
     ais: Ais | None = None

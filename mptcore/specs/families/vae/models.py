@@ -44,8 +44,13 @@ class Grid(Spec):
         return int(self.nodes**latent_dim)
 
     def doubled(self) -> Self:
-        """The grid that this one is checked against."""
+        """A grid that this one is checked against."""
         return self.model_copy(update={"nodes": 2 * self.nodes})
+
+    def of_another_kind(self) -> "UniformGrid":
+        """Another one, that costs no more than the doubled: with nodes at other places, since a
+        rule and its double can agree and be wrong, where the posterior falls between the nodes."""
+        raise NotImplementedError
 
 
 class GaussHermite(Grid):
@@ -53,6 +58,9 @@ class GaussHermite(Grid):
 
     method: Literal["gauss_hermite"]
     nodes: Annotated[int, Field(ge=2, le=100)] = 20
+
+    def of_another_kind(self) -> "UniformGrid":
+        return UniformGrid(method="uniform_grid", nodes=2 * self.nodes, extent=8.0)
 
 
 class UniformGrid(Grid):
@@ -66,6 +74,11 @@ class UniformGrid(Grid):
     def doubled(self) -> Self:
         """Wider too, so that it tells of what lies beyond."""
         return super().doubled().model_copy(update={"extent": 1.25 * self.extent})
+
+    def of_another_kind(self) -> "UniformGrid":
+        """No spacing of one is a multiple of the other's."""
+        other = {"nodes": 3 * self.nodes // 2 + 1, "extent": 1.17 * self.extent}
+        return self.model_copy(update=other)
 
 
 AnyGrid = GaussHermite | UniformGrid

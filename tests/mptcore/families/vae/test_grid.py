@@ -115,6 +115,39 @@ def test_a_grid_that_is_too_coarse_has_not_converged() -> None:
     ) == pytest.approx(truth, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("grid", "scale", "seed", "off"),
+    [
+        (GaussHermite(method="gauss_hermite", nodes=40), 1.0, 2, 0.35),
+        (GaussHermite(method="gauss_hermite", nodes=20), 2.0, 3, 1.7),
+        (UniformGrid(method="uniform_grid", nodes=15, extent=6.0), 0.5, 2, 0.17),
+    ],
+)
+def test_a_grid_that_agrees_with_its_double_may_be_wrong(
+    grid: AnyGrid, scale: float, seed: int, off: float
+) -> None:
+    """Posteriors of 784 pixels fall between the nodes of both; a grid of another kind says so."""
+    generator = torch.Generator().manual_seed(1000 * seed + 7)
+    decoder = linear_decoder(784, 1).double()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(scale * drawn)
+        z = torch.randn(4, 1, generator=generator, dtype=torch.float64)
+        chances = torch.sigmoid(decoder(z))
+    x = (torch.rand(4, 784, generator=generator, dtype=torch.float64) < chances).double()
+    dense = UniformGrid(method="uniform_grid", nodes=2000, extent=6.0)
+    value, doubled, truth = (
+        mean_log_marginal(GridVae(None, decoder, BernoulliLikelihood(), 1, one), x)
+        for one in (grid, grid.doubled(), dense)
+    )
+    assert abs(doubled - value) < 0.05
+    assert abs(value - truth) == pytest.approx(off, abs=0.05)
+    found = grid_evidence(GridVae(None, decoder, BernoulliLikelihood(), 1, grid), x)
+    assert found.unconverged_reason is not None
+    assert "of another kind" in found.unconverged_reason
+
+
 def test_a_grid_that_is_too_narrow_has_not_converged() -> None:
     """However fine: against PPCA, for observations far from the mean."""
     narrow = UniformGrid(method="uniform_grid", nodes=200, extent=3.0)

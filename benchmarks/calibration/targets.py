@@ -1,0 +1,138 @@
+"""Runs with a target: z = (estimate − truth) / its standard error, over seeds. Unbiased: a mean of
+z of 0; calibrated: a standard deviation of 1."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mptcore.estimation.evaluate import Evaluation
+from mptcore.estimation.model import VectorModel
+from mptcore.families.linear_gaussian.densities import scorable
+from mptcore.families.linear_gaussian.run import _models_of_seeds
+from mptcore.families.masked_lm.evaluation import TextEvaluation
+from mptcore.families.masked_lm.masked_batch import Masker
+from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.presets import PRESETS
+from mptcore.protocol.records import Metric, Record
+from mptcore.runtime.session import ScoreCache, Work
+from mptcore.specs import Evaluate, TextEvaluate, VectorExperiment
+from tests.support import tiny_lm
+from tests.support.runs import records_of
+from tests.support.texts import CPU, corpus_of
+
+SEEDS = 1000
+RATES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+SMALL: dict[str, Any] = {
+    "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "generator"},
+    "baseline": {"family": "ppca", "latent_dim": 1, "noise_precision": 4.0, "init": "random"},
+    "data": {"source": "ppca", "n": 40, "dim": 10, "latent_dim": 2, "noise_precision": 5.0},
+}
+HEADER = (
+    f"{'what':32} {'target':>7} {'mean z':>8} {'sd z':>6} {'max |z|':>8} {'masks':>8} {'missed':>7}"
+)
+
+
+@dataclass(frozen=True)
+class Seed:
+    """What one seed's run gave."""
+
+    z: float
+    masks: float
+    reached: float
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(f"Targets, {SEEDS} seeds each (mean z within ± {2 / SEEDS**0.5:.2f} by chance)\n{HEADER}")
+    table1 = _models(PRESETS["table1"].specs[0])
+    for target in (0.05, 0.03):
+        _show("PPCA, D = 200 (Table 1)", target, _vectors({"model": table1["model"]}, target))
+    small = _models(VectorExperiment.model_validate(SMALL))
+    alone = {"model": small["model"]}
+    for target in (1.0, 0.3, 0.1):
+        _show("PPCA, D = 10", target, _vectors(alone, target))
+    _show("PPCA, D = 10, size 7", 0.3, _one_size(alone, 0.3))
+    _show("PPCA, D = 10, difference", 0.3, _vectors(small, 0.3, target="difference"))
+    for target in (5.0, 0.25):
+        _show("language model, 9 rates", target, _text(target, "area"))
+    _show("language model, cumulative", 0.5, _text(0.5, "cumulative"))
+
+
+def _show(what: str, target: float, seeds: Iterator[Seed]) -> None:
+    found = list(seeds)
+    z = torch.tensor([one.z for one in found])
+    masks = sum(one.masks for one in found) / len(found)
+    missed = sum(1 - one.reached for one in found) / len(found)
+    print(
+        f"{what:32} {target:7g} {z.mean():+8.3f} {z.std():6.3f} {z.abs().max():8.2f} "
+        f"{masks:8.0f} {missed:7.1%}",
+        flush=True,
+    )
+
+
+def _models(spec: Any) -> dict[str, VectorModel]:
+    seed = next(_models_of_seeds(spec))
+    return {
+        name: scorable(density, seed.dataset.x, CPU, torch.float64)
+        for name, density in seed.densities.items()
+    }
+
+
+def _vectors(
+    models: Mapping[str, VectorModel], std_err: float, name: str = "difference", **spec: Any
+) -> Iterator[Seed]:
+    """By default the metric `difference` to the exact LML, whose truth is 0."""
+    lml = [model.evidence().value for model in models.values()]
+    truth = 0.0
+    if spec.get("target") == "difference":
+        name, truth = "score_difference", lml[0] - lml[1]
+    evaluate = Evaluate.model_validate({"target_std_err": std_err, **spec})
+    for seed in range(SEEDS):
+        evaluation = Evaluation(evaluate, models, {}, ScoreCache())
+        yield _seed(evaluation.records(torch.Generator().manual_seed(seed)), name, truth)
+
+
+def _one_size(models: Mapping[str, VectorModel], target: float) -> Iterator[Seed]:
+    """The truth is that of all masks of the size."""
+    masks: dict[str, Any] = {"schedule": "fixed", "size": 7}
+    whole = Evaluate.model_validate({"masks": {**masks, "design": "exhaustive"}})
+    records = records_of(Evaluation(whole, models, {}, ScoreCache()).records(torch.Generator()))
+    truth = _metric(records, "biased_score")[0]
+    evaluate = Evaluate.model_validate({"target_std_err": target, "masks": masks})
+    for seed in range(SEEDS):
+        evaluation = Evaluation(evaluate, models, {}, ScoreCache())
+        yield _seed(evaluation.records(torch.Generator().manual_seed(seed)), "biased_score", truth)
+
+
+def _text(target: float, name: str) -> Iterator[Seed]:
+    """The truth is that of very many masks: their error is below a tenth of the target's."""
+    models = {"model": MaskedLm(tiny_lm.network(scale=8.0), CPU, torch.float32)}
+    masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
+    many = {"target_std_err": target / 40 if target < 1 else 0.02, "max_masks": 10_000_000}
+
+    def records(seed: int, **spec: Any) -> Work[None]:
+        evaluate = {"masks": {"rates": RATES}, "dimensions": 10, "target": name, **spec}
+        asked = TextEvaluate.model_validate(evaluate)
+        evaluation = TextEvaluation(asked, models, masker, {}, ScoreCache())
+        return evaluation.records(torch.Generator().manual_seed(seed))
+
+    truth, _ = _metric(records_of(records(SEEDS, **many)), name)
+    for seed in range(SEEDS):
+        yield _seed(records(seed, target_std_err=target), name, truth)
+
+
+def _seed(work: Work[None], name: str, truth: float) -> Seed:
+    records = records_of(work)
+    mean, std_err = _metric(records, name)
+    masks, reached = _metric(records, "masks")[0], _metric(records, "target_reached")[0]
+    return Seed((mean - truth) / std_err, masks, reached)
+
+
+def _metric(records: list[Record], name: str) -> tuple[float, float]:
+    """Of the first model."""
+    found = next(one for one in records if isinstance(one, Metric) and one.name == name)
+    assert found.value is not None
+    assert found.std_err is not None
+    return found.value, found.std_err
