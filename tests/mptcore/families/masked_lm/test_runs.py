@@ -331,6 +331,7 @@ HUGE = {
     "intermediate_size": 65_536,
 }
 BERT = {**BASE["model"], "corruption": "bert"}
+TARGET = {"target_std_err": 1.0}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     (with_model(family="masked"), "/model/family", "'masked_lm'"),
     (with_model(checkpoint="../etc"), "/model/checkpoint", "pattern"),
@@ -366,6 +367,24 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "rise",
     ),
     ({**BASE, "evaluate": {"sequences": 5}}, "/evaluate/sequences", "orders and pll"),
+    ({**BASE, "evaluate": {**TARGET, "target": "difference"}}, "/evaluate/target", "give one, or"),
+    ({**BASE, "evaluate": {"target": "cumulative"}}, "/evaluate/target", "leave it area"),
+    (
+        {**BASE, "evaluate": {**TARGET, "target": "cumulative", "orders": 1}},
+        "/evaluate/orders",
+        "leave it 0",
+    ),
+    (
+        {**BASE, "model": BERT, "evaluate": {**TARGET, "target": "cumulative"}},
+        "/evaluate/target",
+        "use area",
+    ),
+    ({**BASE, "evaluate": {**TARGET, "max_masks": 989}}, "/evaluate/max_masks", "at least 990"),
+    (
+        {**BASE, "evaluate": {**TARGET, "target": "cumulative", "max_masks": 199}},
+        "/evaluate/max_masks",
+        "at least 200",
+    ),
     ({**BASE, "seeds": [1, 2], "train": TRAIN}, "/seeds", "an experiment for each"),
     ({**BASE, "train": {**TRAIN, "curve_at": [13]}}, "/train/curve_at/0", "from 0 to 12"),
     ({**BASE, "data": {**BASE["data"], "heldout": 0.5}}, "/data/heldout", "there is none"),
