@@ -158,7 +158,7 @@ def _direct_part(spec: VectorExperiment, per_size: int) -> tuple[float, float]:
     masks = torch.cat([batch.masked for batch in _draw(spec, per_size)])[::PART]
     torch.set_num_threads(spec.compute.threads)
     seconds, scores = direct.time_of(dataset.x, loadings, variance, masks)
-    model = scorable(density, dataset.x, torch.device("cpu"), torch.float64)
+    model = scorable(density, dataset.x, torch.device("cpu"))
     ours = torch.cat([model.scores(part) for part in torch.split(masks, 100)])
     return seconds, (ours - torch.tensor(scores, dtype=torch.float64)).abs().max().item()
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from mptcore.estimation.model import TractableModel
 from mptcore.families.linear_gaussian.gaussian import LOG_2PI, LowRankGaussian
 from mptcore.families.linear_gaussian.moments import DenseMoment, FactoredMoment, Moment
+from mptcore.families.linear_gaussian.residuals import Residuals
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,25 @@ class Conditionals:
     @property
     def latent_dim(self) -> int:
         return self.loadings.shape[-1]
+
+    @property
+    def bytes_per_mask(self) -> int:
+        dim, latent_dim = self.loadings.shape
+        match self.moment:
+            case FactoredMoment(factor):
+                numbers = 8 * dim + 4 * latent_dim * (latent_dim + factor.shape[1])
+            case DenseMoment():
+                numbers = (6 + 4 * latent_dim) * dim + 4 * latent_dim**2
+        return numbers * self.loadings.element_size()
+
+    @property
+    def least_batch(self) -> int:
+        """The dense moment, D² numbers, is read once for each batch: for 512 rows at least."""
+        match self.moment:
+            case FactoredMoment():
+                return 1
+            case DenseMoment():
+                return -(-512 // self.latent_dim)
 
     @cached_property
     def outer(self) -> Tensor:
@@ -152,37 +172,27 @@ class Conditionals:
 
 
 class LinearGaussianModel(TractableModel):
-    """PPCA or factor analysis on data of which only the second moment is kept."""
+    """PPCA or factor analysis on data of which only the second moment is kept, or the residuals."""
 
-    def __init__(self, density: LowRankGaussian, moment: Moment):
-        self.density = density
-        self.conditionals = Conditionals(
-            density.loadings, density.noise_variance, moment.to(density.loadings)
+    def __init__(self, density: LowRankGaussian, data: Moment | Residuals, note: str | None = None):
+        self.device, self.note = density.loadings.device, note
+        self.conditionals = (
+            data
+            if isinstance(data, Residuals)
+            else Conditionals(density.loadings, density.noise_variance, data.to(density.loadings))
         )
-        self.device = density.loadings.device
 
     @property
     def dim(self) -> int:
-        return self.density.dim
+        return self.conditionals.noise_variance.shape[-1]
 
     @property
     def bytes_per_mask(self) -> int:
-        dim, latent_dim = self.density.loadings.shape
-        match self.conditionals.moment:
-            case FactoredMoment(factor):
-                numbers = 8 * dim + 4 * latent_dim * (latent_dim + factor.shape[1])
-            case DenseMoment():
-                numbers = (6 + 4 * latent_dim) * dim + 4 * latent_dim**2
-        return numbers * self.density.loadings.element_size()
+        return self.conditionals.bytes_per_mask
 
     @property
     def least_batch(self) -> int:
-        """The dense moment, D² numbers, is read once for each batch: for 512 rows at least."""
-        match self.conditionals.moment:
-            case FactoredMoment():
-                return 1
-            case DenseMoment():
-                return -(-512 // self.conditionals.latent_dim)
+        return self.conditionals.least_batch
 
     def scores(self, masked: Tensor) -> Tensor:
         return self.conditionals.scores(masked)
