@@ -126,7 +126,7 @@ def test_lml_training_reaches_the_closed_form() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_random_start_has_the_mean_of_the_data(family: str) -> None:
-    """Digits are 0 to 16: about the mean 0 the closed form is out of reach, by 3.6 nats and more."""
+    """Digits are 0 to 16: about the mean 0 the closed form is out of reach, by nats."""
     model = {"family": family, "latent_dim": 10, "noise_precision": 0.1, "init": "random"}
     train = {"objective": "lml", "epochs": 300, "learning_rate": 0.1, "evaluate_every": 300}
     masks = {"schedule": "fixed", "size": 1, "per_size": 1}
