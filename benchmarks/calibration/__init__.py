@@ -1,0 +1,1 @@
+"""The long forms of the tests that hold estimates to their errors."""
