@@ -27,7 +27,8 @@ def _words(count: int, generator: torch.Generator) -> NDArray[np.uint32]:
     """The next numbers of 32 bits of a generator, an even count of them. Torch joins two to one
     of 64 bits, the first above."""
     pairs = torch.empty(count // 2, dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    return pairs.numpy().view(np.uint32).reshape(-1, 2)[:, ::-1].reshape(-1)
+    joined = pairs.numpy().view(np.uint64)
+    return ((joined << 32) | (joined >> 32)).astype("<u8", copy=False).view(np.uint32)
 
 
 def _shuffled(words: NDArray[np.uint32], first: int) -> Tensor:

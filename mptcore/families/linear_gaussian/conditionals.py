@@ -77,6 +77,11 @@ class Conditionals:
         return _outer(self.loadings, self._factor)
 
     @cached_property
+    def _spread_and_gain(self) -> Tensor:
+        """What they are multiplied by in e_j, (D, K² + K Q)."""
+        return torch.cat([self.outer, -2 * self.mixed], -1)
+
+    @cached_property
     def _information(self) -> Tensor:
         return _outer(self.precise, self.loadings)  # (D, K²)
 
@@ -99,10 +104,11 @@ class Conditionals:
 
     def scores(self, masked: Tensor) -> Tensor:  # (B, D) to (B,), float64
         """The mean over observations and masked j of log p(x_j | x_R)."""
-        variance, residual = self._conditional_moments((~masked).to(self.loadings))
-        misfit = variance.log() + residual / variance
-        total = (misfit * masked.to(misfit)).sum(-1, dtype=torch.float64)
-        return -0.5 * (LOG_2PI + total / masked.sum(-1))
+        weight = (~masked).to(self.loadings)
+        variance, residual = self._conditional_moments(weight)
+        # in place, for a pass over (B, D) costs as much as the formulas do
+        misfit = variance.log().add_(residual / variance).mul_(1 - weight)
+        return -0.5 * (LOG_2PI + misfit.sum(-1) / masked.sum(-1))
 
     def log_probs(self, observed: Tensor) -> Tensor:  # (B, D) to (B,), float64
         """The mean over observations of log p(x_R)."""
@@ -134,9 +140,10 @@ class Conditionals:
 
     def moments_of(self, posterior: Tensor, spread: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
         """v_j and e_j for all j, (B, D) each, from Σ_R, Σ_R G_R Σ_R and Σ_R L_R."""
-        variance = self.noise_variance[..., None, :] + posterior.flatten(-2) @ self.outer.mT
-        residual = self.moment.diagonal[..., None, :] + spread.flatten(-2) @ self.outer.mT
-        return variance, residual - 2 * (gain.flatten(-2) @ self.mixed.mT)
+        variance = (posterior.flatten(-2) @ self.outer.mT).add_(self.noise_variance[..., None, :])
+        terms = torch.cat([spread.flatten(-2), gain.flatten(-2)], -1)
+        residual = (terms @ self._spread_and_gain.mT).add_(self.moment.diagonal[..., None, :])
+        return variance, residual
 
     def observe(self, weight: Tensor) -> Observed:
         """For observed dimensions given as 0 and 1, (B, D)."""
