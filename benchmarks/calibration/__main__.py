@@ -1,4 +1,4 @@
-"""Every matter of the package, one after the other: `python -m benchmarks.calibration [NAME …]`."""
+"""`python -m benchmarks.calibration [NAME …]`: every module of the package, or those named."""
 
 import importlib
 import pkgutil
@@ -6,7 +6,13 @@ import sys
 
 from benchmarks import calibration
 
-names = sys.argv[1:] or sorted(module.name for module in pkgutil.iter_modules(calibration.__path__))
-for name in names:
-    if name != "__main__":
+
+def main() -> None:
+    found = [module.name for module in pkgutil.iter_modules(calibration.__path__)]
+    for name in sys.argv[1:] or [name for name in found if name != "__main__"]:
+        print(f"\n{name}\n", flush=True)
         importlib.import_module(f"benchmarks.calibration.{name}").main()
+
+
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,7 @@ from mptcore.estimation.scores import (
     size_estimate,
     with_difference,
 )
-from mptcore.protocol.records import Labels, Point, Record
+from mptcore.protocol.records import Labels, Log, Point, Record
 from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import AllSizes, FixedSize
 from mptcore.specs.evaluate import MaskEvaluation, pilot_masks
@@ -66,6 +66,9 @@ class Evaluation:
 
     def records(self, generator: torch.Generator) -> Work[None]:
         """Scores, and what follows from them; masks are drawn from the generator."""
+        for name, model in self.models.items():
+            if model.note is not None:
+                yield Step(Log("info", f"{_labelled(self.labels_of(name))}: {model.note}"))
         if self.spec.target_std_err is None:
             yield from self._score_all(generator)
         else:
@@ -194,3 +197,7 @@ class Evaluation:
             error = std_err[i].item() * factor if std_err is not None and i > 0 else None
             reason = None if error is not None else ONE_DRAW if i == 0 else DEPENDENT
             yield Point("convergence", i + 1, factor * value - lml, error, i + 1, labels, reason)
+
+
+def _labelled(labels: Labels) -> str:
+    return ", ".join(f"{name} {value}" for name, value in labels.items())

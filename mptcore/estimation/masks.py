@@ -7,10 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mptcore.estimation.permutations import permutations
 from mptcore.specs import Masks
 
 Plan = Iterable[tuple[int, int]]
 """Sizes, and how many masks of each."""
+
+TOGETHER = 512
+"""Independent masks are drawn so many at a time, or as many as are scored together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +50,17 @@ def draw_independent(
 ) -> Iterator[SizedMasks]:
     """The published order of draws: sizes, then P, one permutation each, its first m masked."""
     places = torch.arange(dim)
-    for runs in _batches(plan, max_masks):
-        sizes = _each_size(runs)
-        orders = _permutations(len(sizes), dim, generator)
-        masked = torch.empty(orders.shape, dtype=torch.bool)
-        yield SizedMasks(runs, masked.scatter_(1, orders, places < sizes[:, None]))
+    for group in _batches(plan, max_masks * -(-TOGETHER // max_masks)):
+        sizes = _each_size(group)
+        most = int(sizes.max())
+        orders = permutations(len(sizes), dim, generator, most)
+        masked = torch.zeros(len(sizes), dim, dtype=torch.bool)
+        masked.scatter_(1, orders, places[:most] < sizes[:, None])
+        first = 0
+        for runs in _batches(group, max_masks):
+            count = sum(count for _, count in runs)
+            yield SizedMasks(runs, masked[first : first + count])
+            first += count
 
 
 def _balanced(
@@ -62,7 +72,7 @@ def _balanced(
     plan = [(size, spec.per_size // windows) for size in spec.mask_sizes(dim)]
     for runs in _batches(plan, max(1, max_masks // windows)):
         sizes = _each_size(runs)
-        rank = _permutations(len(sizes), dim, generator).argsort(1)
+        rank = permutations(len(sizes), dim, generator, dim).argsort(1)
         from_start = (rank[:, None] - starts[:, None]) % dim  # (permutations, windows, D)
         masked = (from_start < sizes[:, None, None]).flatten(0, 1)
         yield SizedMasks([(size, count * windows) for size, count in runs], masked)
@@ -71,7 +81,7 @@ def _balanced(
 def _nested(
     spec: Masks, dim: int, generator: torch.Generator, max_masks: int
 ) -> Iterator[SizedMasks]:
-    rank = _permutations(spec.per_size, dim, generator).argsort(1)  # (P, D)
+    rank = permutations(spec.per_size, dim, generator, dim).argsort(1)  # (P, D)
     first = 0
     for runs in _batches(mask_plan(spec, dim), max_masks):
         sizes = _each_size(runs)
@@ -86,10 +96,6 @@ def _exhaustive(spec: Masks, dim: int, max_masks: int) -> Iterator[SizedMasks]:
         while part := list(itertools.islice(subsets, max_masks)):
             masked = torch.zeros(len(part), dim, dtype=torch.bool)
             yield SizedMasks([(size, len(part))], masked.scatter_(1, torch.tensor(part), True))
-
-
-def _permutations(count: int, dim: int, generator: torch.Generator) -> Tensor:  # (count, D)
-    return torch.stack([torch.randperm(dim, generator=generator) for _ in range(count)])
 
 
 def _each_size(runs: list[tuple[int, int]]) -> Tensor:

@@ -49,6 +49,8 @@ class VectorModel(Model[Tensor]):
     """A model together with its data, N observations of D dimensions. A mask (D,), true where
     masked, is for all observations: Eq. (5) of the paper averages its score over masks."""
 
+    note: str | None = None
+    """What a reader of the log should know of how this model is scored."""
     masks_scored = 0
     """So far, by earlier attempts too, for models that draw numbers for each mask."""
 

@@ -21,8 +21,8 @@ class Baseline:
     _density: LowRankGaussian
 
     def scored_on(self, x: Tensor, device: torch.device) -> TractableModel:
-        """Together with data (N, D), in float64."""
-        return scorable(self._density, x, device, torch.float64)
+        """Together with data (N, D)."""
+        return scorable(self._density, x, device)
 
 
 def baseline_of(spec: PpcaModel, data: Dataset, seed: int) -> Baseline:

@@ -9,6 +9,7 @@ from torch import Tensor
 from mptcore.estimation.model import TractableModel
 from mptcore.families.linear_gaussian.gaussian import LOG_2PI, LowRankGaussian
 from mptcore.families.linear_gaussian.moments import DenseMoment, FactoredMoment, Moment
+from mptcore.families.linear_gaussian.residuals import Residuals
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,25 @@ class Conditionals:
     def latent_dim(self) -> int:
         return self.loadings.shape[-1]
 
+    @property
+    def bytes_per_mask(self) -> int:
+        dim, latent_dim = self.loadings.shape
+        match self.moment:
+            case FactoredMoment(factor):
+                numbers = 8 * dim + 4 * latent_dim * (latent_dim + factor.shape[1])
+            case DenseMoment():
+                numbers = (6 + 4 * latent_dim) * dim + 4 * latent_dim**2
+        return numbers * self.loadings.element_size()
+
+    @property
+    def least_batch(self) -> int:
+        """The dense moment, D² numbers, is read once for each batch: for 512 rows at least."""
+        match self.moment:
+            case FactoredMoment():
+                return 1
+            case DenseMoment():
+                return -(-512 // self.latent_dim)
+
     @cached_property
     def outer(self) -> Tensor:
         """w_j w_jᵀ, (D, K²)."""
@@ -55,6 +75,11 @@ class Conditionals:
     def mixed(self) -> Tensor:
         """w_j f_jᵀ, (D, K Q)."""
         return _outer(self.loadings, self._factor)
+
+    @cached_property
+    def _spread_and_gain(self) -> Tensor:
+        """What they are multiplied by in e_j, (D, K² + K Q)."""
+        return torch.cat([self.outer, -2 * self.mixed], -1)
 
     @cached_property
     def _information(self) -> Tensor:
@@ -79,10 +104,11 @@ class Conditionals:
 
     def scores(self, masked: Tensor) -> Tensor:  # (B, D) to (B,), float64
         """The mean over observations and masked j of log p(x_j | x_R)."""
-        variance, residual = self._conditional_moments((~masked).to(self.loadings))
-        misfit = variance.log() + residual / variance
-        total = (misfit * masked.to(misfit)).sum(-1, dtype=torch.float64)
-        return -0.5 * (LOG_2PI + total / masked.sum(-1))
+        weight = (~masked).to(self.loadings)
+        variance, residual = self._conditional_moments(weight)
+        # in place, for a pass over (B, D) costs as much as the formulas do
+        misfit = variance.log().add_(residual / variance).mul_(1 - weight)
+        return -0.5 * (LOG_2PI + misfit.sum(-1) / masked.sum(-1))
 
     def log_probs(self, observed: Tensor) -> Tensor:  # (B, D) to (B,), float64
         """The mean over observations of log p(x_R)."""
@@ -114,9 +140,10 @@ class Conditionals:
 
     def moments_of(self, posterior: Tensor, spread: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
         """v_j and e_j for all j, (B, D) each, from Σ_R, Σ_R G_R Σ_R and Σ_R L_R."""
-        variance = self.noise_variance[..., None, :] + posterior.flatten(-2) @ self.outer.mT
-        residual = self.moment.diagonal[..., None, :] + spread.flatten(-2) @ self.outer.mT
-        return variance, residual - 2 * (gain.flatten(-2) @ self.mixed.mT)
+        variance = (posterior.flatten(-2) @ self.outer.mT).add_(self.noise_variance[..., None, :])
+        terms = torch.cat([spread.flatten(-2), gain.flatten(-2)], -1)
+        residual = (terms @ self._spread_and_gain.mT).add_(self.moment.diagonal[..., None, :])
+        return variance, residual
 
     def observe(self, weight: Tensor) -> Observed:
         """For observed dimensions given as 0 and 1, (B, D)."""
@@ -152,37 +179,27 @@ class Conditionals:
 
 
 class LinearGaussianModel(TractableModel):
-    """PPCA or factor analysis on data of which only the second moment is kept."""
+    """PPCA or factor analysis on data of which only the second moment is kept, or the residuals."""
 
-    def __init__(self, density: LowRankGaussian, moment: Moment):
-        self.density = density
-        self.conditionals = Conditionals(
-            density.loadings, density.noise_variance, moment.to(density.loadings)
+    def __init__(self, density: LowRankGaussian, data: Moment | Residuals, note: str | None = None):
+        self.device, self.note = density.loadings.device, note
+        self.conditionals = (
+            data
+            if isinstance(data, Residuals)
+            else Conditionals(density.loadings, density.noise_variance, data.to(density.loadings))
         )
-        self.device = density.loadings.device
 
     @property
     def dim(self) -> int:
-        return self.density.dim
+        return self.conditionals.noise_variance.shape[-1]
 
     @property
     def bytes_per_mask(self) -> int:
-        dim, latent_dim = self.density.loadings.shape
-        match self.conditionals.moment:
-            case FactoredMoment(factor):
-                numbers = 8 * dim + 4 * latent_dim * (latent_dim + factor.shape[1])
-            case DenseMoment():
-                numbers = (6 + 4 * latent_dim) * dim + 4 * latent_dim**2
-        return numbers * self.density.loadings.element_size()
+        return self.conditionals.bytes_per_mask
 
     @property
     def least_batch(self) -> int:
-        """The dense moment, D² numbers, is read once for each batch: for 512 rows at least."""
-        match self.conditionals.moment:
-            case FactoredMoment():
-                return 1
-            case DenseMoment():
-                return -(-512 // self.conditionals.latent_dim)
+        return self.conditionals.least_batch
 
     def scores(self, masked: Tensor) -> Tensor:
         return self.conditionals.scores(masked)

@@ -6,13 +6,19 @@ import torch
 from torch import Tensor
 
 from mptcore.data.arrays import Dataset
-from mptcore.estimation.model import TractableModel
 from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.factor_analysis import factor_analysis
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.moments import moment_of
+from mptcore.families.linear_gaussian.moments import data_factor, moment_of, variances
 from mptcore.families.linear_gaussian.ppca import ppca
+from mptcore.families.linear_gaussian.residuals import Residuals
+from mptcore.families.linear_gaussian.rounding import keeps_digits
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, PpcaModel
+
+BY_RESIDUALS = (
+    "the noise is so small beside loadings and data that sums of moments could move a score by "
+    "more than 1e-8 of it: computed by residuals"
+)
 
 
 def initial_density(
@@ -32,8 +38,14 @@ def scorable(
     density: LowRankGaussian,
     x: Tensor,  # (N, D)
     device: torch.device,
-    dtype: torch.dtype,
-) -> TractableModel:
-    """A density together with data."""
-    moment = moment_of(x, density.mean, density.noise_variance.min().item())
-    return LinearGaussianModel(density.to(device, dtype), moment)
+) -> LinearGaussianModel:
+    """A density together with data: by sums of moments where they keep their digits, else by
+    residuals."""
+    diagonal = variances(x, density.mean)
+    placed = density.to(device, torch.float64)
+    if keeps_digits(density.loadings, density.noise_variance, diagonal):
+        moment = moment_of(x, density.mean, density.noise_variance.min().item())
+        return LinearGaussianModel(placed, moment)
+    factor = data_factor(x.to(device), placed.mean)
+    residuals = Residuals(placed.loadings, placed.noise_variance, factor).compressed()
+    return LinearGaussianModel(placed, residuals, BY_RESIDUALS)

@@ -28,7 +28,7 @@ def factor_analysis(
     constant columns, where the likelihood has no maximum."""
     match spec.init:
         case "random":
-            return random_start(spec, data.dim, generator)
+            return random_start(spec, data, generator)
         case "maximum_likelihood":
             mean = data.x.double().mean(0)
             return maximum_likelihood(second_moment(data.x, mean), mean, spec.latent_dim)

@@ -74,11 +74,19 @@ def compressed(matrix: Tensor, least_variance: float) -> Moment:
     return FactoredMoment(factor, matrix.diagonal().clone())
 
 
-def root(matrix: Tensor) -> Tensor:
-    """F (D, D) with C = F Fᵀ to rounding."""
-    eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
-    factor: Tensor = eigenvectors * eigenvalues.clamp(min=0).sqrt()
-    return factor
+def variances(x: Tensor, mean: Tensor) -> Tensor:
+    """The diagonal of the second moment of x (N, D) about a mean, (D,), in float64."""
+    parts = [(rows.double() - mean).square().sum(0) for rows in torch.split(x, ROWS)]
+    return torch.stack(parts).sum(0) / len(x)
+
+
+def data_factor(x: Tensor, mean: Tensor) -> Tensor:
+    """F (D, Q) with C = F Fᵀ for x (N, D), Q = min(N, D), in float64. It comes from the data by
+    reflections, with their digits: those of C are half as many."""
+    factor = torch.zeros(0, x.shape[1], dtype=torch.float64, device=x.device)
+    for rows in torch.split(x, max(ROWS, 2 * x.shape[1])):
+        factor = torch.linalg.qr(torch.cat([factor, rows.double() - mean]), mode="r").R
+    return factor.mT / math.sqrt(len(x))
 
 
 def _spectral_norm(matrix: Tensor) -> float:

@@ -22,7 +22,7 @@ def ppca(spec: PpcaModel, data: Dataset, seed: int, generator: torch.Generator) 
             assert data.parameters is not None, "the spec's check lets only simulated data through"
             return LowRankGaussian(**data.parameters)
         case "random":
-            return random_start(spec, data.dim, generator)
+            return random_start(spec, data, generator)
         case "maximum_likelihood":
             mean = data.x.double().mean(0)
             moment = second_moment(data.x, mean)

@@ -9,17 +9,18 @@ from mptcore.data.arrays import Dataset, load_arrays
 from mptcore.estimation.estimate import lml_metrics
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import TractableModel
-from mptcore.families.linear_gaussian.densities import initial_density, scorable
+from mptcore.families.linear_gaussian.densities import BY_RESIDUALS, initial_density, scorable
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
+from mptcore.families.linear_gaussian.trainer import NEVER, LinearGaussianTrainer
 from mptcore.families.linear_gaussian.weights import keep_densities
-from mptcore.protocol.records import Labels, RunError
+from mptcore.protocol.records import Labels, Log, RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
 from mptcore.specs import VectorExperiment
 from mptcore.training.loop import train
 
 CPU = torch.device("cpu")
+RAISED = "linear Gaussian models are computed in float64, not float32"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class SeedModels:
 
 @dataclass
 class LinearGaussianRun:
-    """Trains and scores one spec."""
+    """Trains and scores one spec, in float64: float32 leaves a score fewer digits than its standard
+    error may ask for, and one without a standard error too few."""
 
     spec: VectorExperiment
     session: Session
@@ -59,6 +61,8 @@ class LinearGaussianRun:
             raise RunError("error", f"{detail}: {cure} ({error})") from error
 
     def _records(self, resumed: TrainingState | None) -> Work[None]:
+        if self.dtype != torch.float64:
+            yield Step(Log("info", RAISED))
         of_seeds = _models_of_seeds(self.spec)
         if self.spec.train is not None:
             trained = list(of_seeds)
@@ -70,7 +74,7 @@ class LinearGaussianRun:
 
     def _evaluate(self, models: SeedModels, labels: Labels, cache: ScoreCache) -> Work[None]:
         scored: dict[str, TractableModel] = {
-            name: scorable(density, models.dataset.x, self.device, self.dtype)
+            name: scorable(density, models.dataset.x, self.device)
             for name, density in models.densities.items()
         }
         memory = self.spec.compute.memory_bytes
@@ -79,7 +83,7 @@ class LinearGaussianRun:
         if models.dataset.heldout is None:
             return
         for name, density in models.densities.items():
-            held = scorable(density, models.dataset.heldout, CPU, torch.float64).evidence()
+            held = scorable(density, models.dataset.heldout, CPU).evidence()
             for record in lml_metrics("lml_heldout", held, evaluation.labels_of(name)):
                 yield Step(record)
 
@@ -93,7 +97,6 @@ class LinearGaussianRun:
             [models.densities["model"] for models in of_seeds],
             [models.dataset for models in of_seeds],
             self.device,
-            self.dtype,
         )
 
         def curves(epoch: int) -> Work[None]:
@@ -104,6 +107,8 @@ class LinearGaussianRun:
                 yield from self._evaluate(now, labels, ScoreCache())
 
         yield from train(trainer, self.session, resumed, curves)
+        if trainer.by_residuals_from != NEVER:
+            yield Step(Log("info", f"from epoch {trainer.by_residuals_from} on: {BY_RESIDUALS}"))
         for models, density in zip(of_seeds, trainer.densities(), strict=True):
             models.densities["model"] = _on_cpu(density)
         densities = {models.seed: models.densities["model"] for models in of_seeds}

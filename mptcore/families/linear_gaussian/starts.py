@@ -2,13 +2,16 @@
 
 import torch
 
+from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.specs.families.linear_gaussian.models import LinearGaussian
 
 
-def random_start(spec: LinearGaussian, dim: int, generator: torch.Generator) -> LowRankGaussian:
-    """W from N(0, 1), mean 0, the noise precision of the spec."""
+def random_start(
+    spec: LinearGaussian, data: Dataset, generator: torch.Generator
+) -> LowRankGaussian:
+    """W from N(0, 1), the data's own mean, the noise precision of the spec."""
     assert spec.noise_precision is not None, "the spec's check asks for a number"
-    loadings = torch.randn(dim, spec.latent_dim, generator=generator).double()
-    variance = torch.full((dim,), 1 / spec.noise_precision, dtype=torch.float64)
-    return LowRankGaussian(loadings, torch.zeros(dim, dtype=torch.float64), variance)
+    loadings = torch.randn(data.dim, spec.latent_dim, generator=generator).double()
+    variance = torch.full((data.dim,), 1 / spec.noise_precision, dtype=torch.float64)
+    return LowRankGaussian(loadings, data.x.double().mean(0), variance)

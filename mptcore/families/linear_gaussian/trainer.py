@@ -15,9 +15,11 @@ from mptcore.families.linear_gaussian.moments import (
     FactoredMoment,
     Moment,
     compressed,
-    root,
+    data_factor,
     second_moment,
 )
+from mptcore.families.linear_gaussian.residuals import Residuals
+from mptcore.families.linear_gaussian.rounding import keeps_digits
 from mptcore.protocol.records import Point, SeriesName
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, Train
@@ -27,6 +29,9 @@ from mptcore.training.step_masks import ONE_STEP, StepMasks
 
 SMALL = 64
 """Up to so many dimensions a moment has its factor, whatever its rank, for gradients by hand."""
+
+NEVER = -1
+ROUTE = "by residuals from"
 
 
 @dataclass(frozen=True)
@@ -62,10 +67,11 @@ class LinearGaussianTrainer:
         starts: Sequence[LowRankGaussian],
         datasets: Sequence[Dataset],
         device: torch.device,
-        dtype: torch.dtype,
     ):
         self.spec, self.seeds = spec, seeds
-        self.device, self.dtype = device, dtype
+        self.device = device
+        self.by_residuals_from = NEVER
+        """The epoch from which sums of moments do not keep their digits."""
         shared = all(dataset is datasets[0] for dataset in datasets)
         self._datasets = datasets[:1] if shared else datasets
         self.loadings = self._tensor([d.loadings for d in starts], True)
@@ -84,6 +90,9 @@ class LinearGaussianTrainer:
         generators = {**self.masks.generators(), "order": self.order}
         self.learned = Learned(self.parameters, self.adam, generators)
         self.epoch = 0
+        self._take_data()
+
+    def _take_data(self) -> None:
         self._full = self._centred([dataset.x for dataset in self._datasets])
         held = [dataset.heldout for dataset in self._datasets if dataset.heldout is not None]
         self._heldout = self._centred(held) if held else None
@@ -102,7 +111,7 @@ class LinearGaussianTrainer:
 
     def densities(self) -> list[LowRankGaussian]:
         """Each start's density as it stands."""
-        noise = self._noise().expand(len(self.seeds), self.dim)
+        noise = self._noises()
         parts = [part.detach().clone() for part in (self.loadings, self.mean, noise)]
         return [LowRankGaussian(*of_start) for of_start in zip(*parts, strict=True)]
 
@@ -111,6 +120,7 @@ class LinearGaussianTrainer:
 
     def advance(self) -> tuple[list[Point], int]:
         """One epoch of all starts."""
+        self._choose_route()
         last = self.epoch == self.spec.epochs
         recorded = last or self.epoch % self.spec.evaluate_every == 0
         points: list[Point] = []
@@ -130,6 +140,16 @@ class LinearGaussianTrainer:
         masks = self.spec.masks_of_epoch(self.epoch, observations, self.dim)
         return points, len(self.seeds) * masks
 
+    def _choose_route(self) -> None:
+        """Once by residuals, always by residuals: a resumed training takes the same route."""
+        if self.by_residuals_from == NEVER and not self._quick_enough():
+            self.by_residuals_from = self.epoch
+            self._take_data()
+
+    def _quick_enough(self) -> bool:
+        variances = self._full.moment.diagonal + (self._full.mean - self.mean).square()
+        return keeps_digits(self.loadings, self._noises(), variances)
+
     def _check_finite(self, loss: Tensor, points: list[Point]) -> None:
         bad = (~loss.isfinite()).nonzero().flatten().tolist()
         if bad:
@@ -137,17 +157,18 @@ class LinearGaussianTrainer:
 
     def _descent(self, data: _Centred, fraction: float) -> Tensor:  # (S,)
         """The loss; its gradient is left with the parameters."""
+        conditionals = self._conditionals(data)
         by_hand = isinstance(data.moment, FactoredMoment) and not self.spec.learn_mean
-        if by_hand and self._by_score:
-            return self._descent_by_hand(data, fraction)
+        if by_hand and self._by_score and isinstance(conditionals, Conditionals):
+            return self._descent_by_hand(conditionals, fraction)
         self.adam.zero_grad(set_to_none=True)
         loss = self._loss(data, fraction)
         loss.sum().backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _descent_by_hand(self, data: _Centred, fraction: float) -> Tensor:
+    def _descent_by_hand(self, conditionals: Conditionals, fraction: float) -> Tensor:
         with torch.no_grad():
-            score = score_gradient(self._conditionals(data), self._masks(fraction))
+            score = score_gradient(conditionals, self._masks(fraction))
             self.loadings.grad = -self.dim * score.loadings
             if self.log_noise.requires_grad:
                 gradient = -self.dim * score.noise_variance * self._noise()
@@ -180,15 +201,21 @@ class LinearGaussianTrainer:
                 n = masks if sampled else 0
                 yield Point(name, self.epoch, value, error, n, {"seed": seed}, reason)
 
-    def _conditionals(self, data: _Centred) -> Conditionals:
-        noise = self._noise().expand(len(self.seeds), self.dim)
-        return Conditionals(self.loadings, noise, data.about(self.mean))
+    def _conditionals(self, data: _Centred) -> Conditionals | Residuals:
+        moment = data.about(self.mean)
+        if self.by_residuals_from == NEVER:
+            return Conditionals(self.loadings, self._noises(), moment)
+        assert isinstance(moment, FactoredMoment)
+        return Residuals(self.loadings, self._noises(), moment.factor)
 
-    def _log_marginal(self, conditionals: Conditionals) -> Tensor:  # (S,)
+    def _log_marginal(self, conditionals: Conditionals | Residuals) -> Tensor:  # (S,)
         return conditionals.log_prob()
 
     def _noise(self) -> Tensor:
         return self.log_noise.exp()
+
+    def _noises(self) -> Tensor:  # (S, D)
+        return self._noise().expand(len(self.seeds), self.dim)
 
     def _masks(self, fraction: float) -> Tensor:  # (S, B, D)
         return self.masks.draw(fraction).to(self.device)
@@ -205,28 +232,39 @@ class LinearGaussianTrainer:
 
     def _centred(self, data: Sequence[Tensor]) -> _Centred:
         means = [x.double().mean(0) for x in data]
-        matrices = [second_moment(x, mean) for x, mean in zip(data, means, strict=True)]
-        moment: Moment = DenseMoment(self._tensor(matrices))
-        if len(matrices) == 1 and not self.spec.learn_noise_precision:
-            smaller = compressed(matrices[0], self._noise().min().item())
-            if isinstance(smaller, FactoredMoment):
-                moment = FactoredMoment(smaller.factor[None], smaller.diagonal[None]).to(
-                    self.loadings
-                )
-        if self.dim <= SMALL and isinstance(moment, DenseMoment):
-            roots = self._tensor([root(matrix) for matrix in matrices])
-            moment = FactoredMoment(roots, moment.diagonal)
+        quick = self.by_residuals_from == NEVER
+        moment = self._moment(data, means) if quick else self._factors(data, means)
         centred = _Centred(self._tensor(means), moment)
         if self.spec.learn_mean:
             return centred
         return _Centred(self.mean, centred.about(self.mean))  # once for all steps
 
+    def _moment(self, data: Sequence[Tensor], means: Sequence[Tensor]) -> Moment:
+        """About the data's means; one for all starts, or stacked for each."""
+        matrices = [second_moment(x, mean) for x, mean in zip(data, means, strict=True)]
+        if len(matrices) == 1 and not self.spec.learn_noise_precision:
+            smaller = compressed(matrices[0], self._noise().min().item())
+            if isinstance(smaller, FactoredMoment):
+                stacked = FactoredMoment(smaller.factor[None], smaller.diagonal[None])
+                return stacked.to(self.loadings)
+        if self.dim <= SMALL:
+            return self._factors(data, means)
+        return DenseMoment(self._tensor(matrices))
+
+    def _factors(self, data: Sequence[Tensor], means: Sequence[Tensor]) -> FactoredMoment:
+        """The same by the data's factors."""
+        factors = [data_factor(x, mean) for x, mean in zip(data, means, strict=True)]
+        stacked = self._tensor(factors)
+        return FactoredMoment(stacked, stacked.square().sum(-1))
+
     def _tensor(self, parts: Sequence[Tensor], learned: bool = False) -> Tensor:
-        stacked = torch.stack([part.detach() for part in parts]).to(self.device, self.dtype)
+        stacked = torch.stack([part.detach() for part in parts]).to(self.device, torch.float64)
         return stacked.clone().requires_grad_(learned)
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.learned.tensors()
+        return self.learned.tensors() | {ROUTE: torch.tensor(self.by_residuals_from)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self.learned.restore(tensors)
+        self.by_residuals_from = int(tensors[ROUTE])
+        self._take_data()

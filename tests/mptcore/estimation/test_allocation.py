@@ -43,7 +43,7 @@ def enumerated() -> list[Tensor]:
     spec = spec_of(BASE)
     assert isinstance(spec, VectorExperiment)
     (models,) = _models_of_seeds(spec)
-    model = scorable(models.densities["model"], models.dataset.x, CPU, torch.float64)
+    model = scorable(models.densities["model"], models.dataset.x, CPU)
     pools = []
     for size in range(1, 11):
         subsets = torch.tensor(list(itertools.combinations(range(10), size)))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.masks import draw_masks
+from mptcore.estimation.permutations import WIDE, permutations
 from mptcore.specs import AllSizes, FixedSize, ListedSizes, Masks
 from mptcore.specs.masks import Design
 
@@ -58,6 +59,18 @@ def test_independent_masks_come_in_the_published_order() -> None:
         for p in range(3):
             first = torch.randperm(DIM, generator=generator)[:size]
             assert sorted(first.tolist()) == found[size][p].nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("seed", [0, 4, 44444, 2**63])
+@pytest.mark.parametrize("count", [1, 2, 3, 64, 129])
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 5, 10, 17, 200, WIDE - 1, WIDE, 3000])
+def test_permutations_are_those_of_torch_one_by_one(dim: int, count: int, seed: int) -> None:
+    ours, theirs = (torch.Generator().manual_seed(seed) for _ in range(2))
+    for first in {1, dim // 2 + 1, dim}:  # each goes on with the same stream
+        drawn = permutations(count, dim, ours, first)
+        expected = [torch.randperm(dim, generator=theirs)[:first] for _ in range(count)]
+        assert torch.equal(drawn, torch.stack(expected))
+        assert torch.equal(ours.get_state(), theirs.get_state())
 
 
 @pytest.mark.parametrize(("per_size", "windows"), [(1, 1), (4, 2), (12, 3), (7, 1), (100, 10)])

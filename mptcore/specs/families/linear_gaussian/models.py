@@ -13,8 +13,9 @@ LatentDimensions = Annotated[int, Field(ge=1, le=100_000)]
 class LinearGaussian(Spec):
     """x = W z + mu + e, z ~ N(0, I), with noise e independent per dimension.
 
-    `init`: random draws W from N(0, 1); experiment takes the weights that the finished training
-    run `experiment` kept, those of the same seed, or of its first where it had no such seed.
+    `init`: random draws W from N(0, 1), with the data's own mean; experiment takes the weights that
+    the finished training run `experiment` kept, those of the same seed, or of its first where it
+    had no such seed.
     """
 
     family: str

@@ -28,7 +28,7 @@ class LinearGaussianContract(TractableContract):
         mean = torch.randn(DIM, generator=generator, dtype=torch.float64)
         density = LowRankGaussian(loadings, mean, self.noise(generator))
         x = torch.randn(9, DIM, generator=generator, dtype=torch.float64)
-        return scorable(density, x, device, torch.float64)
+        return scorable(density, x, device)
 
     @pytest.fixture
     def spec(self) -> ExperimentSpec:

@@ -1,0 +1,38 @@
+"""How much rounding can cost the quick formulas of `Conditionals`, measured on model and data."""
+
+import torch
+from torch import Tensor
+
+LIMIT = 1e-8
+"""The largest relative error of a score by the quick formulas; above it another route is taken."""
+
+
+def rounding(
+    loadings: Tensor,  # (..., D, K)
+    noise_variance: Tensor,  # (..., D)
+    diagonal: Tensor,  # (..., D), of the data's moment
+) -> Tensor:  # (...)
+    """A bound on the relative error of any mask's score in float64.
+
+    In units of each dimension's noise, with w² the largest |w_j|², c the largest C_jj, and
+    f² their sum: |A_R| ≤ a = 1 + |W|² and Σ_R ≤ I, so that v_j / psi_j, which is 1 or more, moves
+    by ε a w²; and M = Σ_R L_R has |M| ≤ f / 2, so that the terms of e_j / psi_j have the sizes c
+    and w² f² / 4, and an error ε a |M| of M moves its root by ε a w f / 2.
+    """
+    scaled = loadings.detach().double() / noise_variance.detach().double().sqrt()[..., None]
+    own = scaled.square().sum(-1)
+    power = 1 + torch.linalg.eigvalsh(scaled.mT @ scaled)[..., -1]
+    data = diagonal.detach().double() / noise_variance.detach().double()
+    loading, variance, half = own.amax(-1), data.amax(-1), data.sum(-1) / 4
+    terms = power * (loading + (loading * half).sqrt()) + variance + loading * half
+    bound: Tensor = torch.finfo(torch.float64).eps * terms
+    return bound
+
+
+def keeps_digits(
+    loadings: Tensor,  # (..., D, K)
+    noise_variance: Tensor,  # (..., D)
+    diagonal: Tensor,  # (..., D)
+) -> bool:
+    """Whether the quick formulas do, for all of these models."""
+    return bool((rounding(loadings, noise_variance, diagonal) <= LIMIT).all())
