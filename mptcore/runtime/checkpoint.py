@@ -22,7 +22,7 @@ from mptcore.runtime.session import ScoreCache, Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
 KEPT = 2
-FORMAT = "2"
+FORMAT = "3"
 """Of the file; a run starts again from its first record where it finds another."""
 
 
