@@ -73,7 +73,7 @@ def numbers_of(spec: dict[str, Any], seeds: list[int]) -> Numbers:
     """What is recorded for seed 44, where it is finite and final."""
     found: Numbers = {}
     for record in run(spec_of({**spec, "seeds": seeds, "compute": {"threads": 1}})):
-        if isinstance(record, Point | Metric) and record.labels["seed"] == 44:
+        if isinstance(record, Point | Metric) and record.labels.get("seed") == 44:
             key = frozenset(record.labels.items())
             name = (record.series, record.x) if isinstance(record, Point) else (record.name,)
             if record.value is not None:

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from benchmarks.calibration.any_order import CASES, Toy, calibrations
-from mptcore.families.masked_lm.estimates import Estimate, root
+from mptcore.estimation.estimate import Estimate
+from mptcore.families.masked_lm.estimates import root
 
 REPEATS = 80
 
