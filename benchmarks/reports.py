@@ -1,6 +1,6 @@
-"""`python -m benchmarks.reports NAME …` runs benchmarks/reports/NAME.json, or the preset NAME of
-Fig. 3, and writes NAME.md and NAME.png to benchmarks/reports: what ran, on what machine, every
-metric, the curves at some places, and a preset's verdict.
+"""`python -m benchmarks.reports NAME …` runs benchmarks/reports/NAME.json, or all specs of the
+preset NAME (Fig. 3, or a claim of our own), and writes NAME.md and NAME.png to benchmarks/reports:
+what ran, on what machine, every metric, the curves at some places, and a preset's verdict.
 
 The data, texts and checkpoints come from MPT_DATA_DIR and MPT_MODELS_DIR.
 """
@@ -8,7 +8,7 @@ The data, texts and checkpoints come from MPT_DATA_DIR and MPT_MODELS_DIR.
 import argparse
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from mptcore.run import run
 from mptcore.specs import ExperimentSpec, parse_spec
 
 FOLDER = Path(__file__).parent / "reports"
+OWN = ("small-bert-", "uniform-against-fixed")
+"""How the names of presets of our own begin."""
 SHOWN = 9
 """Places in the table of a curve."""
 CURVES = {"score_by_rate": "masking rate", "score": "mask size"}
@@ -30,49 +32,77 @@ COURSES = ("loss", "loss_heldout", "mpt", "elbo", "lml", "lml_heldout")
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reports", description=__doc__)
     files = sorted(path.stem for path in FOLDER.glob("*.json"))
-    presets = [name for name in PRESETS if name.startswith("fig3-")]
+    presets = [name for name in PRESETS if name.startswith(("fig3-", *OWN))]
     parser.add_argument("names", nargs="+", choices=files + presets, metavar="NAME",
                         help=", ".join(files + presets))  # fmt: skip
     for name in parser.parse_args().names:
-        spec = spec_of(name)
+        specs = specs_of(name)
         began = time.perf_counter()
-        records = list(run(spec))
+        runs = [list(run(spec)) for spec in specs]
         seconds = time.perf_counter() - began
-        (FOLDER / f"{name}.md").write_text(report(name, spec, records, seconds))
-        plot(name, records)
+        write(name, specs, runs, seconds)
         print(FOLDER / f"{name}.md")
 
 
-def spec_of(name: str) -> ExperimentSpec:
+def specs_of(name: str) -> tuple[ExperimentSpec, ...]:
     if name in PRESETS:
-        (spec,) = PRESETS[name].specs
-        return spec
-    return parse_spec((FOLDER / f"{name}.json").read_bytes())
+        return PRESETS[name].specs
+    return (parse_spec((FOLDER / f"{name}.json").read_bytes()),)
 
 
-def report(name: str, spec: ExperimentSpec, records: list[Record], seconds: float) -> str:
-    """The report as Markdown."""
+def write(
+    name: str, specs: Sequence[ExperimentSpec], runs: Sequence[list[Record]], seconds: float
+) -> None:
+    """The report as Markdown; of one run with a picture."""
     parts = [
         f"# {name}\n",
         f"`python -m benchmarks.reports {name}` took {seconds:.0f} s of "
-        f"{machine(spec.compute.threads)} {spec.compute.precision} here.\n",
+        f"{machine(specs[0].compute.threads)} {specs[0].compute.precision} here.\n",
+        *(_judged(name, runs) if name in PRESETS else ()),
+    ]
+    for i, (spec, records) in enumerate(zip(specs, runs, strict=True)):
+        if len(specs) > 1:
+            parts.append(f"## {i + 1}: {_differing(spec, specs)}\n")
+        else:
+            plot(name, records)
+            parts.append(f"![The curves]({name}.png)\n")
+        parts += _of_run(records)
+    (FOLDER / f"{name}.md").write_text("\n".join(parts))
+
+
+def _of_run(records: list[Record]) -> list[str]:
+    return [
         *(f"- {r.message}" for r in records if isinstance(r, Log)),
         "",
-        f"![The curves]({name}.png)\n",
-        *(_judged(name, records) if name in PRESETS else ()),
         *_curves(records),
         *_courses(records),
         "| metric | labels | value | standard error |\n|---|---|---|---|",
         *(_metric(r) for r in records if isinstance(r, Metric)),
         "",
     ]
-    return "\n".join(parts)
 
 
-def _judged(name: str, records: list[Record]) -> list[str]:
+def _differing(spec: ExperimentSpec, specs: Sequence[ExperimentSpec]) -> str:
+    """The fields in which the specs differ, as this one has them."""
+    fields = [_flat(one.model_dump(mode="json")) for one in specs]
+    own = _flat(spec.model_dump(mode="json"))
+    differ = [name for name in own if len({str(one.get(name)) for one in fields}) > 1]
+    return ", ".join(f"{name} {own[name]}" for name in differ)
+
+
+def _flat(value: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Fields by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, inner in value.items():
+        found |= (
+            _flat(inner, f"{above}{name}.") if isinstance(inner, dict) else {above + name: inner}
+        )
+    return found
+
+
+def _judged(name: str, runs: Sequence[list[Record]]) -> list[str]:
     preset = PRESETS[name]
-    lines = (json.loads(encode(i, record)) for i, record in enumerate(records))
-    verdict: Verdict = preset.verdict([Results.of_records(lines)])
+    verdict: Verdict = preset.verdict([_results(records) for records in runs])
     return [
         f"{preset.statement} **{verdict.verdict.capitalize()}.**\n",
         "| | measured | from | to | agrees |\n|---|---|---|---|---|",
@@ -83,6 +113,11 @@ def _judged(name: str, records: list[Record]) -> list[str]:
         ),
         "",
     ]
+
+
+def _results(records: list[Record]) -> Results:
+    lines = (json.loads(encode(i, record)) for i, record in enumerate(records))
+    return Results.of_records(lines)
 
 
 def _metric(one: Metric) -> str:

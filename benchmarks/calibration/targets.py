@@ -75,8 +75,7 @@ def _show(what: str, target: float, seeds: Iterator[Seed]) -> None:
 def _models(spec: Any) -> dict[str, VectorModel]:
     seed = next(_models_of_seeds(spec))
     return {
-        name: scorable(density, seed.dataset.x, CPU)
-        for name, density in seed.densities.items()
+        name: scorable(density, seed.dataset.x, CPU) for name, density in seed.densities.items()
     }
 
 

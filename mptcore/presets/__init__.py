@@ -1,36 +1,19 @@
-"""The paper's experiments as named lists of specs, each with what was published and a verdict.
+"""The paper's experiments, and claims of our own, as named lists of specs, each with what was
+published and a verdict.
 
 Pydantic and the standard library alone, so that the service may import it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mptcore.presets import judges
-from mptcore.presets.results import Comparison, Curve, Judge, Results, Verdict, judged
-from mptcore.specs import ExperimentSpec, LatentExperiment, TextExperiment, VectorExperiment
+from mptcore.presets.language import language_presets
+from mptcore.presets.preset import Preset
+from mptcore.presets.results import Comparison, Curve, Results, Verdict
+from mptcore.specs import LatentExperiment, VectorExperiment
 
 __all__ = ["PRESETS", "Comparison", "Curve", "Preset", "Results", "Verdict"]
-
-
-@dataclass(frozen=True)
-class Preset:
-    """`published` is the data of the `statement`, with figures measured since on the published
-    program where the paper gives a plot alone."""
-
-    name: str
-    title: str
-    statement: str
-    specs: tuple[ExperimentSpec, ...]
-    published: Mapping[str, tuple[float, ...]]
-    judge: Judge
-
-    def verdict(self, results: Sequence[Results]) -> Verdict:
-        """From the results of each of the specs, in their order."""
-        if len(results) != len(self.specs):
-            return Verdict("incomplete", (), f"{len(self.specs)} results, not {len(results)}")
-        return judged(self.judge, self.published, results)
 
 
 def _ppca(
@@ -67,31 +50,6 @@ def _all(per_size: int) -> dict[str, Any]:
 
 def _training(masks: dict[str, Any], epochs: int, curve_at: Sequence[int] = ()) -> dict[str, Any]:
     return {"objective": "mpt", "epochs": epochs, "masks": masks, "curve_at": list(curve_at)}
-
-
-def _bert(init: str, subset: str, split: str) -> TextExperiment:
-    """BERT base on a part of GLUE, with the corruption of the usual collator, as the paper's."""
-    model = {"family": "masked_lm", "checkpoint": "bert-base-uncased", "corruption": "bert"}
-    return TextExperiment.model_validate(
-        {
-            "model": {**model, "init": init},
-            "data": {"source": "glue", "subset": subset, "split": split},
-            "seeds": [judges.SEEDS[0]],
-            "compute": {"max_runtime_s": 24 * 3600},
-        }
-    )
-
-
-def _table2(subset: str, split: str, pretrained: float, random: float) -> Preset:
-    """A column of Table 2: two experiments, the first pretrained."""
-    return Preset(
-        f"table2-{subset}",
-        f"Table 2: the area under BERT's MPT curve, GLUE {subset.upper()}",
-        f"Area {pretrained} pretrained, {random} with random weights (rates 1 to 99 %, D = 512).",
-        (_bert("pretrained", subset, split), _bert("random", subset, split)),
-        {"pretrained": (pretrained,), "random": (random,)},
-        judges.table2,
-    )
 
 
 def _fig3(name: str, source: str, model: dict[str, Any], mask_rate: float, **spec: Any) -> Preset:
@@ -294,19 +252,6 @@ _LIST = [
         {"gap_to_truth": (0.0,), "least_rise": (5.0,)},
         judges.fig5_area,
     ),
-    Preset(
-        "fig5-right",
-        "Fig. 5, right: BERT's MPT curve",
-        "Pretrained, the curve falls, most of it at the highest rates; with random weights it is "
-        "flat at −log of the vocabulary.",
-        (_bert("pretrained", "ax", "test"), _bert("random", "ax", "test")),
-        {"flat_at": (-10.33,), "least_fall": (2.0,)},
-        judges.fig5_bert,
-    ),
-    _table2("ax", "test", -1715.75, -5245.31),
-    _table2("cola", "validation", -1657.68, -5283.52),
-    _table2("qnli", "validation", -1770.28, -5343.98),
-    _table2("mrpc", "validation", -1773.45, -5362.21),
-    _table2("sst2", "validation", -1745.56, -5255.44),
+    *language_presets(),
 ]
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _LIST}

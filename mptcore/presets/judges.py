@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median, stdev
 
-from mptcore.presets.results import Comparison, Curve, Results, within
+from mptcore.presets.results import Comparison, Results, at_least, finite, within
 
 Published = Mapping[str, tuple[float, ...]]
 SEEDS = (4, 44, 444, 4444, 44444)
@@ -53,10 +53,10 @@ def fig2_maximised(published: Published, results: Sequence[Results]) -> Iterator
     (result,) = results
     maximum = published["maximum_lml"][0]
     for seed in SEEDS:
-        values = _finite(result.curve("lml", seed=seed))
+        values = finite(result.curve("lml", seed=seed))
         figure = f"last LML, seed {seed}"
         yield Comparison(figure, maximum, values[-1], maximum - 0.1, maximum + 1e-3)
-        yield _at_least(f"rise of the LML, seed {seed}", 0, values[-1] - values[0])
+        yield at_least(f"rise of the LML, seed {seed}", 0, values[-1] - values[0])
 
 
 def fig2_biased(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
@@ -64,11 +64,11 @@ def fig2_biased(published: Published, results: Sequence[Results]) -> Iterator[Co
     has risen: in the last third, the slowest start being under way until then."""
     (result,) = results
     for seed in SEEDS:
-        score = _finite(result.curve("mpt", seed=seed))
-        lml = _finite(result.curve("lml", seed=seed))
+        score = finite(result.curve("mpt", seed=seed))
+        lml = finite(result.curve("lml", seed=seed))
         gaps = [s - own for s, own in zip(score, lml, strict=True)]
         thirds = [fmean(part) for part in _parts(gaps[2 * len(gaps) // 3 :], 3)]
-        yield _at_least(f"MPT − LML, seed {seed}", published["least_bias"][0], min(thirds))
+        yield at_least(f"MPT − LML, seed {seed}", published["least_bias"][0], min(thirds))
         change = max(thirds) - min(thirds)
         figure = f"change of MPT − LML, seed {seed}"
         yield Comparison(figure, 0, change, 0, published["most_change"][0])
@@ -79,10 +79,10 @@ def fig2_slower(published: Published, results: Sequence[Results]) -> Iterator[Co
     (result,) = results
     maximum = published["maximum_lml"][0]
     for seed in SEEDS:
-        values = _finite(result.curve("lml", seed=seed))
+        values = finite(result.curve("lml", seed=seed))
         figure = f"last LML, seed {seed}"
         yield Comparison(figure, maximum, values[-1], maximum - 1.5, maximum + 1e-3)
-        yield _at_least(f"rise of the LML, seed {seed}", 0, values[-1] - values[0])
+        yield at_least(f"rise of the LML, seed {seed}", 0, values[-1] - values[0])
 
 
 def fig4_long_tail(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
@@ -91,7 +91,7 @@ def fig4_long_tail(published: Published, results: Sequence[Results]) -> Iterator
     curve = _mean_curve(results[0])
     at, dim = published["tail_from"][0], len(curve)
     before, after = _falls(curve, math.floor(at * dim))
-    yield _at_least("share of the fall above 90 %", 0.5, after / (before + after))
+    yield at_least("share of the fall above 90 %", 0.5, after / (before + after))
 
 
 def fig4_early_decay(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
@@ -113,30 +113,7 @@ def fig5_area(published: Published, results: Sequence[Results]) -> Iterator[Comp
         start = result.metric("mpt", seed=seed, epoch=0)
         gap = published["gap_to_truth"][0]
         yield within(f"area less the true one, seed {seed}", gap, area - truth, 0.5)
-        yield _at_least(f"rise of the area, seed {seed}", published["least_rise"][0], area - start)
-
-
-def fig5_bert(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """Pretrained, the curve falls, and more in its last tenth than in its first half; random, it is
-    flat."""
-    pretrained, random = (_finite(r.curve("score_by_rate", seed=SEEDS[0])) for r in results)
-    tenth, half = len(pretrained) // 10, len(pretrained) // 2
-    early, late = pretrained[0] - pretrained[half], pretrained[-tenth] - pretrained[-1]
-    least = published["least_fall"][0]
-    yield _at_least("fall of the pretrained curve", least, pretrained[0] - pretrained[-1])
-    yield _at_least("its fall in the last tenth less that in the first half", 0, late - early)
-    level = published["flat_at"][0]
-    yield within("mean of the random curve", level, fmean(random), 0.5)
-    yield Comparison("range of the random curve", 0, max(random) - min(random), 0, 0.5)
-
-
-def table2(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """The areas, within 5 % for the pretrained model; random weights differ from draw to draw, as
-    the published ones do: within 2.5 %."""
-    for result, name, share in zip(results, ("pretrained", "random"), (0.05, 0.025), strict=True):
-        figure = published[name][0]
-        measured = result.metric("area", seed=SEEDS[0])
-        yield within(f"area, {name}", figure, measured, share * abs(figure))
+        yield at_least(f"rise of the area, seed {seed}", published["least_rise"][0], area - start)
 
 
 def fig3_linear(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
@@ -146,10 +123,10 @@ def fig3_linear(published: Published, results: Sequence[Results]) -> Iterator[Co
     ends: dict[str, list[float]] = {}
     for objective in ("mpt", "elbo"):
         own = [{"seed": seed, "objective": objective} for seed in SEEDS]
-        starts = [_finite(result.curve("lml", **labels))[0] for labels in own]
+        starts = [finite(result.curve("lml", **labels))[0] for labels in own]
         ends[objective] = [result.metric("lml", **labels) for labels in own]
         rise = median(end - start for end, start in zip(ends[objective], starts, strict=True))
-        yield _at_least(f"rise of the LML by {objective}", published["least_rise"][0], rise)
+        yield at_least(f"rise of the LML by {objective}", published["least_rise"][0], rise)
     gap = median(m - e for m, e in zip(ends["mpt"], ends["elbo"], strict=True))
     yield within("LML by MPT − LML by the ELBO", published["gap"][0], gap, 3)
     above = [
@@ -157,9 +134,9 @@ def fig3_linear(published: Published, results: Sequence[Results]) -> Iterator[Co
         for seed in SEEDS
         for elbo in [result.curve("elbo", seed=seed, objective="elbo")]
         for bound, error, lml in zip(
-            _finite(elbo),
+            finite(elbo),
             elbo.std_err,
-            _finite(result.curve("lml", seed=seed, objective="elbo")),
+            finite(result.curve("lml", seed=seed, objective="elbo")),
             strict=True,
         )
     ]
@@ -170,11 +147,11 @@ def fig3_vae(published: Published, results: Sequence[Results]) -> Iterator[Compa
     """The LML of held-out images rises, and passes that of a PPCA."""
     (result,) = results
     seed = SEEDS[0]
-    curve = _finite(result.curve("lml_heldout", seed=seed))
-    yield _at_least("rise of the LML", published["least_rise"][0], curve[-1] - curve[0])
+    curve = finite(result.curve("lml_heldout", seed=seed))
+    yield at_least("rise of the LML", published["least_rise"][0], curve[-1] - curve[0])
     own = result.metric("lml_heldout", seed=seed, model="model")
     linear = result.metric("lml_heldout", seed=seed, model="baseline")
-    yield _at_least("LML − that of a PPCA", published["least_lead"][0], own - linear)
+    yield at_least("LML − that of a PPCA", published["least_lead"][0], own - linear)
 
 
 def _area_is_lml(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
@@ -187,7 +164,7 @@ def _area_is_lml(published: Published, results: Sequence[Results]) -> Iterator[C
 
 def _mean_curve(result: Results) -> list[float]:
     """S(m) for m = 1..D, the mean over seeds."""
-    curves = [_finite(result.curve("score", seed=seed)) for seed in SEEDS]
+    curves = [finite(result.curve("score", seed=seed)) for seed in SEEDS]
     return [fmean(values) for values in zip(*curves, strict=True)]
 
 
@@ -196,18 +173,7 @@ def _falls(curve: Sequence[float], place: int) -> tuple[float, float]:
     return curve[0] - curve[place - 1], curve[place - 1] - curve[-1]
 
 
-def _finite(curve: Curve) -> list[float]:
-    values = [value for value in curve.value if value is not None]
-    if len(values) < len(curve.value):
-        raise KeyError("a value that is finite")
-    return values
-
-
 def _parts(values: Sequence[float], count: int) -> Iterator[Sequence[float]]:
     size = len(values) // count
     for i in range(count):
         yield values[i * size : (i + 1) * size]
-
-
-def _at_least(figure: str, published: float, measured: float) -> Comparison:
-    return Comparison(figure, published, measured, published, math.inf)

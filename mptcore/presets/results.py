@@ -103,6 +103,18 @@ def within(what: str, published: float, measured: float, tolerance: float) -> Co
     return Comparison(what, published, measured, published - tolerance, published + tolerance)
 
 
+def at_least(what: str, published: float, measured: float) -> Comparison:
+    return Comparison(what, published, measured, published, math.inf)
+
+
+def finite(curve: Curve) -> list[float]:
+    """Its values. Raises KeyError where one is not finite."""
+    values = [value for value in curve.value if value is not None]
+    if len(values) < len(curve.value):
+        raise KeyError("a value that is finite")
+    return values
+
+
 def judged(
     judge: Judge, published: Mapping[str, tuple[float, ...]], results: Sequence[Results]
 ) -> Verdict:

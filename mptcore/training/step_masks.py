@@ -10,8 +10,6 @@ from mptcore.runtime.rng import generator_for
 from mptcore.specs import Ramp, UniformSize
 from mptcore.specs.train import EpochSchedule
 
-ONE_STEP = "the masks of one step"
-
 
 class StepMasks:
     """The masks of each training step, drawn for each seed by a generator of its own."""

@@ -1,11 +1,13 @@
 """The second moment of data: beside their mean, all that a Gaussian's likelihood depends on."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 ROWS = 8192
 """Observations that are centred and multiplied at a time."""
@@ -40,12 +42,14 @@ Moment = DenseMoment | FactoredMoment
 
 
 def second_moment(x: Tensor, mean: Tensor) -> Tensor:
-    """C = (x − mean)ᵀ (x − mean) / N of x (N, D), (D, D), in float64."""
-    total = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64, device=x.device)
-    for rows in torch.split(x, ROWS):
-        centred = rows.double() - mean
-        total.addmm_(centred.mT, centred)
-    return total / len(x)
+    """C = (x − mean)ᵀ (x − mean) / N of x (N, D) about a mean (D,): (D, D), in float64. Data of
+    several models may be stacked along a leading dimension."""
+    observations, dim = x.shape[-2:]
+    total = torch.zeros(*x.shape[:-2], dim, dim, dtype=torch.float64, device=x.device)
+    for rows in torch.split(x, ROWS, -2):
+        centred = rows.double() - mean[..., None, :]
+        total += centred.mT @ centred
+    return total / observations
 
 
 def moment_of(x: Tensor, mean: Tensor, least_variance: float) -> Moment:
@@ -82,11 +86,22 @@ def variances(x: Tensor, mean: Tensor) -> Tensor:
 
 def data_factor(x: Tensor, mean: Tensor) -> Tensor:
     """F (D, Q) with C = F Fᵀ for x (N, D), Q = min(N, D), in float64. It comes from the data by
-    reflections, with their digits: those of C are half as many."""
-    factor = torch.zeros(0, x.shape[1], dtype=torch.float64, device=x.device)
-    for rows in torch.split(x, max(ROWS, 2 * x.shape[1])):
-        factor = torch.linalg.qr(torch.cat([factor, rows.double() - mean]), mode="r").R
-    return factor.mT / math.sqrt(len(x))
+    reflections, with their digits: those of C are half as many. Data of several models may be
+    stacked along a leading dimension."""
+    observations, dim = x.shape[-2:]
+    factor = torch.zeros(*x.shape[:-2], 0, dim, dtype=torch.float64, device=x.device)
+    for rows in torch.split(x, max(ROWS, 2 * dim), -2):
+        centred = rows.double() - mean[..., None, :]
+        factor = torch.linalg.qr(torch.cat([factor, centred], -2), mode="r").R
+    return factor.mT / math.sqrt(observations)
+
+
+def stacked(moments: Sequence[FactoredMoment]) -> FactoredMoment:
+    """Moments of several models along a leading dimension: where the one has a lower rank than the
+    other, the columns that it lacks are 0."""
+    rank = max(moment.factor.shape[1] for moment in moments)
+    wide = [pad(m.factor, (0, rank - m.factor.shape[1])) for m in moments]
+    return FactoredMoment(torch.stack(wide), torch.stack([m.diagonal for m in moments]))
 
 
 def _spectral_norm(matrix: Tensor) -> float:

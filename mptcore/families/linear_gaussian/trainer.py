@@ -17,15 +17,17 @@ from mptcore.families.linear_gaussian.moments import (
     compressed,
     data_factor,
     second_moment,
+    stacked,
 )
 from mptcore.families.linear_gaussian.residuals import Residuals
 from mptcore.families.linear_gaussian.rounding import keeps_digits
 from mptcore.protocol.records import Point, SeriesName
-from mptcore.runtime.rng import generator_for
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, Train
 from mptcore.training.learned import Learned
 from mptcore.training.loop import Schedule, diverged
-from mptcore.training.step_masks import ONE_STEP, StepMasks
+from mptcore.training.step_masks import StepMasks
+from mptcore.training.step_points import lml_loss, score_of_step
+from mptcore.training.step_rows import StepRows
 
 SMALL = 64
 """Up to so many dimensions a moment has its factor, whatever its rank, for gradients by hand."""
@@ -74,6 +76,7 @@ class LinearGaussianTrainer:
         """The epoch from which sums of moments do not keep their digits."""
         shared = all(dataset is datasets[0] for dataset in datasets)
         self._datasets = datasets[:1] if shared else datasets
+        self._of_starts = datasets
         self.loadings = self._tensor([d.loadings for d in starts], True)
         self.mean = self._tensor([d.mean for d in starts], spec.learn_mean)
         per_dimension = isinstance(model, FactorAnalysisModel)
@@ -86,16 +89,21 @@ class LinearGaussianTrainer:
         }
         self.adam = torch.optim.Adam(self.parameters.values(), lr=spec.learning_rate, fused=True)
         self.masks = StepMasks(spec, self.dim, seeds)
-        self.order = generator_for(seeds[0], "batches")
-        generators = {**self.masks.generators(), "order": self.order}
+        observations = len(datasets[0].x)
+        self.rows = StepRows(observations, spec.batch_size or observations, seeds)
+        generators = {**self.masks.generators(), **self.rows.generators()}
         self.learned = Learned(self.parameters, self.adam, generators)
         self.epoch = 0
         self._take_data()
 
     def _take_data(self) -> None:
-        self._full = self._centred([dataset.x for dataset in self._datasets])
+        fixed_noise = not self.spec.learn_noise_precision
+        self._full = self._centred([dataset.x for dataset in self._datasets], fixed_noise)
+        # In few dimensions it costs more to find a batch's rank than a low one saves.
+        low_rank = isinstance(self._full.moment, FactoredMoment)
+        self._low_rank_batches = low_rank and self.dim > SMALL
         held = [dataset.heldout for dataset in self._datasets if dataset.heldout is not None]
-        self._heldout = self._centred(held) if held else None
+        self._heldout = self._centred(held, fixed_noise) if held else None
 
     @property
     def dim(self) -> int:
@@ -187,19 +195,30 @@ class LinearGaussianTrainer:
         """The series of this epoch, one point for each start."""
         with torch.no_grad():
             lml = self._log_marginal(self._conditionals(self._full))
-            series: dict[SeriesName, Tensor] = {"loss": loss, "lml": lml}
-            if self._by_score:
-                series["mpt"] = -loss
-            if self._heldout is not None:
-                series["lml_heldout"] = self._log_marginal(self._conditionals(self._heldout))
-        values = torch.stack(list(series.values())).tolist()
+            held = self._heldout
+            lml_heldout = None if held is None else self._log_marginal(self._conditionals(held))
+        yield from self._loss_points(loss)
+        yield from self._exact("lml", lml)
+        if self._by_score:
+            yield from self._scored("mpt", -loss)
+        if lml_heldout is not None:
+            yield from self._exact("lml_heldout", lml_heldout)
+
+    def _loss_points(self, loss: Tensor) -> Iterator[Point]:
+        if self._by_score:
+            yield from self._scored("loss", loss)
+            return
+        for seed, value in zip(self.seeds, loss.tolist(), strict=True):
+            yield lml_loss(self.epoch, value, self.spec.batch_size, {"seed": seed})
+
+    def _scored(self, name: SeriesName, values: Tensor) -> Iterator[Point]:
         masks = self.spec.masks_per_step(self.dim)
-        for name, of_starts in zip(series, values, strict=True):
-            sampled = self._by_score and name in ("loss", "mpt")
-            for seed, value in zip(self.seeds, of_starts, strict=True):
-                error, reason = (None, ONE_STEP) if sampled else (0.0, None)
-                n = masks if sampled else 0
-                yield Point(name, self.epoch, value, error, n, {"seed": seed}, reason)
+        for seed, value in zip(self.seeds, values.tolist(), strict=True):
+            yield score_of_step(name, self.epoch, value, masks, {"seed": seed})
+
+    def _exact(self, name: SeriesName, values: Tensor) -> Iterator[Point]:
+        for seed, value in zip(self.seeds, values.tolist(), strict=True):
+            yield Point(name, self.epoch, value, 0.0, 0, {"seed": seed})
 
     def _conditionals(self, data: _Centred) -> Conditionals | Residuals:
         moment = data.about(self.mean)
@@ -222,44 +241,44 @@ class LinearGaussianTrainer:
 
     def _batches(self) -> Iterator[_Centred]:
         """The moments of the observations of each step of an epoch."""
-        size = self.spec.batch_size
-        if size is None:
+        if self.spec.batch_size is None:
             yield self._full
             return
-        order = torch.randperm(len(self._datasets[0].x), generator=self.order)
-        for rows in torch.split(order, size):
-            yield self._centred([dataset.x[rows] for dataset in self._datasets])
+        for rows in self.rows.epoch():
+            pairs = zip(self._of_starts, rows, strict=True)
+            x = [dataset.x[own] for dataset, own in pairs]
+            yield self._centred(x, self._low_rank_batches)
 
-    def _centred(self, data: Sequence[Tensor]) -> _Centred:
-        means = [x.double().mean(0) for x in data]
+    def _centred(self, data: Sequence[Tensor], low_rank: bool) -> _Centred:
+        """Of the observations (N, D) of each start, or of all; `low_rank`: their moment may be."""
+        x = torch.stack(tuple(data))
+        means = x.double().mean(-2)
         quick = self.by_residuals_from == NEVER
-        moment = self._moment(data, means) if quick else self._factors(data, means)
-        centred = _Centred(self._tensor(means), moment)
+        moment = self._moment(x, means, low_rank) if quick else self._factors(x, means)
+        centred = _Centred(means.to(self.loadings), moment.to(self.loadings))
         if self.spec.learn_mean:
             return centred
         return _Centred(self.mean, centred.about(self.mean))  # once for all steps
 
-    def _moment(self, data: Sequence[Tensor], means: Sequence[Tensor]) -> Moment:
-        """About the data's means; one for all starts, or stacked for each."""
-        matrices = [second_moment(x, mean) for x, mean in zip(data, means, strict=True)]
-        if len(matrices) == 1 and not self.spec.learn_noise_precision:
-            smaller = compressed(matrices[0], self._noise().min().item())
-            if isinstance(smaller, FactoredMoment):
-                stacked = FactoredMoment(smaller.factor[None], smaller.diagonal[None])
-                return stacked.to(self.loadings)
-        if self.dim <= SMALL:
-            return self._factors(data, means)
-        return DenseMoment(self._tensor(matrices))
+    def _moment(self, x: Tensor, means: Tensor, low_rank: bool) -> Moment:
+        """Of data (S or 1, N, D) about their means, in the form that is quickest to descend with."""
+        matrices = second_moment(x, means)
+        if low_rank:
+            least = self._noise().min().item()
+            smaller = [compressed(matrix, least) for matrix in matrices]
+            factored = [moment for moment in smaller if isinstance(moment, FactoredMoment)]
+            if len(factored) == len(smaller):
+                return stacked(factored)
+        return self._factors(x, means) if self.dim <= SMALL else DenseMoment(matrices)
 
-    def _factors(self, data: Sequence[Tensor], means: Sequence[Tensor]) -> FactoredMoment:
+    def _factors(self, x: Tensor, means: Tensor) -> FactoredMoment:
         """The same by the data's factors."""
-        factors = [data_factor(x, mean) for x, mean in zip(data, means, strict=True)]
-        stacked = self._tensor(factors)
-        return FactoredMoment(stacked, stacked.square().sum(-1))
+        factor = data_factor(x, means)
+        return FactoredMoment(factor, factor.square().sum(-1))
 
     def _tensor(self, parts: Sequence[Tensor], learned: bool = False) -> Tensor:
-        stacked = torch.stack([part.detach() for part in parts]).to(self.device, torch.float64)
-        return stacked.clone().requires_grad_(learned)
+        together = torch.stack([part.detach() for part in parts]).to(self.device, torch.float64)
+        return together.clone().requires_grad_(learned)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.learned.tensors() | {ROUTE: torch.tensor(self.by_residuals_from)}

@@ -1,7 +1,8 @@
 """Texts as sequences of tokens."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,20 +16,25 @@ from mptcore.specs import TextSource
 BATCH = 10_000
 """Texts given to the tokenizer at a time."""
 
-_Tokens = tuple[list[int], list[int], list[bool]]
-"""Ids, types, maskable."""
+
+class _Sequence(NamedTuple):
+    ids: list[int]
+    types: list[int]
+    maskable: list[bool]
+    cut: bool = False
 
 
 @dataclass(frozen=True)
 class Corpus:
     """N sequences, one after the other. `maskable` leaves special tokens out; `left_out` counts the
-    texts with fewer than two tokens that could be masked."""
+    texts with fewer than two tokens that could be masked, `cut` those that were longer."""
 
     ids: Tensor  # (T,) int64
     types: Tensor  # (T,) int64, which of a pair of texts a token belongs to
     maskable: Tensor  # (T,) bool
     offsets: Tensor  # (N + 1,)
     left_out: int = 0
+    cut: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -51,7 +57,7 @@ class Corpus:
         places = torch.repeat_interleave(self.offsets[chosen] - offsets[:-1], lengths)
         places += torch.arange(int(offsets[-1]))
         parts = (self.ids[places], self.types[places], self.maskable[places])
-        return Corpus(*parts, offsets, self.left_out)
+        return Corpus(*parts, offsets, self.left_out, self.cut)
 
     def rows(self, sequences: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, types and maskable of some sequences, (n, length) each, padded at the end."""
@@ -71,24 +77,50 @@ def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
     length = min(spec.max_length, positions)
     pack = _sentences if spec.packing == "sentences" else _blocks
     sequences = pack(rows, tokenizer, length)
-    kept = [one for one in sequences if sum(one[2]) >= 2]  # those with two maskable tokens
+    kept = [one for one in sequences if sum(one.maskable) >= 2]
     if not kept:
         detail = f"none of the {len(sequences)} sequences has two tokens that can be masked"
         raise RunError("invalid", f"the text gives nothing to score: {detail}")
-    offsets = torch.tensor([0] + [len(ids) for ids, _, _ in kept]).cumsum(0)
-    columns = [torch.tensor([x for one in kept for x in one[i]]) for i in range(3)]
-    return Corpus(columns[0], columns[1], columns[2].bool(), offsets, len(sequences) - len(kept))
+    offsets = torch.tensor([0] + [len(one.ids) for one in kept]).cumsum(0)
+    ids = torch.tensor([i for one in kept for i in one.ids])
+    types = torch.tensor([i for one in kept for i in one.types])
+    maskable = torch.tensor([free for one in kept for free in one.maskable])
+    left_out, cut = len(sequences) - len(kept), sum(one.cut for one in sequences)
+    return Corpus(ids, types, maskable, offsets, left_out, cut)
 
 
-def _sentences(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Tokens]:
+def _sentences(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Sequence]:
+    """A sequence for each text, cut where it is longer."""
+    sequences = list(_encoded(rows, tokenizer))
+    long = [i for i, one in enumerate(sequences) if len(one.ids) > length]
+    limit = {"truncation": True, "max_length": length}
+    for i, one in zip(long, _encoded([rows[i] for i in long], tokenizer, **limit), strict=True):
+        sequences[i] = one._replace(cut=True)
+    return sequences
+
+
+def _blocks(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Sequence]:
+    """All texts as they are encoded, special tokens included, one after the other and cut into
+    blocks, as group_texts of transformers' run_mlm does; but the rest, a shorter block, is kept."""
+    ids: list[int] = []
+    types: list[int] = []
+    maskable: list[bool] = []
+    for one in _encoded(rows, tokenizer):
+        ids += one.ids
+        types += one.types
+        maskable += one.maskable
+    cuts = [slice(start, start + length) for start in range(0, len(ids), length)]
+    return [_Sequence(ids[cut], types[cut], maskable[cut]) for cut in cuts]
+
+
+def _encoded(rows: Rows, tokenizer: Tokenizer, **limit: Any) -> Iterator[_Sequence]:
+    """Each text, or pair, with its special tokens."""
     special = _special(tokenizer)
-    sequences = []
     for first in range(0, len(rows), BATCH):
         columns = [list(column) for column in zip(*rows[first : first + BATCH], strict=True)]
-        encoded = tokenizer(*columns, truncation=True, max_length=length)
+        encoded = tokenizer(*columns, verbose=False, **limit)
         for ids, types in zip(encoded["input_ids"], _types(encoded), strict=True):
-            sequences.append((ids, types, [i not in special for i in ids]))
-    return sequences
+            yield _Sequence(ids, types, [i not in special for i in ids])
 
 
 def _types(encoded: Any) -> list[list[int]]:
@@ -96,33 +128,6 @@ def _types(encoded: Any) -> list[list[int]]:
         types: list[list[int]] = encoded["token_type_ids"]
         return types
     return [[0] * len(ids) for ids in encoded["input_ids"]]
-
-
-def _blocks(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Tokens]:
-    special = _special(tokenizer)
-    begin, end = _frame(tokenizer)
-    separator = end[-1:] or begin[:1]
-    joined: list[int] = []
-    for first in range(0, len(rows), BATCH):
-        texts = [" ".join(row) for row in rows[first : first + BATCH]]
-        for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
-            joined += ids + separator
-    inner = length - len(begin) - len(end)
-    sequences = []
-    for start in range(0, len(joined), inner):
-        ids = begin + joined[start : start + inner] + end
-        sequences.append((ids, [0] * len(ids), [i not in special for i in ids]))
-    return sequences
-
-
-def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The special tokens that stand before and after a text."""
-    framed = tokenizer("a")["input_ids"]
-    inner = tokenizer("a", add_special_tokens=False)["input_ids"]
-    for start in range(len(framed) - len(inner) + 1):
-        if framed[start : start + len(inner)] == inner:
-            return framed[:start], framed[start + len(inner) :]
-    return [], []
 
 
 def _special(tokenizer: Tokenizer) -> frozenset[int]:

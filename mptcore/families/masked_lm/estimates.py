@@ -137,10 +137,22 @@ def per_token(values: Tensor, noise: Tensor | None, sizes: Tensor, population: i
     return Estimate(ratio, error, residual.n)
 
 
-def root_mean(variances: Tensor) -> Estimate:
-    """The root of the mean of variances, with the error over them by the delta method."""
-    n = len(variances)
-    value = math.sqrt(variances.mean().item())
-    if n < 2 or value == 0:
-        return Estimate(value, None if n < 2 else 0.0, n)
-    return Estimate(value, variances.std().item() / math.sqrt(n) / (2 * value), n)
+def variance_of_variances(values: Tensor) -> Tensor | None:
+    """The variance of the sample variance over R draws (R, N) of each of N, (N,), where four draws
+    or more tell: the jackknife's (Tukey 1958), which overstates that of normal draws by
+    (R − 1) / (R − 2), without that factor."""
+    draws = len(values)
+    if draws < 4:
+        return None
+    squares = (values - values.mean(0)).square()
+    spread = (squares - squares.mean(0)).square().sum(0)
+    return draws / ((draws - 1) ** 2 * (draws - 2)) * spread
+
+
+def root(square: Estimate) -> Estimate:
+    """Of the root of the quantity, by the delta method; it is biased downwards by about
+    std_err² / (2 mean)."""
+    mean = math.sqrt(square.mean)
+    if square.std_err is None or mean == 0:
+        return Estimate(mean, square.std_err, square.n)
+    return Estimate(mean, square.std_err / (2 * mean), square.n)

@@ -45,6 +45,8 @@ class Report:
     ) -> Iterator[Record]:
         """What follows from the area for a sequence of one token over rates of a total width: the
         area for so many tokens, with its Monte Carlo error and that over the population."""
+        if name == self.models[0]:
+            yield Metric("area_width", width, 0.0, self.labels)
         reason = "sequences were sampled, or there is one"
         yield self.metric("area", name, area.scaled(tokens))
         of_population = Estimate(area.mean, population, area.n).scaled(tokens)

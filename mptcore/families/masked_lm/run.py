@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.pretrained import (
     weights_header,
 )
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
-from mptcore.protocol.records import Labels, Log, RunError
+from mptcore.protocol.records import Labels, Log, Metric, RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
 from mptcore.runtime.tensor_files import keep_weights, weights_digest
@@ -67,6 +67,7 @@ class MaskedLmRun:
         longest = min(positions(model.config) for model in models.values())
         text = corpus.read(spec.data, tokenizer, longest)
         yield Step(Log("info", _description(text, spec.data.max_length, longest)))
+        yield from _cuts(text, min(spec.data.max_length, longest))
         _check_vocabularies(spec, models, tokenizer, text)
         loaded = LoadedText(tokenizer, *self._split(text))
         self.total = self._total(loaded.scored)
@@ -175,5 +176,16 @@ def _description(text: Corpus, asked: int, longest: int) -> str:
     if text.left_out:
         parts.append(f"{text.left_out} sequences with fewer than two were left out")
     if longest < asked:
-        parts.append(f"cut at the model's {longest} tokens, not max_length {asked}")
+        parts.append(f"the model takes {longest} tokens, not max_length {asked}")
     return "; ".join(parts)
+
+
+def _cuts(text: Corpus, length: int) -> Work[None]:
+    """How many texts were longer than a sequence may be."""
+    yield Step(Metric("sequences_cut", text.cut, 0.0))
+    if text.cut:
+        of = len(text) + text.left_out
+        detail = "what is beyond is not scored: raise max_length, or use the packing blocks"
+        yield Step(
+            Log("warning", f"{text.cut} of {of} texts were cut at {length} tokens; {detail}")
+        )

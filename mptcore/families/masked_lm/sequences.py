@@ -7,11 +7,19 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.estimate import Estimate
-from mptcore.families.masked_lm.estimates import finite_mean, per_token, root_mean
+from mptcore.families.masked_lm.estimates import (
+    finite_mean,
+    per_token,
+    root,
+    variance_of_variances,
+)
 from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker, joined
 from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.protocol.records import Record
 from mptcore.runtime.session import Step, Work
+
+FEW_ORDERS = "fewer than four orders do not tell how their variance varies"
+ONE_SEQUENCE = "one sequence says nothing of the others"
 
 Score = Callable[[MaskedBatch], Work[Tensor]]
 """The scores of masks and log p of their `next` tokens, (models, 2, B)."""
@@ -50,7 +58,7 @@ class SequenceMetrics:
             for record in self._sequence_metrics("cumulative", name, mean, noise):
                 yield Step(record)
             if name != DIFFERENCE and count > 1:
-                for record in self._spread(name, chain[model].var(0)):
+                for record in self._spread(name, chain[model]):
                     yield Step(record)
 
     def pll(self) -> Work[None]:
@@ -81,11 +89,18 @@ class SequenceMetrics:
         token = per_token(values, noise, self.sizes, population)
         yield from self.report.per_token(name, token, of)
 
-    def _spread(self, name: str, variances: Tensor) -> Iterator[Record]:
-        """The spread of the chain over orders, from its variance for each sequence (n,)."""
-        yield self.report.metric("any_order_spread", name, root_mean(variances))
-        of_token = root_mean(variances / self.sizes.double().square())
-        yield self.report.metric("any_order_spread_per_token", name, of_token)
+    def _spread(self, name: str, chain: Tensor) -> Iterator[Record]:
+        """The standard deviation of the chain (R, n) over R orders: the root of the mean over the
+        sequences of its variance."""
+        population = len(self.masker.corpus)
+        per_token = chain / self.sizes.double()
+        spreads = {"any_order_spread": chain, "any_order_spread_per_token": per_token}
+        for of, values in spreads.items():
+            variances, noise = values.var(0), variance_of_variances(values)
+            spread = root(finite_mean(variances, noise, population))
+            yield self.report.metric(of, name, spread, reason=FEW_ORDERS)
+            of_population = root(Estimate.of(variances))
+            yield self.report.metric(of, name, of_population, "_population", ONE_SEQUENCE)
 
     def _groups(self, plan: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
         """A plan of (chosen sequence, order), each D masks, in parts of about CHUNK_TOKENS."""

@@ -17,9 +17,12 @@ from mptcore.specs import LatentTrain
 from mptcore.specs.families.vae.models import Objective
 from mptcore.training.learned import Learned
 from mptcore.training.loop import Schedule, diverged
-from mptcore.training.step_masks import ONE_STEP, StepMasks
+from mptcore.training.step_masks import StepMasks
+from mptcore.training.step_points import lml_loss, score_of_step
+from mptcore.training.step_rows import StepRows
 
-ONE_BATCH = "the observations of one step"
+Rows = Mapping[int, Tensor | slice]
+"""The observations that the starts of each seed see in a step."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,10 @@ class VaeTrainer:
         self.adam = torch.optim.Adam(parameters.values(), lr=spec.learning_rate, fused=True)
         self.masks = StepMasks(spec, self.dim, seeds)
         self.draws = [generator_for(start.seed, f"{start.objective} draws") for start in starts]
-        self.order = generator_for(seeds[0], "batches")
+        observations = len(starts[0].x)
+        self.rows = StepRows(observations, spec.batch_size or observations, seeds)
         draws = {f"draws/{i}": generator for i, generator in enumerate(self.draws)}
-        generators = {**self.masks.generators(), **draws, "order": self.order}
+        generators = {**self.masks.generators(), **draws, **self.rows.generators()}
         self.learned = Learned(parameters, self.adam, generators)
         self.epoch = 0
 
@@ -91,7 +95,7 @@ class VaeTrainer:
         masks = self.spec.masks_of_epoch(self.epoch, len(self.starts[0].x), self.dim)
         return points, len(self.starts) * masks
 
-    def _step(self, rows: Tensor | slice, points: list[Point] | None) -> list[Tensor]:
+    def _step(self, rows: Rows, points: list[Point] | None) -> list[Tensor]:
         """The loss of each start, whose gradient is left with its parameters; the points of the
         step are added where they are asked for."""
         drawn = self.masks.draw(self.epoch / self.spec.epochs)  # (S, B, D)
@@ -99,7 +103,7 @@ class VaeTrainer:
         losses = []
         for start, generator in zip(self.starts, self.draws, strict=True):
             of_start = masks[start.seed].to(start.x.device)
-            x = start.x[rows]
+            x = start.x[rows[start.seed]]
             recorded = [] if points is None else list(self._recorded(start, x, of_start))
             objective = self._descent(start, x, of_start, generator)
             losses.append(-objective)
@@ -107,13 +111,13 @@ class VaeTrainer:
                 points += [*self._points_of_step(start, objective), *recorded]
         return losses
 
-    def _batches(self) -> Iterator[Tensor | slice]:
-        size = self.spec.batch_size
-        if size is None:
-            yield slice(None)
-        else:
-            order = torch.randperm(len(self.starts[0].x), generator=self.order)
-            yield from torch.split(order, size)
+    def _batches(self) -> Iterator[Rows]:
+        """The same for all objectives of a seed."""
+        if self.spec.batch_size is None:
+            yield dict.fromkeys(self.seeds, slice(None))
+            return
+        for rows in self.rows.epoch():
+            yield dict(zip(self.seeds, rows, strict=True))
 
     def _descent(
         self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
@@ -184,12 +188,9 @@ class VaeTrainer:
                 yield score
             case "elbo":
                 yield Point("loss", self.epoch, loss, None, 1, start.labels, ONE_DRAW)
-            case "lml" if self.spec.batch_size is None:
-                yield Point("loss", self.epoch, loss, 0.0, 0, start.labels)
             case "lml":
-                n = self.spec.batch_size
-                yield Point("loss", self.epoch, loss, None, n, start.labels, ONE_BATCH)
+                yield lml_loss(self.epoch, loss, self.spec.batch_size, start.labels)
 
     def _score_point(self, start: TrainingStart, score: Tensor) -> Point:
-        n = self.spec.masks_per_step(self.dim)
-        return Point("mpt", self.epoch, score.item(), None, n, start.labels, ONE_STEP)
+        masks = self.spec.masks_per_step(self.dim)
+        return score_of_step("mpt", self.epoch, score.item(), masks, start.labels)

@@ -45,7 +45,7 @@ GlueSubset = Literal[
 
 class Text(Spec):
     """`packing`: sentences gives each text a sequence of its own, cut at `max_length` tokens (the
-    special ones included); blocks joins all texts, a separator between, and cuts them into
+    special ones included); blocks joins all texts, each with its special tokens, and cuts them into
     sequences of `max_length`. `n`: so many texts chosen at random by `seed`, all where it is null.
     `heldout`: the fraction of the sequences, chosen by `seed`, that is kept out of training and
     gives `loss_heldout` and, with training, the scores."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,8 @@ from mptcore.specs import (
 )
 
 LANGUAGE = [n for n, p in PRESETS.items() if isinstance(p.specs[0], TextExperiment)]
-"""These need a checkpoint and text from a hub, which tests do not reach."""
+"""These need a checkpoint and text from a hub, which tests do not reach, or take an hour."""
+PAPER_LANGUAGE = [n for n in LANGUAGE if n.startswith(("table2-", "fig5-"))]
 LATENT = [n for n, p in PRESETS.items() if isinstance(p.specs[0], LatentExperiment)]
 """These take minutes: see benchmarks/reports, and the short forms in latent/test_runs.py."""
 QUICK = sorted(set(PRESETS) - {"fig5-left"} - set(LANGUAGE) - set(LATENT))
@@ -96,7 +98,7 @@ def made_up(area: float, curve: list[float]) -> Results:
     return Results.of_records([metric, *rows])
 
 
-@pytest.mark.parametrize("name", LANGUAGE)
+@pytest.mark.parametrize("name", PAPER_LANGUAGE)
 def test_language_models_are_judged_by_curve_and_area(name: str) -> None:
     preset = PRESETS[name]
     falling = [-1 - 5 * (x / 99) ** 8 for x in range(99)]
@@ -105,6 +107,84 @@ def test_language_models_are_judged_by_curve_and_area(name: str) -> None:
     assert preset.verdict([pretrained, random]).verdict == "agrees"
     assert preset.verdict([random, pretrained]).verdict == "differs"
     assert preset.verdict([random, random]).verdict == "differs"
+    fewer = preset.verdict([made_up(areas[0], falling[:98]), random])
+    assert fewer.verdict == "incomplete"
+    assert "the paper's 99 rates" in (fewer.missing or "")
+
+
+@pytest.mark.parametrize("name", [n for n in PAPER_LANGUAGE if not n.endswith("-blocks")])
+def test_each_has_a_variant_with_packed_texts(name: str) -> None:
+    own, packed = PRESETS[name], PRESETS[f"{name}-blocks"]
+    assert packed.published == own.published
+    for one, other in zip(own.specs, packed.specs, strict=True):
+        assert isinstance(one, TextExperiment)
+        data = one.data.model_copy(update={"packing": "blocks"})
+        assert one.model_copy(update={"data": data}) == other
+
+
+def sentences(start: float, end: float, curve: Callable[[float], float]) -> str:
+    """The verdict on a small BERT whose held-out loss goes from the one to the other."""
+    (spec,) = PRESETS["small-bert-rotten-tomatoes"].specs
+    assert isinstance(spec, TextExperiment)
+    point = {"record": "point", "labels": {"seed": 4}, "n": 9}
+    losses = [
+        {**point, "series": "loss_heldout", "x": x, "value": value, "std_err": None}
+        for x, value in ((0, start), (1600, end))
+    ]
+    scores = [
+        {**point, "series": "score_by_rate", "x": x, "value": curve(x), "std_err": 0.02}
+        for x in spec.evaluate.masks.rates
+    ]
+    results = Results.of_records([*losses, *scores])
+    return PRESETS["small-bert-rotten-tomatoes"].verdict([results]).verdict
+
+
+def test_a_small_bert_is_judged_by_its_gain_and_its_fall() -> None:
+    assert sentences(10.3, 5.0, lambda x: -4 - 2 * x**8) == "agrees"
+    assert sentences(10.3, 9.5, lambda x: -9 - 2 * x**8) == "differs"  # it learned too little
+    assert sentences(10.3, 6.9, lambda x: -6.9 - 0.05 * x**8) == "differs"  # within its error
+    assert sentences(10.3, 5.0, lambda x: -4 - 2 * x**0.5) == "differs"  # no long tail
+
+
+def areas_of_pairs(leads: list[float]) -> list[Results]:
+    """Of runs by uniform sizes and by a fixed rate, in turns."""
+    return [
+        made_up_area(seed, area)
+        for seed, lead in zip(judges.SEEDS, leads, strict=True)
+        for area in (-900 - seed % 7 * 10 + lead, -900 - seed % 7 * 10)
+    ]
+
+
+def made_up_area(seed: int, area: float) -> Results:
+    metric = {"record": "metric", "name": "area", "value": area, "std_err": 1.0}
+    return Results.of_records([{**metric, "labels": {"seed": seed}}])
+
+
+def test_uniform_sizes_lead_by_more_than_their_paired_error() -> None:
+    """Whatever the areas differ by from seed to seed; Student's interval for five pairs."""
+    preset = PRESETS["uniform-against-fixed"]
+    leads = [8.0, 9.0, 10.0, 11.0, 12.0]
+    verdict = preset.verdict(areas_of_pairs(leads))
+    assert verdict.verdict == "agrees"
+    mean, surely = (one.measured for one in verdict.comparisons)
+    assert mean == pytest.approx(10)
+    assert surely == pytest.approx(8.037, abs=1e-3)  # by a table of Student's distribution
+    assert preset.verdict(areas_of_pairs([-8.0, 9.0, 1.0, 11.0, 12.0])).verdict == "differs"
+    assert preset.verdict(areas_of_pairs([-one for one in leads])).verdict == "differs"
+
+
+def test_pairs_differ_in_their_masks_alone() -> None:
+    specs = PRESETS["uniform-against-fixed"].specs
+    assert [spec.seeds for spec in specs[::2]] == [(seed,) for seed in judges.SEEDS]
+    for uniform, fixed in zip(specs[::2], specs[1::2], strict=True):
+        assert isinstance(uniform, TextExperiment)
+        assert isinstance(fixed, TextExperiment)
+        assert uniform.train is not None
+        assert fixed.train is not None
+        train = uniform.train.model_copy(update={"masks": fixed.train.masks})
+        assert uniform.model_copy(update={"train": train}) == fixed != uniform
+        assert uniform.data.heldout is not None
+        assert uniform.data.seed == uniform.seeds[0]
 
 
 def fig3_results(ends: dict[str, float], elbo_above: float = -2.0, final: bool = True) -> Results:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mptcore.families.masked_lm import corpus
 from mptcore.families.masked_lm.pretrained import transformers
 from mptcore.protocol.records import Artifact, Checkpoint, Log, Metric, Record, RunError
 from mptcore.run import resumable, run
@@ -137,6 +138,54 @@ def test_blocks_pack_all_texts(tmp_path: Path) -> None:
     words = sum(len(line.split()) for line in tiny_lm.lines(30))
     said = next(r.message for r in found if isinstance(r, Log) and "sequences," in r.message)
     assert f" {words} tokens" in said
+
+
+def group_texts(columns: dict[str, list[list[int]]], block_size: int) -> dict[str, list[list[int]]]:
+    """As in transformers' run_mlm.py, but for the rest, which is kept here."""
+    joined = {k: [x for one in column for x in one] for k, column in columns.items()}
+    total = len(joined["input_ids"])
+    return {
+        k: [column[i : i + block_size] for i in range(0, total, block_size)]
+        for k, column in joined.items()
+    }
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_blocks_are_those_of_group_texts(pairs: bool) -> None:
+    texts = list(zip(*[tiny_lm.lines(30, seed) for seed in range(1 + pairs)], strict=True))
+    encoded = tiny_lm.tokenizer()(*[list(column) for column in zip(*texts, strict=True)])
+    expected = group_texts(dict(encoded), 20)
+    found = corpus._blocks(texts, tiny_lm.tokenizer(), 20)
+    assert [one.ids for one in found] == expected["input_ids"]
+    words = sum(len(text.split()) for row in texts for text in row)
+    assert sum(sum(one.maskable) for one in found) == words
+
+
+def test_sequences_that_are_cut_are_counted_aloud() -> None:
+    lines = ["the cat sat", "the old dog ran on a red mat", "a cat sat on a mat", "cat"]
+    for max_length, cut in ((7, 2), (8, 1), (10, 0)):
+        found = ran({**BASE, "data": {"source": "text", "lines": lines, "max_length": max_length}})
+        assert the_value(found, "sequences_cut") == cut
+        warnings = [r.message for r in found if isinstance(r, Log) and r.level == "warning"]
+        cuts = [message for message in warnings if " texts were cut at " in message]
+        assert [message.split(";")[0] for message in cuts] == (
+            [f"{cut} of 4 texts were cut at {max_length} tokens"] if cut else []
+        )
+        rows = [(line,) for line in lines]
+        sequences = corpus._sentences(rows, tiny_lm.tokenizer(), max_length)
+        assert max(len(one.ids) for one in sequences) == max_length
+
+
+def test_packed_texts_are_not_cut() -> None:
+    data = {**BASE["data"], "packing": "blocks", "max_length": 7}
+    assert the_value(ran({**BASE, "data": data}), "sequences_cut") == 0
+
+
+def test_the_area_says_how_much_of_the_axis_it_covers() -> None:
+    found = ran({**SPECS["curve"], "seeds": [4]})
+    assert the_value(found, "area_width") == pytest.approx(0.8)  # 0 to 0.8, by rates 0.2 apart
+    target = {**BASE["evaluate"], "target_std_err": 0.4}
+    assert the_value(ran({**BASE, "evaluate": target}), "area_width") == pytest.approx(0.8)
 
 
 def test_a_saved_training_leaves_its_optimizer_behind_at_the_end(tmp_path: Path) -> None:

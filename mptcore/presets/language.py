@@ -1,0 +1,153 @@
+"""The presets on language models: Table 2 and Fig. 5 (right), and two claims of our own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from mptcore.presets import language_judges as judges
+from mptcore.presets.judges import SEEDS
+from mptcore.presets.preset import Preset
+from mptcore.specs import TextExperiment
+
+BLOCKS = "-blocks"
+"""How the names end of presets whose texts are packed."""
+_AREAS = {
+    "ax": ("test", -1715.75, -5245.31),
+    "cola": ("validation", -1657.68, -5283.52),
+    "qnli": ("validation", -1770.28, -5343.98),
+    "mrpc": ("validation", -1773.45, -5362.21),
+    "sst2": ("validation", -1745.56, -5255.44),
+}
+"""Of each subset of GLUE: the split, and the areas under the published curves, pretrained and
+random."""
+_SMALL_BERT = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "max_position_embeddings": 128,
+}
+_RATES = [0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99]
+_UNIFORM: dict[str, Any] = {"schedule": "uniform"}
+_FIXED: dict[str, Any] = {"schedule": "fixed", "rate": 0.15}
+
+
+def language_presets() -> Iterator[Preset]:
+    for packing in ("sentences", "blocks"):
+        yield _fig5_right(packing)
+        for subset in _AREAS:
+            yield _table2(subset, packing)
+    yield _SENTENCES
+    yield _UNIFORM_AGAINST_FIXED
+
+
+def _bert(init: str, subset: str, packing: str) -> TextExperiment:
+    """BERT base on a part of GLUE, with the corruption of the usual collator, as the paper's."""
+    model = {"family": "masked_lm", "checkpoint": "bert-base-uncased", "corruption": "bert"}
+    data = {"source": "glue", "subset": subset, "split": _AREAS[subset][0], "packing": packing}
+    return TextExperiment.model_validate(
+        {
+            "model": {**model, "init": init},
+            "data": data,
+            "seeds": [SEEDS[0]],
+            "compute": {"max_runtime_s": 24 * 3600},
+        }
+    )
+
+
+def _both(subset: str, packing: str) -> tuple[TextExperiment, TextExperiment]:
+    return _bert("pretrained", subset, packing), _bert("random", subset, packing)
+
+
+def _packed(packing: str) -> tuple[str, str]:
+    """What names end with, and titles."""
+    return (BLOCKS, ", texts packed into blocks of 512 tokens") if packing == "blocks" else ("", "")
+
+
+def _fig5_right(packing: str) -> Preset:
+    ending, how = _packed(packing)
+    return Preset(
+        f"fig5-right{ending}",
+        f"Fig. 5, right: BERT's MPT curve{how}",
+        "Pretrained, the curve falls, most of it at the highest rates; with random weights it is "
+        "flat at −log of the vocabulary.",
+        _both("ax", packing),
+        {"flat_at": (-10.33,), "least_fall": (2.0,)},
+        judges.fig5_bert,
+    )
+
+
+def _table2(subset: str, packing: str) -> Preset:
+    """A column of Table 2: two experiments, the first pretrained. The published curves of the
+    pretrained model look as if its texts had been packed."""
+    ending, how = _packed(packing)
+    _, pretrained, random = _AREAS[subset]
+    return Preset(
+        f"table2-{subset}{ending}",
+        f"Table 2: the area under BERT's MPT curve, GLUE {subset.upper()}{how}",
+        f"Area {pretrained} pretrained, {random} with random weights (rates 1 to 99 %, D = 512).",
+        _both(subset, packing),
+        {"pretrained": (pretrained,), "random": (random,)},
+        judges.table2,
+    )
+
+
+def _small_bert(
+    checkpoint: str, file: str, masks: dict[str, Any], evaluate_every: int, **seeds: int
+) -> TextExperiment:
+    """A small BERT with random weights, trained on 94 % of a text and scored on the rest."""
+    return TextExperiment.model_validate(
+        {
+            "model": {
+                "family": "masked_lm",
+                "checkpoint": checkpoint,
+                "init": "random",
+                "architecture": _SMALL_BERT,
+            },
+            "data": {
+                "source": "text",
+                "file": file,
+                "max_length": 128,
+                "heldout": 0.06,
+                "seed": seeds["data"],
+            },
+            "train": {
+                "steps": 1600,
+                "batch_size": 32,
+                "learning_rate": 0.002,
+                "warmup_steps": 160,
+                "masks": masks,
+                "evaluate_every": evaluate_every,
+            },
+            "evaluate": {"masks": {"schedule": "rates", "rates": _RATES, "per_size": 1}},
+            "seeds": [seeds["training"]],
+            "compute": {"threads": 1, "max_runtime_s": 24 * 3600},
+        }
+    )
+
+
+def _on_molecules(masks: dict[str, Any], seed: int) -> TextExperiment:
+    """The seed chooses what is held out, too."""
+    return _small_bert("rxnfp-bert", "nci_smiles.txt", masks, 400, data=seed, training=seed)
+
+
+_SENTENCES = Preset(
+    "small-bert-rotten-tomatoes",
+    "A small BERT on sentences, scored on sentences held out",
+    "Trained from random weights with uniform mask sizes, its flat curve becomes the long-tailed "
+    "one on sentences that it was not trained on.",
+    (
+        _small_bert(
+            "bert-uncased-tokenizer", "rotten_tomatoes.txt", _UNIFORM, 100, data=0, training=4
+        ),
+    ),
+    {"least_gain": (1.0,), "least_fall": (0.0,)},
+    judges.learned_curve,
+)
+_UNIFORM_AGAINST_FIXED = Preset(
+    "uniform-against-fixed",
+    "Uniform mask sizes against a fixed 15 %: a small BERT on molecules, five training seeds",
+    "On molecules held out, uniform sizes give the better area.",
+    tuple(_on_molecules(masks, seed) for seed in SEEDS for masks in (_UNIFORM, _FIXED)),
+    {"least_lead": (0.0,)},
+    judges.uniform_leads,
+)
