@@ -103,8 +103,9 @@ def sample_to_target(
     smooth: Smooth = lambda variances: variances,
     row: int = 0,
 ) -> Work[StratifiedSample]:
-    """A pilot, then rounds of masks after which the sum over strata of one row has the standard
-    error `target`, or `max_masks` are scored, the pilot's too.
+    """A pilot, then rounds of masks after which the sum over strata of one row is to have the
+    standard error `target`, with at most `max_masks`, the pilot's too. No round is added where the
+    error came out larger: a choice by the scores that are kept would bias them.
 
     Masks go to the strata in proportion to width × standard deviation (Neyman 1934), as all draws
     so far measured it.
@@ -158,7 +159,8 @@ def target_records(
     yield Metric("masks", sample.masks, 0.0, labels)
     yield Metric("target_reached", float(std_err <= target), 0.0, labels)
     if std_err > target:
-        detail = f"{std_err:.3g} after {sample.masks} masks: raise max_masks"
+        cure = "raise max_masks, or ask for slightly less where masks were left"
+        detail = f"{std_err:.3g} after {sample.masks} masks: {cure}"
         yield Log("warning", f"target_std_err {target} was not reached: {detail}")
 
 
