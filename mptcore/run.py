@@ -9,6 +9,7 @@ import torch
 from mptcore.families.linear_gaussian.run import LinearGaussianRun
 from mptcore.families.vae.run import VaeRun
 from mptcore.protocol.records import Log, Record, RunError
+from mptcore.runtime.process import keep_freed_memory
 from mptcore.runtime.session import ExperimentRun, Session, TrainingState, with_progress
 from mptcore.specs import (
     ExperimentSpec,
@@ -57,6 +58,7 @@ def resumable(
 ) -> Iterator[Record | None]:
     """The same with a None for each step without a record: where session.at_safe_point is true it
     may be saved there. The caller raises session.seq with every record."""
+    keep_freed_memory()
     torch.set_num_threads(spec.compute.threads)
     device, dtype = _device(spec.compute), getattr(torch, spec.compute.precision)
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -42,13 +42,23 @@ def score_gradient(conditionals: Conditionals, masked: Tensor) -> ScoreGradient:
     gain = seen.posterior @ seen.cross  # M, (S, B, K, Q)
     spread = gain @ gain.mT
     variance, residual = conditionals.moments_of(seen.posterior, spread, gain)
-    share = (1 - weight) / (masked.sum(-1, keepdim=True) * masked.shape[1])
-    ratio = residual / variance
-    misfit = (share * (variance.log() + ratio)).sum((-2, -1), dtype=torch.float64)
-    by_residual = -0.5 * share / variance
-    by = _Cotangents(by_residual * (1 - ratio), by_residual)
+    share = 1 / (masked.sum(-1, keepdim=True) * masked.shape[1])  # (S, B, 1)
+    misfit, by = _misfit(variance, residual, 1 - weight, share)
     loadings, noise = _through_tables(conditionals, weight, seen, gain, spread, by)
     return ScoreGradient(-0.5 * (LOG_2PI + misfit), loadings, noise)
+
+
+def _misfit(
+    variance: Tensor, residual: Tensor, hidden: Tensor, share: Tensor
+) -> tuple[Tensor, _Cotangents]:
+    """The mean of log v + e / v over masks, (S,), and the score's derivatives; in the memory of v
+    and e, for a pass over new memory costs more than what is computed in it."""
+    by_residual = variance.reciprocal()
+    ratio = residual.mul_(by_residual)
+    by_residual.mul_(hidden).mul_(-0.5 * share)
+    misfit = (variance.log_().add_(ratio).mul_(hidden).sum(-1) * share[..., 0]).sum(-1)
+    by_variance = torch.addcmul(by_residual, by_residual, ratio, value=-1, out=variance)
+    return misfit, _Cotangents(by_variance, by_residual)
 
 
 def _through_tables(
@@ -62,8 +72,8 @@ def _through_tables(
     """The gradient by W and by psi."""
     posterior = seen.posterior
     outer, mixed = conditionals.outer, conditionals.mixed
-    by_gain = 2 * ((by.residual @ outer).view_as(spread) @ gain)
-    by_gain = by_gain - 2 * (by.residual @ mixed).view_as(gain)
+    by_gain = (by.residual @ outer).view_as(spread) @ gain
+    by_gain = by_gain.sub_((by.residual @ mixed).view_as(gain)).mul_(2)
     by_posterior = (by.variance @ outer).view_as(spread) + by_gain @ seen.cross.mT
     by_information = -(posterior @ by_posterior @ posterior)
     by_information = 0.5 * (by_information + by_information.mT)

@@ -48,6 +48,8 @@ class _Centred:
         if mean is self.mean:
             return self.moment
         shift = self.mean - mean
+        if not mean.requires_grad and not shift.any():
+            return self.moment
         match self.moment:
             case DenseMoment(matrix):
                 return DenseMoment(matrix + shift[..., :, None] * shift[..., None, :])
