@@ -51,10 +51,17 @@ def total_of(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(math.fsum(estimate.mean for estimate in estimates), std_err, n)
 
 
-def point(series: SeriesName, x: float, estimate: Estimate, labels: Labels) -> Point:
-    """An estimate as a point of a series."""
+def point(
+    series: SeriesName,
+    x: float,
+    estimate: Estimate,
+    labels: Labels,
+    unconverged_reason: str | None = None,
+) -> Point:
+    """An estimate as a point of a series. What has not converged has no standard error."""
     reason = ONE_DRAW if estimate.std_err is None else None
-    return Point(series, x, estimate.mean, estimate.std_err, estimate.n, labels, reason)
+    error = estimate.std_err if unconverged_reason is None else None
+    return Point(series, x, estimate.mean, error, estimate.n, labels, unconverged_reason or reason)
 
 
 def metric(name: str, estimate: Estimate, labels: Labels, reason: str = ONE_DRAW) -> Metric:
@@ -63,12 +70,20 @@ def metric(name: str, estimate: Estimate, labels: Labels, reason: str = ONE_DRAW
     return Metric(name, estimate.mean, estimate.std_err, labels, why)
 
 
-def lml_metrics(name: str, evidence: Evidence, labels: Labels) -> Iterator[Metric]:
-    """A log marginal likelihood, and how good it is. What has not converged has another name."""
-    if evidence.unconverged_reason is None:
-        yield Metric(name, evidence.value, evidence.std_err, labels)
+def final_metric(
+    name: str, estimate: Estimate, labels: Labels, unconverged_reason: str | None
+) -> Iterator[Metric]:
+    """An estimate as a metric. What has not converged has another name."""
+    if unconverged_reason is None:
+        yield metric(name, estimate, labels)
     else:
-        yield Metric(name, None, None, labels, evidence.unconverged_reason)
-        yield Metric(f"{name}_not_final", evidence.value, evidence.std_err, labels)
+        yield Metric(name, None, None, labels, unconverged_reason)
+        yield metric(f"{name}_not_final", estimate, labels)
+
+
+def lml_metrics(name: str, evidence: Evidence, labels: Labels) -> Iterator[Metric]:
+    """A log marginal likelihood, and how good it is."""
+    estimate = Estimate(evidence.value, evidence.std_err, 0)
+    yield from final_metric(name, estimate, labels, evidence.unconverged_reason)
     for quality, value in evidence.metrics.items():
         yield Metric(f"{name}_{quality}", value, 0.0, labels)

@@ -1,5 +1,6 @@
 """Scoring one seed's models with masks, and the records that tell of it."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,22 +13,24 @@ from mptcore.estimation.allocation import (
     smoothed,
     target_records,
 )
-from mptcore.estimation.estimate import ONE_DRAW, Estimate, lml_metrics, metric, point
+from mptcore.estimation.estimate import ONE_DRAW, Estimate, final_metric, lml_metrics, metric, point
 from mptcore.estimation.masks import draw_independent, draw_masks
-from mptcore.estimation.model import TractableModel, VectorModel
+from mptcore.estimation.model import Evidence, SampledModel, TractableModel, VectorModel
+from mptcore.estimation.quality import Grade, doubtful_reason
 from mptcore.estimation.scores import (
     ScoredSizes,
     SizeScores,
     convergence,
     cumulative_estimate,
+    joined,
     mask_mean,
     score_masks,
     size_estimate,
     with_difference,
 )
-from mptcore.protocol.records import Labels, Log, Point, Record
+from mptcore.protocol.records import Labels, Log, Metric, Point, Record
 from mptcore.runtime.session import ScoreCache, Step, Work
-from mptcore.specs import AllSizes, FixedSize
+from mptcore.specs import AllSizes, FixedSize, Masks
 from mptcore.specs.evaluate import MaskEvaluation, pilot_masks
 
 BATCH_BYTES = 4 * 2**20
@@ -35,6 +38,16 @@ BATCH_BYTES = 4 * 2**20
 SMOOTHED_OVER = 3
 """Neighbouring sizes whose variances are averaged for the plan of a target."""
 DEPENDENT = "masks of one permutation depend on each other"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An estimate; how good the scores are that it rests on, where these are sampled; and why it
+    should not be quoted, if so."""
+
+    estimate: Estimate
+    grade: Grade | None
+    reason: str | None
 
 
 @dataclass(frozen=True)
@@ -81,23 +94,27 @@ class Evaluation:
         joint = isinstance(masks, FixedSize) and tractable
 
         def points(scores: tuple[SizeScores, ...]) -> Iterator[Point]:
-            estimates = [size_estimate(row, masks) for row in with_difference(scores)]
-            return self._points(scores[0].size, estimates)
+            rows = [
+                self._judged(i, size_estimate(row, masks), [row])
+                for i, row in enumerate(with_difference(scores))
+            ]
+            return self._points(scores[0].size, rows)
 
         curve = yield from score_masks(models, batches, self.cache, joint, points)
         for record in self._conclusions(self._totals(curve), curve):
             yield Step(record)
 
-    def _totals(self, curve: ScoredSizes) -> list[Estimate]:
+    def _totals(self, curve: ScoredSizes) -> list[Judged]:
         """What the schedule's sizes are scored for, by each model, and the difference; none where
         they are scored for themselves."""
-        masks = self.spec.masks
-        rows = [list(row) for row in zip(*map(with_difference, curve), strict=True)]
+        masks, dim = self.spec.masks, self.first.dim
+        rows = list(enumerate(zip(*map(with_difference, curve), strict=True)))
         match masks:
             case AllSizes():
-                return [cumulative_estimate(row, masks) for row in rows]
+                return [self._judged(i, cumulative_estimate(row, masks), row) for i, row in rows]
             case FixedSize():
-                return [size_estimate(row[0], masks).scaled(self.first.dim) for row in rows]
+                scaled = ((i, row, size_estimate(row[0], masks).scaled(dim)) for i, row in rows)
+                return [self._judged(i, total, row, dim) for i, row, total in scaled]
             case _:
                 return []
 
@@ -108,8 +125,9 @@ class Evaluation:
         width = dim if isinstance(spec.masks, FixedSize) else 1
         widths = torch.full((len(sizes),), width, dtype=torch.float64)
         row = len(self.models) if spec.target == "difference" else 0
+        rounds: list[ScoredSizes] = []
         sample = yield from sample_to_target(
-            self._draw(sizes, generator),
+            self._draw(sizes, generator, rounds),
             widths,
             target,
             spec.max_masks,
@@ -117,19 +135,28 @@ class Evaluation:
             self._smoothed,
             row,
         )
+        scores = _by_size(rounds)
         for size, estimates in zip(sizes, sample.estimates(), strict=True):
-            yield from map(Step, self._points(size, estimates))
+            rows = [self._judged(i, one, [scores[size][i]]) for i, one in enumerate(estimates)]
+            yield from map(Step, self._points(size, rows))
         yield from map(Step, target_records(sample, row, target, 1.0, self.labels))
-        yield from map(Step, self._conclusions(sample.total_estimates()))
+        totals = [
+            self._judged(i, one, [scores[size][i] for size in sizes], width)
+            for i, one in enumerate(sample.total_estimates())
+        ]
+        yield from map(Step, self._conclusions(totals))
 
-    def _draw(self, sizes: Sequence[int], generator: torch.Generator) -> Draw:
-        """What scores so many masks of each size."""
+    def _draw(
+        self, sizes: Sequence[int], generator: torch.Generator, scored: list[ScoredSizes]
+    ) -> Draw:
+        """What scores so many masks of each size, and adds their scores to those `scored`."""
         models = list(self.models.values())
 
         def draw(counts: Tensor) -> Work[list[Tensor]]:
             plan = zip(sizes, counts.tolist(), strict=True)
             masks = draw_independent(plan, self.first.dim, generator, self.batch)
             curve = yield from score_masks(models, masks, self.cache)
+            scored.append(curve)
             values = [torch.stack([row.values for row in with_difference(one)]) for one in curve]
             return list(torch.split(torch.cat(values, 1), counts.tolist(), 1))
 
@@ -141,63 +168,122 @@ class Evaluation:
             return variances
         return torch.cat([smoothed(variances[:-1], SMOOTHED_OVER), variances[-1:]])
 
-    def _points(self, size: int, estimates: Sequence[Estimate]) -> Iterator[Point]:
-        """Of one size: by each model, and the difference."""
-        for name, estimate in zip(self.models, estimates, strict=False):
-            yield point("score", size, estimate, self.labels_of(name))
-            if self.spec.bias:
-                biased = estimate.scaled(self.first.dim)
-                gap = biased.beyond(self.models[name].evidence())
-                yield point("bias", size, gap, self.labels_of(name))
-        for paired in estimates[len(self.models) :]:
-            yield point("score_difference", size, paired, self.labels)
+    def _judged(
+        self, row: int, estimate: Estimate, curve: Sequence[SizeScores], factor: float = 1
+    ) -> Judged:
+        """An estimate from the scores of a curve, times a factor: those by one model or, in the row
+        after the models, the differences."""
+        models = list(self.models.values())
+        grade = Grade.of(curve, factor)
+        return Judged(estimate, grade, _reason(models[row : row + 1] or models, estimate, grade))
 
-    def _conclusions(
-        self, totals: Sequence[Estimate], curves: ScoredSizes = ()
-    ) -> Iterator[Record]:
+    def _points(self, size: int, rows: Sequence[Judged]) -> Iterator[Point]:
+        """Of one size: by each model, and the difference."""
+        for (name, model), own in zip(self.models.items(), rows, strict=False):
+            labels = self.labels_of(name)
+            yield point("score", size, own.estimate, labels, own.reason)
+            if self.spec.bias:
+                lml = model.evidence()
+                gap = own.estimate.scaled(model.dim).beyond(lml)
+                yield point("bias", size, gap, labels, own.reason or _lml_reason(model, lml))
+        for paired in rows[len(self.models) :]:
+            yield point("score_difference", size, paired.estimate, self.labels, paired.reason)
+
+    def _conclusions(self, totals: Sequence[Judged], curves: ScoredSizes = ()) -> Iterator[Record]:
         """What is known once all masks are scored; `curves` hold their scores, size by size."""
         for i, (name, model) in enumerate(self.models.items()):
             labels = self.labels_of(name)
             yield from lml_metrics("lml", model.evidence(), labels)
             if totals:
                 yield from self._total_metrics(totals[i], model, labels)
-                yield from self._of_scores([scores[i] for scores in curves], model, labels)
+                curve = [scores[i] for scores in curves]
+                yield from self._of_scores(curve, model, labels, totals[i].reason)
         for paired in totals[len(self.models) :]:
-            yield metric("score_difference", paired, self.labels)
+            reason = paired.reason
+            yield from final_metric("score_difference", paired.estimate, self.labels, reason)
 
-    def _total_metrics(
-        self, total: Estimate, model: VectorModel, labels: Labels
-    ) -> Iterator[Record]:
+    def _total_metrics(self, total: Judged, model: VectorModel, labels: Labels) -> Iterator[Record]:
         lml = model.evidence()
-        match self.spec.masks:
-            case AllSizes():
-                yield metric("mpt", total, labels)
-                yield metric("difference", total.beyond(lml), labels)
-            case FixedSize():
-                yield metric("biased_score", total, labels)
-                yield metric("bias", total.beyond(lml), labels)
-            case _:
-                yield metric("score_sum", total, labels)
+        score, gap = _names(self.spec.masks)
+        yield from final_metric(score, total.estimate, labels, total.reason)
+        if total.grade is not None:
+            yield Metric(f"{score}_bias_estimate", total.grade.bias, 0.0, labels)
+            yield Metric(f"{score}_doubtful", total.grade.share, 0.0, labels)
+        if gap is not None:
+            reason = total.reason or _lml_reason(model, lml)
+            yield from final_metric(gap, total.estimate.beyond(lml), labels, reason)
 
     def _of_scores(
-        self, curve: Sequence[SizeScores], model: VectorModel, labels: Labels
+        self,
+        curve: Sequence[SizeScores],
+        model: VectorModel,
+        labels: Labels,
+        unconverged_reason: str | None,
     ) -> Iterator[Record]:
         """What takes the score of each mask."""
         if curve and curve[0].joint is not None:
             yield metric("joint_score", mask_mean(curve[0].joint, self.spec.masks), labels)
         if self.spec.convergence:
             factor = model.dim if isinstance(self.spec.masks, FixedSize) else 1
-            yield from self._convergence(curve, factor, model.evidence().value, labels)
+            lml = model.evidence()
+            reason = unconverged_reason or _lml_reason(model, lml)
+            yield from self._convergence(curve, factor, lml.value, labels, reason)
 
     def _convergence(
-        self, curve: Sequence[SizeScores], factor: float, lml: float, labels: Labels
+        self,
+        curve: Sequence[SizeScores],
+        factor: float,
+        lml: float,
+        labels: Labels,
+        unconverged_reason: str | None,
     ) -> Iterator[Point]:
         mean, std_err = convergence(curve, self.spec.masks)
         for i, value in enumerate(mean.tolist()):
             error = std_err[i].item() * factor if std_err is not None and i > 0 else None
             reason = None if error is not None else ONE_DRAW if i == 0 else DEPENDENT
+            if unconverged_reason is not None:
+                error, reason = None, unconverged_reason
             yield Point("convergence", i + 1, factor * value - lml, error, i + 1, labels, reason)
 
 
 def _labelled(labels: Labels) -> str:
     return ", ".join(f"{name} {value}" for name, value in labels.items())
+
+
+def _names(masks: Masks) -> tuple[str, str | None]:
+    """Of what a schedule's sizes are scored for, and of its difference from the LML."""
+    match masks:
+        case AllSizes():
+            return "mpt", "difference"
+        case FixedSize():
+            return "biased_score", "bias"
+        case _:
+            return "score_sum", None
+
+
+def _reason(models: Sequence[VectorModel], estimate: Estimate, grade: Grade | None) -> str | None:
+    """Why an estimate by these models should not be quoted."""
+    for model in models:
+        if isinstance(model, SampledModel):
+            if model.never_final is not None:
+                return model.never_final
+            if grade is not None:
+                return doubtful_reason(grade.bias, estimate.std_err, grade.share, model.cure)
+    return None
+
+
+def _lml_reason(model: VectorModel, lml: Evidence) -> str | None:
+    """Why a difference from the LML should not be quoted. That of a grid is exact for the grid, on
+    which the scores rest too."""
+    return None if isinstance(model, TractableModel) else lml.unconverged_reason
+
+
+def _by_size(rounds: Sequence[ScoredSizes]) -> dict[int, tuple[SizeScores, ...]]:
+    """The scores of all rounds, and the difference, by size."""
+    parts: dict[int, list[tuple[SizeScores, ...]]] = {}
+    for one in itertools.chain.from_iterable(rounds):
+        parts.setdefault(one[0].size, []).append(with_difference(one))
+    return {
+        size: tuple(joined(rows) for rows in zip(*of_size, strict=True))
+        for size, of_size in parts.items()
+    }

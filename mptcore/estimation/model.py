@@ -78,6 +78,23 @@ class VectorModel(Model[Tensor]):
         """The log marginal likelihood, as well as it is known."""
 
 
+class SampledModel(VectorModel):
+    """A model whose scores are sampled themselves, so that each has an error and a bias."""
+
+    cure: str
+    """What makes scores final that are not."""
+    never_final: str | None = None
+    """Why no score of it should be quoted, if so."""
+
+    def scores(self, masks: Tensor) -> Tensor:
+        return self.graded_scores(masks)[0]
+
+    @abstractmethod
+    def graded_scores(self, masks: Tensor) -> Tensor:
+        """For each mask (B, D) its score, the score's estimated bias in nats, and the share of the
+        observations whose samples are in doubt: float64 (3, B)."""
+
+
 class TractableModel(VectorModel):
     """A model whose conditionals come from one joint density that can be computed."""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mptcore.estimation.estimate import Estimate, total_of
 from mptcore.estimation.masks import SizedMasks
-from mptcore.estimation.model import BatchT, Model, TractableModel, VectorModel
+from mptcore.estimation.model import BatchT, Model, SampledModel, TractableModel, VectorModel
 from mptcore.protocol.records import Record
 from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import Masks
@@ -22,10 +22,23 @@ class SizeScores:
     size: int
     values: Tensor  # (P,), float64, on the CPU
     joint: Tensor | None = None  # (P,), the joint score of each mask, where asked for
+    grades: Tensor | None = None  # (2, P), the bias and the doubtful share, where sampled
 
     def __sub__(self, other: "SizeScores") -> "SizeScores":
         """The differences, mask by mask."""
-        return SizeScores(self.size, self.values - other.values)
+        values = self.values - other.values
+        if self.grades is None or other.grades is None:
+            return SizeScores(self.size, values)
+        bias = self.grades[0] - other.grades[0]
+        share = torch.maximum(self.grades[1], other.grades[1])
+        return SizeScores(self.size, values, grades=torch.stack([bias, share]))
+
+
+def joined(parts: Sequence[SizeScores]) -> SizeScores:
+    """All scores of one size."""
+    graded = [one.grades for one in parts if one.grades is not None]
+    values = torch.cat([one.values for one in parts])
+    return SizeScores(parts[0].size, values, grades=torch.cat(graded, 1) if graded else None)
 
 
 AnyModel = TypeVar("AnyModel", bound=Model[Any])
@@ -70,8 +83,8 @@ def score_masks(
     last = 0
 
     def ended() -> Iterator[Step]:
-        values = torch.cat(parts, dim=2)  # (models, 1 or 2, P)
-        curve.append(tuple(SizeScores(last, v[0], v[1] if joint else None) for v in values))
+        values = torch.cat(parts, dim=2)  # (models, 1 to 3, P)
+        curve.append(tuple(_of_size(last, v, joint) for v in values))
         parts.clear()
         return (Step(record) for record in records_of(curve[-1]))
 
@@ -87,14 +100,23 @@ def score_masks(
     return curve
 
 
+def _of_size(size: int, values: Tensor, joint: bool) -> SizeScores:
+    """From the rows (1 to 3, P) that a model gave."""
+    rest = values[1:]
+    return SizeScores(size, values[0], rest[0] if joint else None, rest if len(rest) == 2 else None)
+
+
 def _score(
     models: Sequence[VectorModel], batch: SizedMasks, cache: ScoreCache, joint: bool
 ) -> Iterator[tuple[int, Tensor]]:
-    """(size, scores (models, 1, b), or with the joint scores (models, 2, b)) of each run."""
+    """(size, scores (models, 1, b), with the joint scores (models, 2, b), or with the grades of
+    models that are sampled (models, 3, b)) of each run."""
     if cache.holds_next(len(batch.masked)):
         for model in models:
             model.skip(len(batch.masked))
     scores_of = _scores_and_joint if joint else _scores_alone
+    if any(isinstance(model, SampledModel) for model in models):
+        scores_of = _graded_scores
     values = cached_scores(models, batch.masked, cache, scores_of)
     lengths = [count for _, count in batch.runs]
     split = torch.split(values, lengths, dim=2)
@@ -103,6 +125,13 @@ def _score(
 
 def _scores_alone(model: VectorModel, masked: Tensor) -> Tensor:  # (1, B)
     return model.scores(masked.to(model.device))[None].cpu()
+
+
+def _graded_scores(model: VectorModel, masked: Tensor) -> Tensor:  # (3, B)
+    masked = masked.to(model.device)
+    if isinstance(model, SampledModel):
+        return model.graded_scores(masked).cpu()
+    return torch.nn.functional.pad(model.scores(masked)[None], (0, 0, 0, 2)).cpu()
 
 
 def _scores_and_joint(model: VectorModel, masked: Tensor) -> Tensor:  # (2, B)

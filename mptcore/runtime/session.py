@@ -62,7 +62,7 @@ class TrainingState:
 class ScoreCache:
     """Scores in the order they were computed; at the start those of the run that is resumed."""
 
-    values: list[Tensor] = field(default_factory=list)  # (models, 1 or 2, B) each
+    values: list[Tensor] = field(default_factory=list)  # (models, 1 to 3, B) each
     _next: int = 0
 
     @classmethod

@@ -16,7 +16,21 @@ def stored_spec(value: Any, union: Any = ExperimentSpec) -> ExperimentSpec:
 
 def in_present_form(value: Any) -> Any:
     """The same spec with the names that its fields have now."""
+    return _fitted_proposals(_one_objective(value))
+
+
+def _one_objective(value: Any) -> Any:
     match value:
         case {"train": {"objectives": objectives, **train}, **rest}:  # until version 0.1
             return {**rest, "train": {**train, "objective": objectives}}
+    return value
+
+
+def _fitted_proposals(value: Any) -> Any:
+    """Importance sampling had `rounds` of encoding and decoding for its proposal, until version
+    0.1. Now a proposal is fitted: what is estimated is the same."""
+    match value:
+        case {"model": {"conditionals": {"method": "importance", "rounds": _, **kept}, **model}}:
+            conditionals = {"method": "importance", **kept}
+            return {**value, "model": {**model, "conditionals": conditionals}}
     return value

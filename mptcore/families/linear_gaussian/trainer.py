@@ -263,7 +263,7 @@ class LinearGaussianTrainer:
         return _Centred(self.mean, centred.about(self.mean))  # once for all steps
 
     def _moment(self, x: Tensor, means: Tensor, low_rank: bool) -> Moment:
-        """Of data (S or 1, N, D) about their means, in the form that is quickest to descend with."""
+        """Of data (S or 1, N, D) about their means, in the form that is quickest to descend by."""
         matrices = second_moment(x, means)
         if low_rank:
             least = self._noise().min().item()

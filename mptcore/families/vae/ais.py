@@ -1,28 +1,43 @@
-"""Annealed importance sampling of log p(x) by Hamiltonian Monte Carlo, from the prior to the
-posterior (Neal 2001), and backwards from a draw of the model (Grosse et al. 2015; Wu et al. 2017).
+"""Annealed importance sampling of log p(x) by Hamiltonian Monte Carlo, from a proposal q that is
+fitted to x to the posterior (Neal 2001), and backwards from a draw of the model (Grosse et al.
+2015; Wu et al. 2017). Between them are the densities in proportion to q(z)^(1−β) p(x, z)^β.
 """
 
 import torch
 from torch import Tensor
 
 from mptcore.families.vae.networks import draw_normal
-from mptcore.families.vae.vae import Vae
-from mptcore.families.vae.variational import log_prior
+from mptcore.families.vae.proposal import Proposal
+from mptcore.families.vae.sampled_vae import SampledVae
 from mptcore.runtime.session import Step, Work
 from mptcore.specs import Ais
 
 ACCEPTED = 0.65
 """The share of accepted proposals that step sizes are tuned for (Neal 2011)."""
 FIRST_STEP = 0.5
+"""In units of the fitted posterior's scale."""
 RATE = 1.0
 """How fast step sizes follow the acceptance, in the pilot."""
+JITTER = 0.2
+"""The share by which a transition's step size is more or less, so that no trajectory comes back to
+where it began (Neal 2011, Sec. 3.2)."""
 
 
 class Annealing:
-    """AIS for some observations (N, D)."""
+    """AIS for some observations (N, D). Momenta have the inverse of the scale of the proposal's
+    best mode as their covariance, so that steps are of one length in all directions."""
 
-    def __init__(self, model: Vae, x: Tensor, spec: Ais, generator: torch.Generator):
-        self.model, self.x, self.spec, self.generator = model, x, spec, generator
+    def __init__(
+        self,
+        model: SampledVae,
+        x: Tensor,
+        spec: Ais,
+        proposal: Proposal,
+        generator: torch.Generator,
+    ):
+        self.model, self.x, self.spec = model, x, spec
+        self.proposal, self.generator = proposal, generator
+        self.root = proposal.best_root()  # (N, K, K)
         self.shape = (spec.chains, len(x), model.latent_dim)
         # Closer together at both ends, where the distributions change most (Grosse et al. 2015).
         ends = torch.linspace(-4, 4, spec.temperatures, dtype=torch.float64).sigmoid()
@@ -32,7 +47,7 @@ class Annealing:
     def tune(self) -> Work[None]:
         """A pilot, whose chains serve to choose the step sizes (N,) of each temperature alone: the
         weights of chains that choose their own would be biased."""
-        z = self._normal()
+        z = self._start()
         size = torch.full_like(z[0, :, 0], FIRST_STEP)
         for beta in self.betas[1:]:
             z, acceptance = self._transition(z, beta, size)
@@ -42,10 +57,10 @@ class Annealing:
 
     def forward(self) -> Work[Tensor]:
         """Logarithms of weights whose mean is p(x), (chains, N)."""
-        z = self._normal()
+        z = self._start()
         weight = torch.zeros(self.shape[:2], dtype=torch.float64, device=z.device)
         for i, beta in enumerate(self.betas[1:]):
-            weight += (beta - self.betas[i]) * self._log_likelihood(z)
+            weight += (beta - self.betas[i]) * self._log_ratio(z)
             z, _ = self._transition(z, beta, self._steps[i])
             yield Step()
         return weight
@@ -56,20 +71,21 @@ class Annealing:
         weight = torch.zeros(self.shape[:2], dtype=torch.float64, device=z.device)
         for i in reversed(range(1, len(self.betas))):
             z, _ = self._transition(z, self.betas[i], self._steps[i - 1])
-            weight -= (self.betas[i] - self.betas[i - 1]) * self._log_likelihood(z)
+            weight -= (self.betas[i] - self.betas[i - 1]) * self._log_ratio(z)
             yield Step()
         return weight
 
     def _transition(self, z: Tensor, beta: float, size: Tensor) -> tuple[Tensor, Tensor]:
-        """One proposal that leaves p(z) p(x | z)^β as it is, and its acceptance (chains, N)."""
-        step = size[:, None]
+        """One proposal that leaves q(z)^(1−β) p(x, z)^β as it is, and its acceptance (chains, N).
+        The jitter of its step size does not depend on z."""
+        step = (size * self._jitter())[..., None]
         momentum = self._normal()
         energy, slope = self._energy(z, beta)
         before = energy + momentum.square().sum(-1) / 2
         proposal = z
         momentum = momentum - step / 2 * slope
         for i in range(self.spec.leapfrog_steps):
-            proposal = proposal + step * momentum
+            proposal = proposal + step * self._scaled(momentum)
             energy, slope = self._energy(proposal, beta)
             last = i == self.spec.leapfrog_steps - 1
             momentum = momentum - (step / 2 if last else step) * slope
@@ -80,18 +96,33 @@ class Annealing:
         return torch.where(accepted[..., None], proposal, z), acceptance
 
     def _energy(self, z: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-        """−log p(z) − β log p(x | z), and its gradient."""
+        """−(1 − β) log q(z) − β log p(x, z), and its gradient in z/scale."""
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            likelihood = self.model.likelihood.log_prob(self.x, self.model.decoder(z)).sum(-1)
-            energy = -log_prior(z) - beta * likelihood
+            energy = -beta * self.model.log_joint(self.x, z)
+            if beta < 1:
+                energy = energy - (1 - beta) * self.proposal.log_prob(z)
             (slope,) = torch.autograd.grad(energy.sum(), z)
-        return energy.detach(), slope
+        return energy.detach(), self._scaled(slope, transposed=True)
 
-    def _log_likelihood(self, z: Tensor) -> Tensor:
-        with torch.no_grad():
-            log_probs = self.model.likelihood.log_prob(self.x, self.model.decoder(z)).sum(-1)
-        return log_probs.double()
+    def _scaled(self, vectors: Tensor, transposed: bool = False) -> Tensor:
+        """The scale, R⁻¹, or its transpose, times vectors (chains, N, K)."""
+        root = self.root.mT if transposed else self.root
+        columns = vectors.permute(1, 2, 0)  # (N, K, chains)
+        solved: Tensor = torch.linalg.solve_triangular(root, columns, upper=not transposed)
+        return solved.permute(2, 0, 1)
+
+    @torch.no_grad()
+    def _log_ratio(self, z: Tensor) -> Tensor:
+        """log p(x, z) − log q(z)."""
+        return (self.model.log_joint(self.x, z) - self.proposal.log_prob(z)).double()
+
+    def _start(self) -> Tensor:
+        return self.proposal.draw(self.spec.chains, self.generator)
 
     def _normal(self) -> Tensor:
         return draw_normal(self.shape, self.x, self.generator)
+
+    def _jitter(self) -> Tensor:
+        uniform = torch.rand(self.shape[:2], generator=self.generator, dtype=self.x.dtype)
+        return 1 + JITTER * (2 * uniform.to(self.x.device) - 1)

@@ -53,9 +53,7 @@ def build_vae(spec: LatentExperiment, x: Tensor, seed: int, objective: Objective
             width = model.numbers_per_observation(x.shape[1])
             lml = spec.lml_method()
             assert isinstance(lml, Iwae), "the spec's check refuses a grid"
-            vae = SampledVae(
-                encoder, decoder, likelihood, model.latent_dim, method, width, lml.samples
-            )
+            vae = SampledVae(encoder, decoder, likelihood, model.latent_dim, method, width, lml)
         case _:
             assert_never(model.conditionals)
     vae = vae.to(x)

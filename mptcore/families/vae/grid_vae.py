@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from mptcore.estimation.estimate import Estimate
 from mptcore.estimation.model import Evidence, TractableModel, VectorModel
 from mptcore.families.vae.grid import nodes_of
 from mptcore.families.vae.likelihoods import Likelihood
@@ -63,8 +62,8 @@ class GridVae(Vae):
         yield Step()
         return grid_evidence(self, x)
 
-    def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Estimate:
-        return Estimate(mean_log_marginal(self, x), 0.0, 0)
+    def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Evidence:
+        return Evidence(mean_log_marginal(self, x))
 
     @torch.no_grad()
     def reconstruction(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:

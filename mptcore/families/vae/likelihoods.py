@@ -22,6 +22,14 @@ class Likelihood(ABC):
         """log p(x_j | z), elementwise."""
 
     @abstractmethod
+    def slope(self, x: Tensor, outputs: Tensor) -> Tensor:
+        """The derivative of log p(x_j | z) in the output, elementwise."""
+
+    @abstractmethod
+    def information(self, outputs: Tensor) -> Tensor:
+        """The Fisher information about each output."""
+
+    @abstractmethod
     def node_log_probs(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:
         """log p(x_R | z) for observations (N, D) and outputs (G, D), R given as 0 and 1 (D,) or
         all: (N, G). One matrix product."""
@@ -49,6 +57,12 @@ class BernoulliLikelihood(Likelihood):
 
     def log_prob(self, x: Tensor, outputs: Tensor) -> Tensor:
         return x * outputs - F.softplus(outputs)
+
+    def slope(self, x: Tensor, outputs: Tensor) -> Tensor:
+        return x - outputs.sigmoid()
+
+    def information(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid() * (-outputs).sigmoid()
 
     def node_log_probs(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:
         rest = F.softplus(outputs)
@@ -97,6 +111,12 @@ class GaussianLikelihood(Likelihood):
 
     def log_prob(self, x: Tensor, outputs: Tensor) -> Tensor:
         return self.constant - 0.5 * self.precision * (x - outputs).square()
+
+    def slope(self, x: Tensor, outputs: Tensor) -> Tensor:
+        return self.precision * (x - outputs)
+
+    def information(self, outputs: Tensor) -> Tensor:
+        return torch.full_like(outputs, self.precision)
 
     def node_log_probs(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:
         weight = torch.ones_like(x[0]) if observed is None else observed

@@ -170,7 +170,9 @@ class VaeTrainer:
     def _lml_point(self, name: SeriesName, start: TrainingStart, x: Tensor) -> Point:
         generator = generator_for(start.seed, f"{name} {self.epoch}")
         lml = start.vae.quick_lml(x, self.spec.lml_samples, generator)
-        return Point(name, self.epoch, lml.mean, lml.std_err, lml.n, start.labels)
+        reason, draws = lml.unconverged_reason, self.spec.lml_samples if lml.std_err else 0
+        error = lml.std_err if reason is None else None
+        return Point(name, self.epoch, lml.value, error, draws, start.labels, reason)
 
     def _check_finite(self, losses: list[Tensor], points: list[Point]) -> None:
         pairs = zip(self.starts, torch.stack(losses).tolist(), strict=True)

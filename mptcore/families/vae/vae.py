@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from mptcore.estimation.estimate import Estimate
 from mptcore.estimation.model import Evidence, VectorModel
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder
@@ -60,7 +59,7 @@ class Vae(nn.Module, ABC):
         """The log marginal likelihood, with what tells how good it is."""
 
     @abstractmethod
-    def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Estimate:
+    def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Evidence:
         """The log marginal likelihood for a curve of the training; where it is sampled, from so
         many samples of z for each observation."""
 

@@ -29,18 +29,20 @@ DEFAULT_MASKS = FixedSize(schedule="fixed", rate=0.15, per_size=1)
 
 
 class Iwae(Spec):
-    """The importance weighted bound from `samples` draws of the encoder's posterior (Burda et al.
-    2016): below the LML in expectation, and closer with more."""
+    """Importance sampling with `samples` draws (Burda et al. 2016) from a proposal that is fitted
+    to each observation by at most `steps` damped Gauss–Newton steps, less its bias of the first
+    order in 1/samples."""
 
     method: Literal["iwae"]
     samples: Annotated[int, Field(ge=2, le=1_000_000)] = 500
+    steps: Annotated[int, Field(ge=1, le=1000)] = 20
 
 
 class Ais(Spec):
     """Annealed importance sampling by Hamiltonian Monte Carlo (Neal 2001; Wu et al. 2017) from the
-    prior to the posterior through `temperatures`, with `chains` for each of `observations` (held
-    out ones where there are any). `simulated`: so many observations drawn from the model itself,
-    whose LML is bracketed: forward AIS below it and reverse AIS above."""
+    proposal of iwae to the posterior through `temperatures`, with `chains` for each of
+    `observations` (held out ones where there are any). `simulated`: so many observations drawn from
+    the model itself, whose LML is bracketed: forward AIS below it and reverse AIS above."""
 
     temperatures: Annotated[int, Field(ge=2, le=100_000)] = 200
     chains: Annotated[int, Field(ge=2, le=10_000)] = 8
@@ -200,8 +202,9 @@ class LatentExperiment(Spec):
         each = self.model.numbers_per_observation(self.data.dim)
         rows, masks = self._step()
         draws, ais = self._places(self.model.conditionals), self.evaluate.ais
+        trained, derivatives = self._train_places(), 4 * self.model.latent_dim
         # What is kept for the gradient, and what is at hand while one part is worked on.
-        numbers = 4 * rows * each * masks * draws + 6 * draws * each
+        numbers = rows * each * (4 * masks * trained + derivatives) + 6 * draws * each
         return numbers + (6 * ais.chains * each if ais else 0)
 
     def _places(self, method: Spec) -> int:
@@ -213,6 +216,11 @@ class LatentExperiment(Spec):
         assert isinstance(method, Importance | Recursive)
         return method.draws
 
+    def _train_places(self) -> int:
+        """The same, of a training step."""
+        method = self.model.conditionals
+        return method.train_draws if isinstance(method, Importance) else self._places(method)
+
     def work(self) -> int:
         """Times that one output of the decoder is computed or read, about."""
         method, train = self.lml_method(), self.train
@@ -220,7 +228,7 @@ class LatentExperiment(Spec):
         scored = self._places(method if self.has_grid else self.model.conditionals)
         places = curves * (self.evaluate.count(self.data.dim) * scored + self._places(method))
         if train is not None:
-            trained = self._step()[1] * self._places(self.model.conditionals)
+            trained = self._step()[1] * self._train_places()
             recorded = train.epochs // train.evaluate_every + 1
             places += train.epochs * trained + recorded * train.lml_samples
         work = self.data.n * places

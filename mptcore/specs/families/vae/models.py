@@ -85,20 +85,24 @@ AnyGrid = GaussHermite | UniformGrid
 
 
 class Importance(Spec):
-    """Self-normalised importance sampling: `draws` of z, half from the encoder's posterior (after
-    `rounds` of encoding and decoding have filled in the masked dimensions), half from the prior,
-    weighted by p(z) p(x_R | z)."""
+    """Self-normalised importance sampling: `draws` of z from a proposal that is fitted to the
+    observed part of each observation by at most `steps` damped Gauss–Newton steps, weighted by
+    p(z) p(x_R | z). A training step takes `train_draws` and `train_steps`, and holds the weights
+    fixed in its gradient."""
 
     method: Literal["importance"]
-    draws: Annotated[int, Field(ge=2, le=100_000)] = 64
-    rounds: Annotated[int, Field(ge=1, le=1000)] = 3
+    draws: Annotated[int, Field(ge=2, le=100_000)] = 200
+    steps: Annotated[int, Field(ge=1, le=1000)] = 20
+    train_draws: Annotated[int, Field(ge=2, le=100_000)] = 10
+    train_steps: Annotated[int, Field(ge=1, le=1000)] = 5
 
 
 class Recursive(Spec):
     """Recursive encoding and decoding (Rezende et al. 2014, App. F): from a draw of the model,
     `rounds` times z is drawn from the encoder's posterior and the masked dimensions from the
     decoder, in `draws` chains. The score is the logarithm of the mean of p(x_j | z) over the last
-    z of the chains."""
+    z of the chains. These conditionals are not those of the model, so their scores are never final:
+    they are there because the paper has them."""
 
     method: Literal["recursive"]
     draws: Annotated[int, Field(ge=1, le=100_000)] = 10
@@ -205,8 +209,8 @@ class VaeModel(LatentModel):
 
     family: Literal["vae"]
     network: Layers = Dense(layers="dense")
-    conditionals: Annotated[Recursive | Importance, Field(discriminator="method")] = Recursive(
-        method="recursive"
+    conditionals: Annotated[Recursive | Importance, Field(discriminator="method")] = Importance(
+        method="importance"
     )
 
     def problems(self, data: DataSource) -> list[Problem]:

@@ -77,4 +77,4 @@ class TestRecursive(SampledContract):
 
 
 class TestImportance(SampledContract):
-    conditionals = Importance(method="importance", draws=4, rounds=2)
+    conditionals = Importance(method="importance", draws=4)

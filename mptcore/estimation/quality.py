@@ -1,0 +1,48 @@
+"""When a number that was sampled should not be quoted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+LEAST_ESS = 20
+"""Below it the standard error of a logarithm of a mean weight is too small by the delta method."""
+MOST_DOUBTFUL = 0.1
+"""The largest share of observations whose importance weights may be in doubt."""
+
+
+def doubtful_reason(bias: float, std_err: float | None, share: float, cure: str) -> str | None:
+    """Why a number should not be quoted, given its estimated bias, its standard error and the share
+    of observations whose weights are in doubt."""
+    if share > MOST_DOUBTFUL:
+        detail = f"the importance weights of {share:.0%} of the observations cannot be trusted"
+        return f"not final: {detail}, more than {MOST_DOUBTFUL:.0%}; {cure}"
+    if std_err is not None and not abs(bias) <= std_err:
+        detail = f"its estimated bias of {bias:.2g} nats is beyond its error of {std_err:.2g}"
+        return f"not final: {detail}; {cure}"
+    return None
+
+
+class Graded(Protocol):
+    """Scores of one size."""
+
+    @property
+    def grades(self) -> Tensor | None: ...
+
+
+@dataclass(frozen=True)
+class Grade:
+    """How good a sum of sampled scores is."""
+
+    bias: float
+    share: float
+
+    @classmethod
+    def of(cls, curve: Sequence[Graded], factor: float = 1) -> "Grade | None":
+        """Of the sum over the sizes of a curve, times a factor; none where scores are exact."""
+        means = [scores.grades.mean(1) for scores in curve if scores.grades is not None]
+        if not means:
+            return None
+        bias = factor * sum(mean[0].item() for mean in means)
+        return cls(bias, sum(mean[1].item() for mean in means) / len(means))

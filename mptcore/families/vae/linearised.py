@@ -1,0 +1,53 @@
+"""Decoders with their derivatives, carried forward layer by layer: K products for each layer, where
+automatic differentiation would go back from each of D outputs.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from mptcore.families.vae.networks import ACTIVATIONS, Biased, Decoder, Leading
+
+ELEMENTWISE = tuple(ACTIVATIONS.values())
+
+
+def linearised(decoder: Decoder, z: Tensor, columns: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The outputs (n, R) for z (n, K), of columns (R,) or all, and their derivatives (n, K, R)."""
+    n, latent_dim = z.shape
+    identity = torch.eye(latent_dim, dtype=z.dtype, device=z.device)
+    outputs, slopes = _through(decoder.body, z, identity.repeat(n, 1))
+    last = decoder.last
+    if isinstance(last, nn.Linear) and columns is not None:
+        weight, bias = last.weight[columns], last.bias[columns]
+        outputs, slopes = nn.functional.linear(outputs, weight, bias), slopes @ weight.mT
+        return outputs, slopes.view(n, latent_dim, -1)
+    outputs, slopes = _through(last, outputs, slopes)
+    slopes = slopes.view(n, latent_dim, -1)
+    return (outputs, slopes) if columns is None else (outputs[:, columns], slopes[..., columns])
+
+
+def _through(module: nn.Module, values: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (n, ...) and their slopes (n · K, ...) after a module."""
+    match module:
+        case nn.Sequential():
+            for layer in module:
+                values, slopes = _through(layer, values, slopes)
+            return values, slopes
+        case Leading():
+            return _through(module.module, values, slopes)
+        case Biased():
+            values, slopes = _through(module.module, values, slopes)
+            return values + module.bias, slopes
+        case _ if isinstance(module, ELEMENTWISE):
+            outputs, derivative = _elementwise(module, values)
+            each = slopes.view(len(values), -1, *values.shape[1:]) * derivative[:, None]
+            return outputs, each.flatten(0, 1)
+        case _:  # an affine one
+            return module(values), module(slopes) - module(torch.zeros_like(slopes[:1]))
+
+
+def _elementwise(module: nn.Module, values: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        values = values.detach().requires_grad_()
+        outputs = module(values)
+        (derivative,) = torch.autograd.grad(outputs.sum(), values)
+    return outputs.detach(), derivative
