@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo serve test lint docs bench chaos
+.PHONY: help setup demo serve test lint docs bench calibration chaos
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -42,3 +42,6 @@ chaos: setup ## processes killed and servers restarted at random, for most of an
 bench: setup ## the performance claims, each a ratio within one run
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.service
+
+calibration: setup ## estimates against their truth, a thousand seeds each: bias and errors
+	$(BIN)/python -m benchmarks.calibration

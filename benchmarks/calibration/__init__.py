@@ -1,0 +1,1 @@
+"""Whether estimates are unbiased and their errors right, over a thousand seeds each."""
