@@ -19,28 +19,37 @@ class StepMasks:
         self._generators = [generator_for(seed, "train masks") for seed in seeds]
 
     def draw(self, fraction: float) -> Tensor:  # (S, B, D)
-        """When this fraction of the training is done. Each mask covers the places of its smallest
-        keys."""
-        sizes = self._sizes(fraction)
+        """When this fraction of the training is done."""
+        return self.draw_each(fraction, 1).squeeze(2)
+
+    def draw_each(self, fraction: float, observations: int) -> Tensor:  # (S, B, N, D)
+        """B masks for each of N observations. A mask covers the places of its smallest keys."""
+        sizes = self._sizes(fraction, observations)
         shape = (sizes.shape[1], self.dim)
         keys = torch.stack(
             [torch.rand(shape, generator=g, dtype=torch.float64) for g in self._generators]
         )
         ranked = torch.from_numpy(np.sort(keys.numpy(), -1))  # ten times as fast as torch's
         last = (sizes - 1).expand(len(keys), -1)[..., None]  # (S, B, 1)
-        return keys <= ranked.gather(-1, last)
+        masks = keys <= ranked.gather(-1, last)
+        per_size = self.spec.masks.per_size
+        split = masks.view(len(keys), -1, observations, per_size, self.dim)
+        return split.transpose(2, 3).flatten(1, 2)
 
-    def _sizes(self, fraction: float) -> Tensor:  # (S or 1, B)
+    def _sizes(self, fraction: float, observations: int) -> Tensor:  # (S or 1, B · N)
         masks, dim = self.spec.masks, self.dim
         match masks:
             case UniformSize():
-                drawn = [torch.randint(1, dim + 1, (1,), generator=g) for g in self._generators]
-                sizes = torch.stack(drawn)
+                drawn = [
+                    torch.randint(1, dim + 1, (observations,), generator=g)
+                    for g in self._generators
+                ]
+                return torch.stack(drawn).repeat_interleave(masks.per_size, dim=1)
             case Ramp():
                 sizes = torch.tensor([[masks.size_at(fraction, dim)]])
             case _:
                 sizes = torch.tensor([list(masks.mask_sizes(dim))])
-        return sizes.repeat_interleave(masks.per_size, dim=1)
+        return sizes.repeat_interleave(observations * masks.per_size, dim=1)
 
     def generators(self) -> dict[str, torch.Generator]:
         """All of them, by name."""

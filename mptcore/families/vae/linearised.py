@@ -10,19 +10,13 @@ from mptcore.families.vae.networks import ACTIVATIONS, Biased, Decoder, Leading
 ELEMENTWISE = tuple(ACTIVATIONS.values())
 
 
-def linearised(decoder: Decoder, z: Tensor, columns: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The outputs (n, R) for z (n, K), of columns (R,) or all, and their derivatives (n, K, R)."""
+def linearised(decoder: Decoder, z: Tensor) -> tuple[Tensor, Tensor]:
+    """The outputs (n, D) for z (n, K), and their derivatives (n, K, D)."""
     n, latent_dim = z.shape
     identity = torch.eye(latent_dim, dtype=z.dtype, device=z.device)
-    outputs, slopes = _through(decoder.body, z, identity.repeat(n, 1))
-    last = decoder.last
-    if isinstance(last, nn.Linear) and columns is not None:
-        weight, bias = last.weight[columns], last.bias[columns]
-        outputs, slopes = nn.functional.linear(outputs, weight, bias), slopes @ weight.mT
-        return outputs, slopes.view(n, latent_dim, -1)
-    outputs, slopes = _through(last, outputs, slopes)
-    slopes = slopes.view(n, latent_dim, -1)
-    return (outputs, slopes) if columns is None else (outputs[:, columns], slopes[..., columns])
+    values, slopes = _through(decoder.body, z, identity.repeat(n, 1))
+    outputs, slopes = _through(decoder.last, values, slopes)
+    return outputs, slopes.view(n, latent_dim, -1)
 
 
 def _through(module: nn.Module, values: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:

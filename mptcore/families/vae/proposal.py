@@ -20,6 +20,10 @@ FREEDOM = 5
 posteriors given the whole image, a normal's for 92 %."""
 PRIOR_SHARE = 0.1
 """The share of a component as wide as the prior, for what no mode covers."""
+ADAPTED_SHARE = 0.5
+"""The share of a component that is adapted to a pilot's draws."""
+TRUSTED = 32
+"""The effective sample size of a pilot at which its covariance and the curvature's weigh alike."""
 CONVERGED = 1e-3
 """Nats that one more step would gain, to the second order, where none is taken."""
 EASED, RAISED, LEAST_RAISED = 0.3, 5.0, 0.03
@@ -54,6 +58,26 @@ class Proposal:
         uniform = torch.rand(shape, generator=generator, dtype=self.log_shares.dtype)
         above = uniform.to(self.log_shares.device) > self.log_shares.exp().cumsum(0)[:-1, None]
         return above.sum(0)
+
+    def adapted(self, z: Tensor, log_weights: Tensor) -> "Proposal":
+        """With one more component, at the weighted mean and covariance of a pilot's z (draws, N, K)
+        and log weights (draws, N) (Cornuet et al. 2012): for posteriors that the curvature at
+        their modes says too little of. A pilot of small effective size tells little of the
+        covariance, which is then more the best mode's."""
+        share = log_weights.softmax(0).to(z)
+        mean = (share[..., None] * z).sum(0)
+        gaps = (z - mean).movedim(0, 1)  # (N, draws, K)
+        trust = 1 / (1 + TRUSTED * share.square().sum(0))[:, None, None]  # of 1/ESS
+        covariance = gaps.mT @ (share.mT[..., None] * gaps)
+        mixed = trust * covariance + (1 - trust) * torch.cholesky_inverse(self.best_root().mT)
+        root = _factor(torch.cholesky_inverse(_factor(mixed))).mT
+        shares = self.log_shares + math.log1p(-ADAPTED_SHARE)
+        first = torch.full_like(shares[:1], math.log(ADAPTED_SHARE))
+        return Proposal(
+            torch.cat([mean[None], self.centres]),
+            torch.cat([root[None], self.roots]),
+            torch.cat([first, shares]),
+        )
 
     def best_root(self) -> Tensor:
         """That of each observation's heaviest mode, (N, K, K)."""
@@ -103,24 +127,21 @@ class Quadratic(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """Fits proposals for the posterior of z to a decoder and to what is observed of x (N, D): the
-    columns (R,), or all."""
+    """Fits proposals for the posterior of z to a decoder and to what is observed of x (N, D), where
+    `observed` (N, D) is 1, else 0."""
 
     decoder: Decoder
     likelihood: Likelihood
     x: Tensor
-    columns: Tensor | None = None
-
-    @property
-    def observed(self) -> Tensor:  # (N, R)
-        return self.x if self.columns is None else self.x[:, self.columns]
+    observed: Tensor
 
     @torch.no_grad()
     def proposal(self, starts: Sequence[Tensor], steps: int) -> Proposal:
         """From starts (N, K) by at most so many steps each; the modes are weighted by their mass
         in Laplace's approximation."""
         count, z = len(starts), torch.cat(list(starts))
-        about = self._climbed(z, steps, self.observed.repeat(count, 1))
+        repeated = Fit(self.decoder, self.likelihood, *(t.repeat(count, 1) for t in self._data))
+        about = repeated._climbed(z, steps)
         roots = _factor(about.curvature).mT
         mass = about.value - torch.diagonal(roots, dim1=-2, dim2=-1).log().sum(-1)
         shares = mass.view(count, -1).log_softmax(0) + math.log1p(-PRIOR_SHARE)
@@ -135,17 +156,21 @@ class Fit:
     def best(self, starts: Sequence[Tensor]) -> Tensor:
         """The start of each observation that has the highest density, (N, K)."""
         places = torch.stack(list(starts))  # (starts, N, K)
-        log_probs = self.likelihood.log_prob(self.observed, self.decoder(places, self.columns))
-        joint = log_probs.sum(-1) + log_prior(places)
+        log_probs = self.likelihood.log_prob(self.x, self.decoder(places))
+        joint = (log_probs * self.observed).sum(-1) + log_prior(places)
         return places[joint.argmax(0), torch.arange(len(self.x), device=self.x.device)]
 
     def _square(self, z: Tensor) -> tuple[int, int, int]:
         return len(self.x), z.shape[-1], z.shape[-1]
 
-    def _climbed(self, z: Tensor, steps: int, x: Tensor) -> Quadratic:
+    @property
+    def _data(self) -> tuple[Tensor, Tensor]:
+        return self.x, self.observed
+
+    def _climbed(self, z: Tensor, steps: int) -> Quadratic:
         """What is left where z (n, K) is put. What has converged is left alone: so the fit of an
         observation does not depend on the others beside it."""
-        about = self._quadratic(x, z)
+        about = self._quadratic(z, *self._data)
         damping = torch.zeros_like(about.value)
         active = torch.arange(len(z), device=z.device)
         for _ in range(steps):
@@ -153,7 +178,7 @@ class Fit:
             if len(active) == 0:
                 break
             trial = z[active] + about.of(active).step(damping[active])
-            after = self._quadratic(x[active], trial)
+            after = self._quadratic(trial, *(part[active] for part in self._data))
             better = after.value > about.value[active]
             about.put(active[better], after.of(better))
             z[active[better]] = trial[better]
@@ -161,11 +186,12 @@ class Fit:
             damping[active] = torch.where(better, EASED * damping[active], raised)
         return about
 
-    def _quadratic(self, x: Tensor, z: Tensor) -> Quadratic:
-        outputs, jacobian = linearised(self.decoder, z, self.columns)
-        value = self.likelihood.log_prob(x, outputs).sum(-1) + log_prior(z)
-        slope = self.likelihood.slope(x, outputs)[..., None]  # (n, R, 1)
-        weighted = jacobian * self.likelihood.information(outputs)[:, None]
+    def _quadratic(self, z: Tensor, x: Tensor, observed: Tensor) -> Quadratic:
+        outputs, jacobian = linearised(self.decoder, z)
+        log_probs = self.likelihood.log_prob(x, outputs)
+        value = (log_probs * observed).sum(-1) + log_prior(z)
+        slope = (self.likelihood.slope(x, outputs) * observed)[..., None]  # (n, D, 1)
+        weighted = jacobian * (self.likelihood.information(outputs) * observed)[:, None]
         identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
         return Quadratic(value, (jacobian @ slope)[..., 0] - z, identity + weighted @ jacobian.mT)
 

@@ -1,6 +1,7 @@
 """VAEs whose conditionals log p(x_j | x_R) are taken by sampling, through an encoder."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,10 @@ DRAWN_STARTS = 2
 """Starts from the prior, beside the encoder's mean and zero, of the fits that numbers rest on: they
 find modes that those two miss (0.09 nats of log p(x) on MNIST)."""
 BY_DEFAULT = Iwae(method="iwae")
+PILOT_SHARE = 2
+"""A pilot that a proposal is adapted to has one draw for so many of the estimate. It is left out of
+the estimate, so that weights stay unbiased."""
+EVIDENCE_PILOTS, MOST_PILOT_DRAWS = 2, 500
 NOT_THE_MODELS = (
     "not final: conditionals by recursion are not those of the model; use "
     "model.conditionals.method importance"
@@ -64,19 +69,21 @@ class SampledVae(Vae):
 
     def score(self, x: Tensor, masks: Tensor, generator: torch.Generator) -> Tensor:
         """Its gradient goes to the decoder, through the last decoding alone."""
-        means = [self._trained_on(x, mask, generator).mean() for mask in masks]
-        return torch.stack(means).mean()
+        return torch.stack([self._step_score(x, mask, generator) for mask in masks]).mean()
 
-    def _trained_on(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
-        """log p(x_j | x_R) for each masked j of one mask (D,), (N, M), from the few draws of a
-        training step; the importance weights are held fixed in the gradient."""
+    def _step_score(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
+        """By one mask (D,), or one for each observation (N, D), from the few draws of a training
+        step; the importance weights are held fixed in the gradient."""
         if isinstance(self.conditionals, Recursive):
-            return self._by_recursion(x, masked, generator)
+            return self._by_recursion(x, masked, generator).mean()
         draws, steps = self.conditionals.train_draws, self.conditionals.train_steps
-        proposal = self._quick_proposal(x, masked, steps)
+        fit = self._fit(x, masked)
+        proposal = fit.proposal([fit.best(self._starts(x, masked))], steps)
         weight, log_probs = self._weighed(x, masked, proposal.draw(draws, generator), proposal)
         share = weight.detach().log_softmax(0)[..., None]
-        return (share + log_probs[..., masked]).logsumexp(0)
+        each = (share + log_probs).logsumexp(0)  # (N, D)
+        hidden = masked.expand_as(x)
+        return ((each * hidden).sum(-1) / hidden.sum(-1)).mean()
 
     @torch.no_grad()
     def conditional(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Conditionals:
@@ -110,34 +117,41 @@ class SampledVae(Vae):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """z (draws, N, K) of the posterior given x_R, the logarithms of their weights (draws, N),
         and log p(x_j | z) for all j (draws, N, D)."""
-        proposal = self.proposal(x, masked, method.steps, generator)
+        pilots = [method.draws // PILOT_SHARE]
+        proposal = self.proposal(x, masked, method.steps, pilots, generator)
         z = proposal.draw(method.draws, generator)
         return z, *self._weighed(x, masked, z, proposal)
 
     def _weighed(
-        self, x: Tensor, masked: Tensor, z: Tensor, proposal: Proposal
+        self, x: Tensor, masked: Tensor | None, z: Tensor, proposal: Proposal
     ) -> tuple[Tensor, Tensor]:
+        """Logarithms of weights (draws, N), and log p(x_j | z) for all j (draws, N, D)."""
         log_probs = self.likelihood.log_prob(x, self.decoder(z))
-        observed = (log_probs * ~masked).sum(-1)
-        return observed + log_prior(z) - proposal.log_prob(z), log_probs
+        observed = log_probs if masked is None else log_probs * ~masked
+        return observed.sum(-1) + log_prior(z) - proposal.log_prob(z), log_probs
 
+    @torch.no_grad()
     def proposal(
-        self, x: Tensor, masked: Tensor | None, steps: int, generator: torch.Generator
+        self,
+        x: Tensor,
+        masked: Tensor | None,
+        steps: int,
+        pilots: Sequence[int],
+        generator: torch.Generator,
     ) -> Proposal:
-        """Fitted to what is observed of each observation (N, D), and to nothing else: what a
-        proposal misses then cannot flatter the conditionals."""
+        """Fitted to what is observed of each observation (N, D), then adapted to pilots of so many
+        draws. It sees nothing else: what it misses then cannot flatter the conditionals."""
         starts = self._starts(x, masked)
         drawn = draw_normal((DRAWN_STARTS, *starts[0].shape), x, generator)
-        return self._fit(x, masked).proposal([*starts, *drawn], steps)
-
-    def _quick_proposal(self, x: Tensor, masked: Tensor, steps: int) -> Proposal:
-        """About one mode."""
-        fit = self._fit(x, masked)
-        return fit.proposal([fit.best(self._starts(x, masked))], steps)
+        found = self._fit(x, masked).proposal([*starts, *drawn], steps)
+        for draws in pilots:
+            z = found.draw(draws, generator)
+            found = found.adapted(z, self._weighed(x, masked, z, found)[0])
+        return found
 
     def _fit(self, x: Tensor, masked: Tensor | None) -> Fit:
-        columns = None if masked is None else (~masked).nonzero().flatten()
-        return Fit(self.decoder, self.likelihood, x, columns)
+        observed = torch.ones_like(x) if masked is None else (~masked).to(x).expand_as(x)
+        return Fit(self.decoder, self.likelihood, x, observed)
 
     @torch.no_grad()
     def _starts(self, x: Tensor, masked: Tensor | None) -> list[Tensor]:
@@ -189,10 +203,14 @@ class SampledVae(Vae):
     @torch.no_grad()
     def log_weights(self, x: Tensor, samples: int, generator: torch.Generator) -> Tensor:
         """log p(x, z) − log q(z) for z of a proposal q fitted to each observation, (samples, N)."""
-        proposal = self.proposal(x, None, self.iwae.steps, generator)
+        proposal = self.evidence_proposal(x, samples, generator)
         at_once = max(1, CHUNK_BYTES // (4 * len(x) * self.width * x.element_size()))
         parts = torch.split(proposal.draw(samples, generator), at_once)
         return torch.cat([self.log_joint(x, z) - proposal.log_prob(z) for z in parts])
+
+    def evidence_proposal(self, x: Tensor, samples: int, generator: torch.Generator) -> Proposal:
+        pilots = EVIDENCE_PILOTS * [min(samples, MOST_PILOT_DRAWS) // PILOT_SHARE]
+        return self.proposal(x, None, self.iwae.steps, pilots, generator)
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
         """log p(x, z) for z (..., N, K)."""

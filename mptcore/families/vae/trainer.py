@@ -98,7 +98,11 @@ class VaeTrainer:
     def _step(self, rows: Rows, points: list[Point] | None) -> list[Tensor]:
         """The loss of each start, whose gradient is left with its parameters; the points of the
         step are added where they are asked for."""
-        drawn = self.masks.draw(self.epoch / self.spec.epochs)  # (S, B, D)
+        fraction = self.epoch / self.spec.epochs
+        if self.spec.mask_each:
+            drawn = self.masks.draw_each(fraction, len(self.starts[0].x[rows]))  # (S, B, N, D)
+        else:
+            drawn = self.masks.draw(fraction)  # (S, B, D)
         masks = dict(zip(self.seeds, drawn, strict=True))
         losses = []
         for start, generator in zip(self.starts, self.draws, strict=True):

@@ -64,7 +64,8 @@ class LatentTrain(EpochSchedule):
     """All seeds from their own starts by Adam, once for each `objective` from the same starts:
     mpt maximises the score of `masks` times D, elbo the evidence lower bound, lml the log marginal
     likelihood by a grid. Where there is an encoder, mpt trains the decoder, and the ELBO of the
-    decoder as it stands the encoder.
+    decoder as it stands the encoder. With `mask_each` every observation of a step has masks of its
+    own (with the conditionals importance), else all have the same.
 
     Every `evaluate_every` epochs loss, mpt, elbo (with an encoder) and lml are recorded, lml by the
     model's own grid or by iwae with `lml_samples`.
@@ -77,6 +78,7 @@ class LatentTrain(EpochSchedule):
     ]
     learning_rate: Annotated[float, Field(gt=0, le=100)] = 1e-3
     masks: TrainSchedule = DEFAULT_MASKS
+    mask_each: bool = False
     lml_samples: Annotated[int, Field(ge=2, le=1_000_000)] = 64
 
     def problems(self, data: DataSource) -> list[Problem]:
@@ -151,6 +153,9 @@ class LatentExperiment(Spec):
 
     def _objective_problems(self, train: LatentTrain) -> list[Problem]:
         problems = []
+        if train.mask_each and not isinstance(self.model.conditionals, Importance):
+            detail = "masks of its own for each observation are for the conditionals importance"
+            problems.append(Problem("/train/mask_each", detail))
         for i, objective in enumerate(train.objective):
             if objective == "lml" and not self.has_grid:
                 detail = "lml is for a linear_vae whose conditionals are taken over a grid"

@@ -1,0 +1,143 @@
+"""Scores and evidence of sampled VAEs against the truth: PPCA for a linear Gaussian decoder, fine
+grids over z for others of two latent dimensions. z is (estimate − truth) / std_err: over seeds its
+mean is 0 and its sd 1 where the estimate has no bias and its error is right.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mptcore.estimation.estimate import lml_metrics
+from mptcore.estimation.evaluate import Evaluation
+from mptcore.estimation.model import VectorModel
+from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.moments import moment_of
+from mptcore.families.vae.grid_vae import GridVae, grid_evidence
+from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
+from mptcore.families.vae.networks import Decoder, Encoder, dense, linear
+from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.protocol.records import Metric
+from mptcore.runtime.session import ScoreCache, Step
+from mptcore.specs import Dense, FixedSize, Importance, UniformGrid
+from mptcore.specs.evaluate import MaskEvaluation
+
+SEEDS = 300
+MASKS = 20
+PRECISION = 20.0
+GRID = UniformGrid(method="uniform_grid", nodes=150)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sampled VAE, data drawn from it, a model that has the truth, and the masks' size."""
+
+    vae: SampledVae
+    x: Tensor
+    truth: VectorModel
+    mask_size: int
+
+
+def linear_gaussian() -> Case:
+    """Large loadings and precise noise: the posterior of z is far narrower than the prior."""
+    vae = _vae(GaussianLikelihood(PRECISION), linear(64, 4), 4)
+    assert isinstance(vae.decoder.last, nn.Linear)
+    x, mean = _simulated(vae, 20), vae.decoder.last.bias.detach()
+    noise = torch.full((64,), 1 / PRECISION, dtype=torch.float64)
+    density = LowRankGaussian(vae.decoder.last.weight.detach(), mean, noise)
+    return Case(vae, x, LinearGaussianModel(density, moment_of(x, mean, 1 / PRECISION)), 21)
+
+
+def linear_bernoulli() -> Case:
+    return _beside_a_grid(_vae(BernoulliLikelihood(), linear(16, 2), 2))
+
+
+def nonlinear() -> Case:
+    networks = dense(Dense(layers="dense", widths=(16,), activation="tanh"), 16, 2)
+    return _beside_a_grid(_vae(GaussianLikelihood(PRECISION), networks, 2))
+
+
+CASES = {
+    "linear Gaussian, D = 64, K = 4": linear_gaussian,
+    "linear Bernoulli, D = 16, K = 2": linear_bernoulli,
+    "tanh Gaussian, D = 16, K = 2": nonlinear,
+}
+
+
+def metrics_of(case: Case, seed: int) -> Mapping[str, Metric]:
+    """Of one run: the score of MASKS masks, times D, and the evidence."""
+    generator = torch.Generator().manual_seed(seed)
+    work = case.vae.evidence(case.x, generator)
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            evidence = end.value
+            break
+    masks = FixedSize(schedule="fixed", size=case.mask_size, per_size=MASKS)
+    models = {"model": case.vae.scored_on(case.x, seed, evidence)}
+    evaluation = Evaluation(MaskEvaluation(masks=masks), models, {}, ScoreCache())
+    steps: list[Step] = [*evaluation.records(generator)]
+    found = [step.record for step in steps] + list(lml_metrics("lml", evidence, {}))
+    return {one.name: one for one in found if isinstance(one, Metric)}
+
+
+def true_score(case: Case, masks: int = 1000) -> float:
+    """D times the mean of many masks' true scores."""
+    dim, draws = case.x.shape[1], torch.Generator().manual_seed(0)
+    ranks = torch.rand(masks, dim, generator=draws).argsort(-1).argsort(-1)
+    return dim * case.truth.scores(ranks < case.mask_size).mean().item()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for name, case_of in CASES.items():
+        case = case_of()
+        truths = {"lml": case.truth.evidence().value, "biased_score": true_score(case)}
+        print(name, {metric: round(value, 3) for metric, value in truths.items()}, flush=True)
+        runs = [metrics_of(case, seed) for seed in range(SEEDS)]
+        for metric, truth in truths.items():
+            print(f"  {metric}: {_calibration([run[metric] for run in runs], truth)}", flush=True)
+
+
+def _calibration(found: list[Metric], truth: float) -> str:
+    pairs = [(m.value, m.std_err) for m in found if m.value is not None and m.std_err is not None]
+    gaps = torch.tensor([value - truth for value, _ in pairs], dtype=torch.float64)
+    z = gaps / torch.tensor([error for _, error in pairs], dtype=torch.float64)
+    root = math.sqrt(len(pairs))
+    return (
+        f"final in {len(pairs)} of {len(found)} runs; gap {gaps.mean():+.4f} ± "
+        f"{gaps.std() / root:.4f} nats; z {z.mean():+.2f} ± {1 / root:.2f}, sd {z.std():.2f}"
+    )
+
+
+def _vae(likelihood: Likelihood, networks: tuple[Encoder, Decoder], latent_dim: int) -> SampledVae:
+    """With large weights, and an encoder that was never trained."""
+    encoder, decoder = networks
+    width = len(decoder.last.bias)
+    method = Importance(method="importance")
+    vae = SampledVae(encoder, decoder, likelihood, latent_dim, method, width).double()
+    draws = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            values = torch.randn(parameter.shape, generator=draws, dtype=torch.float64)
+            parameter.copy_(values if parameter.ndim == 2 else 0.3 * values)
+    return vae
+
+
+def _simulated(vae: SampledVae, n: int) -> Tensor:
+    draws = torch.Generator().manual_seed(1)
+    z = torch.randn(n, vae.latent_dim, generator=draws, dtype=torch.float64)
+    with torch.no_grad():
+        return vae.likelihood.sample(vae.decoder(z), draws)
+
+
+def _beside_a_grid(vae: SampledVae) -> Case:
+    x = _simulated(vae, 10)
+    grid = GridVae(None, vae.decoder, vae.likelihood, vae.latent_dim, GRID).to(x)
+    evidence = grid_evidence(grid, x)
+    assert evidence.unconverged_reason is None
+    return Case(vae, x, grid.scored_on(x, 0, evidence), 5)
