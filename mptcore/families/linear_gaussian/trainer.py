@@ -122,7 +122,7 @@ class LinearGaussianTrainer:
 
     def advance(self) -> tuple[list[Point], int]:
         """One epoch of all starts."""
-        self._choose_route()
+        self._choose_route(self._full)
         last = self.epoch == self.spec.epochs
         recorded = last or self.epoch % self.spec.evaluate_every == 0
         points: list[Point] = []
@@ -142,15 +142,17 @@ class LinearGaussianTrainer:
         masks = self.spec.masks_of_epoch(self.epoch, observations, self.dim)
         return points, len(self.seeds) * masks
 
-    def _choose_route(self) -> None:
-        """Once by residuals, always by residuals: a resumed training takes the same route."""
-        if self.by_residuals_from == NEVER and not self._quick_enough():
-            self.by_residuals_from = self.epoch
-            self._take_data()
-
-    def _quick_enough(self) -> bool:
-        variances = self._full.moment.diagonal + (self._full.mean - self.mean).square()
-        return keeps_digits(self.loadings, self._noises(), variances)
+    def _choose_route(self, data: _Centred) -> bool:
+        """Whether the route changes before a step on these data. Once by residuals, always by
+        residuals: a resumed training takes the same route."""
+        if self.by_residuals_from != NEVER:
+            return False
+        variances = data.moment.diagonal + (data.mean - self.mean).square()
+        if keeps_digits(self.loadings, self._noises(), variances):
+            return False
+        self.by_residuals_from = self.epoch
+        self._take_data()
+        return True
 
     def _check_finite(self, loss: Tensor, points: list[Point]) -> None:
         bad = (~loss.isfinite()).nonzero().flatten().tolist()
@@ -230,7 +232,9 @@ class LinearGaussianTrainer:
             return
         order = torch.randperm(len(self._datasets[0].x), generator=self.order)
         for rows in torch.split(order, size):
-            yield self._centred([dataset.x[rows] for dataset in self._datasets])
+            data = [dataset.x[rows] for dataset in self._datasets]
+            batch = self._centred(data)
+            yield self._centred(data) if self._choose_route(batch) else batch
 
     def _centred(self, data: Sequence[Tensor]) -> _Centred:
         means = [x.double().mean(0) for x in data]
