@@ -130,7 +130,7 @@ class LinearGaussianTrainer:
 
     def advance(self) -> tuple[list[Point], int]:
         """One epoch of all starts."""
-        self._choose_route()
+        self._choose_route(self._full)
         last = self.epoch == self.spec.epochs
         recorded = last or self.epoch % self.spec.evaluate_every == 0
         points: list[Point] = []
@@ -150,15 +150,17 @@ class LinearGaussianTrainer:
         masks = self.spec.masks_of_epoch(self.epoch, observations, self.dim)
         return points, len(self.seeds) * masks
 
-    def _choose_route(self) -> None:
-        """Once by residuals, always by residuals: a resumed training takes the same route."""
-        if self.by_residuals_from == NEVER and not self._quick_enough():
-            self.by_residuals_from = self.epoch
-            self._take_data()
-
-    def _quick_enough(self) -> bool:
-        variances = self._full.moment.diagonal + (self._full.mean - self.mean).square()
-        return keeps_digits(self.loadings, self._noises(), variances)
+    def _choose_route(self, data: _Centred) -> bool:
+        """Whether the route changes before a step on these data. Once by residuals, always by
+        residuals: a resumed training takes the same route."""
+        if self.by_residuals_from != NEVER:
+            return False
+        variances = data.moment.diagonal + (data.mean - self.mean).square()
+        if keeps_digits(self.loadings, self._noises(), variances):
+            return False
+        self.by_residuals_from = self.epoch
+        self._take_data()
+        return True
 
     def _check_finite(self, loss: Tensor, points: list[Point]) -> None:
         bad = (~loss.isfinite()).nonzero().flatten().tolist()
@@ -249,7 +251,9 @@ class LinearGaussianTrainer:
         for rows in self.rows.epoch():
             pairs = zip(self._of_starts, rows, strict=True)
             x = [dataset.x[own] for dataset, own in pairs]
-            yield self._centred(x, self._low_rank_batches)
+            batch = self._centred(x, self._low_rank_batches)
+            route_changed = self._choose_route(batch)
+            yield self._centred(x, self._low_rank_batches) if route_changed else batch
 
     def _centred(self, data: Sequence[Tensor], low_rank: bool) -> _Centred:
         """Of the observations (N, D) of each start, or of all; `low_rank`: their moment may be."""

@@ -227,7 +227,7 @@ def test_gradients_have_six_digits(precision: float | None, fits: bool) -> None:
     noise = alike(dim, precision) if precision else spread(dim)
     problem = case(dim, latent_dim, 5, noise, fits)
     trainer, masks = trainer_on(problem, precision is None)
-    trainer._choose_route()
+    trainer._choose_route(trainer._full)
     assert (trainer.by_residuals_from == 0) == (precision not in (1.0,))
     trainer._descent(trainer._full, 0)
     gradient = trainer.loadings.grad
@@ -274,6 +274,15 @@ def test_a_training_stays_with_its_route_and_says_so() -> None:
     spoken = [message for message in said(records, BY_RESIDUALS) if "epoch" in message]
     assert len(spoken) == 1
     assert 5 < int(spoken[0].split()[2]) < 60
+
+
+def test_each_step_is_asked_for_its_route() -> None:
+    """Steps of few observations, as large as they come, leave the first epoch's bound behind."""
+    model = {"family": "ppca", "latent_dim": 2, "noise_precision": 100.0, "init": "random"}
+    train = {"objective": "lml", "epochs": 1, "learning_rate": 50.0, "batch_size": 2}
+    records = records_of(spec_of(5.0, model=model, train=train, evaluate={}))
+    spoken = [message for message in said(records, BY_RESIDUALS) if "epoch" in message]
+    assert [message.split()[2] for message in spoken] == ["0"]
 
 
 def test_a_resumed_training_goes_on_by_its_route() -> None:
