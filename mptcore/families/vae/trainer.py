@@ -100,7 +100,9 @@ class VaeTrainer:
         step are added where they are asked for."""
         fraction = self.epoch / self.spec.epochs
         if self.spec.mask_each:
-            drawn = self.masks.draw_each(fraction, len(self.starts[0].x[rows]))  # (S, B, N, D)
+            first = self.starts[0]
+            observations = len(first.x[rows[first.seed]])
+            drawn = self.masks.draw_each(fraction, observations)  # (S, B, N, D)
         else:
             drawn = self.masks.draw(fraction)  # (S, B, D)
         masks = dict(zip(self.seeds, drawn, strict=True))
