@@ -3,7 +3,7 @@
 It stands in for mptcore where a test needs many runs and no science. `--slow` waits between
 records; `--die` kills itself midway where it does not resume; `--flood` writes points and
 takes memory without end, and obeys no one; `--deaf` reads its order late; `--silent`
-writes one point and no more.
+writes one point and no more; `--polite` one more some time after SIGTERM, and ends.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.support.records import CHECKPOINT_AFTER, RECORDS, point
 
 DEAF_S = 1.5
+POLITE_S = 0.5
 
 
 def main() -> int:
@@ -34,6 +35,8 @@ def main() -> int:
     if "--silent" in sys.argv:
         print(json.dumps(point(1)), flush=True)
         signal.pause()
+    if "--polite" in sys.argv:
+        _end_politely()
     stopping = threading.Event()
     threading.Thread(target=_follow, args=[stopping], daemon=True).start()
     after = order["resume"]["after"] if order["resume"] else 0
@@ -57,6 +60,16 @@ def _flood() -> None:
     for seq in itertools.count(1):
         print(json.dumps(point(seq)))
         grown.append(bytes(1000))
+
+
+def _end_politely() -> None:
+    asked = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    print(json.dumps(point(1)), flush=True)
+    asked.wait()
+    time.sleep(POLITE_S)
+    print(json.dumps(point(2)), flush=True)
+    os._exit(0)
 
 
 def _follow(stopping: threading.Event) -> None:

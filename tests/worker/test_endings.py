@@ -1,5 +1,6 @@
 """However a run is ended from here, it ends at its first attempt, with every record before that."""
 
+import itertools
 import os
 import threading
 import time
@@ -104,6 +105,33 @@ def test_a_run_that_falls_silent_is_ended(database: Database, settings: Settings
     ended = load(database, claim)
     assert (ended.failure_kind, ended.attempt, ended.last_seq) == ("timeout", 1, 1)
     assert numbers(database, claim) == [1]
+
+
+def test_a_cancelled_run_has_its_grace(database: Database, settings: Settings) -> None:
+    """What it writes within it is kept."""
+    claim = claimed(database)
+    beside = threading.Thread(target=ask, args=[database, claim, DesiredState.CANCEL])
+    beside.start()
+    assert supervise(database, settings, claim, "--polite", kill_grace_s=30.0) == "cancelled"
+    beside.join()
+    assert numbers(database, claim) == [1, 2]
+
+
+@pytest.mark.parametrize(("by_the_kernel", "ended"), [(True, "failed"), (False, "lost")])
+def test_a_runner_that_the_kernel_kills_for_memory_is_out_of_memory(
+    database: Database,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    by_the_kernel: bool,
+    ended: str,
+) -> None:
+    """The kernel's count stands still here: no test can take all memory of the machine."""
+    counts = itertools.count() if by_the_kernel else itertools.repeat(0)
+    monkeypatch.setattr(supervisor, "kernel_kills", lambda: next(counts))
+    claim = claimed(database)
+    assert supervise(database, settings, claim, "--die") == ended
+    kind = load(database, claim).failure_kind
+    assert kind == ("oom" if by_the_kernel else None)
 
 
 @contextmanager

@@ -187,11 +187,16 @@ def test_an_expired_lease_that_no_one_reaped_is_still_good(either: Database) -> 
 def test_lost_too_often(either: Database) -> None:
     claimed = running(either)
     expire(either, claimed)
-    assert reap(either, max_lost=0) == [(claimed.experiment_id, "failed")]
+    assert reap(either, max_lost=1) == [(claimed.experiment_id, "queued")]
+    again = claim(either, dispatch(either))
+    assert again is not None
+    expire(either, again)
+    assert reap(either, max_lost=1) == [(claimed.experiment_id, "failed")]
     with either.snapshot() as session:
         found = session.get_one(Experiment, claimed.experiment_id)
         assert found.failure_kind == "lost"
-        assert "lost 1 times; at most 0" in (found.failure_message or "")
+        assert "lost 2 times; at most 1" in (found.failure_message or "")
+        assert found.finished_at is not None
 
 
 def test_a_hand_back_is_not_a_loss(either: Database) -> None:
@@ -203,12 +208,18 @@ def test_a_hand_back_is_not_a_loss(either: Database) -> None:
         assert (found.status, found.lost, found.lease_expires_at) == ("queued", 0, None)
 
 
-def test_a_cancelled_run_that_is_lost_is_cancelled(either: Database) -> None:
+@pytest.mark.parametrize(("desired", "ends"), [("cancel", "cancelled"), ("pause", "paused")])
+def test_a_run_that_was_to_end_and_is_lost_ends(
+    either: Database, desired: DesiredState, ends: str
+) -> None:
     claimed = running(either)
     with either.transaction() as session:
-        assert states.request(session, claimed.experiment_id, DesiredState.CANCEL) == "running"
+        states.request(session, claimed.experiment_id, DesiredState(desired))
     expire(either, claimed)
-    assert reap(either) == [(claimed.experiment_id, "cancelled")]
+    assert reap(either) == [(claimed.experiment_id, ends)]
+    with either.snapshot() as session:
+        finished_at = session.get_one(Experiment, claimed.experiment_id).finished_at
+        assert (finished_at is None) == (ends == "paused")
 
 
 def test_no_write_after_a_cancel(either: Database) -> None:

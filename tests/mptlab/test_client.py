@@ -1,0 +1,79 @@
+"""What the client sends, as the service sees it: in this process, with its real routes."""
+
+import io
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+from starlette.testclient import TestClient
+
+from mptlab import Client
+from mptlab.progress import shown_progress
+from service.main import create_app
+from service.settings import Settings
+from tests.support.ppca_spec import ppca_spec
+
+
+@pytest.fixture
+def client(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """Connected to the service without a port between them."""
+    key = settings.key_file.read_text().strip()
+    headers = {"Authorization": f"Bearer {key}"}
+    with (
+        TestClient(create_app(settings), headers=headers) as api,
+        Client("http://testserver", key) as client,
+    ):
+        monkeypatch.setattr(client, "_http", api)
+        yield client
+
+
+def test_a_submission_under_one_key_is_queued_once(client: Client) -> None:
+    first = client.submit(ppca_spec(), idempotency_key="once")
+    assert client.submit(ppca_spec(), idempotency_key="once")["id"] == first["id"]
+    assert client.submit(ppca_spec())["id"] != client.submit(ppca_spec())["id"]
+    assert len(list(client.experiments())) == 3
+
+
+def test_a_retry_under_one_key_is_queued_once(client: Client) -> None:
+    old = client.submit(ppca_spec())["id"]
+    client.cancel(old)
+    made = [client.retry(old, idempotency_key="once")["id"] for _ in range(2)]
+    assert made[0] == made[1]
+
+
+def test_filters_hold_on_every_page(client: Client) -> None:
+    ids = [client.submit(ppca_spec())["id"] for _ in range(5)]
+    for one in ids[::2]:
+        client.cancel(one)
+    found = [one["id"] for one in client.experiments(status="cancelled", limit=1)]
+    assert found == ids[::2][::-1]
+
+
+def test_a_wait_for_what_does_not_end(client: Client) -> None:
+    queued = client.submit(ppca_spec())["id"]
+    seen: list[str] = []
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"is queued after 0\.3 s"):
+        client.wait(queued, 0.3, on_change=lambda one: seen.append(one["status"]), poll_s=0.1)
+    assert 0.3 <= time.monotonic() - began < 10
+    assert set(seen) == {"queued"}
+    assert len(seen) > 1
+
+
+def shown(*looks: dict[str, Any]) -> str:
+    """What a person sees last of one experiment."""
+    screen = io.StringIO()
+    with shown_progress(Console(file=screen, force_terminal=True, width=100)) as show:
+        for look in looks:
+            show({"id": "a", "name": None, **look})
+    return screen.getvalue()
+
+
+def test_a_bar_is_as_full_as_the_run_is_far() -> None:
+    progress = {"done": 30, "total": 120, "unit": "masks"}
+    bar = shown({"status": "queued", "progress": None}, {"status": "running", "progress": progress})
+    assert "30/120" in bar
+    assert "masks" in bar
+    assert "120/120" not in bar
