@@ -187,7 +187,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "model": {
             **LINEAR_VAE,
             "likelihood": GAUSSIAN,
-            "conditionals": {"method": "importance", "draws": 4, "rounds": 2},
+            "conditionals": {"method": "importance", "draws": 4, "steps": 2},
         },
         "data": {**DIGITS, "standardize": True},
         "evaluate": {"masks": SIZES, "lml": IWAE},

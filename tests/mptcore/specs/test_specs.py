@@ -191,6 +191,20 @@ def test_what_an_earlier_version_stored_is_read_and_run() -> None:
         validate_spec(old)
 
 
+def test_a_proposal_by_rounds_that_was_stored_is_fitted_now() -> None:
+    """`rounds` of importance sampling until version 0.1."""
+    likelihood = {"distribution": "gaussian", "noise_precision": 4.0}
+    vae = {"family": "vae", "latent_dim": 2, "likelihood": likelihood}
+    method = {"method": "importance", "draws": 64}
+    spec = {"model": {**vae, "conditionals": method}, "data": {"source": "digits"}}
+    old = {**spec, "model": {**vae, "conditionals": {**method, "rounds": 3}}}
+    assert stored_spec(old) == validate_spec(spec)
+    with pytest.raises(SpecError, match=r"/model/conditionals/rounds: unknown field"):
+        validate_spec(old)
+    recursive = {**spec, "model": {**vae, "conditionals": {"method": "recursive"}}}
+    assert stored_spec(recursive) == validate_spec(recursive)
+
+
 def test_the_schema_says_that_an_objective_may_be_a_string() -> None:
     schema = TypeAdapter(ExperimentSpec).json_schema()
     objective = schema["$defs"]["LatentTrain"]["properties"]["objective"]
