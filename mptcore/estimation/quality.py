@@ -10,6 +10,8 @@ LEAST_ESS = 20
 """Below it the standard error of a logarithm of a mean weight is too small by the delta method."""
 MOST_DOUBTFUL = 0.1
 """The largest share of observations whose importance weights may be in doubt."""
+MOST_BIAS = 0.05
+"""Nats, where no error tells how much matters: as for grids."""
 
 
 def doubtful_reason(bias: float, std_err: float | None, share: float, cure: str) -> str | None:
@@ -18,8 +20,9 @@ def doubtful_reason(bias: float, std_err: float | None, share: float, cure: str)
     if share > MOST_DOUBTFUL:
         detail = f"the importance weights of {share:.0%} of the observations cannot be trusted"
         return f"not final: {detail}, more than {MOST_DOUBTFUL:.0%}; {cure}"
-    if std_err is not None and not abs(bias) <= std_err:
-        detail = f"its estimated bias of {bias:.2g} nats is beyond its error of {std_err:.2g}"
+    most, what = (MOST_BIAS, "") if std_err is None else (std_err, "its error of ")
+    if not abs(bias) <= most:  # NaN is not known, and not final
+        detail = f"its estimated bias of {bias:.2g} nats is beyond {what}{most:.2g}"
         return f"not final: {detail}; {cure}"
     return None
 
@@ -40,9 +43,10 @@ class Grade:
 
     @classmethod
     def of(cls, curve: Sequence[Graded], factor: float = 1) -> "Grade | None":
-        """Of the sum over the sizes of a curve, times a factor; none where scores are exact."""
+        """Of the sum over the sizes of a curve, times a factor; none where scores are exact. It is
+        as doubtful as its most doubtful size."""
         means = [scores.grades.mean(1) for scores in curve if scores.grades is not None]
         if not means:
             return None
         bias = factor * sum(mean[0].item() for mean in means)
-        return cls(bias, sum(mean[1].item() for mean in means) / len(means))
+        return cls(bias, max(mean[1].item() for mean in means))
