@@ -100,11 +100,11 @@ class LinearGaussianTrainer:
 
     def _take_data(self) -> None:
         fixed_noise = not self.spec.learn_noise_precision
-        self._full = self._centred([dataset.x for dataset in self._datasets], fixed_noise)
+        self._full = self._centred([dataset.x[None] for dataset in self._datasets], fixed_noise)
         # In few dimensions it costs more to find a batch's rank than a low one saves.
         low_rank = isinstance(self._full.moment, FactoredMoment)
         self._low_rank_batches = low_rank and self.dim > SMALL
-        held = [dataset.heldout for dataset in self._datasets if dataset.heldout is not None]
+        held = [d.heldout[None] for d in self._datasets if d.heldout is not None]
         self._heldout = self._centred(held, fixed_noise) if held else None
 
     @property
@@ -250,37 +250,33 @@ class LinearGaussianTrainer:
             return
         for rows in self.rows.epoch():
             pairs = zip(self._of_starts, rows, strict=True)
-            x = [dataset.x[own] for dataset, own in pairs]
+            x = [torch.stack([dataset.x[own] for dataset, own in pairs])]
             batch = self._centred(x, self._low_rank_batches)
             route_changed = self._choose_route(batch)
             yield self._centred(x, self._low_rank_batches) if route_changed else batch
 
     def _centred(self, data: Sequence[Tensor], low_rank: bool) -> _Centred:
-        """Of the observations (N, D) of each start, or of all; `low_rank`: their moment may be."""
-        x = torch.stack(tuple(data))
-        means = x.double().mean(-2)
+        """Of sets of observations (s, N, D), one after the other, for they may be large. Where
+        `low_rank`, their moment may be."""
+        means = [x.double().mean(-2) for x in data]
         quick = self.by_residuals_from == NEVER
-        moment = self._moment(x, means, low_rank) if quick else self._factors(x, means)
-        centred = _Centred(means.to(self.loadings), moment.to(self.loadings))
+        moment = self._moment(data, means, low_rank) if quick else _factors(data, means)
+        centred = _Centred(torch.cat(means).to(self.loadings), moment.to(self.loadings))
         if self.spec.learn_mean:
             return centred
         return _Centred(self.mean, centred.about(self.mean))  # once for all steps
 
-    def _moment(self, x: Tensor, means: Tensor, low_rank: bool) -> Moment:
-        """Of data (S or 1, N, D) about their means, in the form that is quickest to descend by."""
-        matrices = second_moment(x, means)
+    def _moment(self, data: Sequence[Tensor], means: Sequence[Tensor], low_rank: bool) -> Moment:
+        """About their means, in the form that is quickest to descend by."""
+        pairs = zip(data, means, strict=True)
+        matrices = torch.cat([second_moment(x, mean) for x, mean in pairs])
         if low_rank:
             least = self._noise().min().item()
             smaller = [compressed(matrix, least) for matrix in matrices]
             factored = [moment for moment in smaller if isinstance(moment, FactoredMoment)]
             if len(factored) == len(smaller):
                 return stacked(factored)
-        return self._factors(x, means) if self.dim <= SMALL else DenseMoment(matrices)
-
-    def _factors(self, x: Tensor, means: Tensor) -> FactoredMoment:
-        """The same by the data's factors."""
-        factor = data_factor(x, means)
-        return FactoredMoment(factor, factor.square().sum(-1))
+        return _factors(data, means) if self.dim <= SMALL else DenseMoment(matrices)
 
     def _tensor(self, parts: Sequence[Tensor], learned: bool = False) -> Tensor:
         together = torch.stack([part.detach() for part in parts]).to(self.device, torch.float64)
@@ -293,3 +289,9 @@ class LinearGaussianTrainer:
         self.learned.restore(tensors)
         self.by_residuals_from = int(tensors[ROUTE])
         self._take_data()
+
+
+def _factors(data: Sequence[Tensor], means: Sequence[Tensor]) -> FactoredMoment:
+    """The moments of sets of observations about their means, by the data's factors."""
+    factor = torch.cat([data_factor(x, mean) for x, mean in zip(data, means, strict=True)])
+    return FactoredMoment(factor, factor.square().sum(-1))
