@@ -1,6 +1,7 @@
 """`python -m benchmarks.reports NAME …` runs benchmarks/reports/NAME.json, or the preset NAME of
 Fig. 3, and writes NAME.md and NAME.png to benchmarks/reports: what ran, on what machine, every
-metric, the curves at some places, and a preset's verdict.
+metric, the curves at some places, and a preset's verdict. A preset of several specs has a part for
+each.
 
 The data, texts and checkpoints come from MPT_DATA_DIR and MPT_MODELS_DIR.
 """
@@ -8,7 +9,7 @@ The data, texts and checkpoints come from MPT_DATA_DIR and MPT_MODELS_DIR.
 import argparse
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,45 +35,60 @@ def main() -> None:
     parser.add_argument("names", nargs="+", choices=files + presets, metavar="NAME",
                         help=", ".join(files + presets))  # fmt: skip
     for name in parser.parse_args().names:
-        spec = spec_of(name)
         began = time.perf_counter()
-        records = list(run(spec))
+        specs = specs_of(name)
+        runs = [list(run(spec)) for spec in specs]
         seconds = time.perf_counter() - began
-        (FOLDER / f"{name}.md").write_text(report(name, spec, records, seconds))
-        plot(name, records)
+        (FOLDER / f"{name}.md").write_text(report(name, specs, runs, seconds))
+        plot(name, runs)
         print(FOLDER / f"{name}.md")
 
 
-def spec_of(name: str) -> ExperimentSpec:
+def specs_of(name: str) -> Sequence[ExperimentSpec]:
     if name in PRESETS:
-        (spec,) = PRESETS[name].specs
-        return spec
-    return parse_spec((FOLDER / f"{name}.json").read_bytes())
+        return PRESETS[name].specs
+    return [parse_spec((FOLDER / f"{name}.json").read_bytes())]
 
 
-def report(name: str, spec: ExperimentSpec, records: list[Record], seconds: float) -> str:
+def report(
+    name: str, specs: Sequence[ExperimentSpec], runs: Sequence[list[Record]], seconds: float
+) -> str:
     """The report as Markdown."""
+    compute = specs[0].compute
     parts = [
         f"# {name}\n",
         f"`python -m benchmarks.reports {name}` took {seconds:.0f} s of "
-        f"{machine(spec.compute.threads)} {spec.compute.precision} here.\n",
+        f"{machine(compute.threads)} {compute.precision} here.\n",
+        f"![The curves]({name}.png)\n",
+        *(_judged(name, runs) if name in PRESETS else ()),
+    ]
+    for i, (spec, records) in enumerate(zip(specs, runs, strict=True), start=1):
+        if len(specs) > 1:
+            parts.append(f"## Experiment {i} of {len(specs)}\n\n`{_settings(spec)}`\n")
+        parts += _ran(records)
+    return "\n".join(parts)
+
+
+def _settings(spec: ExperimentSpec) -> str:
+    """How one of several experiments is trained."""
+    return spec.model_dump_json(include={"train", "seeds"}, exclude_none=True)
+
+
+def _ran(records: list[Record]) -> list[str]:
+    return [
         *(f"- {r.message}" for r in records if isinstance(r, Log)),
         "",
-        f"![The curves]({name}.png)\n",
-        *(_judged(name, records) if name in PRESETS else ()),
         *_curves(records),
         *_courses(records),
         "| metric | labels | value | standard error |\n|---|---|---|---|",
         *(_metric(r) for r in records if isinstance(r, Metric)),
         "",
     ]
-    return "\n".join(parts)
 
 
-def _judged(name: str, records: list[Record]) -> list[str]:
+def _judged(name: str, runs: Sequence[list[Record]]) -> list[str]:
     preset = PRESETS[name]
-    lines = (json.loads(encode(i, record)) for i, record in enumerate(records))
-    verdict: Verdict = preset.verdict([Results.of_records(lines)])
+    verdict: Verdict = preset.verdict([_results(records) for records in runs])
     return [
         f"{preset.statement} **{verdict.verdict.capitalize()}.**\n",
         "| | measured | from | to | agrees |\n|---|---|---|---|---|",
@@ -83,6 +99,10 @@ def _judged(name: str, records: list[Record]) -> list[str]:
         ),
         "",
     ]
+
+
+def _results(records: list[Record]) -> Results:
+    return Results.of_records(json.loads(encode(i, record)) for i, record in enumerate(records))
 
 
 def _metric(one: Metric) -> str:
@@ -142,27 +162,38 @@ def _courses(records: list[Record]) -> list[str]:
     return [*lines, ""]
 
 
-def plot(name: str, records: list[Record]) -> None:
-    """The curves, and beside them the log marginal likelihood by epoch where it was recorded."""
+def plot(name: str, runs: Sequence[list[Record]]) -> None:
+    """A row for each run: the curves, and beside them the log marginal likelihood by epoch where it
+    was recorded, of what is held out if anything is."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = [series for series in (*CURVES, "lml") if _series(records, series)]
+    panels = [series for series in (*CURVES, *_lml_of(runs[0])) if _series(runs[0], series)]
+    size = (6 * len(panels), 4 * len(runs))
     figure: Any
     figure, grid = pyplot.subplots(
-        1, len(panels), figsize=(6 * len(panels), 4), layout="constrained", squeeze=False
+        len(runs), len(panels), figsize=size, layout="constrained", squeeze=False
     )
-    for axes, series in zip(grid[0], panels, strict=True):
-        for labels, points in _series(records, series).items():
-            places, values = [p.x for p in points], [p.value or 0 for p in points]
-            errors = [2 * (p.std_err or 0) for p in points]
-            axes.errorbar(places, values, errors, label=labels, linewidth=1, elinewidth=0.6)
-        if series == "lml":
-            axes.set(xlabel="epoch", ylabel="log marginal likelihood (nats)")
-        else:
-            axes.set(xlabel=CURVES[series], ylabel="mean log probability when masked (nats)")
-        axes.legend(fontsize=7)
+    for row, records in zip(grid, runs, strict=True):
+        for axes, series in zip(row, panels, strict=True):
+            _panel(axes, series, records)
     figure.savefig(FOLDER / f"{name}.png", dpi=110)
+
+
+def _lml_of(records: list[Record]) -> list[str]:
+    return ["lml_heldout" if _series(records, "lml_heldout") else "lml"]
+
+
+def _panel(axes: Any, series: str, records: list[Record]) -> None:
+    for labels, points in _series(records, series).items():
+        places, values = [p.x for p in points], [p.value or 0 for p in points]
+        errors = [2 * (p.std_err or 0) for p in points]
+        axes.errorbar(places, values, errors, label=labels, linewidth=1, elinewidth=0.6)
+    if series in CURVES:
+        axes.set(xlabel=CURVES[series], ylabel="mean log probability when masked (nats)")
+    else:
+        axes.set(xlabel="epoch", ylabel=f"{series} (nats)")
+    axes.legend(fontsize=7)
 
 
 if __name__ == "__main__":

@@ -179,9 +179,7 @@ def fig3_vae(published: Published, results: Sequence[Results]) -> Iterator[Compa
         ("33 %", fixed, {"objective": "mpt"}),
         ("uniform sizes", uniform, {}),
     ):
-        curves = [
-            _finite(result.curve("lml_heldout", seed=seed, **labels)) for seed in VAE_SEEDS
-        ]
+        curves = [_finite(result.curve("lml_heldout", seed=seed, **labels)) for seed in VAE_SEEDS]
         best = max(range(len(curves[0])), key=lambda i: sum(curve[i] for curve in curves))
         ends = _ends(result, **labels)
         linear = _ends(result, "baseline", **labels)

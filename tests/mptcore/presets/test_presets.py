@@ -148,8 +148,8 @@ def vae_results(
             for x, value in enumerate((-200.0, on_the_way + nudge, end)):
                 point = {"record": "point", "series": "lml_heldout", "x": x, "value": value}
                 rows.append({**point, "labels": labels, "std_err": 0.01, "n": 64})
-            finals = {"model": end + (nudge if objective == "elbo" else 0), "baseline": ppca + nudge}
-            for model, value in finals.items():
+            own = end + nudge if objective == "elbo" else end
+            for model, value in {"model": own, "baseline": ppca + nudge}.items():
                 metric = {"record": "metric", "name": "lml_heldout", "value": value}
                 rows.append({**metric, "labels": {**labels, "model": model}, "std_err": 0.01})
     return Results.of_records(rows)
