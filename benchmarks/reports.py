@@ -53,19 +53,18 @@ def specs_of(name: str) -> tuple[ExperimentSpec, ...]:
 def write(
     name: str, specs: Sequence[ExperimentSpec], runs: Sequence[list[Record]], seconds: float
 ) -> None:
-    """The report as Markdown; of one run with a picture."""
+    """The report as Markdown, and its picture."""
     parts = [
         f"# {name}\n",
         f"`python -m benchmarks.reports {name}` took {seconds:.0f} s of "
         f"{machine(specs[0].compute.threads)} {specs[0].compute.precision} here.\n",
+        f"![The curves]({name}.png)\n",
         *(_judged(name, runs) if name in PRESETS else ()),
     ]
+    plot(name, runs)
     for i, (spec, records) in enumerate(zip(specs, runs, strict=True)):
         if len(specs) > 1:
             parts.append(f"## {i + 1}: {_differing(spec, specs)}\n")
-        else:
-            plot(name, records)
-            parts.append(f"![The curves]({name}.png)\n")
         parts += _of_run(records)
     (FOLDER / f"{name}.md").write_text("\n".join(parts))
 
@@ -177,27 +176,38 @@ def _courses(records: list[Record]) -> list[str]:
     return [*lines, ""]
 
 
-def plot(name: str, records: list[Record]) -> None:
-    """The curves, and beside them the log marginal likelihood by epoch where it was recorded."""
+def plot(name: str, runs: Sequence[list[Record]]) -> None:
+    """A row for each run: the curves, and beside them the log marginal likelihood by epoch where it
+    was recorded, of what is held out if anything is."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = [series for series in (*CURVES, "lml") if _series(records, series)]
+    panels = [series for series in (*CURVES, *_lml_of(runs[0])) if _series(runs[0], series)]
+    size = (6 * len(panels), 4 * len(runs))
     figure: Any
     figure, grid = pyplot.subplots(
-        1, len(panels), figsize=(6 * len(panels), 4), layout="constrained", squeeze=False
+        len(runs), len(panels), figsize=size, layout="constrained", squeeze=False
     )
-    for axes, series in zip(grid[0], panels, strict=True):
-        for labels, points in _series(records, series).items():
-            places, values = [p.x for p in points], [p.value or 0 for p in points]
-            errors = [2 * (p.std_err or 0) for p in points]
-            axes.errorbar(places, values, errors, label=labels, linewidth=1, elinewidth=0.6)
-        if series == "lml":
-            axes.set(xlabel="epoch", ylabel="log marginal likelihood (nats)")
-        else:
-            axes.set(xlabel=CURVES[series], ylabel="mean log probability when masked (nats)")
-        axes.legend(fontsize=7)
+    for row, records in zip(grid, runs, strict=True):
+        for axes, series in zip(row, panels, strict=True):
+            _panel(axes, series, records)
     figure.savefig(FOLDER / f"{name}.png", dpi=110)
+
+
+def _lml_of(records: list[Record]) -> list[str]:
+    return ["lml_heldout" if _series(records, "lml_heldout") else "lml"]
+
+
+def _panel(axes: Any, series: str, records: list[Record]) -> None:
+    for labels, points in _series(records, series).items():
+        places, values = [p.x for p in points], [p.value or 0 for p in points]
+        errors = [2 * (p.std_err or 0) for p in points]
+        axes.errorbar(places, values, errors, label=labels, linewidth=1, elinewidth=0.6)
+    if series in CURVES:
+        axes.set(xlabel=CURVES[series], ylabel="mean log probability when masked (nats)")
+    else:
+        axes.set(xlabel="epoch", ylabel=f"{series} (nats)")
+    axes.legend(fontsize=7)
 
 
 if __name__ == "__main__":

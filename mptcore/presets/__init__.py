@@ -52,36 +52,33 @@ def _training(masks: dict[str, Any], epochs: int, curve_at: Sequence[int] = ()) 
     return {"objective": "mpt", "epochs": epochs, "masks": masks, "curve_at": list(curve_at)}
 
 
-def _fig3(name: str, source: str, model: dict[str, Any], mask_rate: float, **spec: Any) -> Preset:
-    """One experiment on images, judged by its marginal likelihood."""
+def _fig3(
+    name: str, source: str, model: dict[str, Any], trainings: Sequence[dict[str, Any]], **spec: Any
+) -> Preset:
+    """An experiment on images for each training, judged by their marginal likelihoods."""
     data = {"source": source, **spec.pop("data")}
     judge, published, statement = (spec.pop(what) for what in ("judge", "published", "statement"))
-    train = {
-        "masks": {"schedule": "fixed", "rate": mask_rate, "per_size": 1},
-        **spec.pop("train"),
-    }
-    experiment = LatentExperiment.model_validate(
-        {
-            "model": model,
-            "data": data,
-            "train": train,
-            "compute": {"precision": "float32", "max_runtime_s": 6 * 3600},
-            **spec,
-        }
-    )
+    compute = {"precision": "float32", "max_runtime_s": 6 * 3600}
+    common = {"model": model, "data": data, "compute": compute, **spec}
+    specs = tuple(LatentExperiment.model_validate({**common, "train": one}) for one in trainings)
     row = "upper" if model["family"] == "linear_vae" else "lower"
     title = f"Fig. 3, {row} row: {model['family']} on {source}"
-    return Preset(name, title, statement, (experiment,), published, judge)
+    return Preset(name, title, statement, specs, published, judge)
+
+
+def _at_rate(rate: float) -> dict[str, Any]:
+    """One mask a step."""
+    return {"schedule": "fixed", "rate": rate, "per_size": 1}
 
 
 def _fig3_linear(name: str, source: str) -> Preset:
+    objectives = {"objective": ["mpt", "elbo"], "masks": _at_rate(0.15)}
     return _fig3(
         name,
         source,
         {"family": "linear_vae", "latent_dim": 2, "likelihood": {"distribution": "bernoulli"}},
-        0.15,
+        [{**objectives, "epochs": 800, "learning_rate": 0.01}],
         data={"n": 2000, "binarize": "threshold"},
-        train={"objective": ["mpt", "elbo"], "epochs": 800, "learning_rate": 0.01},
         evaluate={
             "masks": {"schedule": "sizes", "sizes": _SIZES, "per_size": 3},
             "lml": {"method": "uniform_grid", "nodes": 150, "extent": 6.0},
@@ -95,39 +92,26 @@ def _fig3_linear(name: str, source: str) -> Preset:
 
 
 def _fig3_vae(name: str, source: str) -> Preset:
+    common = {"latent_dim": 8, "noise_precision": 20.0}
     likelihood = {"distribution": "gaussian", "noise_precision": 20.0}
+    network = {"layers": "dense", "widths": [256]}
+    epochs = {"epochs": 200, "batch_size": 100, "evaluate_every": 20}
     return _fig3(
         name,
         source,
-        {
-            "family": "vae",
-            "latent_dim": 8,
-            "likelihood": likelihood,
-            "network": {"layers": "dense", "widths": [256]},
-            "conditionals": {"method": "recursive", "draws": 5, "rounds": 3},
-        },
-        0.33,
-        data={"n": 6000, "heldout": 1 / 6},
-        train={
-            "objective": "mpt",
-            "epochs": 100,
-            "batch_size": 100,
-            "evaluate_every": 5,
-        },
-        evaluate={
-            "masks": {"schedule": "sizes", "sizes": _SIZES, "per_size": 2},
-            "ais": {"temperatures": 500, "chains": 4, "simulated": 100},
-        },
-        baseline={
-            "family": "ppca",
-            "latent_dim": 8,
-            "noise_precision": 20.0,
-            "init": "maximum_likelihood",
-        },
-        seeds=[judges.SEEDS[0]],
-        statement="The LML (importance weighted bound) of held-out images rises with MPT training, "
-        "and ends above that of a PPCA of the same K and noise.",
-        published={"least_rise": (5.0,), "least_lead": (0.0,)},
+        {"family": "vae", "latent_dim": 8, "likelihood": likelihood, "network": network},
+        [
+            {"objective": ["mpt", "elbo"], "masks": _at_rate(0.33), **epochs},
+            {"objective": "mpt", "masks": {"schedule": "uniform", "per_size": 1}, **epochs},
+        ],
+        data={"n": 1250, "heldout": 0.2},
+        evaluate={"masks": {"schedule": "sizes", "sizes": [78, 258, 784], "per_size": 4}},
+        baseline={"family": "ppca", "init": "maximum_likelihood", **common},
+        seeds=list(judges.VAE_SEEDS),
+        statement="With MPT training, of masks of 33 % and of uniform sizes, the LML of held-out "
+        "images rises and does not fall again. It ends no lower than with the ELBO from the same "
+        "starts, and above that of a PPCA of the same K and noise.",
+        published={"least_rise": (5.0,), "fall": (0.0,), "short": (0.0,), "least_lead": (0.0,)},
         judge=judges.fig3_vae,
     )
 
