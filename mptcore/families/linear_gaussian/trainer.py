@@ -89,12 +89,12 @@ class LinearGaussianTrainer:
         self.learned = Learned(self.parameters, self.adam, generators)
         self.epoch = 0
         fixed_noise = not spec.learn_noise_precision
-        self._full = self._centred([dataset.x for dataset in self._datasets], fixed_noise)
+        self._full = self._centred_whole([dataset.x for dataset in self._datasets], fixed_noise)
         # In few dimensions it costs more to find a batch's rank than a low one saves.
         low_rank = isinstance(self._full.moment, FactoredMoment)
         self._low_rank_batches = low_rank and self.dim > SMALL
         held = [dataset.heldout for dataset in self._datasets if dataset.heldout is not None]
-        self._heldout = self._centred(held, fixed_noise) if held else None
+        self._heldout = self._centred_whole(held, fixed_noise) if held else None
 
     @property
     def dim(self) -> int:
@@ -219,14 +219,19 @@ class LinearGaussianTrainer:
             return
         for rows in self.rows.epoch():
             pairs = zip(self._of_starts, rows, strict=True)
-            x = [dataset.x[own] for dataset, own in pairs]
-            yield self._centred(x, self._low_rank_batches)
+            x = torch.stack([dataset.x[own] for dataset, own in pairs])  # (S, B, D)
+            means = x.double().mean(-2)
+            yield self._centred(means, second_moment(x, means), self._low_rank_batches)
 
-    def _centred(self, data: Sequence[Tensor], low_rank: bool) -> _Centred:
-        """Of the observations (N, D) of each start, or of all; `low_rank`: their moment may be."""
-        x = torch.stack(tuple(data))
-        means = x.double().mean(-2)
-        moment = self._moment(second_moment(x, means), low_rank).to(self.loadings)
+    def _centred_whole(self, data: Sequence[Tensor], low_rank: bool) -> _Centred:
+        """Of one set of observations (N, D) after the other: they may be large."""
+        means = [x.double().mean(0) for x in data]
+        matrices = [second_moment(x, mean) for x, mean in zip(data, means, strict=True)]
+        return self._centred(torch.stack(means), torch.stack(matrices), low_rank)
+
+    def _centred(self, means: Tensor, matrices: Tensor, low_rank: bool) -> _Centred:
+        """Of means (S or 1, D) and second moments (S or 1, D, D), whose rank may be low."""
+        moment = self._moment(matrices, low_rank).to(self.loadings)
         centred = _Centred(means.to(self.loadings), moment)
         if self.spec.learn_mean:
             return centred
