@@ -1,7 +1,6 @@
 """VAEs whose conditionals log p(x_j | x_R) are taken by sampling, through an encoder."""
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,9 +17,9 @@ from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import Step, Work
 from mptcore.specs import Importance, Iwae, Recursive
 
-DRAWN_STARTS = 2
-"""Starts from the prior, beside the encoder's mean and zero, of the fits that numbers rest on: they
-find modes that those two miss (0.09 nats of log p(x) on MNIST)."""
+SCORE_STARTS, EVIDENCE_STARTS = 2, 8
+"""Starts of a fit beside the encoder's mean and zero, for a score and for the evidence: one half
+from the prior, one half around the encoder's mean. They find modes that those two miss."""
 BY_DEFAULT = Iwae(method="iwae")
 PILOT_SHARE = 2
 """A pilot that a proposal is adapted to has one draw for so many of the estimate. It is left out of
@@ -30,6 +29,15 @@ NOT_THE_MODELS = (
     "not final: conditionals by recursion are not those of the model; use "
     "model.conditionals.method importance"
 )
+
+
+class Plan(NamedTuple):
+    """How a proposal is made: how many drawn starts, at most how many steps from each, and the
+    draws of each pilot."""
+
+    starts: int
+    steps: int
+    pilots: tuple[int, ...]
 
 
 class Conditionals(NamedTuple):
@@ -65,7 +73,7 @@ class SampledVae(Vae):
 
     def parts(self, x: Tensor, draws: int) -> tuple[Tensor, ...]:
         """A fit takes the decoder's derivatives, K for each of its starts."""
-        return super().parts(x, max(draws, (2 + DRAWN_STARTS) * self.latent_dim))
+        return super().parts(x, max(draws, (2 + EVIDENCE_STARTS) * self.latent_dim))
 
     def score(self, x: Tensor, masks: Tensor, generator: torch.Generator) -> Tensor:
         """Its gradient goes to the decoder, through the last decoding alone."""
@@ -117,8 +125,8 @@ class SampledVae(Vae):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """z (draws, N, K) of the posterior given x_R, the logarithms of their weights (draws, N),
         and log p(x_j | z) for all j (draws, N, D)."""
-        pilots = [method.draws // PILOT_SHARE]
-        proposal = self.proposal(x, masked, method.steps, pilots, generator)
+        plan = Plan(SCORE_STARTS, method.steps, (method.draws // PILOT_SHARE,))
+        proposal = self.proposal(x, masked, plan, generator)
         z = proposal.draw(method.draws, generator)
         return z, *self._weighed(x, masked, z, proposal)
 
@@ -132,19 +140,15 @@ class SampledVae(Vae):
 
     @torch.no_grad()
     def proposal(
-        self,
-        x: Tensor,
-        masked: Tensor | None,
-        steps: int,
-        pilots: Sequence[int],
-        generator: torch.Generator,
+        self, x: Tensor, masked: Tensor | None, plan: Plan, generator: torch.Generator
     ) -> Proposal:
-        """Fitted to what is observed of each observation (N, D), then adapted to pilots of so many
-        draws. It sees nothing else: what it misses then cannot flatter the conditionals."""
-        starts = self._starts(x, masked)
-        drawn = draw_normal((DRAWN_STARTS, *starts[0].shape), x, generator)
-        found = self._fit(x, masked).proposal([*starts, *drawn], steps)
-        for draws in pilots:
+        """Fitted to what is observed of each observation (N, D), then adapted to pilots. It sees
+        nothing else: what it misses then cannot flatter the conditionals."""
+        zero, mean = self._starts(x, masked)
+        noise = draw_normal((plan.starts, *mean.shape), x, generator)
+        noise[plan.starts // 2 :] += mean
+        found = self._fit(x, masked).proposal([zero, mean, *noise], plan.steps)
+        for draws in plan.pilots:
             z = found.draw(draws, generator)
             found = found.adapted(z, self._weighed(x, masked, z, found)[0])
         return found
@@ -154,12 +158,12 @@ class SampledVae(Vae):
         return Fit(self.decoder, self.likelihood, x, observed)
 
     @torch.no_grad()
-    def _starts(self, x: Tensor, masked: Tensor | None) -> list[Tensor]:
+    def _starts(self, x: Tensor, masked: Tensor | None) -> tuple[Tensor, Tensor]:
         """Zero, and the encoder's mean where zero's decoding has filled in what is masked."""
         zero = x.new_zeros(len(x), self.latent_dim)
         if masked is not None:
             x = torch.where(masked, self.likelihood.mean(self.decoder(zero[:1])), x)
-        return [zero, self.encoder(x)[0]]
+        return zero, self.encoder(x)[0]
 
     @torch.no_grad()
     def filled(self, x: Tensor, masked: Tensor, rounds: int, generator: torch.Generator) -> Tensor:
@@ -209,8 +213,9 @@ class SampledVae(Vae):
         return torch.cat([self.log_joint(x, z) - proposal.log_prob(z) for z in parts])
 
     def evidence_proposal(self, x: Tensor, samples: int, generator: torch.Generator) -> Proposal:
-        pilots = EVIDENCE_PILOTS * [min(samples, MOST_PILOT_DRAWS) // PILOT_SHARE]
-        return self.proposal(x, None, self.iwae.steps, pilots, generator)
+        pilot = min(samples, MOST_PILOT_DRAWS) // PILOT_SHARE
+        plan = Plan(EVIDENCE_STARTS, self.iwae.steps, EVIDENCE_PILOTS * (pilot,))
+        return self.proposal(x, None, plan, generator)
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
         """log p(x, z) for z (..., N, K)."""

@@ -39,8 +39,8 @@ class Vae(nn.Module, ABC):
     @abstractmethod
     def score(self, x: Tensor, masks: Tensor, generator: torch.Generator) -> Tensor:
         """The mean over observations, masks and their masked j of log p(x_j | x_R), in nats:
-        Eq. (5) of the paper. Masks are (B, D), or (B, N, D) where each observation has its own (not
-        over grids, nor by recursion). Differentiable."""
+        Eq. (5) of the paper. Masks are (B, D), or (B, N, D) where each observation has its own
+        (not over grids, nor by recursion). Differentiable."""
 
     def elbo(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """The evidence lower bound of each observation from one draw, (N,)."""

@@ -25,6 +25,8 @@ from mptcore.specs.families.vae.models import (
 from mptcore.specs.masks import FixedSize, TrainSchedule
 from mptcore.specs.train import EpochSchedule, one_or_more
 
+MOST_STARTS = 10
+"""From which a proposal is fitted to one observation."""
 DEFAULT_MASKS = FixedSize(schedule="fixed", rate=0.15, per_size=1)
 
 
@@ -207,9 +209,10 @@ class LatentExperiment(Spec):
         each = self.model.numbers_per_observation(self.data.dim)
         rows, masks = self._step()
         draws, ais = self._places(self.model.conditionals), self.evaluate.ais
-        trained, derivatives = self._train_places(), 4 * self.model.latent_dim
+        latent_dim = self.model.latent_dim  # derivatives are as large as so many draws
         # What is kept for the gradient, and what is at hand while one part is worked on.
-        numbers = rows * each * (4 * masks * trained + derivatives) + 6 * draws * each
+        numbers = rows * each * (4 * masks * self._train_places() + latent_dim)
+        numbers += 6 * max(draws, MOST_STARTS * latent_dim) * each
         return numbers + (6 * ais.chains * each if ais else 0)
 
     def _places(self, method: Spec) -> int:

@@ -13,6 +13,8 @@ import torch
 from PIL import Image
 
 from mptcore.data.arrays import load_arrays
+from mptcore.estimation.model import Evidence
+from mptcore.families.vae.diagnose import compared
 from mptcore.protocol.records import Artifact, Log, Metric, Point, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.checkpoint import files, first_whole
@@ -238,6 +240,17 @@ def test_annealing_and_its_bracket() -> None:
     assert value_of(above) - value_of(below) == pytest.approx(value_of(gap))
     assert -4 * std_err_of(gap) < value_of(gap) < 0.5
     assert std_err_of(above) == std_err_of(gap)
+
+
+def test_the_lower_of_two_that_differ_is_not_final() -> None:
+    low, high, near = Evidence(1.0, 0.1), Evidence(2.0, 0.1), Evidence(1.2, 0.1)
+    assert [one.unconverged_reason for one in compared(low, near)] == [None, None]
+    annealed, sampled = compared(low, high)
+    assert "importance sampling finds more" in str(annealed.unconverged_reason)
+    assert sampled.unconverged_reason is None
+    annealed, sampled = compared(high, low)
+    assert annealed.unconverged_reason is None
+    assert "annealing finds more" in str(sampled.unconverged_reason)
 
 
 def test_scores_by_recursion_are_never_final() -> None:

@@ -16,7 +16,7 @@ from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikeli
 from mptcore.families.vae.linearised import linearised
 from mptcore.families.vae.networks import convolutional, dense, linear
 from mptcore.families.vae.proposal import Fit, Proposal
-from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.families.vae.sampled_vae import Plan, SampledVae
 from mptcore.specs import Ais, Convolutional, Dense, Importance, Recursive
 from tests.support.runs import result_of, std_err_of, value_of
 
@@ -297,7 +297,7 @@ def test_a_proposal_has_the_density_it_draws_from() -> None:
         weights = (-z.square().sum(-1) / 2 - math.log(2 * math.pi) - proposal.log_prob(z)).exp()
         error = weights.std(0) / math.sqrt(len(weights))
         assert ((weights.mean(0) - 1) / error).abs().max() < 4
-    assert len(found.log_shares) == 7  # four modes, two pilots, and the prior
+    assert len(found.log_shares) == 13  # ten modes, two pilots, and the prior
 
 
 def test_each_observation_may_have_a_mask_of_its_own() -> None:
@@ -337,13 +337,15 @@ def test_a_proposal_does_not_see_what_is_masked() -> None:
     masked = torch.arange(16) % 2 == 0
     other = torch.where(masked, case.x + 1, case.x)
     first, second = (
-        case.vae.proposal(x, masked, 20, [50], torch.Generator().manual_seed(1))
+        case.vae.proposal(x, masked, Plan(2, 20, (50,)), torch.Generator().manual_seed(1))
         for x in (case.x, other)
     )
     assert torch.equal(first.centres, second.centres)
     assert torch.equal(first.roots, second.roots)
     assert not torch.equal(
-        case.vae.proposal(other, ~masked, 20, [50], torch.Generator().manual_seed(1)).centres,
+        case.vae.proposal(
+            other, ~masked, Plan(2, 20, (50,)), torch.Generator().manual_seed(1)
+        ).centres,
         first.centres,
     )
 
