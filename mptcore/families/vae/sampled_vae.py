@@ -199,22 +199,36 @@ class SampledVae(Vae):
         return weight_evidence(summaries, cure="raise evaluate.lml.samples")
 
     def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Evidence:
-        """The same."""
+        """The same, from as many starts as a score has."""
         parts = self.parts(x, samples)
-        summaries = [summary_of(self.log_weights(part, samples, generator)) for part in parts]
+        summaries = [
+            summary_of(self.log_weights(part, samples, generator, SCORE_STARTS)) for part in parts
+        ]
         return weight_evidence(summaries, cure="raise train.lml_samples")
 
     @torch.no_grad()
-    def log_weights(self, x: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+    def log_weights(
+        self,
+        x: Tensor,
+        samples: int,
+        generator: torch.Generator,
+        starts: int = EVIDENCE_STARTS,
+    ) -> Tensor:
         """log p(x, z) − log q(z) for z of a proposal q fitted to each observation, (samples, N)."""
-        proposal = self.evidence_proposal(x, samples, generator)
+        proposal = self.evidence_proposal(x, samples, generator, starts)
         at_once = max(1, CHUNK_BYTES // (4 * len(x) * self.width * x.element_size()))
         parts = torch.split(proposal.draw(samples, generator), at_once)
         return torch.cat([self.log_joint(x, z) - proposal.log_prob(z) for z in parts])
 
-    def evidence_proposal(self, x: Tensor, samples: int, generator: torch.Generator) -> Proposal:
+    def evidence_proposal(
+        self,
+        x: Tensor,
+        samples: int,
+        generator: torch.Generator,
+        starts: int = EVIDENCE_STARTS,
+    ) -> Proposal:
         pilot = min(samples, MOST_PILOT_DRAWS) // PILOT_SHARE
-        plan = Plan(EVIDENCE_STARTS, self.iwae.steps, EVIDENCE_PILOTS * (pilot,))
+        plan = Plan(starts, self.iwae.steps, EVIDENCE_PILOTS * (pilot,))
         return self.proposal(x, None, plan, generator)
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
