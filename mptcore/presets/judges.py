@@ -151,34 +151,38 @@ def fig3_vae(published: Published, results: Sequence[Results]) -> Iterator[Compa
     of paired differences, whose spread gives its standard error: ERRORS of them leave 3 % to chance
     with three seeds (Student's t, two degrees of freedom, one side)."""
     fixed, uniform = results
-    elbo = _ends(fixed, objective="elbo")
-    for name, result, labels in (
-        ("33 %", fixed, {"objective": "mpt"}),
-        ("uniform sizes", uniform, {}),
-    ):
-        curves = [finite(result.curve("lml_heldout", seed=seed, **labels)) for seed in VAE_SEEDS]
-        best = max(range(len(curves[0])), key=lambda i: sum(curve[i] for curve in curves))
-        ends = _ends(result, **labels)
-        linear = _ends(result, "baseline", **labels)
-        rise = [curve[-1] - curve[0] for curve in curves]
-        lead = _less(ends, linear)
-        yield at_least(f"rise of the LML, {name}", published["least_rise"][0], fmean(rise))
-        yield _no_more(
-            f"best LML on the way − the last, {name}",
-            published["fall"][0],
-            [curve[best] - curve[-1] for curve in curves],
-        )
-        yield _no_more(
-            f"LML by the ELBO − LML by MPT, {name}", published["short"][0], _less(elbo, ends)
-        )
-        least = published["least_lead"][0]
-        low = least + _allowance(lead)
-        yield Comparison(f"LML − that of a PPCA, {name}", least, fmean(lead), low, math.inf)
+    elbo = _heldout(fixed, objective="elbo")
+    yield from _risen("33 %", published, fixed, elbo, objective="mpt")
+    yield from _risen("uniform sizes", published, uniform, elbo)
 
 
-def _ends(result: Results, model: str = "model", **labels: str) -> list[float]:
-    """The LML of held-out images at the end, for each seed."""
-    return [result.metric("lml_heldout", seed=seed, model=model, **labels) for seed in VAE_SEEDS]
+def _risen(
+    masks: str,
+    published: Published,
+    result: Results,
+    elbo: Sequence[Sequence[float]],
+    **labels: str,
+) -> Iterator[Comparison]:
+    curves = _heldout(result, **labels)
+    starts, ends = ([curve[i] for curve in curves] for i in (0, -1))
+    best = max(zip(*curves, strict=True), key=sum)
+    yield at_least(
+        f"rise of the LML, {masks}", published["least_rise"][0], fmean(ends) - fmean(starts)
+    )
+    fall, short = _less(best, ends), _less([curve[-1] for curve in elbo], ends)
+    yield _no_more(f"best LML on the way − the last, {masks}", published["fall"][0], fall)
+    yield _no_more(f"LML by the ELBO − by MPT, {masks}", published["short"][0], short)
+    linear = [
+        result.metric("lml_heldout", seed=seed, model="baseline", **labels) for seed in VAE_SEEDS
+    ]
+    lead, least = _less(ends, linear), published["least_lead"][0]
+    low = least + _allowance(lead)
+    yield Comparison(f"LML − that of a PPCA, {masks}", least, fmean(lead), low, math.inf)
+
+
+def _heldout(result: Results, **labels: str) -> list[list[float]]:
+    """The LML of held-out images by epoch, for each seed."""
+    return [finite(result.curve("lml_heldout", seed=seed, **labels)) for seed in VAE_SEEDS]
 
 
 def _less(values: Sequence[float], others: Sequence[float]) -> list[float]:
