@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from select import select
 from typing import Protocol
 
 from worker.warm_parent import NUMBER, exit_status
@@ -37,6 +38,8 @@ GONE = -(2**15)
 """In place of an exit status: the warm parent is gone, and its children with it."""
 CLOSE_S = 2.0
 """A warm parent that does not tell for so long of an end is ended too."""
+LOOK_S = 0.1
+"""How often who waits for torch looks whether it is to stop."""
 
 
 class Child(Protocol):
@@ -168,8 +171,11 @@ class WarmParent:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def wait_until_ready(self) -> bool:
-        """Wait for torch; false where the process ends without it."""
+    def wait_until_ready(self, is_stopping: Callable[[], bool]) -> bool:
+        """Wait for torch, unless told to stop; false where the process ends without it."""
+        while not select([self._requests], [], [], LOOK_S)[0]:
+            if is_stopping():
+                return True
         return bool(self._requests.recv(1, socket.MSG_PEEK))
 
     def fork(self, stdio: Stdio) -> Forked:

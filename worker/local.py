@@ -38,7 +38,7 @@ class LocalWorker:
         ]
         slot = Slot(self.database, self.settings, name)
         try:
-            slot.be_ready()
+            slot.be_ready(self.stopping.is_set)
             while not self.stopping.is_set():
                 chosen = self._next()
                 if chosen is None:

@@ -40,7 +40,7 @@ class Node:
         """Work until told to stop. To be called in the main thread."""
         self.celery.task(name=RUN)(self._run)
         worker_shutting_down.connect(self._shut_down)
-        self.slot.be_ready()
+        self.slot.be_ready(self.stopping.is_set)
         presence = Presence(self.database, self.settings, self.slot.name, self.queue)
         beats = self.lifetime.start(
             presence.run,

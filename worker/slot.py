@@ -46,10 +46,10 @@ class Slot:
         if self._warm_parent is None:
             self._warm_parent = WarmParent()
 
-    def be_ready(self) -> None:
-        """Wait until runs can begin. Raises UnfitWorker where they cannot."""
+    def be_ready(self, is_stopping: Callable[[], bool]) -> None:
+        """Wait until runs can begin, or none is to. Raises UnfitWorker where they cannot."""
         self.warm_up()
-        if self._warm_parent is not None and not self._warm_parent.wait_until_ready():
+        if self._warm_parent is not None and not self._warm_parent.wait_until_ready(is_stopping):
             raise UnfitWorker("torch cannot be imported: see the lines above")
 
     def new_runner(self) -> Runner:
@@ -68,7 +68,7 @@ class Slot:
         away (the reaper then puts the experiment back). Raises UnfitWorker, with the experiment
         handed back."""
         with self.occupied, structlog.contextvars.bound_contextvars(experiment_id=experiment_id):
-            self.be_ready()
+            self.be_ready(is_stopping)
             try:
                 claim = self._claim(experiment_id, dispatch_no)
             except AWAY as error:

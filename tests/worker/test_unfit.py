@@ -5,6 +5,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,22 @@ def test_a_worker_without_torch_is_not_ready(
     (tmp_path / "torch.py").write_text("raise ImportError('a broken installation')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     parent = WarmParent()
-    assert not parent.wait_until_ready()
+    assert not parent.wait_until_ready(lambda: False)
     runner = Runner(parent.fork)  # which finds no one
     while runner.read(0.1) is not None:
         pass
     assert not runner.ready
     runner.kill()
+    parent.close()
+
+
+def test_who_is_told_to_stop_does_not_wait_for_torch() -> None:
+    parent = WarmParent()
+    os.kill(parent._process.pid, signal.SIGSTOP)
+    waiting = threading.Thread(target=parent.wait_until_ready, args=[lambda: True], daemon=True)
+    waiting.start()
+    waiting.join(30)
+    assert not waiting.is_alive()
     parent.close()
 
 
@@ -66,7 +77,7 @@ def test_a_parent_that_stands_still_does_not_hold_its_slot(
     monkeypatch.setattr(children, "CLOSE_S", 0.3)
     monkeypatch.setattr(supervisor, "UNHEARD_S", 0.3)
     parent = WarmParent()
-    assert parent.wait_until_ready()
+    assert parent.wait_until_ready(lambda: False)
     os.kill(parent._process.pid, signal.SIGSTOP)
     claim = claimed(database, compute__max_runtime_s=1)
     ended = Supervision(database, settings, claim, Runner(parent.fork)).run(lambda: False)
