@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptcore.estimation.estimate import Estimate
+from mptcore.estimation.estimate import ONE_DRAW, TOO_FEW, Estimate, metric, point, total_of
 from mptcore.estimation.masks import draw_masks
-from mptcore.estimation.scores import cumulative_estimate, score_masks
+from mptcore.estimation.model import Evidence
+from mptcore.estimation.scores import SizeScores, convergence, cumulative_estimate, score_masks
 from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import (
@@ -157,3 +159,96 @@ def test_precision_is_that_asked_for(precision: str) -> None:
     masks = {"schedule": "all", "design": "exhaustive"}
     found = records(evaluate={"masks": masks}, compute={"threads": 1, "precision": precision})
     assert abs(metrics(found)["difference"][0]) < (1e-11 if precision == "float64" else 1e-4)
+
+
+def replicates(count: int) -> Estimate:
+    return Estimate.of(torch.arange(count, dtype=torch.float64))
+
+
+def test_an_error_is_given_from_eight_replicates_on() -> None:
+    """In metrics and points alike: seven degrees of freedom, and what follows from the estimate has
+    as many."""
+    few, enough = replicates(7), replicates(8)
+    lml = Evidence(1.0, 0.5)
+    changes: list[Callable[[Estimate], Estimate]] = [
+        lambda one: one,
+        lambda one: one.scaled(3),
+        lambda one: one.beyond(lml),
+        lambda one: one.exponential(),
+    ]
+    for change in changes:
+        for record in (point_of(change(few)), metric_of(change(few))):
+            assert record.value is not None
+            assert record.std_err is None
+            assert record.reason == f"{TOO_FEW}6 degrees of freedom, not 7"
+        for record in (point_of(change(enough)), metric_of(change(enough))):
+            assert record.std_err == change(enough).std_err
+            assert record.reason is None
+    assert point_of(replicates(1)).reason == ONE_DRAW
+    assert metric_of(Estimate(2.0, 0.0, 1, 0)).std_err == 0  # exact
+
+
+def point_of(estimate: Estimate) -> Point:
+    return point("score", 1, estimate, {})
+
+
+def metric_of(estimate: Estimate) -> Metric:
+    return metric("mpt", estimate, {})
+
+
+def test_a_sum_has_the_degrees_of_its_parts() -> None:
+    """Of two masks each, seven sizes make an error and six make none."""
+    seven = total_of([replicates(2)] * 7)
+    assert seven.known_std_err == pytest.approx(math.sqrt(7) * 0.5)
+    assert total_of([replicates(2)] * 6).known_std_err is None
+    assert total_of([replicates(9), replicates(1)]).std_err is None
+
+
+@pytest.mark.parametrize(("sizes", "per_size"), [(1, 8), (7, 2), (10, 3)])
+def test_the_errors_that_are_given_have_the_t_distribution_s_spread(
+    sizes: int, per_size: int
+) -> None:
+    """Normal scores: z has at most the standard deviation of Student's t with as many degrees of
+    freedom, √(ν / (ν − 2)), within four standard errors; with a degree less it would be null."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (seeds := 2000, sizes, per_size)
+    scores = torch.randn(shape, generator=generator, dtype=torch.float64)
+    totals = [total_of([Estimate.of(size) for size in one]) for one in scores]
+    z = torch.tensor([total.mean / (total.known_std_err or math.nan) for total in totals])
+    degrees = sizes * (per_size - 1)
+    spread = math.sqrt(degrees / (degrees - 2))
+    assert z.mean().abs() < 4 * spread / math.sqrt(seeds)
+    assert (z.std() / spread - 1).abs() < 4 / math.sqrt(2 * seeds) * (1 + 3 / degrees)
+
+
+def test_convergence_by_hand() -> None:
+    """Two sizes, three masks: the sum of the means, and Σ s² / p under the root."""
+    values = torch.tensor([[1.0, 3.0, 2.0], [10.0, 14.0, 18.0]], dtype=torch.float64)
+    curve = [SizeScores(size, own) for size, own in enumerate(values, 1)]
+    first, second, third = convergence(curve, AllSizes(per_size=3))
+    assert (first.mean, first.std_err) == (11, None)
+    assert (second.mean, second.degrees) == (14, 2)
+    assert second.std_err == pytest.approx(math.sqrt((2 + 8) / 2))
+    assert (third.mean, third.degrees) == (16, 4)
+    assert third.std_err == pytest.approx(math.sqrt((1 + 16) / 3))
+    nested = convergence(curve, AllSizes(per_size=3, design="nested"))
+    assert nested[2].std_err == pytest.approx(torch.tensor([11.0, 17, 20]).std().item() / 3**0.5)
+    dependent = convergence(curve, AllSizes(per_size=4, design="balanced"))
+    assert [one.std_err for one in dependent] == [None, None, None]
+
+
+def test_a_mean_by_hand() -> None:
+    """The mean of 1, 2 and 6, and its standard error √(7 / 3)."""
+    found = Estimate.of(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64))
+    assert (found.mean, found.n, found.degrees) == (3, 3, 2)
+    assert found.std_err == pytest.approx(math.sqrt(7 / 3))
+    nested = [SizeScores(m, torch.tensor(v).double()) for m, v in ((1, [1, 0, 2]), (2, [0, 2, 4]))]
+    total = cumulative_estimate(nested, AllSizes(per_size=3, design="nested"))
+    assert (total.mean, total.degrees) == (3, 2)
+    assert total.std_err == pytest.approx(math.sqrt(7 / 3))
+
+
+def test_a_difference_from_the_lml_has_the_lml_s_error_too() -> None:
+    gap = Estimate(5.0, 3.0, 9, 8).beyond(Evidence(2.0, 4.0))
+    assert gap == Estimate(3.0, 5.0, 9, 8)
+    assert Estimate(5.0, None, 9).beyond(Evidence(2.0, 4.0)).std_err is None
