@@ -80,6 +80,20 @@ def test_a_moment_is_factored_where_its_rank_is_low(rank: int) -> None:
     torch.testing.assert_close(fast, dense, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize(("left_out", "kind"), [(0.2e-8, FactoredMoment), (1.2e-8, DenseMoment)])
+def test_a_factor_leaves_out_at_most_what_no_score_shows(left_out: float, kind: type) -> None:
+    """λ_max / ψ of what it leaves out, times D, is at most 1e-8, whose half moves no sum of scores
+    by more than 5e-9 nats."""
+    dim, noise = 30, 0.2
+    q = torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(3)).double())
+    eigenvalues = torch.zeros(dim, dtype=torch.float64)
+    eigenvalues[:4] = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    rest = left_out / 2 * noise / dim  # the norm is doubled, as a margin
+    eigenvalues[4:] = rest
+    matrix = q.Q * eigenvalues @ q.Q.T
+    assert isinstance(compressed(matrix, noise), kind)
+
+
 @pytest.fixture(scope="module")
 def model() -> LinearGaussianModel:
     density, x = model_of(8, 2, 20, 5)

@@ -1,19 +1,21 @@
 """Every figure's standard error is as large as its figure's spread over seeds."""
 
 import math
-from statistics import fmean, variance
+from statistics import NormalDist, fmean, variance
 from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chi2
 
+from benchmarks.calibration.any_order import Toy
 from mptcore.families.masked_lm.estimates import Noise, cell_widths, finite_mean, per_token
 from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
-from mptcore.families.masked_lm.masked_batch import Masker
+from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.reporting import Report
+from mptcore.families.masked_lm.sequences import SequenceMetrics
 from mptcore.protocol.records import Log, Point, Record
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.session import ScoreCache, Work
 from mptcore.specs import TextEvaluate
 from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
 from tests.support import tiny_lm
@@ -51,7 +53,13 @@ def check_calibration(values: list[float], errors: list[float | None]) -> None:
     assert len(known) == len(values)
     degrees = len(values) - 1
     ratio = variance(values) / fmean(error**2 for error in known)
-    assert chi2.ppf(0.005, degrees) < ratio * degrees < chi2.ppf(0.995, degrees)
+    assert chi_square(0.005, degrees) < ratio * degrees < chi_square(0.995, degrees)
+
+
+def chi_square(probability: float, degrees: int) -> float:
+    """The quantile, by the cube of a normal one (Wilson and Hilferty 1931)."""
+    spread = 2 / (9 * degrees)
+    return degrees * (1 - spread + NormalDist().inv_cdf(probability) * math.sqrt(spread)) ** 3
 
 
 @pytest.mark.parametrize("factor", [0.76, 1.96])
@@ -238,25 +246,27 @@ def test_two_stage_sampling_by_hand() -> None:
 
 
 def test_the_errors_of_orders_by_hand() -> None:
-    """Of two sequences out of two, three orders each: the variance of the mean over orders, over
-    the sequences; the spread is the root of the mean variance, per token that of the quotients."""
-    toy = Toy.of(2)
-    sizes = toy.corpus.sizes.double()
-    seen: list[torch.Tensor] = []
-    metrics = SequenceMetrics(
-        Report(("model",), {}), toy.masker, torch.arange(2), recording(toy.score, seen)
-    )
+    """Four sequences, three orders each: the variance of a mean over orders is a third, and a
+    quarter of that of a mean over the sequences; the spread is the root of the mean variance, per
+    token that of chains over their tokens."""
+    toy, seen = Toy.of(4), list[torch.Tensor]()
+
+    def score(masks: MaskedBatch) -> Work[torch.Tensor]:
+        values = yield from toy.score(masks)
+        seen.append(values)
+        return values
+
+    metrics = SequenceMetrics(Report(("model",), {}), toy.masker, torch.arange(4), score)
     found = records_of(metrics.orders(3, torch.Generator().manual_seed(0)))
-    sums = [part.sum(-1) for part in torch.split(torch.cat(seen, 2), each(sizes, 3), 2)]
-    scores, chains = torch.stack(sums).view(2, 3, 2).unbind(-1)  # (sequences, orders)
+    lengths = toy.corpus.sizes.repeat_interleave(3).tolist()
+    sums = [part.sum(1) for part in torch.split(torch.cat(seen, 2)[0], lengths, 1)]
+    scores, chains = torch.stack(sums).view(4, 3, 2).unbind(2)  # (sequences, orders)
     cumulative = metric(found, "cumulative")
     assert value_of(cumulative) == pytest.approx(scores.mean().item())
-    expected = math.sqrt(scores.var(1).sum().item() / 3) / 2
-    (whole,) = (finite_mean(scores.mean(1), Noise(scores.var(1) / 3, 2), 2),)
-    assert whole.std_err == pytest.approx(expected)
-    assert cumulative.std_err is None  # two sequences with three orders: four degrees of freedom
+    expected = math.sqrt(sum(row.var().item() / 3 for row in scores)) / 4
+    assert std_err_of(cumulative) == pytest.approx(expected)
     spread = metric(found, "any_order_spread")
     assert value_of(spread) == pytest.approx(math.sqrt(chains.var(1).mean().item()))
+    quotients = chains / toy.corpus.sizes[:, None]
     token = metric(found, "any_order_spread_per_token")
-    expected = math.sqrt((chains.var(1) / sizes**2).mean().item())
-    assert value_of(token) == pytest.approx(expected)
+    assert value_of(token) == pytest.approx(math.sqrt(quotients.var(1).mean().item()))
