@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mptcore.data.arrays import load_arrays
 from mptcore.estimation.estimate import ONE_DRAW, TOO_FEW, Estimate, metric, point, total_of
 from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.model import Evidence
@@ -26,9 +28,10 @@ from mptcore.families.linear_gaussian.moments import (
 from mptcore.protocol.records import Metric, Point
 from mptcore.run import run
 from mptcore.runtime.session import ScoreCache
-from mptcore.specs import AllSizes, parse_spec
+from mptcore.specs import AllSizes, VectorExperiment, parse_spec
 from mptcore.specs.masks import Design
-from tests.support.runs import result_of, std_err_of, value_of
+from tests.support.runs import records as resumable_records
+from tests.support.runs import result_of, spec_of, std_err_of, value_of
 
 REPEATS = 200
 
@@ -266,3 +269,27 @@ def test_a_difference_from_the_lml_has_the_lml_s_error_too() -> None:
     gap = Estimate(5.0, 3.0, 9, 8).beyond(Evidence(2.0, 4.0))
     assert gap == Estimate(3.0, 5.0, 9, 8)
     assert Estimate(5.0, None, 9).beyond(Evidence(2.0, 4.0)).std_err is None
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 5])
+def test_a_resumed_run_has_the_scores_of_its_masks_by_hand(tmp_path: Path, stop_after: int) -> None:
+    """Three masks of each size, in the published order of draws, by the dense density: what code
+    that is wrong twice in the same way would not give."""
+    evaluate = {"masks": {"schedule": "sizes", "sizes": [3, 7, 9], "per_size": 3}}
+    spec = spec_of({**BASE, "evaluate": evaluate, "seeds": [5]})
+    lines = [*resumable_records(spec, tmp_path, stop_after), *resumable_records(spec, tmp_path)]
+    found = {row["x"]: row["value"] for row in map(json.loads, lines) if row["record"] == "point"}
+    assert isinstance(spec, VectorExperiment)
+    assert isinstance(spec.data.seed, int)
+    dataset = load_arrays(spec.data, 0, torch.Generator().manual_seed(spec.data.seed))
+    assert dataset.parameters is not None
+    density = LowRankGaussian(**dataset.parameters)
+    masks, expected = torch.Generator().manual_seed(5), {}
+    for size in (3, 7, 9):
+        scores = []
+        for _ in range(3):
+            masked = torch.zeros(10, dtype=torch.bool)
+            masked[torch.randperm(10, generator=masks)[:size]] = True
+            scores.append(density.conditional_log_probs(dataset.x, masked).mean().item())
+        expected[size] = sum(scores) / 3
+    assert found == pytest.approx(expected, abs=1e-9)
