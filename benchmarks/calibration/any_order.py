@@ -15,6 +15,7 @@ from mptcore.families.masked_lm.reporting import Report
 from mptcore.families.masked_lm.sequences import SequenceMetrics
 from mptcore.protocol.records import Metric
 from mptcore.runtime.session import Step, Work
+from tests.support.runs import result_of
 
 SEEDS = 1000
 VOCABULARY, LONGEST = 9, 5
@@ -77,7 +78,7 @@ class Toy:
         size = int(self.corpus.sizes[sequence])
         orders = [torch.tensor(order) for order in itertools.permutations(range(size))]
         masks = joined([self.masker.along_order(sequence, order) for order in orders])
-        (values,) = _returned(self.score(masks)).view(1, 2, len(orders), size).sum(-1)
+        (values,) = result_of(self.score(masks)).view(1, 2, len(orders), size).sum(-1)
         return values[0], values[1]
 
     def measured(self, orders: int, chosen: int, seed: int) -> dict[str, Metric]:
@@ -87,15 +88,6 @@ class Toy:
         metrics = SequenceMetrics(Report(("model",), {}), self.masker, which, self.score)
         steps = metrics.orders(orders, generator)
         return {step.record.name: step.record for step in steps if isinstance(step.record, Metric)}
-
-
-def _returned(work: Work[Tensor]) -> Tensor:
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: Tensor = end.value
-            return result
 
 
 @dataclass(frozen=True)

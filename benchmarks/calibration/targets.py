@@ -1,6 +1,8 @@
 """Runs with a target: z = (estimate − truth) / its standard error, over seeds. Unbiased: a mean of
-z of 0; calibrated: a standard deviation of 1."""
+z of 0; calibrated: a standard deviation of 1. Without an error are the seeds that say that they
+cannot tell it; what was enumerated whole is exact."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,7 @@ from mptcore.runtime.session import ScoreCache, Work
 from mptcore.specs import Evaluate, TextEvaluate, VectorExperiment
 from tests.support import tiny_lm
 from tests.support.runs import records_of
+from tests.support.strata import sampled, spiked
 from tests.support.texts import CPU, corpus_of
 
 SEEDS = 1000
@@ -30,7 +33,8 @@ SMALL: dict[str, Any] = {
     "data": {"source": "ppca", "n": 40, "dim": 10, "latent_dim": 2, "noise_precision": 5.0},
 }
 HEADER = (
-    f"{'what':32} {'target':>7} {'mean z':>8} {'sd z':>6} {'max |z|':>8} {'masks':>8} {'missed':>7}"
+    f"{'what':32} {'target':>7} {'mean z':>8} {'sd z':>6} {'max |z|':>8} {'within 2':>9} "
+    f"{'masks':>8} {'missed':>7} {'no error':>9} {'exact':>6}"
 )
 
 
@@ -38,7 +42,9 @@ HEADER = (
 class Seed:
     """What one seed's run gave."""
 
-    z: float
+    error: float
+    """Of the estimate."""
+    std_err: float | None
     masks: float
     reached: float
 
@@ -53,21 +59,30 @@ def main() -> None:
     alone = {"model": small["model"]}
     for target in (1.0, 0.3, 0.1):
         _show("PPCA, D = 10", target, _vectors(alone, target))
-    _show("PPCA, D = 10, size 7", 0.3, _one_size(alone, 0.3))
-    _show("PPCA, D = 10, difference", 0.3, _vectors(small, 0.3, target="difference"))
+    wide = _models(VectorExperiment.model_validate({**SMALL, "data": {**SMALL["data"], "dim": 16}}))
+    _show("PPCA, D = 16, size 8", 0.2, _one_size({"model": wide["model"]}, 0.2))
+    _show("PPCA, D = 16, difference", 2.0, _vectors(wide, 2.0, target="difference"))
     for target in (5.0, 0.25):
         _show("language model, 9 rates", target, _text(target, "area"))
     _show("language model, cumulative", 0.5, _text(0.5, "cumulative"))
+    for share in (0.1, 0.05, 0.02, 0.01):
+        _show(f"10 sizes, spikes in {share:.0%}", 1.0, _spiked(10, share, 1.0))
+    for share in (0.1, 0.05, 0.02, 0.01):
+        _show(f"one size, spikes in {share:.0%}", 0.3, _spiked(1, share, 0.3))
 
 
 def _show(what: str, target: float, seeds: Iterator[Seed]) -> None:
     found = list(seeds)
-    z = torch.tensor([one.z for one in found])
+    z = torch.tensor([one.error / one.std_err for one in found if one.std_err] or [math.nan])
+    assert all(abs(one.error) < 1e-9 for one in found if one.std_err == 0)
     masks = sum(one.masks for one in found) / len(found)
     missed = sum(1 - one.reached for one in found) / len(found)
+    unknown = sum(one.std_err is None for one in found) / len(found)
+    exact = sum(one.std_err == 0 for one in found) / len(found)
     print(
         f"{what:32} {target:7g} {z.mean():+8.3f} {z.std():6.3f} {z.abs().max():8.2f} "
-        f"{masks:8.0f} {missed:7.1%}",
+        f"{(z.abs() < 2).float().mean():9.1%} {masks:8.0f} {missed:7.1%} {unknown:9.1%} "
+        f"{exact:6.1%}",
         flush=True,
     )
 
@@ -95,7 +110,7 @@ def _vectors(
 
 def _one_size(models: Mapping[str, VectorModel], target: float) -> Iterator[Seed]:
     """The truth is that of all masks of the size."""
-    masks: dict[str, Any] = {"schedule": "fixed", "size": 7}
+    masks: dict[str, Any] = {"schedule": "fixed", "size": 8}
     whole = Evaluate.model_validate({"masks": {**masks, "design": "exhaustive"}})
     records = records_of(Evaluation(whole, models, {}, ScoreCache()).records(torch.Generator()))
     truth = _metric(records, "biased_score")[0]
@@ -126,12 +141,21 @@ def _seed(work: Work[None], name: str, truth: float) -> Seed:
     records = records_of(work)
     mean, std_err = _metric(records, name)
     masks, reached = _metric(records, "masks")[0], _metric(records, "target_reached")[0]
-    return Seed((mean - truth) / std_err, masks, reached)
+    return Seed(mean - truth, std_err, masks, reached)
 
 
-def _metric(records: list[Record], name: str) -> tuple[float, float]:
+def _spiked(strata: int, share: float, target: float) -> Iterator[Seed]:
+    """Scores of which a share is lower by 200 times the spread of the others."""
+    pools = spiked(strata, share, 20.0)
+    truth = sum(pool.mean().item() for pool in pools)
+    for seed in range(SEEDS):
+        estimate, masks = sampled(pools, target, seed)
+        std_err = estimate.known_std_err
+        yield Seed(estimate.mean - truth, std_err, masks, (std_err or target + 1) <= target)
+
+
+def _metric(records: list[Record], name: str) -> tuple[float, float | None]:
     """Of the first model."""
     found = next(one for one in records if isinstance(one, Metric) and one.name == name)
     assert found.value is not None
-    assert found.std_err is not None
     return found.value, found.std_err

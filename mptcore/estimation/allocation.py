@@ -12,20 +12,22 @@ from mptcore.runtime.session import MaskPlan, Step, Work
 
 SHARES = (0.25, 0.5, 1.0)
 """What each round draws of the masks that the plan still wants: the last one all of them."""
-EXCESS = 3.0
-"""The variance of a squared deviation, over the square of its mean: scores have a kurtosis of about
-4."""
+LEAST_KURTOSIS = 4.0
+"""About that of scores; a few draws measure less."""
+NEIGHBOURS = 21
+"""Strata next to each other, with the one itself, that tell how its scores vary."""
+PRIOR_DEGREES = 2.0
+"""Degrees of freedom for which the variance of the neighbours counts."""
 SAFETY = 3.0
 """Standard deviations by which variances may still move before the target is missed."""
 LEAST_LEFT = 1 / 8
 """Of the variance asked for: where earlier rounds leave less of it, the target is missed, and the
 rest costs no more than this."""
 
-Draw = Callable[[Tensor], Work[list[Tensor]]]
-"""Scores so many masks of each stratum, (strata,), 0 among them: the values of each, (rows, n). A
-row is a model, or the difference of two."""
-Smooth = Callable[[Tensor], Tensor]
-"""Makes the plan's variances (strata,) of those measured. It may be as biased as it likes."""
+Draw = Callable[[Tensor, Tensor], Work[list[Tensor]]]
+"""Scores so many masks of each stratum, (strata,), 0 among them, and all the masks that there are
+of those that are to be enumerated, (strata,) bool: the values of each, (rows, n). A row is a model,
+or the difference of two."""
 
 
 @dataclass
@@ -34,7 +36,8 @@ class StratifiedSample:
 
     A stratum's mean is Σ_k λ_k · mean of round k with Σ_k λ_k = 1. Both λ_k and the number of masks
     of a round are fixed before it is drawn, so that each round adds λ_k · S in expectation whatever
-    the earlier ones showed: the estimate is unbiased, though they choose the plan.
+    the earlier ones showed: the estimate is unbiased, though they choose the plan. The mean over
+    all masks of a stratum is S itself, and leaves no error.
     """
 
     widths: Tensor  # (strata,), by which the sum over strata weights their means
@@ -42,24 +45,29 @@ class StratifiedSample:
     counts: Tensor  # (strata,), without the pilot, whose λ is 0
     means: Tensor  # (rows, strata)
     left: Tensor  # (strata,), the λ that is not given yet
-    spread: Tensor  # (strata,), Σ_k λ_k² / n_k
+    spread: Tensor  # (strata,), Σ_k λ_k² / n_k, without those that were enumerated
     masks: int
     """Scored in all, those of the pilot too."""
 
     @classmethod
-    def of_pilot(cls, widths: Tensor, pilot: list[Tensor]) -> "StratifiedSample":
-        none = torch.zeros(len(pilot), dtype=torch.float64)
-        means = torch.zeros(len(pilot[0]), len(pilot), dtype=torch.float64)
-        masks = sum(values.shape[1] for values in pilot)
-        return cls(widths, pilot, none.long(), means, none + 1, none, masks)
+    def of_pilot(
+        cls, widths: Tensor, pilot: list[Tensor], enumerated: Tensor
+    ) -> "StratifiedSample":
+        rows, zero = len(pilot[0]), torch.zeros(len(pilot), dtype=torch.float64)
+        nothing = [torch.zeros(rows, 0, dtype=torch.float64)] * len(pilot)
+        means = torch.zeros(rows, len(pilot), dtype=torch.float64)
+        sample = cls(widths, nothing, zero.long(), means, zero + 1, zero, 0)
+        sample.add(pilot, enumerated.double(), enumerated)
+        sample.counts = sample.counts * enumerated
+        return sample
 
-    def add(self, values: list[Tensor], share: Tensor) -> None:
-        """One more round, with λ (strata,)."""
-        counts = torch.tensor([one.shape[1] for one in values])
+    def add(self, values: list[Tensor], share: Tensor, enumerated: Tensor) -> None:
+        """One more round, with λ (strata,); `enumerated` strata have all their masks in it."""
+        counts = _lengths(values)
         drawn = counts.clamp(min=1)  # where nothing is drawn the sum and λ are 0
         sums = torch.stack([one.sum(1) for one in values], 1)
         self.means = self.means + share * sums / drawn
-        self.spread = self.spread + share.square() / drawn
+        self.spread = self.spread + share.square() / drawn * ~enumerated
         self.left = self.left - share
         self.draws = [torch.cat(pair, 1) for pair in zip(self.draws, values, strict=True)]
         self.counts = self.counts + counts
@@ -70,28 +78,53 @@ class StratifiedSample:
         """Masks that are still to be drawn: two in all, so that what the first shows can count."""
         return (self.left > 0).long() + (self.counts == 0)
 
-    @property
-    def variances(self) -> Tensor:  # (rows, strata)
-        return torch.stack([one.var(1) for one in self.draws], 1)
+    def variances(self) -> tuple[Tensor, Tensor]:
+        """Of each stratum's scores, and their kurtosis, (rows, strata) each.
 
-    @property
-    def std_errs(self) -> Tensor:  # (rows, strata)
-        return (self.variances * self.spread).sqrt()
+        A variance from n draws has about 2 (n − 1) / (κ − 1) degrees of freedom: where large scores
+        are rare, few, and so it counts the less beside that of its neighbours, which may have met
+        them. A stratum's own variance alone would leave it the fewer masks the luckier its pilot.
+        """
+        lengths, scores = _lengths(self.draws), torch.cat(self.draws, 1)
+        stratum = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+
+        def means(values: Tensor) -> Tensor:  # (rows, strata)
+            sums = torch.zeros(len(values), len(lengths), dtype=torch.float64)
+            return sums.index_add(1, stratum, values) / lengths
+
+        squares = (scores - means(scores)[:, stratum]).square()
+        second, fourth = means(squares), means(squares.square())
+        known = (lengths - 1).clamp(min=1)
+        own = second * (known + 1) / known
+        kurtosis = smoothed(fourth) / smoothed(second.square()).clamp(min=1e-300)
+        kurtosis = kurtosis.clamp(min=LEAST_KURTOSIS)
+        degrees = 2 * known / (kurtosis - 1)
+        pooled = degrees * own + PRIOR_DEGREES * smoothed(own)
+        return pooled / (degrees + PRIOR_DEGREES), kurtosis
 
     def estimates(self) -> list[list[Estimate]]:
-        """Of each stratum, by each row."""
-        means, errors, counts = self.means.T.tolist(), self.std_errs.T.tolist(), self.counts
+        """Of each stratum, by each row. Their errors rest on the pilot at least, and on the
+        neighbours."""
+        errors = (self.variances()[0] * self.spread).sqrt().T.tolist()
+        means, counts = self.means.T.tolist(), self.counts.tolist()
         return [
             [Estimate(mean, error, n) for mean, error in zip(*rows, strict=True)]
-            for *rows, n in zip(means, errors, counts.tolist(), strict=True)
+            for *rows, n in zip(means, errors, counts, strict=True)
         ]
 
     def total_estimates(self) -> list[Estimate]:
         """Of the sum over strata, by each row."""
+        variances, kurtosis = self.variances()
         means = (self.means * self.widths).sum(1).tolist()
-        errors = (self.std_errs * self.widths).square().sum(1).sqrt().tolist()
+        parts = self.widths.square() * variances * self.spread
+        moves = (kurtosis - 1) / _lengths(self.draws)
+        total = parts.sum(1)
+        degrees = 2 * total.square() / (parts.square() * moves).sum(1)
         n = int(self.counts.sum())
-        return [Estimate(mean, error, n) for mean, error in zip(means, errors, strict=True)]
+        found = zip(
+            means, total.sqrt().tolist(), degrees.nan_to_num(torch.inf).tolist(), strict=True
+        )
+        return [Estimate(mean, error, n, known) for mean, error, known in found]
 
 
 def sample_to_target(
@@ -100,35 +133,43 @@ def sample_to_target(
     target: float,
     max_masks: int,
     pilot: int,
-    smooth: Smooth = lambda variances: variances,
     row: int = 0,
+    available: Tensor | None = None,  # (strata,), float64
 ) -> Work[StratifiedSample]:
     """A pilot, then rounds of masks after which the sum over strata of one row is to have the
     standard error `target`, with at most `max_masks`, the pilot's too. No round is added where the
     error came out larger: a choice by the scores that are kept would bias them.
 
     Masks go to the strata in proportion to width × standard deviation (Neyman 1934), as all draws
-    so far measured it.
+    so far measured it. A stratum of `available` masks in all is enumerated where the pilot, or the
+    plan that it gives, would draw as many; never later, when scores are kept.
     """
     progress = MaskPlan(max_masks, max_masks)
     yield Step(plan=progress)
-    first = yield from draw(torch.full((len(widths),), pilot))
-    sample = StratifiedSample.of_pilot(widths, first)
-    for share in SHARES:
+    if available is None:
+        available = torch.full_like(widths, torch.inf)
+    enumerated = available <= pilot + 2
+    counts = torch.where(enumerated, available, pilot).long()
+    first = yield from draw(counts, enumerated)
+    sample = StratifiedSample.of_pilot(widths, first, enumerated)
+    for number, share in enumerate(SHARES):
         if not sample.least.any():
             break
-        wanted = _wanted(sample, smooth(sample.variances[row]), target**2)
+        wanted = _wanted(sample, row, target**2)
         wanted = affordable(wanted, sample.least, max_masks - sample.masks)
+        enumerated = (wanted >= available) & (number == 0) & (sample.left > 0)
+        wanted = torch.where(enumerated, available, wanted).long()
         progress.masks = sample.masks + int(wanted.sum())
-        counts = (share * wanted).ceil().long()
+        counts = torch.where(enumerated, wanted, (share * wanted).ceil().long())
         weight = sample.left * (counts / wanted.clamp(min=1))
-        sample.add((yield from draw(counts)), weight)
+        sample.add((yield from draw(counts, enumerated)), weight, enumerated)
     progress.masks = sample.masks
     return sample
 
 
-def _wanted(sample: StratifiedSample, variances: Tensor, target: float) -> Tensor:
+def _wanted(sample: StratifiedSample, row: int, target: float) -> Tensor:
     """The masks of each stratum that are still to be drawn for the variance `target`, (strata,)."""
+    variances, kurtosis = (of_rows[row] for of_rows in sample.variances())
     spent = (sample.widths.square() * variances * sample.spread).sum()
     deviations = sample.widths * sample.left * variances.sqrt()
 
@@ -137,16 +178,18 @@ def _wanted(sample: StratifiedSample, variances: Tensor, target: float) -> Tenso
         return torch.maximum(neyman(deviations, rest), sample.least)
 
     exact = counts(target)
-    return counts(target / (1 + SAFETY * _uncertainty(sample, variances, exact)))
+    return counts(target / (1 + SAFETY * _uncertainty(sample, variances, kurtosis, exact)))
 
 
-def _uncertainty(sample: StratifiedSample, variances: Tensor, counts: Tensor) -> Tensor:
+def _uncertainty(
+    sample: StratifiedSample, variances: Tensor, kurtosis: Tensor, counts: Tensor
+) -> Tensor:
     """The relative standard deviation by which so many more masks of each stratum (strata,) may
     move the estimated variance of the sum."""
-    known = torch.tensor([one.shape[1] for one in sample.draws])
+    known = _lengths(sample.draws)
     spread = sample.spread + sample.left.square() / counts.clamp(min=1)
     parts = sample.widths.square() * variances * spread
-    moves = EXCESS * (1 / known - 1 / (known + counts))
+    moves = (kurtosis - 1) * (1 / known - 1 / (known + counts))
     return (parts.square() * moves).sum().sqrt() / parts.sum().clamp(min=1e-300)
 
 
@@ -154,13 +197,14 @@ def target_records(
     sample: StratifiedSample, row: int, target: float, scale: float, labels: Labels
 ) -> Iterator[Record]:
     """What became of a target for `scale` times the sum over strata of a row."""
-    std_err = sample.total_estimates()[row].scaled(scale).std_err
-    assert std_err is not None
+    std_err = sample.total_estimates()[row].scaled(scale).known_std_err
+    reached = std_err is not None and std_err <= target
     yield Metric("masks", sample.masks, 0.0, labels)
-    yield Metric("target_reached", float(std_err <= target), 0.0, labels)
-    if std_err > target:
+    yield Metric("target_reached", float(reached), 0.0, labels)
+    if not reached:
+        found = "too few of the large scores to tell" if std_err is None else f"{std_err:.3g}"
         cure = "raise max_masks, or ask for slightly less where masks were left"
-        detail = f"{std_err:.3g} after {sample.masks} masks: {cure}"
+        detail = f"{found} after {sample.masks} masks: {cure}"
         yield Log("warning", f"target_std_err {target} was not reached: {detail}")
 
 
@@ -177,11 +221,15 @@ def affordable(counts: Tensor, least: Tensor, most: int) -> Tensor:
     return least + ((counts - least).double() * (spare / total)).floor().long()
 
 
-def smoothed(variances: Tensor, over: int) -> Tensor:
-    """The mean over the neighbours of each (K,), `over` with itself, fewer at the ends: a few draws
-    say little of a variance."""
-    half = min(over, len(variances)) // 2
-    ones = torch.ones(1, 1, 2 * half + 1, dtype=variances.dtype)
-    sums = torch.nn.functional.conv1d(variances[None, None], ones, padding=half)
-    counts = torch.nn.functional.conv1d(torch.ones_like(variances)[None, None], ones, padding=half)
-    return (sums / counts)[0, 0]
+def smoothed(values: Tensor, over: int = NEIGHBOURS) -> Tensor:
+    """The means over the neighbours of each (rows, strata), `over` with itself, fewer at the
+    ends."""
+    half = min(over, values.shape[1]) // 2
+    ones = torch.ones(1, 1, 2 * half + 1, dtype=values.dtype)
+    sums = torch.nn.functional.conv1d(values[:, None], ones, padding=half)
+    counts = torch.nn.functional.conv1d(torch.ones_like(values)[:, None], ones, padding=half)
+    return (sums / counts)[:, 0]
+
+
+def _lengths(values: list[Tensor]) -> Tensor:  # (strata,)
+    return torch.tensor([one.shape[1] for one in values])

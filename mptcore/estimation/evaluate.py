@@ -1,8 +1,9 @@
 """Scoring one seed's models with masks, and the records that tell of it."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,11 +11,10 @@ from torch import Tensor
 from mptcore.estimation.allocation import (
     Draw,
     sample_to_target,
-    smoothed,
     target_records,
 )
 from mptcore.estimation.estimate import ONE_DRAW, Estimate, final_metric, lml_metrics, metric, point
-from mptcore.estimation.masks import draw_independent, draw_masks
+from mptcore.estimation.masks import draw_independent, draw_masks, enumerate_masks
 from mptcore.estimation.model import Evidence, SampledModel, TractableModel, VectorModel
 from mptcore.estimation.quality import Grade, doubtful_reason
 from mptcore.estimation.scores import (
@@ -32,11 +32,10 @@ from mptcore.protocol.records import Labels, Log, Metric, Point, Record
 from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import AllSizes, FixedSize, Masks
 from mptcore.specs.evaluate import MaskEvaluation, pilot_masks
+from mptcore.specs.masks import masks_of_size
 
 BATCH_BYTES = 4 * 2**20
 """Memory for the masks that are scored together: about what a processor's caches hold."""
-SMOOTHED_OVER = 3
-"""Neighbouring sizes whose variances are averaged for the plan of a target."""
 DEPENDENT = "masks of one permutation depend on each other"
 
 
@@ -131,9 +130,9 @@ class Evaluation:
             widths,
             target,
             spec.max_masks,
-            pilot_masks(len(sizes)),
-            self._smoothed,
+            pilot_masks(len(sizes), spec.max_masks),
             row,
+            self._available(sizes),
         )
         scores = _by_size(rounds)
         for size, estimates in zip(sizes, sample.estimates(), strict=True):
@@ -150,23 +149,38 @@ class Evaluation:
         self, sizes: Sequence[int], generator: torch.Generator, scored: list[ScoredSizes]
     ) -> Draw:
         """What scores so many masks of each size, and adds their scores to those `scored`."""
-        models = list(self.models.values())
+        models, dim = list(self.models.values()), self.first.dim
+        nothing = torch.zeros(len(models) + (len(models) > 1), 0, dtype=torch.float64)
 
-        def draw(counts: Tensor) -> Work[list[Tensor]]:
-            plan = zip(sizes, counts.tolist(), strict=True)
-            masks = draw_independent(plan, self.first.dim, generator, self.batch)
+        def draw(counts: Tensor, enumerated: Tensor) -> Work[list[Tensor]]:
+            whole = [size for size, all_ in zip(sizes, enumerated.tolist(), strict=True) if all_]
+            drawn = zip(sizes, (counts * ~enumerated).tolist(), strict=True)
+            masks = itertools.chain(
+                enumerate_masks(whole, dim, self.batch),
+                draw_independent(drawn, dim, generator, self.batch),
+            )
             curve = yield from score_masks(models, masks, self.cache)
             scored.append(curve)
-            values = [torch.stack([row.values for row in with_difference(one)]) for one in curve]
-            return list(torch.split(torch.cat(values, 1), counts.tolist(), 1))
+            values = {
+                one[0].size: torch.stack([row.values for row in with_difference(one)])
+                for one in curve
+            }
+            return [values.get(size, nothing) for size in sizes]
 
         return draw
 
-    def _smoothed(self, variances: Tensor) -> Tensor:
-        """Sizes that are next to each other; the size D has one mask, and nothing to vary."""
-        if not isinstance(self.spec.masks, AllSizes) or len(variances) == 1:
-            return variances
-        return torch.cat([smoothed(variances[:-1], SMOOTHED_OVER), variances[-1:]])
+    def _available(self, sizes: Sequence[int]) -> Tensor:
+        """How many masks there are of each size, infinitely many where there are more than may be
+        scored. A score that is sampled varies from one time to the next, and is drawn again."""
+        most, sampled = (
+            self.spec.max_masks,
+            any(isinstance(model, SampledModel) for model in self.models.values()),
+        )
+        found = (masks_of_size(self.first.dim, size, most) for size in sizes)
+        return torch.tensor(
+            [math.inf if sampled or total > most else total for total in found],
+            dtype=torch.float64,
+        )
 
     def _judged(
         self, row: int, estimate: Estimate, curve: Sequence[SizeScores], factor: float = 1
@@ -237,13 +251,11 @@ class Evaluation:
         labels: Labels,
         unconverged_reason: str | None,
     ) -> Iterator[Point]:
-        mean, std_err = convergence(curve, self.spec.masks)
-        for i, value in enumerate(mean.tolist()):
-            error = std_err[i].item() * factor if std_err is not None and i > 0 else None
-            reason = None if error is not None else ONE_DRAW if i == 0 else DEPENDENT
-            if unconverged_reason is not None:
-                error, reason = None, unconverged_reason
-            yield Point("convergence", i + 1, factor * value - lml, error, i + 1, labels, reason)
+        for p, estimate in enumerate(convergence(curve, self.spec.masks), 1):
+            scaled = estimate.scaled(factor)
+            gap = replace(scaled, mean=scaled.mean - lml)
+            missing = ONE_DRAW if p == 1 else DEPENDENT
+            yield point("convergence", p, gap, labels, unconverged_reason, missing)
 
 
 def _labelled(labels: Labels) -> str:

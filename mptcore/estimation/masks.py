@@ -38,7 +38,7 @@ def draw_masks(
         case "nested":
             return _nested(spec, dim, generator, max_masks)
         case "exhaustive":
-            return _exhaustive(spec, dim, max_masks)
+            return enumerate_masks(spec.mask_sizes(dim), dim, max_masks)
 
 
 def mask_plan(spec: Masks, dim: int) -> Plan:
@@ -90,8 +90,9 @@ def _nested(
         yield SizedMasks(runs, rank[which] < sizes[:, None])
 
 
-def _exhaustive(spec: Masks, dim: int, max_masks: int) -> Iterator[SizedMasks]:
-    for size in spec.mask_sizes(dim):
+def enumerate_masks(sizes: Iterable[int], dim: int, max_masks: int) -> Iterator[SizedMasks]:
+    """All masks of these sizes, size by size, in batches of at most `max_masks`."""
+    for size in sizes:
         subsets = itertools.combinations(range(dim), size)
         while part := list(itertools.islice(subsets, max_masks)):
             masked = torch.zeros(len(part), dim, dtype=torch.bool)

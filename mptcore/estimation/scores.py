@@ -164,20 +164,23 @@ def cumulative_estimate(curve: Sequence[SizeScores], masks: Masks) -> Estimate:
     return total_of([size_estimate(scores, masks) for scores in curve])
 
 
-def convergence(curve: Sequence[SizeScores], masks: Masks) -> tuple[Tensor, Tensor | None]:
-    """The sum of S(m) from the first p masks of each size for p = 1..P, (P,), and its standard
-    error (P,), NaN at p = 1; none where the masks of one size depend on each other."""
+def convergence(curve: Sequence[SizeScores], masks: Masks) -> list[Estimate]:
+    """The sum of S(m) from the first p masks of each size for p = 1..P; without standard errors
+    where the masks of one size depend on each other."""
     values = torch.stack([scores.values for scores in curve])  # (sizes, P)
     if masks.design == "nested":
         values = values.sum(0, keepdim=True)
     count = torch.arange(1, values.shape[1] + 1, dtype=torch.float64)
-    mean = values.cumsum(1) / count
+    means = (values.cumsum(1) / count).sum(0).tolist()
     if masks.windows_per_permutation > 1:
-        return mean.sum(0), None
+        return [Estimate(mean, None, i) for i, mean in enumerate(means, 1)]
     centred = values - values.mean(1, keepdim=True)  # against cancellation
     drift = centred.cumsum(1) / count
-    variance = ((centred.square().cumsum(1) - count * drift.square()) / (count - 1)).clamp(min=0)
-    return mean.sum(0), (variance.sum(0) / count).sqrt()
+    squares = (centred.square().cumsum(1) - count * drift.square()).clamp(min=0)
+    errors = (squares / (count - 1) / count).sum(0).sqrt().tolist()  # NaN at p = 1
+    known = enumerate(zip(means[1:], errors[1:], strict=True), 2)
+    rest = [Estimate(mean, error, p, (p - 1) * len(values)) for p, (mean, error) in known]
+    return [Estimate(means[0], None, 1), *rest]
 
 
 def _replicates(values: Tensor, masks: Masks) -> Tensor:

@@ -9,18 +9,26 @@ from mptcore.specs.masks import AllSizes, FixedSize, MaskSchedule
 
 PILOT = 8
 """Masks of each size, at least, from which a run with a target learns where to spend the others."""
-PILOT_IN_ALL = 64
-"""Of all sizes, at least: variances, and so the first plan, are then known to about a fifth."""
+LEAST_PILOT_IN_ALL = 64
+"""Of all sizes, where max_masks leaves no more."""
+PILOT_IN_ALL = 256
+"""Of all sizes, at least: scores that are very large for one mask in 50 are then met but for one
+time in 200."""
 
 
-def pilot_masks(strata: int) -> int:
-    """Masks of each size (or rate) in the pilot."""
-    return max(PILOT, -(-PILOT_IN_ALL // strata))
+def pilot_masks(strata: int, max_masks: int) -> int:
+    """Masks of each size (or rate) in the pilot: no more than half of all, where there is one."""
+    wanted = min(-(-PILOT_IN_ALL // strata), max_masks // (2 * strata))
+    return max(_least_pilot(strata), wanted)
+
+
+def _least_pilot(strata: int) -> int:
+    return max(PILOT, -(-LEAST_PILOT_IN_ALL // strata))
 
 
 def least_masks(strata: int) -> int:
     """What a run with a target takes at least: the pilot, and two masks of each size (or rate)."""
-    return (pilot_masks(strata) + 2) * strata
+    return (_least_pilot(strata) + 2) * strata
 
 
 class MaskEvaluation(Spec):
@@ -79,7 +87,7 @@ def max_masks_problems(max_masks: int, strata: int, stratum: str) -> list[Proble
     least = least_masks(strata)
     if max_masks >= least:
         return []
-    pilot = f"a pilot of {pilot_masks(strata)} masks of each {stratum}, and two"
+    pilot = f"a pilot of {_least_pilot(strata)} masks of each {stratum}, and two"
     return [Problem("/evaluate/max_masks", f"at least {least} here: {pilot}")]
 
 

@@ -57,7 +57,8 @@ class Masks(Spec):
         """What is wrong with these masks for data of `dim` dimensions."""
         if self.design != "exhaustive":
             return []
-        if not any(_too_many(dim, size) for size in self.mask_sizes(dim)):
+        sizes = self.mask_sizes(dim)
+        if all(masks_of_size(dim, m, EXHAUSTIVE_LIMIT) <= EXHAUSTIVE_LIMIT for m in sizes):
             return []
         detail = (
             f"exhaustive is for at most {EXHAUSTIVE_LIMIT} masks of one size; "
@@ -66,11 +67,15 @@ class Masks(Spec):
         return [Problem(f"{pointer}/design", detail)]
 
 
-def _too_many(dim: int, size: int) -> bool:
-    """Whether C(D, m) is over the limit; a binomial of large D is not computed to find out."""
-    if dim > 1000 and 1 < size < dim - 1:
-        return True  # C(1000, 2) is over the limit
-    return (dim if size in (1, dim - 1) else math.comb(dim, size)) > EXHAUSTIVE_LIMIT
+def masks_of_size(dim: int, size: int, most: int) -> int:
+    """C(D, m), or more than `most` where it is: a binomial of large D is not computed to find
+    out."""
+    total = 1
+    for i in range(min(size, dim - size)):
+        total = total * (dim - i) // (i + 1)
+        if total > most:
+            break
+    return total
 
 
 def size_of_rate(rate: float, dim: int) -> int:

@@ -34,14 +34,17 @@ class RateCurve:
         *before, last = self._held
         yield from self._emit(last, before[-1:])
         for model, name in enumerate(self.report.model_names):
-            area, error = self._area.estimate(model), self._area.population_std_err(model)
-            yield from self.report.area(name, area, sum(self._widths), self.tokens, error)
+            area, population = self._area.estimate(model), self._area.population(model)
+            yield from self.report.area(name, area, sum(self._widths), self.tokens, population)
 
     def _emit(self, scores: RateScores, neighbours: list[RateScores]) -> Iterator[Record]:
         variance = scores.variance(neighbours)
         self._area.add(scores, variance, self._widths[self._next_index])
         self._next_index += 1
-        names, means = self.report.model_names, scores.means().tolist()
-        errors = [None] * len(names) if variance is None else variance.sqrt().tolist()
-        for name, mean, error in zip(names, means, errors, strict=True):
-            yield self.report.point(name, scores.rate, Estimate(mean, error, scores.n))
+        for model, name in enumerate(self.report.model_names):
+            mean = scores.means()[model].item()
+            if variance is None:
+                estimate = Estimate(mean, None, scores.n)
+            else:
+                estimate = variance.estimate(mean, scores.n, model)
+            yield self.report.point(name, scores.rate, estimate)

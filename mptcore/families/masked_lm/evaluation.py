@@ -1,7 +1,7 @@
 """Scoring language models on a corpus, and the records that tell of it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +10,6 @@ from mptcore.estimation.allocation import (
     Draw,
     StratifiedSample,
     sample_to_target,
-    smoothed,
     target_records,
 )
 from mptcore.families.masked_lm.corpus import Corpus
@@ -28,9 +27,6 @@ from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
 
 MasksOf = Callable[[Tensor, Tensor, torch.Generator], tuple[MaskedBatch, Tensor]]
 """Masks of a stratum each (B,) of sequences (B,), and the weight of each mask's score."""
-
-SMOOTHED_OVER = 21
-"""Neighbouring rates whose variances are averaged for the plan: a few draws say little."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +120,9 @@ class TextEvaluation:
         else:
             widths = torch.tensor(cell_widths(spec.masks.rates), dtype=torch.float64)
             scale, draw = spec.dimensions, self._draw(generator, self._at_rates)
-        strata = len(widths)
+        pilot = pilot_masks(len(widths), spec.max_masks)
         sample = yield from sample_to_target(
-            draw, widths, target / scale, spec.max_masks, pilot_masks(strata), _smoothed, row
+            draw, widths, target / scale, spec.max_masks, pilot, row
         )
         for record in self._sample_records(sample):
             yield Step(record)
@@ -139,11 +135,12 @@ class TextEvaluation:
 
     def _draw(self, generator: torch.Generator, masks_of: MasksOf) -> Draw:
         """What scores so many masks of each stratum. A draw takes a sequence with a probability
-        proportional to its length, so that its mean log probability estimates that of a token."""
+        proportional to its length, so that its mean log probability estimates that of a token. No
+        stratum is enumerated."""
         sizes = self.corpus.sizes.double()
         together = max(1, CHUNK_TOKENS // int(self.corpus.lengths.max()))
 
-        def draw(counts: Tensor) -> Work[list[Tensor]]:
+        def draw(counts: Tensor, _: Tensor) -> Work[list[Tensor]]:
             plan = torch.repeat_interleave(torch.arange(len(counts)), counts)
             means = [torch.zeros(len(self.report.model_names), 0, dtype=torch.float64)]
             for places in torch.split(plan, together):
@@ -185,7 +182,9 @@ class TextEvaluation:
             for name, estimate in zip(report.model_names, estimates, strict=True):
                 yield report.point(name, rate, estimate)
         for name, area in zip(report.model_names, totals, strict=True):
-            yield from report.area(name, area, sum(cell_widths(rates)), self.spec.dimensions, None)
+            unknown = replace(area, std_err=None)
+            width, tokens = sum(cell_widths(rates)), self.spec.dimensions
+            yield from report.area(name, area, width, tokens, unknown)
 
 
 def total_masks(spec: TextEvaluate, corpus: Corpus) -> int:
@@ -196,7 +195,3 @@ def total_masks(spec: TextEvaluate, corpus: Corpus) -> int:
     sizes = corpus.sizes.double()
     share = 1.0 if spec.sequences is None else min(1.0, spec.sequences / len(corpus))
     return curve + int((spec.orders + spec.pll) * share * sizes.sum().item())
-
-
-def _smoothed(variances: Tensor) -> Tensor:
-    return smoothed(variances, SMOOTHED_OVER)

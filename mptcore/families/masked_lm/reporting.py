@@ -41,7 +41,7 @@ class Report:
         return metric(f"{of}{difference}{suffix}", value, self.labels_of(name), reason)
 
     def area(
-        self, name: str, area: Estimate, width: float, tokens: int, population: float | None
+        self, name: str, area: Estimate, width: float, tokens: int, population: Estimate
     ) -> Iterator[Record]:
         """What follows from the area for a sequence of one token over rates of a total width: the
         area for so many tokens, with its Monte Carlo error and that over the population."""
@@ -49,8 +49,7 @@ class Report:
             yield Metric("area_width", width, 0.0, self.labels)
         reason = "sequences were sampled, or there is one"
         yield self.metric("area", name, area.scaled(tokens))
-        of_population = Estimate(area.mean, population, area.n).scaled(tokens)
-        yield self.metric("area", name, of_population, "_population", reason)
+        yield self.metric("area", name, population.scaled(tokens), "_population", reason)
         yield from self.per_token(name, area.scaled(1 / width), "area")
 
     def per_token(self, name: str, score: Estimate, of: str) -> Iterator[Record]:

@@ -1,13 +1,16 @@
 """What takes as many masks of a sequence as it has tokens: random orders, pseudo-log-likelihood."""
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from mptcore.estimation.estimate import Estimate
 from mptcore.families.masked_lm.estimates import (
+    Noise,
+    degrees_of_spread,
     finite_mean,
     per_token,
     root,
@@ -53,7 +56,7 @@ class SequenceMetrics:
                 cumulative[:, order, i] = part[:, 0].sum(1)
                 chain[:, order, i] = part[:, 1].sum(1)
         for model, name in enumerate(self.report.model_names):
-            noise = cumulative[model].var(0) / count if count > 1 else None
+            noise = Noise(cumulative[model].var(0) / count, count - 1) if count > 1 else None
             mean = cumulative[model].mean(0)
             for record in self._sequence_metrics("cumulative", name, mean, noise):
                 yield Step(record)
@@ -70,7 +73,7 @@ class SequenceMetrics:
             split = torch.split(values[:, 0], [len(part) for part in parts], 1)
             for (i, _), part in zip(group, split, strict=True):
                 sums[:, i] = part.sum(1)
-        exact = torch.zeros(len(self.chosen), dtype=torch.float64)
+        exact = Noise(torch.zeros(len(self.chosen), dtype=torch.float64), math.inf)
         for model, name in enumerate(self.report.model_names):
             for record in self._sequence_metrics("pll", name, sums[model], exact):
                 yield Step(record)
@@ -80,7 +83,7 @@ class SequenceMetrics:
         return self.masker.along_order(int(self.chosen[i]), order)
 
     def _sequence_metrics(
-        self, of: str, name: str, values: Tensor, noise: Tensor | None
+        self, of: str, name: str, values: Tensor, noise: Noise | None
     ) -> Iterator[Record]:
         """A score of whole sequences (n,): its mean, that over the population, and per token."""
         population = len(self.masker.corpus)
@@ -92,15 +95,17 @@ class SequenceMetrics:
     def _spread(self, name: str, chain: Tensor) -> Iterator[Record]:
         """The standard deviation of the chain (R, n) over R orders: the root of the mean over the
         sequences of its variance."""
-        population = len(self.masker.corpus)
+        (orders, n), population = chain.shape, len(self.masker.corpus)
+        degrees = degrees_of_spread(n, orders, n == population)
         per_token = chain / self.sizes.double()
         spreads = {"any_order_spread": chain, "any_order_spread_per_token": per_token}
         for of, values in spreads.items():
             variances, noise = values.var(0), variance_of_variances(values)
-            spread = root(finite_mean(variances, noise, population))
-            yield self.report.metric(of, name, spread, reason=FEW_ORDERS)
-            of_population = root(Estimate.of(variances))
-            yield self.report.metric(of, name, of_population, "_population", ONE_SEQUENCE)
+            known = None if noise is None else Noise(noise, degrees)
+            square = replace(finite_mean(variances, known, population), degrees=degrees)
+            yield self.report.metric(of, name, root(square), reason=FEW_ORDERS)
+            among = replace(Estimate.of(variances), degrees=degrees_of_spread(n, orders, False))
+            yield self.report.metric(of, name, root(among), "_population", ONE_SEQUENCE)
 
     def _groups(self, plan: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
         """A plan of (chosen sequence, order), each D masks, in parts of about CHUNK_TOKENS."""

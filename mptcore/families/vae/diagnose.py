@@ -87,7 +87,7 @@ def _bracket(vae: SampledVae, start: TrainingStart, spec: Ais, like: Tensor) -> 
     error = weight_evidence(forward, cure=CURE).std_err
     yield Step(Metric("lml_simulated_below", below.mean().item(), error, start.labels))
     between = Estimate.of(above - below)
-    above_all = Estimate(above.mean().item(), between.std_err, len(above))
+    above_all = replace(between, mean=above.mean().item())
     yield Step(metric("lml_simulated_above", above_all, start.labels))
     yield Step(metric("lml_simulated_gap", between, start.labels))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
-from mptcore.estimation.estimate import ONE_DRAW
+from mptcore.estimation.estimate import ONE_DRAW, Estimate, point
 from mptcore.families.vae.vae import Vae
 from mptcore.families.vae.variational import ROWS
 from mptcore.protocol.records import Labels, Point, SeriesName
@@ -171,7 +171,7 @@ class VaeTrainer:
         )
         mean = (first + second).mean().item() / 2
         error = (first - second).norm().item() / 2 / len(first)
-        return Point("elbo", self.epoch, mean, error, 2, start.labels)
+        return point("elbo", self.epoch, Estimate(mean, error, 2, len(first)), start.labels)
 
     def _lml_point(self, name: SeriesName, start: TrainingStart, x: Tensor) -> Point:
         generator = generator_for(start.seed, f"{name} {self.epoch}")

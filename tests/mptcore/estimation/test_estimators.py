@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptcore.estimation.estimate import Estimate
+from mptcore.data.arrays import load_arrays
+from mptcore.estimation.estimate import ONE_DRAW, TOO_FEW, Estimate, metric, point, total_of
 from mptcore.estimation.masks import draw_masks
-from mptcore.estimation.scores import cumulative_estimate, score_masks
+from mptcore.estimation.model import Evidence
+from mptcore.estimation.scores import SizeScores, convergence, cumulative_estimate, score_masks
 from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import (
@@ -24,9 +28,10 @@ from mptcore.families.linear_gaussian.moments import (
 from mptcore.protocol.records import Metric, Point
 from mptcore.run import run
 from mptcore.runtime.session import ScoreCache
-from mptcore.specs import AllSizes, parse_spec
+from mptcore.specs import AllSizes, VectorExperiment, parse_spec
 from mptcore.specs.masks import Design
-from tests.support.runs import result_of, std_err_of, value_of
+from tests.support.runs import records as resumable_records
+from tests.support.runs import result_of, spec_of, std_err_of, value_of
 
 REPEATS = 200
 
@@ -76,6 +81,20 @@ def test_a_moment_is_factored_where_its_rank_is_low(rank: int) -> None:
     dense = LinearGaussianModel(density, DenseMoment(matrix)).scores(masked)
     fast = LinearGaussianModel(density, moment).scores(masked)
     torch.testing.assert_close(fast, dense, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("left_out", "kind"), [(0.2e-8, FactoredMoment), (1.2e-8, DenseMoment)])
+def test_a_factor_leaves_out_at_most_what_no_score_shows(left_out: float, kind: type) -> None:
+    """λ_max / ψ of what it leaves out, times D, is at most 1e-8, whose half moves no sum of scores
+    by more than 5e-9 nats."""
+    dim, noise = 30, 0.2
+    q = torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(3)).double())
+    eigenvalues = torch.zeros(dim, dtype=torch.float64)
+    eigenvalues[:4] = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    rest = left_out / 2 * noise / dim  # the norm is doubled, as a margin
+    eigenvalues[4:] = rest
+    matrix = q.Q * eigenvalues @ q.Q.T
+    assert isinstance(compressed(matrix, noise), kind)
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +176,120 @@ def test_precision_is_that_asked_for(precision: str) -> None:
     masks = {"schedule": "all", "design": "exhaustive"}
     found = records(evaluate={"masks": masks}, compute={"threads": 1, "precision": precision})
     assert abs(metrics(found)["difference"][0]) < (1e-11 if precision == "float64" else 1e-4)
+
+
+def replicates(count: int) -> Estimate:
+    return Estimate.of(torch.arange(count, dtype=torch.float64))
+
+
+def test_an_error_is_given_from_eight_replicates_on() -> None:
+    """In metrics and points alike: seven degrees of freedom, and what follows from the estimate has
+    as many."""
+    few, enough = replicates(7), replicates(8)
+    lml = Evidence(1.0, 0.5)
+    changes: list[Callable[[Estimate], Estimate]] = [
+        lambda one: one,
+        lambda one: one.scaled(3),
+        lambda one: one.beyond(lml),
+        lambda one: one.exponential(),
+    ]
+    for change in changes:
+        for record in (point_of(change(few)), metric_of(change(few))):
+            assert record.value is not None
+            assert record.std_err is None
+            assert record.reason == f"{TOO_FEW}6 degrees of freedom, not 7"
+        for record in (point_of(change(enough)), metric_of(change(enough))):
+            assert record.std_err == change(enough).std_err
+            assert record.reason is None
+    assert point_of(replicates(1)).reason == ONE_DRAW
+    assert metric_of(Estimate(2.0, 0.0, 1, 0)).std_err == 0  # exact
+
+
+def point_of(estimate: Estimate) -> Point:
+    return point("score", 1, estimate, {})
+
+
+def metric_of(estimate: Estimate) -> Metric:
+    return metric("mpt", estimate, {})
+
+
+def test_a_sum_has_the_degrees_of_its_parts() -> None:
+    """Of two masks each, seven sizes make an error and six make none."""
+    seven = total_of([replicates(2)] * 7)
+    assert seven.known_std_err == pytest.approx(math.sqrt(7) * 0.5)
+    assert total_of([replicates(2)] * 6).known_std_err is None
+    assert total_of([replicates(9), replicates(1)]).std_err is None
+
+
+@pytest.mark.parametrize(("sizes", "per_size"), [(1, 8), (7, 2), (10, 3)])
+def test_the_errors_that_are_given_have_the_t_distribution_s_spread(
+    sizes: int, per_size: int
+) -> None:
+    """Normal scores: z has at most the standard deviation of Student's t with as many degrees of
+    freedom, √(ν / (ν − 2)), within four standard errors; with a degree less it would be null."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (seeds := 2000, sizes, per_size)
+    scores = torch.randn(shape, generator=generator, dtype=torch.float64)
+    totals = [total_of([Estimate.of(size) for size in one]) for one in scores]
+    z = torch.tensor([total.mean / (total.known_std_err or math.nan) for total in totals])
+    degrees = sizes * (per_size - 1)
+    spread = math.sqrt(degrees / (degrees - 2))
+    assert z.mean().abs() < 4 * spread / math.sqrt(seeds)
+    assert (z.std() / spread - 1).abs() < 4 / math.sqrt(2 * seeds) * (1 + 3 / degrees)
+
+
+def test_convergence_by_hand() -> None:
+    """Two sizes, three masks: the sum of the means, and Σ s² / p under the root."""
+    values = torch.tensor([[1.0, 3.0, 2.0], [10.0, 14.0, 18.0]], dtype=torch.float64)
+    curve = [SizeScores(size, own) for size, own in enumerate(values, 1)]
+    first, second, third = convergence(curve, AllSizes(per_size=3))
+    assert (first.mean, first.std_err) == (11, None)
+    assert (second.mean, second.degrees) == (14, 2)
+    assert second.std_err == pytest.approx(math.sqrt((2 + 8) / 2))
+    assert (third.mean, third.degrees) == (16, 4)
+    assert third.std_err == pytest.approx(math.sqrt((1 + 16) / 3))
+    nested = convergence(curve, AllSizes(per_size=3, design="nested"))
+    assert nested[2].std_err == pytest.approx(torch.tensor([11.0, 17, 20]).std().item() / 3**0.5)
+    dependent = convergence(curve, AllSizes(per_size=4, design="balanced"))
+    assert [one.std_err for one in dependent] == [None, None, None]
+
+
+def test_a_mean_by_hand() -> None:
+    """The mean of 1, 2 and 6, and its standard error √(7 / 3)."""
+    found = Estimate.of(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64))
+    assert (found.mean, found.n, found.degrees) == (3, 3, 2)
+    assert found.std_err == pytest.approx(math.sqrt(7 / 3))
+    nested = [SizeScores(m, torch.tensor(v).double()) for m, v in ((1, [1, 0, 2]), (2, [0, 2, 4]))]
+    total = cumulative_estimate(nested, AllSizes(per_size=3, design="nested"))
+    assert (total.mean, total.degrees) == (3, 2)
+    assert total.std_err == pytest.approx(math.sqrt(7 / 3))
+
+
+def test_a_difference_from_the_lml_has_the_lml_s_error_too() -> None:
+    gap = Estimate(5.0, 3.0, 9, 8).beyond(Evidence(2.0, 4.0))
+    assert gap == Estimate(3.0, 5.0, 9, 8)
+    assert Estimate(5.0, None, 9).beyond(Evidence(2.0, 4.0)).std_err is None
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 5])
+def test_a_resumed_run_has_the_scores_of_its_masks_by_hand(tmp_path: Path, stop_after: int) -> None:
+    """Three masks of each size, in the published order of draws, by the dense density: what code
+    that is wrong twice in the same way would not give."""
+    evaluate = {"masks": {"schedule": "sizes", "sizes": [3, 7, 9], "per_size": 3}}
+    spec = spec_of({**BASE, "evaluate": evaluate, "seeds": [5]})
+    lines = [*resumable_records(spec, tmp_path, stop_after), *resumable_records(spec, tmp_path)]
+    found = {row["x"]: row["value"] for row in map(json.loads, lines) if row["record"] == "point"}
+    assert isinstance(spec, VectorExperiment)
+    assert isinstance(spec.data.seed, int)
+    dataset = load_arrays(spec.data, 0, torch.Generator().manual_seed(spec.data.seed))
+    assert dataset.parameters is not None
+    density = LowRankGaussian(**dataset.parameters)
+    masks, expected = torch.Generator().manual_seed(5), {}
+    for size in (3, 7, 9):
+        scores = []
+        for _ in range(3):
+            masked = torch.zeros(10, dtype=torch.bool)
+            masked[torch.randperm(10, generator=masks)[:size]] = True
+            scores.append(density.conditional_log_probs(dataset.x, masked).mean().item())
+        expected[size] = sum(scores) / 3
+    assert found == pytest.approx(expected, abs=1e-9)

@@ -10,6 +10,7 @@ from mptcore.protocol.records import Metric, Point
 from mptcore.run import run
 from tests.support import tiny_lm
 from tests.support.runs import points, spec_of
+from tests.support.vae_specs import deep_vae
 
 SIMULATED = {"source": "ppca", "n": 40, "latent_dim": 2, "noise_precision": 5.0}
 FEW = {"epochs": 3, "batch_size": 7}
@@ -40,13 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "evaluate": {"masks": {"schedule": "fixed", "rate": 0.3, "per_size": 2}},
     },
     "vae": {
-        "model": {
-            "family": "vae",
-            "latent_dim": 2,
-            "likelihood": {"distribution": "gaussian", "noise_precision": 4.0},
-            "network": {"layers": "dense", "widths": [8]},
-            "conditionals": {"method": "recursive", "draws": 2, "rounds": 2},
-        },
+        "model": deep_vae(latent_dim=2, width=8, draws=2, rounds=2),
         "data": {**DIGITS, "standardize": True},
         "train": {**LATENT, "objective": ["mpt", "elbo"], "lml_samples": 3},
         "evaluate": {

@@ -1,18 +1,21 @@
 """Every figure's standard error is as large as its figure's spread over seeds."""
 
 import math
-from statistics import fmean, variance
+from statistics import NormalDist, fmean, variance
 from typing import Any
 
 import pytest
 import torch
 
-from mptcore.families.masked_lm.estimates import cell_widths, finite_mean, per_token
-from mptcore.families.masked_lm.evaluation import TextEvaluation, _smoothed, total_masks
-from mptcore.families.masked_lm.masked_batch import Masker
+from benchmarks.calibration.any_order import Toy
+from mptcore.families.masked_lm.estimates import Noise, cell_widths, finite_mean, per_token
+from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
+from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.reporting import Report
+from mptcore.families.masked_lm.sequences import SequenceMetrics
 from mptcore.protocol.records import Log, Point, Record
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.session import ScoreCache, Work
 from mptcore.specs import TextEvaluate
 from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
 from tests.support import tiny_lm
@@ -44,11 +47,29 @@ def evaluated(
 
 
 def check_calibration(values: list[float], errors: list[float | None]) -> None:
-    """The spread of the values is what their standard errors say, within four standard errors."""
+    """The variance of the values over that of their standard errors is within the interval of 99 %
+    that so many normal values have: for 60, standard errors are off by less than 30 %."""
     known = [error for error in errors if error is not None]
     assert len(known) == len(values)
+    degrees = len(values) - 1
     ratio = variance(values) / fmean(error**2 for error in known)
-    assert abs(ratio - 1) < 4 * math.sqrt(2 / (len(values) - 1))
+    assert chi_square(0.005, degrees) < ratio * degrees < chi_square(0.995, degrees)
+
+
+def chi_square(probability: float, degrees: int) -> float:
+    """The quantile, by the cube of a normal one (Wilson and Hilferty 1931)."""
+    spread = 2 / (9 * degrees)
+    return degrees * (1 - spread + NormalDist().inv_cdf(probability) * math.sqrt(spread)) ** 3
+
+
+@pytest.mark.parametrize("factor", [0.76, 1.96])
+def test_the_check_of_calibration_refuses_errors_that_are_off(factor: float) -> None:
+    """By as much as it let pass at 60 seeds when its bounds were about 0 and 2."""
+    draws = torch.randn(SEEDS, generator=torch.Generator().manual_seed(2)).double()
+    values = (draws / draws.std()).tolist()
+    check_calibration(values, [1.0] * SEEDS)
+    with pytest.raises(AssertionError):
+        check_calibration(values, [factor] * SEEDS)
 
 
 @pytest.mark.parametrize("per_size", [1, 3])
@@ -89,9 +110,10 @@ def test_a_loose_target_has_a_calibrated_error(models: dict[str, MaskedLm]) -> N
     masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
     evaluation = TextEvaluation(spec, {"model": models["model"]}, masker, {}, ScoreCache())
     draw = evaluation._draw(torch.Generator().manual_seed(5), evaluation._at_rates)
-    values = result_of(draw(torch.full((len(RATES),), 2000)))
+    none = torch.zeros(len(RATES), dtype=torch.bool)
+    values = result_of(draw(torch.full((len(RATES),), 2000), none))
     pools = [width * one[0] for width, one in zip(cell_widths(RATES), values, strict=True)]
-    z = deviations(pools, 0.1, seeds := 600, _smoothed)
+    z = deviations(pools, 0.1, seeds := 600)
     assert z.mean().abs() < 4 / math.sqrt(seeds)
     assert (z.std() - 1).abs() < 4 / math.sqrt(2 * seeds)
     assert z.abs().max() < 5
@@ -154,12 +176,12 @@ def test_a_target_that_cannot_be_reached_is_said(models: dict[str, MaskedLm]) ->
 def test_orders_estimate_the_cumulative_score(models: dict[str, MaskedLm]) -> None:
     own = {"model": models["model"]}
     masks = {"schedule": "rates", "rates": [0.5]}
-    runs = [evaluated(own, s, masks=masks, orders=2, sequences=6) for s in range(SEEDS)]
+    runs = [evaluated(own, s, masks=masks, orders=2, sequences=9) for s in range(SEEDS)]
     found = [metric(run, "cumulative") for run in runs]
     check_calibration([value_of(f) for f in found], [f.std_err for f in found])
     some = [evaluated(own, s, masks=masks, orders=1) for s in range(2)]
     assert metric(some[0], "cumulative").std_err is None
-    many = evaluated(own, 0, masks=masks, orders=40, sequences=6)
+    many = evaluated(own, 0, masks=masks, orders=40)
     spread = metric(many, "any_order_spread")
     assert value_of(spread) > 3 * std_err_of(spread) > 0
 
@@ -209,9 +231,42 @@ def test_the_paper_s_rates_stand_for_a_hundredth_each() -> None:
 
 def test_two_stage_sampling_by_hand() -> None:
     values = torch.tensor([1.0, 3.0], dtype=torch.float64)
-    noise = torch.tensor([0.5, 1.5], dtype=torch.float64)
+    noise = Noise(torch.tensor([0.5, 1.5], dtype=torch.float64), 3)
     own = finite_mean(values, noise, 4)
     assert own.mean == 2
     assert own.std_err == pytest.approx(math.sqrt((0.5 * 2 + 0.5 * 1) / 2))
-    token = per_token(values, noise * 0, torch.tensor([1, 3]), 2)
+    assert own.degrees == 1
+    whole = finite_mean(values, noise, 2)
+    assert whole.std_err == pytest.approx(math.sqrt(1 / 2))
+    assert whole.degrees == 2 * 3
+    assert finite_mean(values[:1], Noise(noise.variances[:1], 3), 2).std_err is None
+    exact = Noise(torch.zeros(2, dtype=torch.float64), math.inf)
+    token = per_token(values, exact, torch.tensor([1, 3]), 2)
     assert (token.mean, token.std_err) == (1, 0)
+
+
+def test_the_errors_of_orders_by_hand() -> None:
+    """Four sequences, three orders each: the variance of a mean over orders is a third, and a
+    quarter of that of a mean over the sequences; the spread is the root of the mean variance, per
+    token that of chains over their tokens."""
+    toy, seen = Toy.of(4), list[torch.Tensor]()
+
+    def score(masks: MaskedBatch) -> Work[torch.Tensor]:
+        values = yield from toy.score(masks)
+        seen.append(values)
+        return values
+
+    metrics = SequenceMetrics(Report(("model",), {}), toy.masker, torch.arange(4), score)
+    found = records_of(metrics.orders(3, torch.Generator().manual_seed(0)))
+    lengths = toy.corpus.sizes.repeat_interleave(3).tolist()
+    sums = [part.sum(1) for part in torch.split(torch.cat(seen, 2)[0], lengths, 1)]
+    scores, chains = torch.stack(sums).view(4, 3, 2).unbind(2)  # (sequences, orders)
+    cumulative = metric(found, "cumulative")
+    assert value_of(cumulative) == pytest.approx(scores.mean().item())
+    expected = math.sqrt(sum(row.var().item() / 3 for row in scores)) / 4
+    assert std_err_of(cumulative) == pytest.approx(expected)
+    spread = metric(found, "any_order_spread")
+    assert value_of(spread) == pytest.approx(math.sqrt(chains.var(1).mean().item()))
+    quotients = chains / toy.corpus.sizes[:, None]
+    token = metric(found, "any_order_spread_per_token")
+    assert value_of(token) == pytest.approx(math.sqrt(quotients.var(1).mean().item()))

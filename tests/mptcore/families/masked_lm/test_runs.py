@@ -161,6 +161,13 @@ def test_blocks_are_those_of_group_texts(pairs: bool) -> None:
     assert sum(sum(one.maskable) for one in found) == words
 
 
+def test_unknown_words_are_text_and_only_the_frame_is_special() -> None:
+    """They are masked and counted; [CLS] and [SEP] are not."""
+    (one,) = corpus._sentences([("the zebra sat",)], tiny_lm.tokenizer(), 40)
+    assert tiny_lm.tokenizer().convert_ids_to_tokens(one.ids)[2] == "[UNK]"
+    assert one.maskable == [False, True, True, True, False]
+
+
 def test_sequences_that_are_cut_are_counted_aloud() -> None:
     lines = ["the cat sat", "the old dog ran on a red mat", "a cat sat on a mat", "cat"]
     for max_length, cut in ((7, 2), (8, 1), (10, 0)):

@@ -21,6 +21,7 @@ from mptcore.runtime.checkpoint import files, first_whole
 from mptcore.runtime.session import Session
 from mptcore.specs import Limits, SpecError, validate_spec
 from tests.support.runs import records, spec_of, std_err_of, value_of
+from tests.support.vae_specs import deep_vae
 
 LINEAR: dict[str, Any] = {
     "model": {
@@ -33,13 +34,7 @@ LINEAR: dict[str, Any] = {
     "compute": {"threads": 1, "precision": "float32"},
 }
 DEEP: dict[str, Any] = {
-    "model": {
-        "family": "vae",
-        "latent_dim": 4,
-        "likelihood": {"distribution": "gaussian", "noise_precision": 4.0},
-        "network": {"layers": "dense", "widths": [64]},
-        "conditionals": {"method": "recursive", "draws": 4, "rounds": 3},
-    },
+    "model": deep_vae(latent_dim=4, width=64, draws=4, rounds=3),
     "data": {"source": "digits", "standardize": True, "heldout": 0.2},
     "evaluate": {"lml": {"method": "iwae", "samples": 100}, "masks": {"schedule": "fixed",
                  "rate": 0.33, "per_size": 2}},

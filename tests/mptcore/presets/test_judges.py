@@ -1,0 +1,186 @@
+"""Each tolerance of a verdict: a figure just inside it agrees, one just outside differs."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from mptcore.presets import judges, language_judges
+from mptcore.presets.results import Judge, Results, judged
+from mptcore.specs.families.masked_lm import PAPER_RATES
+
+Row = dict[str, Any]
+SEEDS = judges.SEEDS
+
+
+def metrics(name: str, values: Sequence[float], std_err: float = 0.0) -> Iterator[Row]:
+    """Of each seed."""
+    for seed, value in zip(SEEDS, values, strict=True):
+        row = {"record": "metric", "name": name, "labels": {"seed": seed}}
+        yield {**row, "value": value, "std_err": std_err}
+
+
+def curves(series: str, values: Sequence[float], std_err: float = 0.0, **labels: Any) -> list[Row]:
+    """The same for each seed, at x = 1, 2, …"""
+    return [
+        {"record": "point", "series": series, "labels": {"seed": seed, **labels}}
+        | {"x": x, "value": value, "std_err": std_err, "n": 9}
+        for seed in SEEDS
+        for x, value in enumerate(values, 1)
+    ]
+
+
+def spread(mean: float, sd: float) -> list[float]:
+    """Five values with this mean and standard deviation."""
+    pattern = (-2.0, -1.0, 0.0, 1.0, 2.0)
+    values = [mean + sd * one / stdev(pattern) for one in pattern]
+    assert fmean(values) == pytest.approx(mean)
+    assert stdev(values) == pytest.approx(sd)
+    return values
+
+
+def verdict(judge: Judge, published: Mapping[str, tuple[float, ...]], *rows: list[Row]) -> str:
+    return judged(judge, published, [Results.of_records(of) for of in rows]).verdict
+
+
+@pytest.mark.parametrize(("figure", "tolerance"), [("lml", 0.005), ("mpt", 0.005), ("sd", 0.015)])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_table1(figure: str, tolerance: float, sign: int) -> None:
+    published = {"lml": (-60.34,), "mpt": (-60.445, -60.223, -60.341), "sd": (0.47, 0.12, 0.03)}
+
+    def of(off: float) -> str:
+        off_by = {"lml": 0.0, "mpt": 0.0, "sd": 0.0, figure: sign * off}
+        results = [
+            [
+                *metrics("lml", [-60.34 + off_by["lml"]] * 5),
+                *metrics("mpt", spread(mpt + off_by["mpt"], sd + off_by["sd"])),
+            ]
+            for mpt, sd in zip(published["mpt"], published["sd"], strict=True)
+        ]
+        return verdict(judges.table1, published, *results)
+
+    assert of(0.98 * tolerance) == "agrees"
+    assert of(1.02 * tolerance) == "differs"
+
+
+def fig1(lml: float, last: float) -> str:
+    rows = [*metrics("lml", [-5.0 + lml] * 5), *curves("convergence", [9.0, last], 0.1)]
+    return verdict(judges.fig1_converges, {"lml": (-5.0,) * 5, "limit": (0.0,)}, rows)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_fig1_left_and_center(sign: int) -> None:
+    assert fig1(sign * 5.9e-5, 0.0) == "agrees"
+    assert fig1(sign * 6.1e-5, 0.0) == "differs"
+    assert fig1(0.0, sign * 0.39) == "agrees"  # four standard errors
+    assert fig1(0.0, sign * 0.41) == "differs"
+
+
+@pytest.mark.parametrize("figure", ["biased_score", "bias"])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_fig1_right(figure: str, sign: int) -> None:
+    published = {"lml": (-121.0,), "biased_score": (-114.0,), "bias": (7.0,), "std_err": (0.03,)}
+    tolerance = 4 * math.hypot(0.04, 0.03) + 0.005  # the mean of five with 0.04 √5 each
+
+    def of(off: float, lml: float = 0.0) -> str:
+        values = {"biased_score": -114.0, "bias": 7.0}
+        values[figure] += sign * off
+        rows = [row for name, value in values.items()
+                for row in metrics(name, [value] * 5, 0.04 * math.sqrt(5))]  # fmt: skip
+        rows += metrics("lml", [-121.0 + lml] * 5)
+        return verdict(judges.fig1_biased, published, rows)
+
+    assert of(0.99 * tolerance) == "agrees"
+    assert of(1.01 * tolerance) == "differs"
+    assert of(0.0, sign * 5.9e-4) == "agrees"
+    assert of(0.0, sign * 6.1e-4) == "differs"
+
+
+@pytest.mark.parametrize(
+    ("judge", "below"), [(judges.fig2_maximised, 0.1), (judges.fig2_slower, 1.5)]
+)
+def test_fig2_rises_to_its_maximum(judge: Judge, below: float) -> None:
+    def of(last: float) -> str:
+        return verdict(judge, {"maximum_lml": (-6.0,)}, curves("lml", [-9.0, -6.0 + last]))
+
+    assert of(-0.99 * below) == of(0.9e-3) == "agrees"
+    assert of(-1.01 * below) == of(1.1e-3) == "differs"
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_fig5_left(sign: int) -> None:
+    def of(gap: float) -> str:
+        rows = []
+        for labels, value in (({"epoch": 0}, -30.0), ({"model": "model"}, -20 + gap),
+                              ({"model": "baseline"}, -20.0)):  # fmt: skip
+            for row in metrics("mpt", [value] * 5):
+                rows.append({**row, "labels": {**row["labels"], **labels}})
+        published = {"gap_to_truth": (0.0,), "least_rise": (5.0,)}
+        return verdict(judges.fig5_area, published, rows)
+
+    assert of(sign * 0.49) == "agrees"
+    assert of(sign * 0.51) == "differs"
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("end", [-0.2, 0.4])
+def test_fig4_right(end: float, sign: int) -> None:
+    """The share of the fall up to 90 % that is below 50 % is from −0.2 to 0.4."""
+
+    def of(share: float) -> str:
+        curve = [0.0] * 10 + [-share] * 7 + [-1.0] * 3
+        curve[9] = -share
+        rows = [*curves("score", curve), *metrics("difference", [0.0] * 5)]
+        published = {"difference": (0.0,), "decay_from": (0.5,)}
+        return verdict(judges.fig4_early_decay, published, rows)
+
+    inwards = math.copysign(0.01, 0.1 - end)
+    assert of(end + inwards) == "agrees"
+    assert of(end - inwards) == "differs"
+
+
+def bert(curve: Sequence[float]) -> list[Row]:
+    points = curves("score_by_rate", curve)
+    return [{**row, "x": PAPER_RATES[row["x"] - 1]} for row in points]
+
+
+def fig5_bert(pretrained: Sequence[float], random: Sequence[float]) -> str:
+    published = {"flat_at": (-10.0,), "least_fall": (2.0,)}
+    return verdict(language_judges.fig5_bert, published, bert(pretrained), bert(random))
+
+
+FALLING = [-1 - 5 * (x / 98) ** 8 for x in range(99)]
+FLAT = [-10.0] * 99
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_fig5_right(sign: int) -> None:
+    assert fig5_bert(FALLING, FLAT) == "agrees"
+    assert fig5_bert(FALLING, [-10.0 + sign * 0.49] * 99) == "agrees"
+    assert fig5_bert(FALLING, [-10.0 + sign * 0.51] * 99) == "differs"
+    assert fig5_bert(FALLING, [*FLAT[1:], -10.0 + sign * 0.49]) == "agrees"
+    assert fig5_bert(FALLING, [*FLAT[1:], -10.0 + sign * 0.51]) == "differs"
+
+
+def test_bert_s_late_fall_is_that_of_the_last_tenth() -> None:
+    """One that falls by 3 between 60 and 80 %, and by 1 at the start, has none at the end."""
+    middle = [-1.0] + [-2.0] * 58 + [-2 - 3 * min(1.0, x / 20) for x in range(40)]
+    assert fig5_bert(middle, FLAT) == "differs"
+    late = [-1.0] + [-2.0] * 88 + [-2 - 3 * x / 9 for x in range(10)]
+    assert fig5_bert(late, FLAT) == "agrees"
+
+
+@pytest.mark.parametrize(("which", "share"), [(0, 0.05), (1, 0.025)])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_table2(which: int, share: float, sign: int) -> None:
+    def of(off: float) -> str:
+        areas = [-1700.0, -5300.0]
+        areas[which] *= 1 + sign * off
+        results = [[*bert(FLAT), *metrics("area", [area] * 5)] for area in areas]
+        published = {"pretrained": (-1700.0,), "random": (-5300.0,)}
+        return verdict(language_judges.table2, published, *results)
+
+    assert of(0.99 * share) == "agrees"
+    assert of(1.01 * share) == "differs"
