@@ -10,13 +10,16 @@ LANGUAGE = ("tests/mptcore/families/masked_lm",)
 ESTIMATION = ("tests/mptcore/estimation",)
 
 MODULES: dict[str, tuple[str, ...]] = {
-    "service/experiments/states.py": (*QUEUE, *API),
+    "service/experiments/states.py": ("tests/service/experiments/test_states.py",),
     "service/experiments/lease.py": QUEUE,
-    "service/experiments/recording.py": QUEUE,
+    "service/experiments/recording.py": (
+        "tests/service/experiments/test_recording.py",
+        "tests/service/experiments/test_queue.py",
+    ),
     "service/experiments/dispatch.py": QUEUE,
-    "service/experiments/store.py": (*QUEUE, *API, "tests/service/test_references.py"),
-    "service/users.py": ("tests/service/test_whose_key.py", *API),
-    "worker/supervisor.py": ("tests/worker",),
+    "service/experiments/store.py": ("tests/service/experiments/test_store.py",),
+    "service/users.py": ("tests/service/test_whose_key.py",),
+    "worker/supervisor.py": ("tests/worker/test_supervision.py",),
     "mptlab/retries.py": ("tests/mptlab/test_pauses.py",),
     "mptlab/api.py": ("tests/mptlab/test_client.py",),
     "mptcore/estimation/allocation.py": ESTIMATION,
