@@ -17,7 +17,7 @@ from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change, row, status_events
 
 ME, OTHER = 1, 2
-BESIDE = {"name": "a name", "tags": ["x", "y"], "note": "a note", "priority": 3}
+BESIDE: dict[str, Any] = {"name": "a name", "tags": ["x", "y"], "note": "a note", "priority": 3}
 
 
 @pytest.fixture(autouse=True)
