@@ -21,7 +21,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "service/users.py": ("tests/service/test_whose_key.py",),
     "worker/supervisor.py": ("tests/worker/test_supervision.py",),
     "mptlab/retries.py": ("tests/mptlab/test_pauses.py",),
-    "mptlab/api.py": ("tests/mptlab/test_client.py",),
+    "mptlab/api.py": ("tests/mptlab/test_client.py", "tests/mptlab/test_requests.py"),
     "mptcore/estimation/allocation.py": ESTIMATION,
     "mptcore/estimation/estimate.py": ESTIMATION,
     "mptcore/estimation/masks.py": ESTIMATION,

@@ -138,7 +138,7 @@ def test_no_claim_of_what_was_cancelled_meanwhile(database: Database) -> None:
 
 def test_a_run_that_begins_again_forgets_records_and_checkpoints(database: Database) -> None:
     claim = claimed(database)
-    save(database, claim, 3, "a")
+    save(database, claim, 1, "a")
     with database.transaction() as session:
         lease.forget_records(session, claim.experiment_id)
     assert saved(database, claim.experiment_id) == []
