@@ -70,7 +70,9 @@ def ask(module: str, jobs: int) -> None:
         forget_survivors(work, module)
     known.write_text(digest)
     command = [str(Path(sys.executable).with_name("mutmut")), "run", "--max-children", str(jobs)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    store = work / "store"  # migrated once, by the run that takes the statistics
+    rmtree(store, ignore_errors=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPT_TEST_STORE": str(store)}
     if IN_MEMORY.is_dir():
         environment["TMPDIR"] = str(IN_MEMORY)  # databases that no power cut needs to find again
     if subprocess.run(command, cwd=work, env=environment, check=False).returncode:

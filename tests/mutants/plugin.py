@@ -4,6 +4,7 @@ Left out are the tests that start a PostgreSQL server, once for each mutant. The
 ask the same functions.
 """
 
+import gc
 import json
 from pathlib import Path
 
@@ -16,11 +17,18 @@ STATISTICS = Path("mutmut-stats.json")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [item for item in items if _needs_postgresql(item)]
     config.hook.pytest_deselected(items=left_out)
-    durations = (
-        json.loads(STATISTICS.read_text())["duration_by_test"] if STATISTICS.exists() else {}
-    )
+    durations = _durations_s()
     kept = [item for item in items if item not in left_out]
     items[:] = sorted(kept, key=lambda item: durations.get(item.nodeid, 0.0))
+    gc.freeze()  # pytest collects garbage five times at its end: not torch again, for each mutant
+
+
+def _durations_s() -> dict[str, float]:
+    """By test, as far as they are known."""
+    if not STATISTICS.exists():
+        return {}
+    found: dict[str, float] = json.loads(STATISTICS.read_text())["duration_by_test"]
+    return found
 
 
 def _needs_postgresql(item: pytest.Item) -> bool:
