@@ -1,13 +1,18 @@
 """Cancel, pause and resume: from each state, and what is refused there."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
+from sqlalchemy import text
 
 from service.database import Database
-from service.experiments import states
+from service.experiments import lease, states
 from service.experiments.models import TERMINAL, DesiredState, Status
-from tests.support.attempts import submitted
+from service.settings import Settings
+from tests.support.attempts import claimed, submitted
+from tests.support.processes import wait_until
 from tests.support.stored import change, row, status_events
 
 CANCEL, PAUSE, RUN = DesiredState.CANCEL, DesiredState.PAUSE, DesiredState.RUN
@@ -91,3 +96,15 @@ def test_a_run_is_told_and_a_cancel_is_not_taken_back(
 def test_nothing_is_granted_of_what_is_not_there(database: Database, other: str) -> None:
     assert request(database, "0" * 32, CANCEL) is None
     assert row(database, other).status == "queued"
+
+
+def test_no_cancel_is_lost_between_two_states(lab: Settings) -> None:
+    """It comes while a run is handed back, and waits for where that leads."""
+    locks = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    with closing(Database(lab.url)) as database, ThreadPoolExecutor(1) as beside:
+        claim = claimed(database)
+        with database.transaction() as session:
+            lease.release(session, claim)
+            asked = beside.submit(request, database, claim.experiment_id, CANCEL)
+            wait_until(lambda: session.execute(locks).scalar_one() > 0, what="a wait for the row")
+        assert asked.result() == Status.CANCELLED

@@ -204,11 +204,10 @@ def test_no_spec_is_read_that_was_not_asked_for(database: Database) -> None:
 def test_metrics_and_artifacts_come_in_the_order_of_their_records(database: Database) -> None:
     mine, other = submit(database).id, submit(database).id
     with database.transaction() as session:
-        for seq, name in ((9, "a"), (2, "z"), (5, "m")):
-            for one in (mine, other):
-                session.add(Metric(experiment_id=one, name=name, labels="{}", seq=seq, value=seq))
-                session.add(Artifact(experiment_id=one, file=name, attempt=1, seq=seq,
-                                     media_type="image/png", sha256=""))  # fmt: skip
+        for seq, name, one in ((9, "a", mine), (2, "z", mine), (5, "m", mine), (1, "b", other)):
+            session.add(Metric(experiment_id=one, name=name, labels="{}", seq=seq, value=seq))
+            session.add(Artifact(experiment_id=one, file=name, attempt=1, seq=seq,
+                                 media_type="image/png", sha256=""))  # fmt: skip
     with database.snapshot() as session:
         assert [one.name for one in store.metrics(session, mine)] == ["z", "m", "a"]
         assert [one.file for one in store.artifacts(session, mine)] == ["z", "m", "a"]
