@@ -19,7 +19,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "service/experiments/dispatch.py": QUEUE,
     "service/experiments/store.py": ("tests/service/experiments/test_store.py",),
     "service/users.py": ("tests/service/test_whose_key.py",),
-    "worker/supervisor.py": ("tests/worker/test_supervision.py",),
+    "worker/supervisor.py": ("tests/worker/test_supervision.py", "tests/worker/test_exits.py"),
     "mptlab/retries.py": ("tests/mptlab/test_pauses.py",),
     "mptlab/api.py": ("tests/mptlab/test_client.py", "tests/mptlab/test_requests.py"),
     "mptcore/estimation/allocation.py": ESTIMATION,
