@@ -98,6 +98,14 @@ def test_a_key_is_its_owners_alone(database: Database) -> None:
     assert submit(database, "key", note="a").id == mine.id
 
 
+def test_no_request_of_another_stands_in_the_way_of_a_key(database: Database) -> None:
+    """Which came first, and was another."""
+    submit(database, "key", OTHER, note="b")
+    mine = submit(database, "key", note="a")
+    assert mine.owner_id == ME
+    assert submit(database, "key", note="a").id == mine.id
+
+
 def test_what_a_key_made_before(database: Database) -> None:
     made = submit(database, "key")
     without_key = submit(database)
