@@ -109,6 +109,14 @@ def test_at_the_end_of_its_time_comes_the_last_outcome() -> None:
     assert len(service.asked_at) == 1
 
 
+def test_no_pause_is_longer_than_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    assert Service(answer(503, Retry_After="7")).ask(for_s=0.5).status_code == 200
+    (pause,) = pauses
+    assert 0 < pause < 0.5  # of which a little has passed
+
+
 def test_a_pause_that_is_asked_for_is_kept() -> None:
     service = Service(answer(503, Retry_After="1"))
     service.ask()

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,7 @@ REFUSED: list[Callable[[str, str, str], str]] = [
     lambda prefix, key_id, secret: f"{prefix}_{'0' * 16}_{secret}",
     lambda prefix, key_id, secret: f"{prefix}__{secret}",
     lambda prefix, key_id, secret: f"{prefix}_{key_id}_{secret}é",
+    lambda prefix, key_id, secret: f"{prefix}_{key_id}_{secret}\udc80",
     lambda prefix, key_id, secret: f"{prefix}_{key_id}é_{secret}",
     lambda prefix, key_id, secret: f"{prefix}_{key_id} _{secret}",
     lambda prefix, key_id, secret: "",
@@ -91,6 +93,14 @@ def test_a_new_key_is_random_and_the_users_alone(database: Database, tmp_path: P
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "a").read_text() == first + "\n"
     assert sorted(file.name for file in tmp_path.iterdir() if file.is_file()) == ["a", "b"]
+
+
+def test_a_key_is_written_on_the_disk_where_it_stays(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another it could not be given its name."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "another disk"))
+    assert whose(database, made(database, "ada", tmp_path / "key")) == "ada"
 
 
 def test_a_key_that_is_there_is_kept(database: Database, key: str, tmp_path: Path) -> None:
