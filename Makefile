@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo serve test lint docs bench calibration chaos
+.PHONY: help setup demo serve test lint docs bench calibration chaos mutants
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -45,3 +45,6 @@ bench: setup ## the performance claims, each a ratio within one run
 
 calibration: setup ## estimates against their truth, a thousand seeds each: bias and errors
 	$(BIN)/python -m benchmarks.calibration
+
+mutants: setup ## small changes that tests must notice; ONLY=service/users.py: those of one module
+	$(BIN)/python -m tests.mutants $(ONLY)

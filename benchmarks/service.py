@@ -28,12 +28,9 @@ from urllib.parse import urlsplit
 
 from mptlab import Client, serve
 from service.database import Database
-from service.experiments import lease, store
-from service.experiments.dispatch import dispatch_next
-from service.experiments.lease import Claim
-from service.experiments.schemas import Submission
 from service.prepare import prepare
 from service.settings import Settings
+from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until
 from tests.support.servers import PostgreSQL, Redis
@@ -244,7 +241,7 @@ def recording(settings: Settings) -> Iterator[Figure]:
     api.start("api", "api", "--port", str(api.port))
     try:
         with closing(Database(settings.url)) as database, api.client() as client:
-            claim = _claim(database)
+            claim = claimed(database, SMALL)
             stopping = threading.Event()
             with ThreadPoolExecutor(READERS) as pool:
                 reads = [
@@ -264,18 +261,6 @@ def recording(settings: Settings) -> Iterator[Figure]:
     assert series["x"] == list(range(1, POINTS + 1))
     yield Figure("recording", POINTS / took, "points/s", at_least=20_000)
     yield Figure("curves meanwhile, p50", _percentile(latencies, 50), "ms")
-
-
-def _claim(database: Database) -> Claim:
-    with database.transaction() as session:
-        store.submit(session, 1, Submission.model_validate({"spec": SMALL}))
-        dispatch = dispatch_next(session)
-        assert dispatch is not None
-        claim = lease.claim(
-            session, dispatch.experiment_id, dispatch.dispatch_no, worker="bench", lease_s=60
-        )
-    assert claim is not None
-    return claim
 
 
 def _read(client: Client, experiment_id: str, stopping: threading.Event) -> list[float]:

@@ -25,6 +25,7 @@ from service.experiments.models import DesiredState, Event, Experiment, Status
 from service.experiments.states import is_terminal, request
 from service.prepare import prepare
 from service.settings import Settings
+from tests.chaos.plan import LONG, SHORT, Plan
 from tests.support.invariants import Counts, Record, check
 from tests.support.processes import Lab
 from tests.support.servers import PostgreSQL, Redis
@@ -37,33 +38,6 @@ SETTLE_S = 240.0
 STALL_S = 20.0
 ORPHAN_S = 30.0
 LEASE_S = 3.0
-
-
-@dataclass
-class Plan:
-    """How much is to happen."""
-
-    kills: int
-    stops: int
-    flushes: int
-    broker_restarts: int
-    black_holes: int
-    database_restarts: int
-    database_away_s: float
-    cancels: int
-    pauses: int
-    stalls: int
-    slow_disks: int
-    failovers: int
-    seed: int = 0
-
-
-SHORT = Plan(kills=10, stops=3, flushes=1, broker_restarts=0, black_holes=0,
-             database_restarts=1, database_away_s=0.0, cancels=1, pauses=2, stalls=0,
-             slow_disks=1, failovers=1)  # fmt: skip
-LONG = Plan(kills=200, stops=50, flushes=10, broker_restarts=10, black_holes=5,
-            database_restarts=30, database_away_s=90.0, cancels=15, pauses=30, stalls=4,
-            slow_disks=20, failovers=10)  # fmt: skip
 
 
 @dataclass

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from service.settings import Settings
-from tests.chaos.storm import SHORT, Storm, summary
+from tests.chaos.plan import SHORT
+from tests.chaos.storm import Storm, summary
 from tests.support.servers import PostgreSQL, Redis
 
 

@@ -10,11 +10,11 @@ from sqlalchemy import event
 
 from service.database import Database
 from service.experiments import lease
-from service.experiments.dispatch import dispatch_next
 from service.experiments.models import Status
 from service.experiments.recording import Batch, record
 from service.settings import Settings
 from service.users import ensure_key
+from tests.support.attempts import claim_next
 from tests.support.ppca_spec import ppca_spec
 
 OPEN = {"/healthz", "/readyz"}
@@ -26,18 +26,6 @@ def submit(api: TestClient, **beside: object) -> str:
     experiment_id: str = answer.json()["id"]
     assert answer.headers["location"] == f"/v1/experiments/{experiment_id}"
     return experiment_id
-
-
-def run(database: Database) -> lease.Claim:
-    """Dispatch and claim the next experiment."""
-    with database.transaction() as session:
-        dispatch = dispatch_next(session)
-        assert dispatch is not None
-        claim = lease.claim(
-            session, dispatch.experiment_id, dispatch.dispatch_no, worker="test", lease_s=60
-        )
-    assert claim is not None
-    return claim
 
 
 def points(count: int, first: int = 1) -> Batch:
@@ -99,7 +87,7 @@ def test_an_experiment_from_submission_to_curves(api: TestClient, database: Data
     assert waiting["queue"] == {"position": 1, "reason": "no CPU worker is registered"}
     assert waiting["spec"]["model"]["family"] == "ppca"
 
-    claim = run(database)
+    claim = claim_next(database)
     assert claim.experiment_id == first
     batch = points(9)
     batch.add({"seq": 10, "record": "metric", "name": "lml", "labels": {"seed": 4},
@@ -135,7 +123,7 @@ def test_an_experiment_from_submission_to_curves(api: TestClient, database: Data
 def test_unknown_series_and_labels(api: TestClient, database: Database) -> None:
     """While it runs, what may yet come is empty; once it has ended, it is not there."""
     experiment_id = submit(api)
-    claim = run(database)
+    claim = claim_next(database)
 
     def ask(query: str) -> tuple[int, str]:
         answer = api.get(f"/v1/experiments/{experiment_id}/curves/{query}")
@@ -273,7 +261,7 @@ def test_validate_stores_nothing(api: TestClient) -> None:
 
 def test_cancel(api: TestClient, database: Database) -> None:
     running, waiting = submit(api), submit(api)
-    claim = run(database)
+    claim = claim_next(database)
     assert api.post(f"/v1/experiments/{waiting}:cancel").json()["status"] == "cancelled"
     assert api.post(f"/v1/experiments/{waiting}:cancel").status_code == 202
     answer = api.post(f"/v1/experiments/{running}:cancel").json()

@@ -19,33 +19,14 @@ from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import Claim, LeaseLost
 from service.experiments.models import Checkpoint, Event, Experiment, Series, Status
 from service.experiments.recording import Batch, record
-from service.experiments.schemas import Submission
 from service.main import create_app
 from service.references import WEIGHTS, input_files
 from service.settings import Settings
-from tests.support.ppca_spec import ppca_spec
+from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.records import point
 from tests.support.stub import stub
 from worker.slot import Slot
 from worker.supervisor import Supervision
-
-
-def submit(database: Database) -> str:
-    with database.transaction() as session:
-        made = store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
-    assert made is not None
-    return made.id
-
-
-def claim(database: Database) -> Claim:
-    with database.transaction() as session:
-        dispatch = dispatch_next(session)
-        assert dispatch is not None
-        claim = lease.claim(
-            session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=60
-        )
-    assert claim is not None
-    return claim
 
 
 def lose(database: Database, claim: Claim) -> None:
@@ -80,10 +61,10 @@ def write(database: Database, claim: Claim, batch: Batch) -> None:
 def trained(database: Database, settings: Settings) -> str:
     """An experiment whose first attempt was cut off, and wrote its file after the second one had
     succeeded with its own."""
-    experiment_id = submit(database)
-    first = claim(database)
+    experiment_id = submitted(database)
+    first = claim_next(database)
     lose(database, first)
-    second = claim(database)
+    second = claim_next(database)
     (work_dir(database, settings, second) / WEIGHTS).write_bytes(b"of the second")
     write(database, second, artifact(b"of the second"))
     with database.transaction() as session:
@@ -196,12 +177,11 @@ def checkpoint(after: int) -> Batch:
 
 
 def test_two_checkpoints_of_an_experiment_are_kept(either: Database) -> None:
-    submit(either)
-    first = claim(either)
+    first = claimed(either)
     for after in (2, 4):
         write(either, first, checkpoint(after))
     lose(either, first)
-    second = claim(either)
+    second = claim_next(either)
     assert [one.after_seq for one in second.checkpoints] == [4, 2]
     write(either, second, checkpoint(6))
     with either.snapshot() as session:
@@ -216,15 +196,15 @@ def test_two_checkpoints_of_an_experiment_are_kept(either: Database) -> None:
 def test_files_of_earlier_attempts_go(database: Database, settings: Settings) -> None:
     """Once an attempt has two checkpoints of its own, those of others serve no one; at the end, no
     file is left that no record names."""
-    experiment_id = submit(database)
-    first = claim(database)
+    experiment_id = submitted(database)
+    first = claim_next(database)
     earlier = settings.checkpoints(experiment_id) / "1" / "1"
     earlier.parent.mkdir(parents=True)
     earlier.touch()
     write(database, first, checkpoint(1))
     lose(database, first)
     unrecorded = work_dir(database, settings, first)
-    second = claim(database)
+    second = claim_next(database)
     runner = stub("--slow")
     supervision = Supervision(database, settings, second, runner)
     supervision._batches[-1] = checkpoint(2)
@@ -248,8 +228,7 @@ def test_files_of_earlier_attempts_go(database: Database, settings: Settings) ->
 
 def test_checkpoints_after_the_same_record(either: Database) -> None:
     """A run may be saved many times between two records: the latest two are kept."""
-    submit(either)
-    first = claim(either)
+    first = claimed(either)
     for number in ("1", "2", "3"):
         batch = checkpoint(2)
         assert batch.checkpoint is not None
@@ -261,11 +240,11 @@ def test_checkpoints_after_the_same_record(either: Database) -> None:
 
 
 def test_a_run_that_begins_again_takes_the_place_of_what_was_kept(either: Database) -> None:
-    experiment_id = submit(either)
-    first = claim(either)
+    experiment_id = submitted(either)
+    first = claim_next(either)
     write(either, first, checkpoint(4))
     lose(either, first)
-    second = claim(either)
+    second = claim_next(either)
     again = Batch()
     again.add({"seq": None, "record": "restart"})
     again.add({"seq": 1, "record": "log", "level": "info", "message": "anew"})
@@ -280,12 +259,11 @@ def test_a_run_that_begins_again_takes_the_place_of_what_was_kept(either: Databa
 
 def test_a_series_takes_one_id(either: Database) -> None:
     """A sequence that every batch takes from comes to its end."""
-    submit(either)
-    claimed = claim(either)
+    claim = claimed(either)
     for seq in range(1, 6):
         batch = Batch()
         batch.add(point(seq) | {"labels": {}, "series": "score" if seq < 5 else "loss"})
-        write(either, claimed, batch)
+        write(either, claim, batch)
     with either.snapshot() as session:
         first, second = session.scalars(select(Series.id).order_by(Series.id)).all()
     assert second == first + 1

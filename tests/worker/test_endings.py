@@ -12,13 +12,12 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.database import Database
-from service.experiments import lease, recording, states, store
+from service.experiments import recording, states
 from service.experiments.curves import read_series
-from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import Claim
 from service.experiments.models import DesiredState, Experiment
-from service.experiments.schemas import Submission
 from service.settings import Settings
+from tests.support import attempts
 from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
@@ -32,16 +31,7 @@ QUICK = {"lease_s": 1.0, "heartbeat_s": 0.1, "kill_grace_s": 0.4}
 
 
 def claimed(database: Database, **changes: object) -> Claim:
-    with database.transaction() as session:
-        submission = Submission.model_validate({"spec": ppca_spec(**changes)})
-        store.submit(session, 1, submission)
-        dispatched = dispatch_next(session)
-        assert dispatched is not None
-        claim = lease.claim(
-            session, dispatched.experiment_id, dispatched.dispatch_no, worker="w", lease_s=1.0
-        )
-    assert claim is not None
-    return claim
+    return attempts.claimed(database, ppca_spec(**changes), lease_s=1.0)
 
 
 def load(database: Database, claim: Claim) -> Experiment:

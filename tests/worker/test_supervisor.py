@@ -11,13 +11,12 @@ from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from service.database import Database
-from service.experiments import lease, states, store
+from service.experiments import states, store
 from service.experiments.curves import read_series
-from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import Claim
 from service.experiments.models import DesiredState, Experiment
-from service.experiments.schemas import Submission
 from service.settings import Settings
+from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec
 from tests.support.warm import warm_parent
 from worker.runner import Runner
@@ -25,18 +24,6 @@ from worker.supervisor import Supervision
 
 LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=20_000)
 """About a minute of work, if nothing ends it."""
-
-
-def claimed(database: Database, spec: dict[str, Any]) -> Claim:
-    with database.transaction() as session:
-        store.submit(session, 1, Submission.model_validate({"spec": spec}))
-        dispatched = dispatch_next(session)
-        assert dispatched is not None
-        claim = lease.claim(
-            session, dispatched.experiment_id, dispatched.dispatch_no, worker="w", lease_s=60
-        )
-    assert claim is not None
-    return claim
 
 
 def outcome(

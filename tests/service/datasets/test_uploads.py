@@ -1,9 +1,7 @@
-"""Uploads that go wrong on the way, that are many, and what looks into them."""
+"""Uploads that go wrong on the way, and that are many."""
 
 import os
-import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -20,12 +17,10 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from mptcore.data.inspect import OPEN_FILES
 from mptlab import serve
 from service.database import Database, NotMigrated
 from service.datasets import files, store
 from service.datasets.sweep import ABANDONED_S, sweep
-from service.errors import ApiError
 from service.main import create_app
 from service.settings import Settings
 from tests.support.processes import wait_until
@@ -336,66 +331,3 @@ def test_an_upload_that_is_still_written_to_is_not_swept(
     os.utime(folder, (0, 0))
     sweep(database, settings)
     assert folder.exists()
-
-
-# Who looks into them
-
-PARENT = """
-import sys
-from pathlib import Path
-from service.datasets.files import inspect
-inspect(Path(sys.argv[1]))
-"""
-
-
-@pytest.fixture
-def inspection(tmp_path: Path) -> Iterator[tuple[psutil.Popen, psutil.Process]]:
-    """A process that inspects as the API does, and the inspection, which waits for a pipe."""
-    os.mkfifo(tmp_path / "x.npy")
-    secret = {**os.environ, "MPT_DATABASE_URL": "postgresql://u:secret@h/d", "PGPASSWORD": "secret"}
-    parent = psutil.Popen([sys.executable, "-c", PARENT, str(tmp_path / "x.npy")], env=secret)
-    wait_until(lambda: any(_limited(child) for child in parent.children()))
-    (child,) = parent.children()
-    yield parent, child
-    for process in (parent, child):
-        if process.is_running():
-            process.kill()
-    parent.wait()
-
-
-def _limited(process: psutil.Process) -> bool:
-    return process.rlimit(psutil.RLIMIT_NOFILE)[0] == OPEN_FILES
-
-
-def test_an_inspection_dies_with_the_api(
-    inspection: tuple[psutil.Popen, psutil.Process],
-) -> None:
-    parent, child = inspection
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    wait_until(lambda: not child.is_running() or child.status() == "zombie", timeout_s=5)
-
-
-def test_an_inspection_has_no_password_and_little_else(
-    inspection: tuple[psutil.Popen, psutil.Process],
-) -> None:
-    _, child = inspection
-    environment = Path(f"/proc/{child.pid}/environ").read_bytes().decode()
-    assert "secret" not in environment
-    assert {line.split("=")[0] for line in environment.split("\0") if line} <= set(files.NEEDED)
-    assert child.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
-    assert child.rlimit(psutil.RLIMIT_CORE) == (0, 0)
-    assert 0 < child.rlimit(psutil.RLIMIT_CPU)[1] <= 300
-    assert child.rlimit(psutil.RLIMIT_AS)[1] < 10 * 2**30
-    assert os.getsid(child.pid) == child.pid
-
-
-def test_an_inspection_that_takes_too_long_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    os.mkfifo(tmp_path / "x.npy")
-    monkeypatch.setattr(files, "INSPECTION_TIMEOUT_S", 1.0)
-    with pytest.raises(ApiError, match="too much time"):
-        files.inspect(tmp_path / "x.npy")
-    commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
-    assert not any("mptcore.data.inspect" in command for command in commands)

@@ -11,16 +11,14 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from service.database import Database
-from service.experiments import lease, store
+from service.experiments import lease
 from service.experiments.curves import hold_still, read_series
-from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import Claim
 from service.experiments.models import Block, Checkpoint, Experiment, Series
 from service.experiments.recording import Batch, record
-from service.experiments.schemas import Submission
 from service.main import create_app
 from service.settings import Settings
-from tests.support.ppca_spec import ppca_spec
+from tests.support.attempts import claim_next, submitted
 
 LAST = 60
 CHECKPOINT_AFTER = 25
@@ -45,16 +43,6 @@ def records() -> list[dict[str, Any]]:
 RECORDS = records()
 
 
-def claim(database: Database) -> Claim:
-    with database.transaction() as session:
-        dispatch = dispatch_next(session)
-        assert dispatch is not None
-        claimed = lease.claim(session, dispatch.experiment_id, dispatch.dispatch_no, worker="w",
-                              lease_s=60)  # fmt: skip
-    assert claimed is not None
-    return claimed
-
-
 def write(database: Database, claimed: Claim, after: int, upto: int) -> None:
     """The records after `after` up to `upto`, as one batch: a block of each series."""
     batch = Batch()
@@ -62,13 +50,6 @@ def write(database: Database, claimed: Claim, after: int, upto: int) -> None:
         batch.add(dict(one))
     with database.transaction() as session:
         record(session, claimed, batch, 60)
-
-
-def submitted(database: Database) -> str:
-    with database.transaction() as session:
-        made = store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
-    assert made is not None
-    return made.id
 
 
 class Reader:
@@ -102,7 +83,7 @@ def test_a_reader_across_a_resume_sees_each_point_once(
     database = Database(settings.url)
     experiment_id = submitted(database)
     reader = Reader(settings, experiment_id)
-    first = claim(database)
+    first = claim_next(database)
     for after, upto in pairwise((0, CHECKPOINT_AFTER, 40)):
         write(database, first, after, upto)
         reader.look()
@@ -110,7 +91,7 @@ def test_a_reader_across_a_resume_sees_each_point_once(
         row = {"experiment_id": experiment_id, "attempt": 1, "file": "f", "sha256": "0"}
         session.add(Checkpoint(**row, after_seq=CHECKPOINT_AFTER))
         lease.release(session, first)
-    second = claim(database)
+    second = claim_next(database)
     reader.look()
     for after, upto in pairwise((CHECKPOINT_AFTER, 33, 47, LAST)):
         write(database, second, after, upto)
@@ -120,7 +101,7 @@ def test_a_reader_across_a_resume_sees_each_point_once(
 
 def test_after_cuts_blocks(either: Database) -> None:
     experiment_id = submitted(either)
-    write(either, claim(either), 0, LAST)
+    write(either, claim_next(either), 0, LAST)
     for after in range(LAST + 1):
         with either.snapshot() as session:
             found = read_series(session, experiment_id, after=after, max_points=1000)
@@ -130,7 +111,7 @@ def test_after_cuts_blocks(either: Database) -> None:
 
 def test_a_block_without_numbers_is_taken_as_evenly_spaced(either: Database) -> None:
     experiment_id = submitted(either)
-    write(either, claim(either), 0, LAST)
+    write(either, claim_next(either), 0, LAST)
     with either.transaction() as session:
         session.execute(update(Block).values(seq=None))
     with either.snapshot() as session:
@@ -144,14 +125,14 @@ def test_a_block_without_numbers_is_taken_as_evenly_spaced(either: Database) -> 
 def test_a_moment_is_held(either: Database) -> None:
     """Between two statements of a reader the run is put back."""
     experiment_id = submitted(either)
-    claimed = claim(either)
+    claimed = claim_next(either)
     write(either, claimed, 0, LAST)
     with either.snapshot() as session:
         hold_still(session)
         assert session.get_one(Experiment, experiment_id).last_seq == LAST
         with either.transaction() as other:
             lease.release(other, claimed)
-        claim(either)
+        claim_next(either)
         found = read_series(session, experiment_id, max_points=1000)
     assert {one.name: one.x for one in found} == UNDISTURBED
 

@@ -7,13 +7,10 @@ import pytest
 from sqlalchemy import select, update
 
 from service.database import Database, now
-from service.experiments import lease, store
-from service.experiments.dispatch import dispatch_next
-from service.experiments.lease import Claim
+from service.experiments import lease
 from service.experiments.models import Artifact, Block, Event, Experiment, Metric
 from service.experiments.recording import Batch, record
-from service.experiments.schemas import Submission
-from tests.support.ppca_spec import ppca_spec
+from tests.support.attempts import claim_next, claimed
 
 KINDS: dict[str, dict[str, Any]] = {
     "point": {"record": "point", "series": "score", "labels": {}, "value": 1.0, "std_err": 0.1}
@@ -25,17 +22,6 @@ KINDS: dict[str, dict[str, Any]] = {
 TABLES = {"point": Block.last_seq, "metric": Metric.seq, "log": Event.seq, "artifact": Artifact.seq}
 
 
-def claimed(database: Database) -> Claim:
-    with database.transaction() as session:
-        dispatched = dispatch_next(session)
-        assert dispatched is not None
-        made = lease.claim(
-            session, dispatched.experiment_id, dispatched.dispatch_no, worker="w", lease_s=60
-        )
-    assert made is not None
-    return made
-
-
 def batch(kind: str, seq: int) -> Batch:
     made = Batch()
     named = {"name": f"metric {seq}", "file": f"{seq}.png", "x": seq}
@@ -45,8 +31,6 @@ def batch(kind: str, seq: int) -> Batch:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_up_to_the_checkpoint_and_no_further(either: Database, kind: str) -> None:
-    with either.transaction() as session:
-        store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
     first = claimed(either)
     before, after = batch(kind, 3), batch(kind, 4)
     before.add({"seq": None, "record": "checkpoint", "after": 3, "file": "c", "sha256": "0" * 64})
@@ -56,7 +40,7 @@ def test_up_to_the_checkpoint_and_no_further(either: Database, kind: str) -> Non
         session.execute(update(Experiment).values(lease_expires_at=now() - 1))
     with either.transaction() as session:
         lease.reap(session, dispatch_timeout_s=30, max_lost=3)
-    second = claimed(either)
+    second = claim_next(either)
     assert (second.attempt, second.after_seq) == (2, 3)
     with either.snapshot() as session:
         column = TABLES[kind]

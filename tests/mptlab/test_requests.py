@@ -1,0 +1,374 @@
+"""What each call of the client sends, and what it makes of the answer; nothing is sent further."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mptlab import Client, Refused, api
+
+SPEC = {"model": {"family": "ppca"}}
+LATER = 20.0
+"""Seconds that no test here takes."""
+
+
+class Answers:
+    """In place of a service: the same answer to all, or those given, one after the other."""
+
+    def __init__(self) -> None:
+        self.given: list[httpx.Response] = []
+        self.seen: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        self.seen.append(request)
+        return self.given.pop(0) if len(self.given) > 1 else self.given[0]
+
+    def says(self, *documents: Any, status: int = 200) -> None:
+        self.given = [httpx.Response(status, json=document) for document in documents]
+
+    @property
+    def sent(self) -> tuple[str, str, dict[str, str]]:
+        """Method, path and query of the one request."""
+        (request,) = self.seen
+        return request.method, request.url.path, dict(request.url.params)
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.seen[-1].content)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    monkeypatch.setenv("MPT_RETRY_S", "0")
+    answers = Answers()
+    answers.says({})
+    return answers
+
+
+@pytest.fixture
+def client(answers: Answers) -> Iterator[Client]:
+    told: list[str] = []
+    with Client("http://lab:1", "mpt_a_b", on_outage=told.append) as client:
+        inner = client._http
+        client._http = httpx.Client(transport=httpx.MockTransport(answers), headers=inner.headers,
+                                    base_url=inner.base_url, timeout=inner.timeout)  # fmt: skip
+        yield client
+        inner.close()
+
+
+PLAIN: list[tuple[Callable[[Client], Any], str, str, dict[str, str]]] = [
+    (lambda c: c.get("a"), "GET", "/v1/experiments/a", {}),
+    (lambda c: c.cancel("a"), "POST", "/v1/experiments/a:cancel", {}),
+    (lambda c: c.pause("a"), "POST", "/v1/experiments/a:pause", {}),
+    (lambda c: c.resume("a"), "POST", "/v1/experiments/a:resume", {}),
+    (lambda c: c.retry("a"), "POST", "/v1/experiments/a:retry", {}),
+    (lambda c: c.preset("table1"), "GET", "/v1/presets/table1", {}),
+    (lambda c: c.validate(SPEC), "POST", "/v1/experiments:validate", {}),
+    (lambda c: c.submit(SPEC), "POST", "/v1/experiments", {}),
+]
+
+
+@pytest.mark.parametrize(("call", "method", "path", "query"), PLAIN)
+def test_where_a_call_goes(
+    client: Client, answers: Answers, call: Callable[[Client], Any], method: str, path: str,
+    query: dict[str, str],
+) -> None:  # fmt: skip
+    answers.says({"id": "a"})
+    assert call(client) == {"id": "a"}
+    assert answers.sent == (method, path, query)
+    assert answers.seen[0].headers["Authorization"] == "Bearer mpt_a_b"
+
+
+LISTS: list[tuple[Callable[[Client], Any], str, dict[str, str], str]] = [
+    (lambda c: c.workers(), "/v1/workers", {}, "items"),
+    (lambda c: c.artifacts("a"), "/v1/experiments/a/artifacts", {}, "items"),
+    (lambda c: c.curves("a"), "/v1/experiments/a/curves", {"max_points": "100000"}, "series"),
+    (
+        lambda c: c.curves("a", "score", 7, seed=4),
+        "/v1/experiments/a/curves/score",
+        {"max_points": "7", "seed": "4"},
+        "series",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "path", "query", "key"), LISTS)
+def test_a_list_is_what_the_answer_holds(
+    client: Client, answers: Answers, call: Callable[[Client], Any], path: str,
+    query: dict[str, str], key: str,
+) -> None:  # fmt: skip
+    answers.says({key: [{"name": "one"}], "other": []})
+    assert call(client) == [{"name": "one"}]
+    assert answers.sent == ("GET", path, query)
+
+
+@pytest.mark.parametrize(("call", "method", "path", "query"), PLAIN)
+def test_what_is_refused_raises_with_its_sentence(
+    client: Client, answers: Answers, call: Callable[[Client], Any], method: str, path: str,
+    query: dict[str, str],
+) -> None:  # fmt: skip
+    answers.says({"detail": "not so", "reason": "wrong_state"}, status=409)
+    with pytest.raises(Refused, match=r"^not so$") as refused:
+        call(client)
+    assert refused.value.document == {"detail": "not so", "reason": "wrong_state"}
+
+
+IDEMPOTENT = {"get", "cancel", "pause", "retry", "preset", "validate", "submit"}
+
+
+@pytest.mark.parametrize("name", [*sorted(IDEMPOTENT), "resume"])
+def test_only_what_may_be_sent_twice_is(
+    client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("MPT_RETRY_S", str(LATER))
+    answers.given = [httpx.Response(503), httpx.Response(200, json={"id": "a"})]
+    argument = SPEC if name in ("submit", "validate") else "a"
+    if name in IDEMPOTENT:
+        assert getattr(client, name)(argument) == {"id": "a"}
+    else:
+        with pytest.raises(Refused, match=r"^HTTP 503$"):
+            getattr(client, name)(argument)
+    assert len(answers.seen) == (2 if name in IDEMPOTENT else 1)
+    keys = {request.headers.get("Idempotency-Key") for request in answers.seen}
+    assert len(keys) == 1
+    assert (keys == {None}) == (name not in ("submit", "retry"))
+
+
+def test_a_submission_says_all_that_it_is_given(client: Client, answers: Answers) -> None:
+    client.submit(SPEC, name="a", tags=["b"], idempotency_key="once")
+    assert answers.body == {"spec": SPEC, "name": "a", "tags": ["b"]}
+    assert answers.seen[0].headers["Idempotency-Key"] == "once"
+    client.validate(SPEC)
+    assert answers.body == {"spec": SPEC}
+
+
+@pytest.mark.parametrize("call", [lambda c: c.submit(SPEC), lambda c: c.retry("a")])
+def test_each_call_has_a_key_of_its_own(
+    client: Client, answers: Answers, call: Callable[[Client], Any]
+) -> None:
+    call(client)
+    call(client)
+    first, second = (request.headers["Idempotency-Key"] for request in answers.seen)
+    assert first != second
+    assert len(first) == 32
+
+
+def test_a_verdict_names_its_experiments_in_order(client: Client, answers: Answers) -> None:
+    client.verdict("table1", ["b", "a"])
+    (request,) = answers.seen
+    assert (request.method, request.url.path) == ("GET", "/v1/presets/table1/verdict")
+    assert request.url.params.multi_items() == [("experiment", "b"), ("experiment", "a")]
+
+
+def test_every_page_until_there_is_none(client: Client, answers: Answers) -> None:
+    answers.says({"items": [1, 2], "next_cursor": "x"}, {"items": [], "next_cursor": "y"},
+                 {"items": [3], "next_cursor": None})  # fmt: skip
+    assert [*client.experiments(status="failed")] == [1, 2, 3]  # type: ignore[comparison-overlap]
+    asked = [dict(request.url.params) for request in answers.seen]
+    first = {"status": "failed"}
+    assert asked == [first, {**first, "cursor": "x"}, {**first, "cursor": "y"}]
+    assert {(request.method, request.url.path) for request in answers.seen} == {
+        ("GET", "/v1/experiments")
+    }
+
+
+def test_an_upload(
+    client: Client, answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent again from its beginning, and with patience for the answer."""
+    monkeypatch.setenv("MPT_RETRY_S", str(LATER))
+    file = tmp_path / "data.csv"
+    file.write_bytes(b"1,2\n")
+    answers.given = [httpx.Response(503), httpx.Response(200, json={"id": "d"})]
+    assert client.upload(file) == {"id": "d"}
+    assert [request.content for request in answers.seen] == [b"1,2\n"] * 2
+    last = answers.seen[-1]
+    assert (last.method, last.url.path) == ("POST", "/v1/datasets")
+    assert dict(last.url.params) == {"name": "data.csv"}
+    patience = last.extensions["timeout"]
+    assert patience == {"connect": 30.0, "read": api.UPLOAD_S, "write": 30.0, "pool": 30.0}
+
+
+def test_an_artifact_is_its_bytes(
+    client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPT_RETRY_S", str(LATER))
+    answers.given = [httpx.Response(503), httpx.Response(200, content=b"\x00\xff")]
+    assert client.artifact("a", "w.png") == b"\x00\xff"
+    assert answers.seen[-1].url.path == "/v1/experiments/a/artifacts/w.png"
+    answers.says({"detail": "no such file"}, status=404)
+    with pytest.raises(Refused, match=r"^no such file$"):
+        client.artifact("a", "w.png")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (httpx.Response(500, text="<html>"), "HTTP 500"),
+        (httpx.Response(500, json=["a"]), "HTTP 500"),
+        (httpx.Response(400, json={"title": "bad"}), "bad"),
+        (httpx.Response(400, json={"title": "bad", "detail": "why"}), "why"),
+        (httpx.Response(400, json={"x": 1}), "{'x': 1}"),
+    ],
+)
+def test_a_refusal_that_is_no_problem_document(
+    client: Client, answers: Answers, answer: httpx.Response, said: str
+) -> None:
+    answers.given = [answer]
+    with pytest.raises(Refused) as refused:
+        client.get("a")
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize(
+    ("status", "ready"), [(200, True), (204, True), (503, False), (404, False)]
+)
+def test_ready_is_what_answers(client: Client, answers: Answers, status: int, ready: bool) -> None:
+    answers.says({}, status=status)
+    assert client.is_ready() is ready
+    assert answers.sent == ("GET", "/readyz", {})
+
+
+def test_what_does_not_answer_is_not_ready() -> None:
+    with Client("http://127.0.0.1:1", "key") as client:
+        assert client.is_ready() is False
+
+
+RUNNING = {"terminal": False, "status": "running"}
+ENDED = {"terminal": True, "status": "failed"}
+
+
+def test_a_wait_ends_with_what_is_waited_for(client: Client, answers: Answers) -> None:
+    answers.says(RUNNING, RUNNING, ENDED)
+    seen: list[Any] = []
+    assert client.wait("a", on_change=seen.append, poll_s=0.01) == ENDED
+    assert seen == [RUNNING, RUNNING, ENDED]
+    assert [request.url.path for request in answers.seen] == ["/v1/experiments/a"] * 3
+
+
+def test_what_has_ended_is_not_waited_for(client: Client, answers: Answers) -> None:
+    answers.says(ENDED)
+    assert client.wait("a", timeout_s=0, poll_s=1e9) == ENDED
+    assert len(answers.seen) == 1
+
+
+def test_no_wait_beyond_its_time(client: Client, answers: Answers) -> None:
+    answers.says(RUNNING)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"^a is running after 0\.2 s$"):
+        client.wait("a", timeout_s=0.2, poll_s=1e9)
+    assert time.monotonic() - began >= 0.2
+    assert len(answers.seen) == 2  # at once, and at the end
+
+
+def test_a_wait_looks_as_often_as_it_is_told(
+    client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    answers.says(*[RUNNING] * 3, ENDED)
+    client.wait("a", poll_s=7.0)
+    answers.says(*[RUNNING] * 3, ENDED)
+    client.wait("a")
+    assert pauses == [7.0] * 3 + [0.2] * 3
+
+
+@pytest.mark.parametrize("timeout_s", [None, LATER])
+def test_a_wait_goes_on_over_an_outage(
+    client: Client, answers: Answers, timeout_s: float | None
+) -> None:
+    """Longer than other calls do, which here are not sent again at all."""
+    answers.given = [httpx.Response(200, json=RUNNING), httpx.Response(503), httpx.Response(503),
+                     httpx.Response(200, json=ENDED)]  # fmt: skip
+    assert client.wait("a", timeout_s, poll_s=0.01) == ENDED
+
+
+def test_no_wait_for_a_service_that_stays_away(client: Client, answers: Answers) -> None:
+    answers.given = [httpx.Response(200, json=RUNNING), httpx.Response(503)]
+    with pytest.raises(TimeoutError, match=r"^http://lab:1 does not answer: HTTP 503$"):
+        client.wait("a", timeout_s=0.3, poll_s=0.01)
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    looked = client._look
+    client._http = httpx.Client(transport=httpx.MockTransport(refuse), base_url="http://lab:1")
+    with pytest.raises(TimeoutError, match=r"^http://lab:1 does not answer: refused$") as raised:
+        looked("a", time.monotonic() + 0.3)
+    assert isinstance(raised.value.__cause__, httpx.ConnectError)
+
+
+def test_what_has_gone_meanwhile_ends_a_wait(client: Client, answers: Answers) -> None:
+    answers.given = [httpx.Response(200, json=RUNNING),
+                     httpx.Response(404, json={"detail": "gone"})]  # fmt: skip
+    with pytest.raises(Refused, match=r"^gone$"):
+        client.wait("a", math.inf, poll_s=0.01)
+
+
+def test_an_outage_is_told_with_its_cause(
+    client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPT_RETRY_S", str(LATER))
+    told: list[str] = []
+    monkeypatch.setattr(client, "_on_outage", told.append)
+    answers.given = [httpx.Response(503), httpx.Response(200, json={})]
+    client.get("a")
+    assert told == ["http://lab:1 does not answer (HTTP 503): trying again"]
+
+
+@pytest.fixture
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    for name in ("MPT_URL", "MPT_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def settings_of(client: Client) -> tuple[str, str]:
+    client._http.close()
+    assert client._http.base_url == client.url
+    return client.url, client._http.headers["Authorization"]
+
+
+@pytest.mark.usefixtures("_no_settings")
+def test_where_the_url_and_the_key_come_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is given, else what the environment says, else this machine's."""
+    (tmp_path / "api-key").write_text("mpt_file_a\n")
+    assert settings_of(Client()) == ("http://127.0.0.1:8765", "Bearer mpt_file_a")
+    monkeypatch.setenv("MPT_URL", "http://env:1")
+    monkeypatch.setenv("MPT_API_KEY", "mpt_env_a")
+    assert settings_of(Client()) == ("http://env:1", "Bearer mpt_env_a")
+    assert settings_of(Client("http://given:1", "k")) == ("http://given:1", "Bearer k")
+    assert Client("http://a", "k")._http.timeout == httpx.Timeout(30.0)
+    assert Client("http://a", "k", timeout_s=3)._http.timeout == httpx.Timeout(3)
+
+
+@pytest.mark.usefixtures("_no_settings")
+def test_no_client_without_a_key(tmp_path: Path) -> None:
+    told = f"no API key: set MPT_API_KEY, or start `mpt serve`, which writes {tmp_path}/api-key"
+    with pytest.raises(Refused) as refused:
+        Client()
+    assert str(refused.value) == told
+
+
+def test_a_store_unless_the_user_names_one_is_in_the_data_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv("MPT_STORE", raising=False)
+    assert api.store() == tmp_path / "mptlab"
+    monkeypatch.setenv("MPT_STORE", "/elsewhere")
+    assert api.store() == Path("/elsewhere")
+
+
+def test_a_client_is_closed_at_the_end_of_its_block() -> None:
+    with Client("http://a", "k") as client:
+        assert not client._http.is_closed
+    assert client._http.is_closed

@@ -1,0 +1,38 @@
+"""The modules that carry the promises, each with the tests that hold it.
+
+Only these tests are asked about a module's mutants, so that its statistics take a minute, and of
+these only the ones that reach the mutant.
+"""
+
+QUEUE = ("tests/service/experiments",)
+API = ("tests/service/test_api.py", "tests/service/test_refused.py")
+LANGUAGE = ("tests/mptcore/families/masked_lm",)
+ESTIMATION = ("tests/mptcore/estimation",)
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "service/experiments/states.py": ("tests/service/experiments/test_states.py",),
+    "service/experiments/lease.py": QUEUE,
+    "service/experiments/recording.py": (
+        "tests/service/experiments/test_recording.py",
+        "tests/service/experiments/test_queue.py",
+    ),
+    "service/experiments/dispatch.py": QUEUE,
+    "service/experiments/store.py": ("tests/service/experiments/test_store.py",),
+    "service/users.py": ("tests/service/test_whose_key.py",),
+    "worker/supervisor.py": ("tests/worker/test_supervision.py", "tests/worker/test_exits.py"),
+    "mptlab/retries.py": ("tests/mptlab/test_pauses.py",),
+    "mptlab/api.py": ("tests/mptlab/test_client.py", "tests/mptlab/test_requests.py"),
+    "mptcore/estimation/allocation.py": ESTIMATION,
+    "mptcore/estimation/estimate.py": ESTIMATION,
+    "mptcore/estimation/masks.py": ESTIMATION,
+    "mptcore/estimation/permutations.py": ESTIMATION,
+    "mptcore/estimation/scores.py": ESTIMATION,
+    "mptcore/families/masked_lm/estimates.py": LANGUAGE,
+    "mptcore/families/masked_lm/trainer.py": LANGUAGE,
+    "mptcore/presets/judges.py": ("tests/mptcore/presets",),
+    "mptcore/presets/language_judges.py": ("tests/mptcore/presets",),
+    "mptcore/runtime/checkpoint.py": ("tests/mptcore/runtime",),
+    "mptcore/runtime/durable.py": ("tests/mptcore/runtime",),
+    "mptcore/runtime/session.py": ("tests/mptcore/runtime",),
+    "mptcore/training/step_masks.py": ("tests/mptcore/training", *LANGUAGE),
+}

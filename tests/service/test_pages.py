@@ -1,0 +1,86 @@
+"""The bounds of pages and curves: just inside, and just outside."""
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.database import Database
+from service.datasets.models import Dataset
+from tests.support.attempts import submitted
+
+LISTS = ["/v1/experiments", "/v1/datasets"]
+
+
+@pytest.fixture
+def ids(database: Database) -> list[str]:
+    """Of three experiments, which are three data sets as well."""
+    ids = [submitted(database) for _ in range(3)]
+    with database.transaction() as session:
+        for id_ in ids:
+            session.add(Dataset(id=id_, owner_id=1, name="a", format="npy", bytes=1, sha256=id_,
+                                n=1, dim=1))  # fmt: skip
+    return ids
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_only_a_page_that_leaves_some_out_has_a_next_one(
+    api: TestClient, ids: list[str], path: str
+) -> None:
+    for limit in (1, 2, 3, 4, 500):
+        page = api.get(path, params={"limit": limit}).json()
+        assert [one["id"] for one in page["items"]] == ids[::-1][:limit]
+        assert (page["next_cursor"] is not None) == (limit < 3)
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_no_page_twice_and_none_left_out(api: TestClient, ids: list[str], path: str) -> None:
+    for limit in (1, 2):
+        seen, cursor = [], ""
+        while cursor is not None:
+            page = api.get(path, params={"limit": limit, "cursor": cursor}).json()
+            seen += [one["id"] for one in page["items"]]
+            cursor = page["next_cursor"]
+        assert seen == ids[::-1]
+
+
+def test_fifty_on_a_page_unless_asked_otherwise(api: TestClient, database: Database) -> None:
+    for _ in range(51):
+        submitted(database)
+    page = api.get("/v1/experiments").json()
+    assert len(page["items"]) == 50
+    assert len(api.get("/v1/experiments?fields=full&limit=50").json()["items"]) == 50
+
+
+@pytest.mark.parametrize(
+    ("query", "inside"),
+    [
+        ("limit=0", False),
+        ("limit=1", True),
+        ("limit=500", True),
+        ("limit=501", False),
+        ("fields=full&limit=50", True),
+        ("fields=full&limit=51", False),
+    ],
+)
+def test_no_page_beyond_its_bounds(api: TestClient, query: str, inside: bool) -> None:
+    assert api.get(f"/v1/experiments?{query}").status_code == (200 if inside else 422)
+
+
+@pytest.mark.parametrize("path", ["curves", "curves/score"])
+@pytest.mark.parametrize(
+    ("query", "inside"),
+    [
+        ("max_points=1", False),
+        ("max_points=2", True),
+        ("max_points=1000000", True),
+        ("max_points=1000001", False),
+        ("after=-1", False),
+        ("after=0", True),
+        ("after=2147483647", True),
+        ("after=2147483648", False),
+    ],
+)
+def test_no_curve_beyond_its_bounds(
+    api: TestClient, database: Database, path: str, query: str, inside: bool
+) -> None:
+    answer = api.get(f"/v1/experiments/{submitted(database)}/{path}?{query}")
+    assert answer.status_code == (200 if inside else 422)

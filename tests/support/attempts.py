@@ -1,0 +1,40 @@
+"""Attempts at experiments without a worker: submitted, dispatched and claimed in the store."""
+
+from typing import Any
+
+from service.database import Database
+from service.experiments import lease, store
+from service.experiments.dispatch import dispatch_next
+from service.experiments.lease import Claim
+from service.experiments.schemas import Submission
+from tests.support.ppca_spec import ppca_spec
+
+
+def submitted(database: Database, spec: dict[str, Any] | None = None, **beside: Any) -> str:
+    """A new experiment of the first user: a small one, unless a spec is given."""
+    submission = Submission.model_validate({"spec": spec or ppca_spec(), **beside})
+    with database.transaction() as session:
+        return store.submit(session, 1, submission).id
+
+
+def dispatched(database: Database) -> tuple[str, int]:
+    """The next experiment of the queue, and its dispatch number."""
+    with database.transaction() as session:
+        dispatch = dispatch_next(session)
+    assert dispatch is not None
+    return dispatch.experiment_id, dispatch.dispatch_no
+
+
+def claim_next(database: Database, lease_s: float = 60.0) -> Claim:
+    """An attempt at the next experiment of the queue."""
+    dispatch = dispatched(database)
+    with database.transaction() as session:
+        claim = lease.claim(session, *dispatch, worker="w", lease_s=lease_s)
+    assert claim is not None
+    return claim
+
+
+def claimed(database: Database, spec: dict[str, Any] | None = None, lease_s: float = 60.0) -> Claim:
+    """An attempt at a new experiment, which is alone in the queue."""
+    submitted(database, spec)
+    return claim_next(database, lease_s)

@@ -1,0 +1,131 @@
+"""A supervisor of a runner that does what is written, by a clock that only the runner moves.
+
+It stands in for a process where a test is about times: real ones are in test_endings.py.
+"""
+
+import signal
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from service.database import Database
+from service.experiments.lease import Claim
+from service.experiments.models import Experiment
+from service.settings import Settings
+from tests.support.records import point
+from tests.support.stored import row
+from worker.runner import Record, Runner
+from worker.supervisor import Supervision
+
+LOOK_S = 0.0625
+"""Powers of two: sums of them are exact."""
+HEARTBEAT_S = 1.0
+GRACE_S = 8.0
+STALL_S = 4.0
+LIMIT_S = 16
+BEGAN = 1024.0
+
+
+class Clock:
+    """In place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = BEGAN
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+class ScriptedRunner:
+    """Gives its records look by look, then ends with a status; without one it is silent until it
+    is killed. What it is told, and when, is kept."""
+
+    def __init__(self, clock: Clock, *looks: Sequence[Record], status: int | None = 0):
+        self.clock = clock
+        self.looks = [*looks]
+        self.status = status
+        self.ready = True
+        self.stderr = ""
+        self.child = SimpleNamespace(pid=None)
+        self.heeds_sigkill = True
+        self.orders: list[dict[str, Any]] = []
+        self.told: list[tuple[float, object]] = []
+        self.acknowledged: list[int] = []
+        self.checkpoints: list[str] = []
+
+    def start(self, order: dict[str, Any]) -> None:
+        self.orders.append(order)
+
+    def read(self, timeout_s: float) -> list[Record] | None:
+        self.clock.now += timeout_s
+        if self.looks:
+            return [*self.looks.pop(0)]
+        return [] if self.status is None else None
+
+    def signal(self, number: signal.Signals) -> None:
+        self.told.append((self.clock.now, number))
+        if number == signal.SIGKILL and self.heeds_sigkill:
+            self._end()
+
+    @property
+    def heard(self) -> list[tuple[float, object]]:
+        """What it was told, by the seconds from the beginning."""
+        return [(when - BEGAN, what) for when, what in self.told]
+
+    def _end(self) -> None:
+        self.status = -signal.SIGKILL if self.status is None else self.status
+
+    def kill(self) -> int:
+        self.told.append((self.clock.now, "kill"))
+        self._end()
+        assert self.status is not None
+        return self.status
+
+    def request_stop(self) -> None:
+        self.told.append((self.clock.now, "stop"))
+
+    def acknowledge(self, seq: int) -> None:
+        self.acknowledged.append(seq)
+
+    def acknowledge_checkpoint(self, file: str) -> None:
+        self.checkpoints.append(file)
+
+
+class Watch:
+    """A supervision of a scripted runner; each commit's time and size are kept."""
+
+    def __init__(self, database: Database, settings: Settings, claim: Claim, clock: Clock):
+        self.database, self.claim, self.clock = database, claim, clock
+        times = {"heartbeat_s": HEARTBEAT_S, "kill_grace_s": GRACE_S, "stall_s": STALL_S}
+        self.settings = settings.model_copy(update={**times, "lease_s": 30.0})
+        self.commits: list[tuple[float, int]] = []
+
+    def run(
+        self, *looks: Any, is_stopping: Callable[[], bool] = lambda: False, **more: Any
+    ) -> tuple[str, ScriptedRunner]:
+        status = more.pop("status", 0)
+        runner = ScriptedRunner(self.clock, *looks, status=status)
+        for name, value in more.items():
+            setattr(runner, name, value)
+        watched = Supervision(self.database, self.settings, self.claim, cast(Runner, runner))
+        return watched.run(is_stopping), runner
+
+    @property
+    def found(self) -> Experiment:
+        return row(self.database, self.claim.experiment_id)
+
+    @property
+    def failure(self) -> tuple[str | None, str | None]:
+        return self.found.failure_kind, self.found.failure_message
+
+
+def points(*seqs: int) -> list[dict[str, Any]]:
+    return [point(seq) for seq in seqs]
+
+
+def checkpoint(after: int, file: str) -> dict[str, Any]:
+    return {"seq": None, "record": "checkpoint", "after": after, "file": file, "sha256": "0" * 64}

@@ -1,0 +1,73 @@
+"""What a supervisor makes of its runner's end."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from tests.support.scripted import Watch, points
+from tests.support.stored import change
+from worker import supervisor
+from worker.children import GONE
+
+
+def failure(cause: str) -> dict[str, Any]:
+    return {"seq": None, "record": "failure", "cause": cause, "message": "why"}
+
+
+EXITS: list[tuple[dict[str, Any], list[Any], str, str, tuple[str | None, str | None]]] = [
+    ({"status": 0}, [], "succeeded", "succeeded", (None, None)),
+    ({"status": 3}, [], "unfinished", "queued", (None, None)),
+    ({"status": 1}, [failure("error")], "failed", "failed", ("error", "why")),
+    ({"status": 1}, [failure("no_gpu")], "worker unfit", "queued", (None, None)),
+    ({"status": 1, "ready": False}, [failure("error")], "failed", "failed", ("error", "why")),
+    ({"status": 1, "ready": False}, [], "worker unfit", "queued", (None, None)),
+    ({"status": 1}, [], "failed", "failed", ("error", "the runner ended with status 1")),
+    ({"status": 2, "stderr": "model: no"}, [], "failed", "failed", ("invalid", "model: no")),
+    ({"status": -6, "stderr": "x" + "y" * 4000}, [], "failed", "failed", ("error", "y" * 4000)),
+]
+
+
+@pytest.mark.parametrize(("how", "records", "ended", "status", "why"), EXITS)
+def test_how_a_run_ended_is_what_its_process_says(
+    watch: Watch, how: dict[str, Any], records: list[Any], ended: str, status: str, why: Any
+) -> None:
+    assert watch.run([*points(1), *records], **how)[0] == ended
+    assert (watch.found.status, watch.failure) == (status, why)
+    assert (watch.found.last_seq, watch.found.lost) == (1, 0)
+
+
+def test_out_of_memory_is_said_with_the_peak(watch: Watch) -> None:
+    assert watch.run([failure("oom")], status=1)[0] == "failed"
+    kind, message = watch.failure
+    assert kind == "oom"
+    assert (message or "").startswith("why; peak 0.00 GiB of main memory, limit ")
+
+
+@pytest.mark.parametrize("status", [GONE, -signal.SIGKILL, -signal.SIGTERM])
+@pytest.mark.parametrize(("lost", "becomes"), [(0, "queued"), (2, "queued"), (3, "failed")])
+def test_a_runner_that_was_killed_is_lost(
+    watch: Watch, status: int, lost: int, becomes: str
+) -> None:
+    change(watch.database, watch.claim.experiment_id, lost=lost)
+    assert watch.run(points(1), status=status)[0] == "lost"
+    assert (watch.found.status, watch.found.lost) == (becomes, lost + 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "counts", "ended"),
+    [
+        (-signal.SIGKILL, [5, 6], "failed"),
+        (-signal.SIGKILL, [5, 5], "lost"),
+        (-signal.SIGTERM, [5, 6], "lost"),
+    ],
+)
+def test_only_a_kill_that_the_kernel_counts_is_out_of_memory(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, status: int, counts: list[int], ended: str
+) -> None:
+    monkeypatch.setattr(supervisor, "kernel_kills", lambda: counts.pop(0))
+    assert watch.run(points(1), status=status)[0] == ended
+    kind, message = watch.failure
+    assert kind == ("oom" if ended == "failed" else None)
+    if message:
+        assert message.startswith("out of memory: peak 0.00 GiB")

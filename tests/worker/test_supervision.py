@@ -1,0 +1,296 @@
+"""What a supervisor does when, by a clock that stands still between two looks at the runner."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from service.database import Database
+from service.experiments import lease
+from service.experiments.lease import Claim
+from service.experiments.models import DesiredState, Status
+from tests.support.attempts import claim_next
+from tests.support.scripted import (
+    BEGAN,
+    GRACE_S,
+    HEARTBEAT_S,
+    LIMIT_S,
+    LOOK_S,
+    STALL_S,
+    Watch,
+    checkpoint,
+    points,
+)
+from tests.support.stored import change
+from worker import supervisor
+
+
+@contextmanager
+def away(monkeypatch: pytest.MonkeyPatch, is_over: Callable[[], bool]) -> Iterator[None]:
+    begin = Database.transaction
+
+    def transaction(self: Database) -> Any:
+        if not is_over():
+            raise OperationalError("away", None, Exception())
+        return begin(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "transaction", transaction)
+        yield
+
+
+def test_the_order_of_a_first_attempt(watch: Watch, claim: Claim) -> None:
+    ended, runner = watch.run()
+    assert ended == "succeeded"
+    store, id_ = watch.settings.store, claim.experiment_id
+    assert runner.orders == [
+        {
+            "spec": claim.spec,
+            "checkpoint_dir": str(store / "checkpoints" / id_ / "1"),
+            "work_dir": str(store / "artifacts" / id_ / "1"),
+            "resume": None,
+            "inputs": {},
+            "save_every_s": watch.settings.checkpoint_every_s,
+        }
+    ]
+
+
+def test_the_order_of_an_attempt_that_goes_on(
+    watch: Watch, claim: Claim, database: Database
+) -> None:
+    looks = ([*points(1), checkpoint(1, "a")], [*points(2), checkpoint(2, "b")])
+    assert watch.run(*looks, status=3)[0] == "unfinished"
+    watch.claim = claim_next(database)
+    _, runner = watch.run()
+    folder = watch.settings.store / "checkpoints" / claim.experiment_id
+    assert runner.orders[0]["resume"] == {
+        "files": [str(folder / "1" / "b"), str(folder / "1" / "a")],
+        "after": 2,
+    }
+    assert runner.orders[0]["checkpoint_dir"] == str(folder / "2")
+
+
+def test_records_are_committed_a_few_times_a_second(watch: Watch) -> None:
+    """At the first look, and then at every fourth; the rest at the end."""
+    _, runner = watch.run(*(points(seq) for seq in range(1, 11)))
+    assert watch.commits == [
+        (1 * LOOK_S, 1), (5 * LOOK_S, 4), (9 * LOOK_S, 4), (11 * LOOK_S, 1),
+    ]  # fmt: skip
+    assert runner.acknowledged == [1, 5, 9, 10]
+    assert watch.found.last_seq == 10
+
+
+def test_without_records_the_lease_is_renewed_at_every_heartbeat(watch: Watch) -> None:
+    """And nothing is acknowledged."""
+    change(watch.database, watch.claim.experiment_id, lease_expires_at=1.0)
+    _, runner = watch.run(*[[]] * 40)
+    assert watch.commits == [(LOOK_S, 0), (LOOK_S + 1.0, 0), (LOOK_S + 2.0, 0)]
+    assert runner.acknowledged == []
+
+
+def test_a_checkpoint_closes_its_batch(watch: Watch) -> None:
+    records = [*points(1, 2), checkpoint(2, "a"), *points(3), checkpoint(3, "b"), *points(4)]
+    _, runner = watch.run(records)
+    assert [size for _, size in watch.commits] == [3, 2, 1]
+    assert runner.acknowledged == [2, 3, 4]
+    assert runner.checkpoints == ["a", "b"]
+
+
+def test_a_batch_is_no_larger_than_its_bound(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "BATCH_RECORDS", 3)
+    watch.run(points(*range(1, 9)), [], [], [])
+    assert [size for _, size in watch.commits] == [3, 3, 2]
+    assert [when for when, _ in watch.commits[:2]] == [LOOK_S, 2 * LOOK_S]  # no wait in between
+
+
+def kept(folder: Path) -> set[str]:
+    return {str(file.relative_to(folder)) for file in folder.glob("*/*")}
+
+
+def test_no_file_is_deleted_that_may_be_gone_on_from(watch: Watch, claim: Claim) -> None:
+    """The two that the database names, and what this attempt saved after them; no other."""
+    folder = watch.settings.store / "checkpoints" / claim.experiment_id
+    for name in ("0/z", "1/a", "1/b", "1/c", "1/d", "2/x"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    watch.run([*(checkpoint(0, file) for file in ("a", "b", "c"))])
+    assert kept(folder) == {"1/b", "1/c", "1/d"}
+
+
+def test_a_run_that_is_over_its_time_is_ended_at_once(watch: Watch) -> None:
+    looks = [points(seq) for seq in range(1, 500)]
+    ended, runner = watch.run(*looks, status=None)
+    assert ended == "failed"
+    message = f"over its time limit of {LIMIT_S} s: raise compute.max_runtime_s"
+    assert watch.failure == ("timeout", message)
+    (first, number), *_ = runner.heard
+    assert (first, number) == (LIMIT_S + LOOK_S, signal.SIGKILL)
+
+
+def test_a_run_that_falls_silent_is_ended_at_once(watch: Watch) -> None:
+    ended, runner = watch.run(points(1), *[[]] * 8, points(2), status=None)
+    assert ended == "failed"
+    assert watch.failure == ("timeout", "it reported nothing for 4 s")
+    (first, number), *_ = runner.heard
+    assert (first, number) == (10 * LOOK_S + STALL_S + LOOK_S, signal.SIGKILL)
+
+
+def test_a_silence_that_ends_in_time_is_none(watch: Watch) -> None:
+    silent: list[Any] = [[]] * round(STALL_S / LOOK_S)
+    assert watch.run(points(1), *silent, points(2), *silent, points(3))[0] == "succeeded"
+
+
+def test_a_run_that_takes_too_much_memory_is_ended_at_once(watch: Watch) -> None:
+    watch.settings = watch.settings.model_copy(update={"run_memory_bytes": 2**20})
+    ended, runner = watch.run(points(1), points(2), status=None,
+                            child=type("Me", (), {"pid": os.getpid()}))  # fmt: skip
+    assert ended == "failed"
+    kind, message = watch.failure
+    assert kind == "oom"
+    assert message is not None
+    assert message.startswith("out of memory: peak ")
+    assert message.endswith("limit 0.00 GiB; lower data.n, per_size or latent_dim")
+    assert runner.heard[0] == (LOOK_S, signal.SIGKILL)
+
+
+def desire(watch: Watch, desired: DesiredState) -> None:
+    change(watch.database, watch.claim.experiment_id, desired_state=desired)
+
+
+def test_a_cancel_is_a_sigterm_and_after_its_grace_a_sigkill(watch: Watch) -> None:
+    desire(watch, DesiredState.CANCEL)
+    watch.settings = watch.settings.model_copy(update={"stall_s": 60.0})
+    ended, runner = watch.run(status=None)
+    assert (ended, watch.found.status) == ("cancelled", "cancelled")
+    assert runner.heard[:2] == [(LOOK_S, signal.SIGTERM), (LOOK_S + GRACE_S, signal.SIGKILL)]
+    assert {what for _, what in runner.heard[2:]} == {"kill"}
+
+
+def test_a_cancelled_run_ends_by_itself(watch: Watch) -> None:
+    desire(watch, DesiredState.CANCEL)
+    ended, runner = watch.run([], points(1), [], status=0)
+    assert ended == "cancelled"
+    assert [what for _, what in runner.heard] == [signal.SIGTERM, "kill"]
+    assert watch.found.last_seq == 1
+
+
+def test_an_end_that_no_one_tells_of(watch: Watch) -> None:
+    """A warm parent that hangs: after a while it is ended as well."""
+    desire(watch, DesiredState.CANCEL)
+    ended, runner = watch.run(status=None, heeds_sigkill=False)
+    assert ended == "cancelled"
+    killed = [when for when, what in runner.heard if what == "kill"]
+    assert killed[0] == LOOK_S + GRACE_S + supervisor.UNHEARD_S
+    unheard = [when for when, what in runner.heard if what == signal.SIGKILL]
+    assert unheard[0] == LOOK_S + GRACE_S
+
+
+@pytest.mark.parametrize("why", ["pause", "stopping"])
+@pytest.mark.parametrize(("status", "ends"), [(3, "unfinished"), (0, "succeeded")])
+def test_a_pause_or_a_stopping_worker_asks_for_a_checkpoint(
+    watch: Watch, why: str, status: int, ends: str
+) -> None:
+    if why == "pause":
+        desire(watch, DesiredState.PAUSE)
+    ended, runner = watch.run([], [], [], status=status, is_stopping=lambda: why == "stopping")
+    assert ended == ends
+    assert [what for _, what in runner.heard] == ["stop", "kill", "kill"]
+    assert runner.heard[0][0] == LOOK_S
+    goes_on = "paused" if why == "pause" else "queued"
+    assert watch.found.status == (goes_on if ends == "unfinished" else ends)
+    assert watch.found.lost == 0
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_run_that_leaves_no_checkpoint_in_time_is_handed_back(watch: Watch, ready: bool) -> None:
+    watch.settings = watch.settings.model_copy(update={"stall_s": 60.0})
+    ended, runner = watch.run(status=None, ready=ready, is_stopping=lambda: True)
+    assert ended == "unfinished"
+    assert runner.heard[:2] == [(LOOK_S, "stop"), (LOOK_S + GRACE_S, signal.SIGKILL)]
+    assert (watch.found.status, watch.found.lost) == ("queued", 0)
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {"seq": 3, "record": "point"},
+        {"seq": 3, "record": "progress", "done": 1, "total": 2**70, "unit": "x"},
+        {"seq": 3, "record": "metric"},
+    ],
+)
+def test_no_record_after_one_that_cannot_be_stored(watch: Watch, spoiled: dict[str, Any]) -> None:
+    looks = [points(1), [], [], [], [spoiled, *points(4)], points(5), [], [], []]
+    ended, runner = watch.run(*looks, status=None)
+    assert ended == "failed"
+    kind, message = watch.failure
+    assert kind == "error"
+    assert (message or "").startswith("a record of the run cannot be stored: ")
+    assert len(message or "") <= 1000
+    assert watch.found.last_seq == 1
+    assert runner.acknowledged == [1]
+    assert signal.SIGKILL in [what for _, what in runner.heard]
+
+
+def test_the_run_goes_on_while_the_database_is_away(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked at every heartbeat; then all that waited goes in, each record once."""
+    tried: list[float] = []
+
+    def is_over() -> bool:
+        tried.append(watch.clock.now - BEGAN)
+        return watch.clock.now >= BEGAN + 3
+
+    with away(monkeypatch, is_over):
+        ended, runner = watch.run(*(points(seq) for seq in range(1, 65)))
+    assert ended == "succeeded"
+    assert tried[:4] == [LOOK_S, LOOK_S + 1, LOOK_S + 2, LOOK_S + 3]
+    assert watch.commits[0] == (LOOK_S + 3, 1)
+    assert runner.acknowledged[-1] == 64
+    assert sum(size for _, size in watch.commits) == 64
+
+
+def test_the_outcome_waits_for_the_database(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    with away(monkeypatch, lambda: watch.clock.now >= BEGAN + 5):
+        ended, runner = watch.run(points(1))
+    assert (ended, watch.found.status, watch.found.last_seq) == ("succeeded", "succeeded", 1)
+    assert [what for _, what in runner.heard] == ["kill", "kill"]
+    assert watch.clock.now < BEGAN + 5 + 2 * HEARTBEAT_S
+
+
+def test_a_runner_waits_while_too_much_is_spooled(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its silence is then no silence."""
+    monkeypatch.setattr(supervisor, "SPOOL_RECORDS", 3)
+    looks = (points(1, 2), points(3), points(4))
+    with away(monkeypatch, lambda: watch.clock.now >= BEGAN + 3 * STALL_S):
+        ended, runner = watch.run(*looks)
+        left = len(runner.looks)
+    assert (ended, left) == ("succeeded", 0)
+    assert watch.found.last_seq == 4
+    assert watch.commits[0][0] >= 3 * STALL_S
+
+
+def test_a_lost_lease_ends_the_runner_and_writes_nothing(watch: Watch) -> None:
+    change(watch.database, watch.claim.experiment_id, attempt=2)
+    ended, runner = watch.run(points(1), points(2), status=None)
+    assert ended == "lease lost"
+    assert [what for _, what in runner.heard] == ["kill"]
+    assert (watch.found.status, watch.found.attempt, watch.found.last_seq) == ("running", 2, 0)
+
+
+def test_a_lease_that_is_lost_before_the_outcome(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish(*_: Any) -> None:
+        raise lease.LeaseLost("gone")
+
+    monkeypatch.setattr(lease, "finish", finish)
+    assert watch.run(points(1))[0] == "lease lost"
+    assert watch.found.status == Status.RUNNING
