@@ -31,8 +31,9 @@ from service.dependencies import (
 from service.errors import ApiError
 from service.experiments.schemas import moment
 from service.pages import Cursor, Limit, page, read_cursor
+from service.permission import check_whose, not_found, writable
 from service.settings import Settings
-from service.sharing import Visibility, Whose, check_whose, not_found, writable
+from service.sharing import Visibility, Whose
 from service.users import Caller
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])

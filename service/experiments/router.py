@@ -46,9 +46,10 @@ from service.experiments.selection import check_selection
 from service.experiments.views import artifact_out, experiment_out, metric_out, summary_out
 from service.pages import Cursor, Limit, page, read_cursor
 from service.parameters import FreeParameters
+from service.permission import check_whose, not_found, writable
 from service.references import reference_problems
 from service.settings import Settings
-from service.sharing import Whose, check_whose, not_found, writable
+from service.sharing import Whose
 from service.users import Caller
 
 log = logging.getLogger(__name__)
@@ -193,7 +194,7 @@ def delete(experiment_id: ExperimentId, database: WriterDep, user: Canceller) ->
         if experiment.pinned:
             detail = "it is pinned: set pinned to false first"
             raise ApiError(HTTPStatus.CONFLICT, "pinned", detail)
-        if not keeping.delete(session, experiment):
+        if not keeping.remove(session, experiment):
             detail = "it is running: cancel it first, and delete it once it has ended"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
         audit.note(session, user, "experiment.deleted", experiment_id)

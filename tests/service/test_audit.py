@@ -81,7 +81,8 @@ def test_each_deed_is_written_with_who_did_it(admin: TestClient) -> None:
 def test_pages_of_the_audit(admin: TestClient) -> None:
     for name in ("a", "b", "c"):
         admin.post("/v1/users", json={"name": name})
-    seen, cursor = [], None
+    seen: list[str] = []
+    cursor = None
     while len(seen) < 3:
         query = {"limit": 1, **({"cursor": cursor} if cursor else {})}
         page = admin.get("/v1/audit", params=query).json()

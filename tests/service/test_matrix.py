@@ -135,7 +135,7 @@ class Lab:
         with self.database.transaction() as session:
             owner = accounts.find(session, "owner")
             assert owner is not None
-            submission = Submission(spec=ppca_spec(), visibility=visibility)
+            submission = Submission.model_validate({"spec": ppca_spec(), "visibility": visibility})
             experiment = store.submit(session, owner.id, submission)
             experiment.status = one.status
             session.add(_artifact(self.settings, experiment.id))
