@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, delete, or_, select, update
+from sqlalchemy import ColumnElement, delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.database import now
@@ -52,23 +52,23 @@ def remove_ended(session: Session, experiment_ids: Sequence[str]) -> Sequence[st
 
 def older(session: Session, keep_s: float) -> Sequence[Kept]:
     """What ended longer ago and is not pinned."""
-    query = _kept().where(_removable(), Experiment.finished_at < now() - keep_s)
-    return [Kept(*row) for row in session.execute(query)]
+    return _kept(session, _removable(), Experiment.finished_at < now() - keep_s)
 
 
 def with_files(session: Session) -> Sequence[Kept]:
     """What left files, the oldest first."""
     left = select(Artifact.experiment_id).where(Artifact.experiment_id == Experiment.id)
-    return [Kept(*row) for row in session.execute(_kept().where(left.exists()))]
+    return _kept(session, left.exists())
 
 
-def _kept() -> Select[tuple[str, str, bool]]:
-    return (
+def _kept(session: Session, *conditions: ColumnElement[bool]) -> list[Kept]:
+    query = (
         select(Experiment.id, User.name, _removable())
         .join(User, User.id == Experiment.owner_id)
-        .where(Experiment.deleted_at.is_(None))
+        .where(Experiment.deleted_at.is_(None), *conditions)
         .order_by(Experiment.finished_at, Experiment.id)
     )
+    return [Kept(id, owner, removable) for id, owner, removable in session.execute(query)]
 
 
 def _removable() -> ColumnElement[bool]:

@@ -23,7 +23,9 @@ __all__ = ["admin", "place", "processes"]  # fixtures
 TRAINED = ppca_spec(model__init="random", train={"objective": "lml", "epochs": 1})
 
 
-def submit(api: TestClient, spec: dict[str, Any] | None = None, **headers: str) -> str:
+def submit(
+    api: TestClient, spec: dict[str, Any] | None = None, headers: dict[str, str] | None = None
+) -> str:
     answer = api.post("/v1/experiments", json={"spec": spec or ppca_spec()}, headers=headers)
     assert answer.status_code == 202, answer.text
     experiment_id: str = answer.json()["id"]
@@ -125,12 +127,12 @@ def test_what_is_pinned_stays(admin: TestClient, place: Settings) -> None:
 
 def test_a_deleted_ones_key_is_free(admin: TestClient) -> None:
     headers = {"Idempotency-Key": "nightly"}
-    first = submit(admin, **headers)
-    assert submit(admin, **headers) == first
+    first = submit(admin, headers=headers)
+    assert submit(admin, headers=headers) == first
     admin.delete(f"/v1/experiments/{first}")
-    second = submit(admin, **headers)
+    second = submit(admin, headers=headers)
     assert second != first
-    assert submit(admin, **headers) == second
+    assert submit(admin, headers=headers) == second
 
 
 def test_a_purge_leaves_nothing_of_it_and_all_of_others(admin: TestClient, place: Settings) -> None:
@@ -219,7 +221,7 @@ def test_age_removes_what_ended_long_ago(admin: TestClient, place: Settings) -> 
 
 def test_a_quota_removes_each_users_oldest(admin: TestClient, place: Settings) -> None:
     own = bearer(member(admin)["key"])
-    anns, locals_ = ([submit(admin, **h) for _ in range(3)] for h in (own, {}))
+    anns, locals_ = ([submit(admin, headers=h) for _ in range(3)] for h in (own, {}))
     for number, one in enumerate((*anns, *locals_)):
         becomes(admin, one, Status.SUCCEEDED, ago_s=100.0 - number)
         leave_file(admin, place, one, 40 if one in anns else 30)

@@ -277,3 +277,37 @@ class _Names(dict[str, str]):
 def _fresh(body: dict[str, Any]) -> dict[str, Any]:
     """No two users have one name."""
     return {**body, "name": f"new-{uuid7().hex}"} if body == {"name": "new"} else body
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in MATRIX if "_id}" in one.path], ids=lambda one: one.name
+)
+def test_what_is_private_is_as_if_it_were_not_there(lab: Lab, one: Row) -> None:
+    """To another member, word for word."""
+    there = lab.objects(one, Visibility.PRIVATE)
+    nowhere = {"experiment_id": "0" * 32, "dataset_id": "0" * 32, "key_id": "0" * 16}
+    answers = []
+    for names in (there, nowhere):
+        path = one.path.format_map(_Names({**names, "series": "score", "name": "owner"}))
+        headers = {"Authorization": f"Bearer {lab.keys['other']}"}
+        answer = lab.api.request(one.method, path, headers=headers, json=one.body)
+        assert answer.status_code == 404
+        text = answer.text
+        for name, value in names.items():
+            text = text.replace(value, name)
+        answers.append(text.replace(answer.json()["request_id"], ""))
+    assert answers[0] == answers[1]
+
+
+def test_a_viewer_reads_what_is_shared(lab: Lab) -> None:
+    headers = {"Authorization": f"Bearer {lab.keys['viewer']}"}
+    one = lab.objects(MATRIX[0], Visibility.LAB)
+    hidden = lab.objects(MATRIX[0], Visibility.PRIVATE)
+    for place, name in (("experiments", "experiment_id"), ("datasets", "dataset_id")):
+        assert lab.api.get(f"/v1/{place}/{one[name]}", headers=headers).json()["owner"] == "owner"
+        listed = lab.api.get(f"/v1/{place}?whose=lab&limit=500", headers=headers).json()["items"]
+        assert one[name] in [item["id"] for item in listed]
+        assert hidden[name] not in [item["id"] for item in listed]
+        assert {item["visibility"] for item in listed} == {"lab"}
+        assert lab.api.get(f"/v1/{place}", headers=headers).json()["items"] == []
+        assert lab.api.get(f"/v1/{place}?whose=all", headers=headers).status_code == 422
