@@ -24,6 +24,7 @@ def upgrade() -> None:
     _add_roles()
     _add_scopes()
     _add_sharing()
+    _add_purged()
     _add_audit()
 
 
@@ -73,6 +74,19 @@ def _visibility() -> sa.Column[str]:
     return sa.Column("visibility", sa.String(8), nullable=False, server_default="private")
 
 
+def _add_purged() -> None:
+    op.create_table(
+        "purged",
+        sa.Column("failure_kind", sa.String(16), nullable=False),
+        *(sa.Column(name, sa.BigInteger(), nullable=False) for name in ("number", "lost")),
+        sa.Column("waits", sa.BigInteger(), nullable=False),
+        sa.Column("waits_s", sa.Double(), nullable=False),
+        sa.Column("runs", sa.BigInteger(), nullable=False),
+        sa.Column("runs_s", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("failure_kind", name=op.f("pk_purged")),
+    )
+
+
 def _add_audit() -> None:
     op.create_table(
         "audit",
@@ -107,6 +121,7 @@ APPEND_ONLY = {
 
 def downgrade() -> None:
     _revoke_limited_keys()
+    op.drop_table("purged")
     op.drop_table("audit")
     if op.get_bind().dialect.name == "postgresql":
         op.execute("DROP FUNCTION audit_is_append_only()")

@@ -20,6 +20,7 @@ from service.experiments.models import (
     Metric,
     Series,
 )
+from service.experiments.statistics import count_purged
 from service.users import User
 
 
@@ -112,6 +113,7 @@ def purge(session: Session, experiment_id: str) -> bool:
     )
     if session.scalar(held.with_for_update(skip_locked=True)) is None:
         return False
+    count_purged(session, experiment_id)
     series = select(Series.id).where(Series.experiment_id == experiment_id)
     session.execute(delete(Block).where(Block.series_id.in_(series)))
     for table in RECORDS:

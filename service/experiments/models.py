@@ -134,6 +134,21 @@ class Experiment(Owned, Base):
     failure_message: Mapped[str | None] = mapped_column(Text)
 
 
+class Purged(Base):
+    """What was counted of experiments that are gone, by the kind of their failure (empty: none): a
+    counter of Prometheus never falls. Times are in seconds."""
+
+    __tablename__ = "purged"
+
+    failure_kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger, default=0)
+    lost: Mapped[int] = mapped_column(BigInteger, default=0)
+    waits: Mapped[int] = mapped_column(BigInteger, default=0)
+    waits_s: Mapped[float] = mapped_column(default=0.0)
+    runs: Mapped[int] = mapped_column(BigInteger, default=0)
+    runs_s: Mapped[float] = mapped_column(default=0.0)
+
+
 class Checkpoint(Base):
     """Where a run can go on: a file below the experiment's checkpoint directory. Several may be
     after the same record."""

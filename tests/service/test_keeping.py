@@ -162,7 +162,7 @@ def test_a_purge_leaves_nothing_of_it_and_all_of_others(admin: TestClient, place
     Sweeper(database, place.model_copy(update={"purge_after_s": 0.0})).sweep()
     assert not files.exists()
     assert kept_files.exists()
-    assert rows(database) | {"audit": 0} == before | {"audit": 0}
+    assert rows(database) | {"audit": 0} == before | {"audit": 0, "purged": 1}
     assert admin.get("/v1/audit?limit=1").json()["items"][0]["action"] == "experiment.purged"
 
 
@@ -264,3 +264,34 @@ def test_a_sweep_says_what_it_would_free(
     assert not place.all_artifacts(deleted).exists()
     assert [one["id"] for one in admin.get("/v1/experiments").json()["items"]] == [fresh]
     assert lines("--dry-run")[0] == "would delete 0 experiments (0 bytes of files) in all"
+
+
+def test_a_purge_leaves_counters_as_they_are(admin: TestClient, place: Settings) -> None:
+    """One that falls would be read as one that began again, and its rate as a burst."""
+    for status, values in (
+        (Status.FAILED, {"failure_kind": "oom", "lost": 2, "started_at": now() - 20}),
+        (Status.FAILED, {"failure_kind": "oom", "lost": 1}),
+        (Status.SUCCEEDED, {"started_at": now() - 50}),
+    ):
+        one = submit(admin)
+        becomes(admin, one, status)
+        with database_of(admin).transaction() as session:
+            more = {"created_at": now() - 100, **values}
+            session.execute(update(Experiment).where(Experiment.id == one).values(**more))
+        admin.delete(f"/v1/experiments/{one}")
+
+    def counters() -> dict[str, float]:
+        text = admin.get("/metrics").text
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        counted = ("mpt_failures_total", "mpt_leases", "mpt_wait", "mpt_run")
+        return {name: float(value) for name, value in lines if name.startswith(counted)}
+
+    before = counters()
+    assert before['mpt_failures_total{kind="oom"}'] == 2
+    assert before["mpt_leases_lost_total"] == 3
+    assert before["mpt_wait_seconds_count"] == 2
+    assert before["mpt_wait_seconds_sum"] == pytest.approx(130, abs=5)
+    assert before["mpt_run_seconds_sum"] == pytest.approx(70, abs=5)
+    Sweeper(database_of(admin), place.model_copy(update={"purge_after_s": 0.0})).sweep()
+    assert rows(database_of(admin))["experiments"] == 0
+    assert counters() == pytest.approx(before)
