@@ -165,6 +165,10 @@ def get_experiment(
     return _json(ExperimentWithMetrics.model_construct(**dict(answer), metrics=metrics))
 
 
+WEIGHTY = ("priority", "visibility", "pinned")
+"""Of these changes the audit keeps what they were changed to."""
+
+
 @router.patch("/{experiment_id}")
 def change(
     experiment_id: ExperimentId,
@@ -179,7 +183,9 @@ def change(
         experiment = _find_own(session, user, experiment_id)
         for name, value in wanted.items():
             setattr(experiment, name, value)
-        audit.note(session, user, "experiment.changed", experiment_id, **wanted)
+        # Its texts are the owner's, and long.
+        weighty = {name: wanted[name] for name in WEIGHTY if name in wanted}
+        audit.note(session, user, "experiment.changed", experiment_id, fields=[*wanted], **weighty)
         session.flush()
         return _out(session, experiment, settings)
 

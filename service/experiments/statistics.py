@@ -4,7 +4,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, func, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.database import insert_new, now
 from service.experiments.models import Experiment, Purged, Status
@@ -68,8 +68,8 @@ def lost_attempts(session: Session) -> int:
 def _durations(
     session: Session,
     seconds: ColumnElement[float | None],
-    gone_number: ColumnElement[int],
-    gone_s: ColumnElement[float],
+    gone_number: InstrumentedAttribute[int],
+    gone_s: InstrumentedAttribute[float],
 ) -> Durations:
     count, total_s = session.execute(select(func.count(seconds), func.sum(seconds))).one()
     number, past_s = session.execute(select(func.sum(gone_number), func.sum(gone_s))).one()

@@ -36,7 +36,7 @@ def test_each_deed_is_written_with_who_did_it(admin: TestClient) -> None:
     path = f"/v1/experiments/{one}"
     admin.post("/v1/experiments", json=spec | {"priority": "1"}, headers=own)  # refused
     admin.get(path, headers=own)
-    admin.patch(path, json={"name": "n"}, headers=own)
+    admin.patch(path, json={"name": "n", "pinned": False}, headers=own)
     admin.post(f"{path}:pause", headers=own)
     admin.post(f"{path}:resume", headers=own)
     admin.post(f"{path}:cancel")
@@ -72,6 +72,8 @@ def test_each_deed_is_written_with_who_did_it(admin: TestClient) -> None:
         ("local", "key.revoked", made["id"]),
     ]
     assert {entry["key_id"] for entry in items if entry["actor"] == "ann"} == {made["id"]}
+    (changed,) = (entry for entry in items if entry["action"] == "experiment.changed")
+    assert changed["details"] == {"fields": ["name", "pinned"], "pinned": False}
     (about,) = admin.get("/v1/audit", params={"object_id": upload, "limit": 1}).json()["items"]
     assert about["action"] == "dataset.deleted"
     by_ann = admin.get("/v1/audit?actor=ann").json()["items"]
