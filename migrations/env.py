@@ -4,6 +4,7 @@ from contextlib import closing
 
 from alembic import context
 
+from service.audit import AuditEntry
 from service.database import NO_TIMEOUTS, Base, Database
 from service.datasets.models import Dataset
 from service.experiments.models import Experiment
@@ -11,7 +12,7 @@ from service.settings import Settings
 from service.users import User
 from service.workers import Worker
 
-TABLES = {table.__tablename__ for table in (Dataset, Experiment, User, Worker)}
+TABLES = {table.__tablename__ for table in (AuditEntry, Dataset, Experiment, User, Worker)}
 assert TABLES <= set(Base.metadata.tables)
 
 

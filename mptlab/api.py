@@ -64,9 +64,9 @@ class Client:
     def submit(
         self, spec: Mapping[str, Any], *, idempotency_key: str | None = None, **beside: Any
     ) -> Json:
-        """Queue an experiment; `beside` is name, tags, note, priority. What is sent again under
-        the same idempotency key, by default one of this call's own, is queued once. Raises
-        Refused."""
+        """Queue an experiment; `beside` is name, tags, note, priority, visibility. What is sent
+        again under the same idempotency key, by default one of this call's own, is queued once.
+        Raises Refused."""
         body = {"spec": spec, **beside}
         return self._call("POST", "/v1/experiments", json=body, headers=_once(idempotency_key))
 
@@ -95,11 +95,14 @@ class Client:
 
     def experiments(self, **filters: Any) -> Iterator[Json]:
         """Your experiments, newest first, over all pages: without their specs, or with
-        `fields="full"` (and `limit` at most 50) with them."""
+        `fields="full"` (and `limit` at most 50) with them; `whose="lab"` lists what is shared."""
+        return self._pages("/v1/experiments", filters)
+
+    def _pages(self, path: str, filters: Mapping[str, Any]) -> Iterator[Json]:
         cursor = None
         while True:
             query = {**filters, "cursor": cursor} if cursor else filters
-            page = self._call("GET", "/v1/experiments", params=query)
+            page = self._call("GET", path, params=query)
             yield from page["items"]
             cursor = page["next_cursor"]
             if cursor is None:
@@ -121,6 +124,49 @@ class Client:
         """Queue a new experiment like one that failed or was cancelled; the key as in `submit`."""
         headers = _once(idempotency_key)
         return self._call("POST", f"/v1/experiments/{experiment_id}:retry", headers=headers)
+
+    def change(self, experiment_id: str, **changes: Any) -> Json:
+        """Change what stands beside the spec: name, tags, note, priority, visibility ("private" or
+        "lab"), pinned."""
+        return self._call("PATCH", f"/v1/experiments/{experiment_id}", json=changes)
+
+    def delete(self, experiment_id: str) -> None:
+        """Delete an experiment that does not run."""
+        self._call("DELETE", f"/v1/experiments/{experiment_id}")
+
+    def me(self) -> Json:
+        """Whose key this is, and what it allows."""
+        return self._call("GET", "/v1/me")
+
+    def users(self) -> list[Json]:
+        """All users; for admins, as what follows."""
+        found: list[Json] = self._call("GET", "/v1/users")["items"]
+        return found
+
+    def add_user(self, name: str, role: str = "member") -> Json:
+        return self._call("POST", "/v1/users", json={"name": name, "role": role})
+
+    def change_user(self, name: str, **changes: Any) -> Json:
+        """Another `role`, or `active=False`: the user's keys serve no longer."""
+        return self._call("PATCH", f"/v1/users/{name}", json=changes)
+
+    def keys(self, name: str) -> list[Json]:
+        """A user's keys: your own, or for an admin anyone's."""
+        found: list[Json] = self._call("GET", f"/v1/users/{name}/keys")["items"]
+        return found
+
+    def add_key(self, user: str, **how: Any) -> Json:
+        """A new key of a user's, shown in `key` this once; `how` is name (what it is for), scopes,
+        lasts_days."""
+        return self._call("POST", f"/v1/users/{user}/keys", json=how)
+
+    def revoke_key(self, name: str, key_id: str) -> None:
+        """Revoke a key: it serves no request that comes after."""
+        self._call("DELETE", f"/v1/users/{name}/keys/{key_id}")
+
+    def audit(self, **filters: Any) -> Iterator[Json]:
+        """Who did what to which object, newest first; `actor` and `object_id` filter."""
+        return self._pages("/v1/audit", filters)
 
     def workers(self) -> list[Json]:
         """The workers that live."""
@@ -229,7 +275,7 @@ def _once(idempotency_key: str | None) -> dict[str, str]:
 def _answer(response: httpx.Response) -> Json:
     if response.is_error:
         raise Refused(_document(response))
-    answer: Json = response.json()
+    answer: Json = response.json() if response.content else {}
     return answer
 
 

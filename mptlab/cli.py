@@ -1,18 +1,17 @@
 """The command `mpt`."""
 
 import json
-import os
 import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import httpx
 import typer
 from rich.console import Console
 
-from mptlab import __version__
+from mptlab import __version__, admin
 from mptlab import serve as server
 from mptlab.api import Client, Refused, store
 from mptlab.progress import shown_progress
@@ -26,6 +25,7 @@ class Queue(StrEnum):
 
 
 app = typer.Typer(no_args_is_help=True)
+app.add_typer(admin.app, name="admin")
 
 
 def _show_version(wanted: bool) -> None:
@@ -68,8 +68,8 @@ def serve(
 
 @app.command()
 def migrate() -> None:
-    """Lab mode: bring the database to the newest schema and make the local user's key."""
-    _become("service.prepare")
+    """Lab mode: bring the database to the newest schema and make the first admin's key."""
+    server.become("service.prepare")
 
 
 @app.command()
@@ -78,19 +78,19 @@ def api(
     port: Annotated[int, typer.Option(help="the port to listen on")] = 8765,
 ) -> None:
     """Lab mode: an API process; any number may run."""
-    _become("service", "--host", host, "--port", str(port))
+    server.become("service", "--host", host, "--port", str(port))
 
 
 @app.command()
 def dispatcher() -> None:
     """Lab mode: chooses what runs next and rings a worker; any number may run."""
-    _become("worker.dispatcher")
+    server.become("worker.dispatcher")
 
 
 @app.command()
 def reaper() -> None:
     """Lab mode: puts back what a lost worker left; any number may run."""
-    _become("worker.reaper")
+    server.become("worker.reaper")
 
 
 @app.command()
@@ -98,19 +98,14 @@ def worker(
     queue: Annotated[Queue, typer.Argument(help="what it works for")] = Queue.cpu,
 ) -> None:
     """Lab mode: a worker of one slot; pin it to a GPU by CUDA_VISIBLE_DEVICES."""
-    _become("worker.node", queue.value)
-
-
-def _become(module: str, *arguments: str) -> NoReturn:
-    """Go on as another program: signals reach it, and the client imports none of it."""
-    server.require_server()
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+    server.become("worker.node", queue.value)
 
 
 @app.command()
 def submit(
     spec: SpecFile,
     name: Annotated[str | None, typer.Option(help="to find it by")] = None,
+    share: Annotated[bool, typer.Option("--share", help="let the lab read it")] = False,
     wait_for_end: Annotated[bool, typer.Option("--wait", help="show progress to the end")] = False,
 ) -> None:
     """Queue an experiment, and print its id."""
@@ -119,7 +114,8 @@ def submit(
             value = json.load(spec)
         except ValueError as error:
             raise typer.BadParameter(f"not valid JSON: {error}") from None
-        experiment = client.submit(value, **({"name": name} if name else {}))
+        beside = {**({"name": name} if name else {}), **({"visibility": "lab"} if share else {})}
+        experiment = client.submit(value, **beside)
         typer.echo(experiment["id"])
         if wait_for_end:
             _wait(client, experiment["id"])

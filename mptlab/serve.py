@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
@@ -19,6 +20,12 @@ def require_server() -> None:
     if importlib.util.find_spec("service") is None:
         raise RuntimeError("this command needs the server, and only the client is installed here: "
                            "install mptlab-server")  # fmt: skip
+
+
+def become(module: str, *arguments: str) -> NoReturn:
+    """Go on as another program: signals reach it, and the client imports none of it."""
+    require_server()
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
 def free_port() -> int:

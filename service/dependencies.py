@@ -1,31 +1,42 @@
 """What handlers are given: the database, the settings, the user."""
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from typing import Annotated
 
 from cachetools import TTLCache
-from fastapi import Depends, Request
+from fastapi import BackgroundTasks, Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from service.database import Database
+from service.database import AWAY, Database
 from service.errors import ApiError
 from service.settings import Settings
-from service.users import User, user_of_key
+from service.users import (
+    MAY,
+    USE_NOTED_S,
+    Caller,
+    KeyRefused,
+    Scope,
+    caller_of_key,
+    note_use,
+    parsed,
+)
 
-KnownKeys = TTLCache[bytes, User]
+log = logging.getLogger(__name__)
+
+NotedKeys = TTLCache[str, None]
 
 
-def known_keys() -> KnownKeys:
-    """Whose the keys of the last second were, by their digests: who looks often is looked up once a
-    second, and without a change of threads. A key that is revoked serves that second more."""
-    return TTLCache(10_000, ttl=1.0)
+def noted_keys() -> NotedKeys:
+    """The ids of keys whose use this process has noted of late: behind a lock that someone holds,
+    no more than one thread for each key waits to do so."""
+    return TTLCache(10_000, ttl=USE_NOTED_S)
 
 
-_bearer = HTTPBearer(auto_error=False, description="An API key, mpt_<id>_<secret>")
+_bearer = HTTPBearer(auto_error=False, description="An API key, mpt_<id>_<secret>_<checksum>")
 
 
 # These two are async, though they wait for nothing: a plain function costs a change of threads.
@@ -70,29 +81,65 @@ async def current_user(
     request: Request,
     database: DatabaseDep,
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
-) -> User:
-    """The user whose key the request carries; else 401."""
-    if credentials is not None:
-        known: KnownKeys = request.app.state.known_keys
-        digest = hashlib.sha256(credentials.credentials.encode()).digest()
-        user = known.get(digest)
-        if user is None:
-            user = await run_in_threadpool(_look_up, database, credentials.credentials)
-            if user is not None:
-                known[digest] = user
-        if user is not None:
-            return user
-    raise ApiError(
-        HTTPStatus.UNAUTHORIZED,
-        "unauthorized",
-        "give a valid API key: Authorization: Bearer mpt_…",
-        headers={"WWW-Authenticate": "Bearer"},
-    )
+    after: BackgroundTasks,
+) -> Caller:
+    """The user whose key the request carries; else 401. A key is looked up at every request: what
+    was revoked serves no one from that moment on, in any process."""
+    if credentials is None:
+        raise _unauthorized("give a valid API key: Authorization: Bearer mpt_…")
+    try:
+        parsed(credentials.credentials)  # what is mistyped costs no look
+        user, unnoted = await run_in_threadpool(_look_up, database, credentials.credentials)
+    except KeyRefused as refused:
+        raise _unauthorized(str(refused)) from None
+    noted: NotedKeys = request.app.state.noted_keys
+    if unnoted and user.key_id not in noted:
+        noted[user.key_id] = None
+        after.add_task(_note_use, database, user.key_id)
+    return user
 
 
-def _look_up(database: Database, key: str) -> User | None:
+def _look_up(database: Database, key: str) -> tuple[Caller, bool]:
     with database.snapshot() as session:
-        return user_of_key(session, key)
+        return caller_of_key(session, key)
 
 
-UserDep = Annotated[User, Depends(current_user)]
+def _note_use(database: Database, key_id: str) -> None:
+    try:
+        with database.transaction() as session:
+            note_use(session, key_id)
+    except AWAY as error:
+        log.warning("the use of a key cannot be noted, the database is away: %s", error)
+
+
+def _unauthorized(detail: str) -> ApiError:
+    headers = {"WWW-Authenticate": "Bearer"}
+    return ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers=headers)
+
+
+UserDep = Annotated[Caller, Depends(current_user)]
+
+
+def _with_scope(scope: Scope) -> Callable[[Caller], Awaitable[Caller]]:
+    async def allowed(user: UserDep) -> Caller:
+        if scope not in user.scopes:
+            raise _forbidden(user, scope)
+        return user
+
+    return allowed
+
+
+def _forbidden(user: Caller, scope: Scope) -> ApiError:
+    if scope in MAY[user.role]:
+        detail = f"this API key lacks the scope {scope}: ask an admin for one that has it"
+        return ApiError(HTTPStatus.FORBIDDEN, "scope_missing", detail)
+    detail = f"this needs the scope {scope}, which a {user.role} cannot have: ask an admin"
+    return ApiError(HTTPStatus.FORBIDDEN, "role_insufficient", detail)
+
+
+Reader = Annotated[Caller, Depends(_with_scope(Scope.READ))]
+Submitter = Annotated[Caller, Depends(_with_scope(Scope.SUBMIT))]
+Canceller = Annotated[Caller, Depends(_with_scope(Scope.CANCEL))]
+Admin = Annotated[Caller, Depends(_with_scope(Scope.ADMIN))]
+Scraper = Annotated[Caller, Depends(_with_scope(Scope.METRICS))]
+"""The caller, whose key has the scope that the handler asks for; else 403."""

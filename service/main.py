@@ -6,11 +6,11 @@ import re
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import Depends, FastAPI
 
-from service import health, monitoring, presets
+from service import administration, health, monitoring, presets
 from service.access import AccessLog
 from service.database import Database
 from service.datasets import router as datasets
-from service.dependencies import current_user, known_keys
+from service.dependencies import current_user, noted_keys
 from service.errors import ProblemDocument, install_handlers
 from service.experiments import router as experiments
 from service.parameters import known_parameters
@@ -26,6 +26,7 @@ ROUTERS = (
     datasets.router,
     presets.router,
     monitoring.router,
+    administration.router,
 )
 """What asks for a key."""
 
@@ -37,7 +38,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.database = Database(settings.url, settings.api_connections)
     app.state.writers = asyncio.Semaphore(settings.api_writers)
-    app.state.known_keys = known_keys()
+    app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)
     app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
     app.add_middleware(AccessLog)

@@ -1,6 +1,6 @@
 """Who works, and how the queue does: for people and for Prometheus."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from datetime import datetime
 
 from fastapi import APIRouter, Response
@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from service import workers
-from service.dependencies import DatabaseDep, SettingsDep
+from service.dependencies import DatabaseDep, Reader, Scraper
+from service.experiments import store
 from service.experiments.models import Queue
 from service.experiments.schemas import moment
 from service.experiments.statistics import (
@@ -36,11 +37,13 @@ SILENT_S = 60.0
 
 
 class WorkerOut(BaseModel):
-    """A worker, what it has (memory in bytes), what it runs, and how long it has been silent."""
+    """A worker, what it has (memory in bytes), what it runs, and how long it has been silent.
+    `experiment_id` is null where it runs what the caller may not read."""
 
     id: str
     host: str
     queue: Queue
+    busy: bool
     experiment_id: str | None
     memory_free: int
     gpu: str | None
@@ -56,15 +59,17 @@ class WorkerList(BaseModel):
 
 
 @router.get("/v1/workers")
-def list_workers(database: DatabaseDep) -> WorkerList:
+def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
     """The workers that were heard of within a minute."""
     with database.snapshot() as session:
         found = workers.alive(session, SILENT_S)
-    return WorkerList(items=[_worker_out(*row) for row in found])
+        running = [experiment_id for _, experiment_id, _ in found if experiment_id]
+        open_ids = store.readable_ids(session, user, running)
+    return WorkerList(items=[_worker_out(*row, open_ids) for row in found])
 
 
 @router.get("/metrics", response_class=Response)
-def metrics(database: DatabaseDep, settings: SettingsDep) -> Response:
+def metrics(database: DatabaseDep, user: Scraper) -> Response:
     """For Prometheus. Everything is read from the database: any API process answers alike."""
     registry = CollectorRegistry()
     with database.snapshot() as session:
@@ -80,7 +85,9 @@ class _Metrics(Collector):
         return self.families
 
 
-def _worker_out(worker: workers.Worker, experiment_id: str | None, silent_s: float) -> WorkerOut:
+def _worker_out(
+    worker: workers.Worker, experiment_id: str | None, silent_s: float, open_ids: Set[str]
+) -> WorkerOut:
     started_at = moment(worker.started_at)
     assert started_at is not None
     columns = ("id", "host", "memory_free", "gpu", "gpu_driver")
@@ -88,7 +95,8 @@ def _worker_out(worker: workers.Worker, experiment_id: str | None, silent_s: flo
     return WorkerOut(
         **{name: getattr(worker, name) for name in (*columns, *memory)},
         queue=Queue(worker.queue),
-        experiment_id=experiment_id,
+        busy=experiment_id is not None,
+        experiment_id=experiment_id if experiment_id in open_ids else None,
         started_at=started_at,
         silent_s=round(silent_s, 3),
     )

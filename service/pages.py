@@ -7,7 +7,7 @@ from typing import Annotated, Protocol, TypeVar
 from fastapi import Query
 
 from mptcore.specs import Problem
-from service.errors import invalid
+from service.errors import ApiError, invalid
 
 Limit = Annotated[int, Query(ge=1, le=500, description="how many a page holds")]
 Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of a page")]
@@ -15,7 +15,7 @@ Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` 
 
 class HasId(Protocol):
     @property
-    def id(self) -> str: ...
+    def id(self) -> str | int: ...
 
 
 Item = TypeVar("Item", bound=HasId)
@@ -36,10 +36,27 @@ def read_cursor(cursor: str | None) -> str | None:
     except ValueError:
         before = ""
     if not before.isalnum():
-        detail = "a cursor is the next_cursor of an earlier answer"
-        raise invalid([Problem("/query/cursor", detail)])
+        raise _no_cursor()
     return before
 
 
-def _cursor(last: str) -> str:
-    return base64.urlsafe_b64encode(last.encode()).decode().rstrip("=")
+def read_number_cursor(cursor: str | None) -> int | None:
+    """The same where ids are numbers."""
+    before = read_cursor(cursor)
+    if before is None:
+        return None
+    if not before.isdecimal() or len(before) > MOST_DIGITS:
+        raise _no_cursor()
+    return int(before)
+
+
+MOST_DIGITS = 18
+"""Of an id that a database can hold."""
+
+
+def _no_cursor() -> ApiError:
+    return invalid([Problem("/query/cursor", "a cursor is the next_cursor of an earlier answer")])
+
+
+def _cursor(last: str | int) -> str:
+    return base64.urlsafe_b64encode(str(last).encode()).decode().rstrip("=")

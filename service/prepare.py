@@ -9,10 +9,14 @@ from alembic import command
 from alembic.config import Config
 
 import migrations
+from service import audit
 from service.database import Database
 from service.settings import Settings
 from service.start import OWNER_ONLY, restrict
-from service.users import LOCAL_USER, ensure_key
+from service.users import LOCAL_USER, Role, ensure_key
+
+PROCESS = "mpt migrate"
+"""Its name in the audit."""
 
 
 def migrate(url: str) -> None:
@@ -28,7 +32,9 @@ def prepare(settings: Settings) -> None:
     migrate(settings.url)
     restrict(settings)
     with closing(Database(settings.url)) as database, database.transaction() as session:
-        ensure_key(session, LOCAL_USER, settings.key_file)
+        user, key = ensure_key(session, LOCAL_USER, settings.key_file, Role.ADMIN)
+        if key is not None:
+            audit.note(session, PROCESS, "key.added", key.id, user=user.name, scopes=key.scopes)
 
 
 if __name__ == "__main__":

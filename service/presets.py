@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
 from mptcore.specs import ExperimentSpec, Problem, stored_spec
-from service.dependencies import DatabaseDep, UserDep
+from service.dependencies import DatabaseDep, Reader
 from service.errors import ApiError, invalid
 from service.experiments import store
 from service.experiments.curves import read_series
@@ -57,13 +57,13 @@ class VerdictOut(BaseModel):
 
 
 @router.get("")
-def list_presets() -> PresetList:
+def list_presets(user: Reader) -> PresetList:
     """The paper's tables and figures."""
     return PresetList(items=[_out(preset) for preset in PRESETS.values()])
 
 
 @router.get("/{name}")
-def get_preset(name: Annotated[str, Path(max_length=64)]) -> PresetOut:
+def get_preset(name: Annotated[str, Path(max_length=64)], user: Reader) -> PresetOut:
     return _out(_find(name))
 
 
@@ -72,20 +72,23 @@ def get_verdict(
     name: Annotated[str, Path(max_length=64)],
     experiment: Annotated[list[str], Query(max_length=100)],
     database: DatabaseDep,
-    user: UserDep,
+    user: Reader,
 ) -> VerdictOut:
-    """Whether what experiments of the caller found agrees with what was published. Give their
-    ids in the order of the preset's specs."""
+    """Whether what experiments that the caller may read found agrees with what was published. Give
+    their ids in the order of the preset's specs."""
     preset = _find(name)
     with database.snapshot() as session:
-        found = [store.find(session, user.id, one) if one.isalnum() else None for one in experiment]
+        found = [store.find_readable(session, user.id, one, user.is_admin) for one in experiment]
         results = [
             _results(session, one)
             for one, spec in zip(found, preset.specs, strict=False)
             if _is_result_of(one, spec)
         ]
     if len(results) != len(preset.specs) or len(found) != len(preset.specs):
-        detail = f"{len(preset.specs)} experiments of yours that ran the preset's specs, in order"
+        detail = (
+            f"{len(preset.specs)} experiments, yours or shared with the lab, that ran the preset's "
+            "specs, in order"
+        )
         raise invalid([Problem("/query/experiment", detail)])
     verdict = preset.verdict(results)
     comparisons = [_comparison_out(one) for one in verdict.comparisons]

@@ -1,4 +1,4 @@
-"""What a spec names by id must be the caller's, and fit."""
+"""What a spec names by id must be its owner's or shared with the lab, and fit."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def reference_problems(session: Session, owner_id: int, spec: ExperimentSpec) ->
 def _text_problems(
     session: Session, owner_id: int, dataset_id: str, column: str
 ) -> Iterator[Problem]:
-    dataset = datasets.find(session, owner_id, dataset_id)
+    dataset = datasets.find_readable(session, owner_id, dataset_id)
     if dataset is None:
         yield Problem("/data/dataset", NO_UPLOAD)
     elif dataset.dim is not None:
@@ -45,7 +45,7 @@ def _text_problems(
 
 
 def _upload_problems(session: Session, owner_id: int, data: UploadData) -> Iterator[Problem]:
-    dataset = datasets.find(session, owner_id, data.dataset)
+    dataset = datasets.find_readable(session, owner_id, data.dataset)
     if dataset is None:
         yield Problem("/data/dataset", NO_UPLOAD)
         return
@@ -82,9 +82,12 @@ def _experiment_problems(
         named = getattr(getattr(spec, part, None), "experiment", None)
         if named is None:
             continue
-        found = experiments.find(session, owner_id, named)
+        found = experiments.find_readable(session, owner_id, named)
         if found is None or found.status != Status.SUCCEEDED or found.spec.get("train") is None:
-            detail = "the id of an experiment of yours that trained a model and succeeded"
+            detail = (
+                "the id of an experiment, yours or shared with the lab, that trained a model and "
+                "succeeded"
+            )
             yield Problem(f"/{part}/experiment", detail)
 
 

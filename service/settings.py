@@ -40,6 +40,14 @@ class Settings(BaseSettings):
     max_body_bytes: int = 256 * 1024
     """Of every other request."""
 
+    purge_after_s: float = Field(default=7 * 86_400.0, ge=0)
+    """A deleted experiment's records and files go after so long."""
+    keep_s: float | None = Field(default=None, gt=0)
+    """Experiments that ended longer ago are deleted, unless they are pinned; unset: none are."""
+    keep_user_bytes: int | None = Field(default=None, gt=0)
+    """Where the files that a user's experiments left are more, the oldest that ended and are not
+    pinned are deleted; unset: none are."""
+
     lease_s: float = Field(default=10.0, gt=0)
     """How long a run is its worker's without a sign of life."""
     heartbeat_s: float = Field(default=1.0, gt=0)
@@ -95,9 +103,12 @@ class Settings(BaseSettings):
     def checkpoints(self, experiment_id: str) -> Path:
         return self.all_checkpoints / experiment_id
 
+    def all_artifacts(self, experiment_id: str) -> Path:
+        return self.store / "artifacts" / experiment_id
+
     def artifacts(self, experiment_id: str, attempt: int) -> Path:
         """Of one attempt: what another one writes, cut off or late, cannot take its place."""
-        folder = self.store / "artifacts" / experiment_id
+        folder = self.all_artifacts(experiment_id)
         return folder / str(attempt) if attempt else folder  # 0: kept before attempts had their own
 
     @property

@@ -1,22 +1,66 @@
-"""Users and their API keys."""
+"""Users, what their roles and keys allow, and whose a key is."""
 
-import hashlib
 import hmac
 import logging
 import os
-import re
-import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from sqlalchemy import ForeignKey, LargeBinary, String, bindparam, select
+from sqlalchemy import (
+    JSON,
+    ForeignKey,
+    LargeBinary,
+    String,
+    bindparam,
+    false,
+    func,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from service.database import Base, now
+from service.keys import MalformedKey, MistypedKey, digest, new_key, parse
 
 log = logging.getLogger(__name__)
 
 LOCAL_USER = "local"
+"""The first admin: who runs `mpt serve`, or `mpt migrate` in a lab."""
+
+USE_NOTED_S = 60.0
+"""The last use of a key is written so often at the most."""
+
+
+class Role(StrEnum):
+    """What a user may do: an admin all, a viewer only read."""
+
+    ADMIN = "admin"
+    MEMBER = "member"
+    VIEWER = "viewer"
+
+
+class Scope(StrEnum):
+    """What a key may do, of what its user may."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    """Submit, retry, validate, upload, and change names, tags, visibility and the like."""
+    CANCEL = "cancel"
+    """Cancel, pause, resume, delete; revoke one's own keys."""
+    ADMIN = "admin"
+    """Users, everyone's keys, the audit; and all of the above on what is anyone's."""
+    METRICS = "metrics"
+
+
+MAY: dict[Role, tuple[Scope, ...]] = {
+    Role.ADMIN: tuple(Scope),
+    Role.MEMBER: (Scope.READ, Scope.SUBMIT, Scope.CANCEL, Scope.METRICS),
+    Role.VIEWER: (Scope.READ, Scope.METRICS),
+}
 
 
 class User(Base):
@@ -26,60 +70,158 @@ class User(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(100), unique=True)
+    """Never changes: the audit knows users by it."""
     created_at: Mapped[float] = mapped_column(default=now())
+    role: Mapped[str] = mapped_column(String(16), default=Role.MEMBER, server_default="member")
+    disabled_at: Mapped[float | None]
+    """Since when the user's keys are refused."""
 
 
 class ApiKey(Base):
-    """A key is `mpt_<id>_<secret>`; of the 256-bit secret only its SHA-256 is kept."""
+    """Of a key's secret only the SHA-256 is kept."""
 
     __tablename__ = "api_keys"
 
     id: Mapped[str] = mapped_column(String(16), primary_key=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
+    name: Mapped[str | None] = mapped_column(String(200))
     secret_sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
+    scopes: Mapped[list[str]] = mapped_column(JSON)
     created_at: Mapped[float] = mapped_column(default=now())
+    expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
+    last_used_at: Mapped[float | None]
 
 
-_KEY = (
-    select(User, ApiKey.secret_sha256)
-    .join(ApiKey, ApiKey.user_id == User.id)
-    .where(ApiKey.id == bindparam("key_id"), ApiKey.revoked_at.is_(None))
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The user whose key a request carries, and what this key allows."""
+
+    id: int
+    name: str
+    role: Role
+    key_id: str
+    scopes: frozenset[Scope]
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether what is anyone's is open to this caller."""
+        return Scope.ADMIN in self.scopes
+
+
+class KeyRefused(Exception):
+    """A key that serves no one, in a sentence for its holder."""
+
+
+MALFORMED = (
+    "this is no API key: one has the form mpt_<id>_<secret>_<checksum>; copy the whole of it"
 )
-"""Asked by every request, hence made once."""
+MISTYPED = "this API key is mistyped or cut off, for its checksum is wrong: copy it again"
+UNKNOWN = "this service has no such API key: ask its admin for one"
+REVOKED = "this API key was revoked: ask an admin for another"
+EXPIRED = "this API key has expired: ask an admin for another"
+DISABLED = "the user of this API key was disabled: ask an admin"
+
+_UNNOTED = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < now() - USE_NOTED_S)
+_KEY = (
+    select(
+        *(User.id, User.name, User.role, User.disabled_at),
+        *(ApiKey.secret_sha256, ApiKey.scopes, ApiKey.revoked_at),
+        func.coalesce(ApiKey.expires_at <= now(), false()).label("expired"),
+        _UNNOTED.label("unnoted"),
+    )
+    .join(ApiKey, ApiKey.user_id == User.id)
+    .where(ApiKey.id == bindparam("key_id"))
+)
+"""Asked by every request, so that a key is revoked at once in every process; made once."""
 
 
-def user_of_key(session: Session, key: str) -> User | None:
-    """Whose key this is, if it is one that is in force."""
-    prefix, _, rest = key.partition("_")
-    key_id, _, secret = rest.partition("_")
-    if prefix != "mpt" or not key_id.isalnum() or not key.isascii():
-        return None
+def caller_of_key(session: Session, key: str) -> tuple[Caller, bool]:
+    """Whose key this is, and whether its use has not been noted for a while. Raises KeyRefused."""
+    key_id, secret = parsed(key)
     found = session.execute(_KEY, {"key_id": key_id}).one_or_none()
-    if found is None or not hmac.compare_digest(found.secret_sha256, _digest(secret)):
-        return None
-    user: User = found.User
-    return user
+    if found is None or not hmac.compare_digest(found.secret_sha256, digest(secret)):
+        raise KeyRefused(UNKNOWN)
+    for over, why in (
+        (found.revoked_at is not None, REVOKED),
+        (found.expired, EXPIRED),
+        (found.disabled_at is not None, DISABLED),
+    ):
+        if over:
+            raise KeyRefused(why)
+    role = Role(found.role)
+    scopes = frozenset(MAY[role]) & frozenset(map(Scope, found.scopes))
+    return Caller(found.id, found.name, role, key_id, scopes), bool(found.unnoted)
 
 
-def ensure_key(session: Session, name: str, key_file: Path) -> None:
-    """Make the user of that name and the key in `key_file` (mode 0600), or know them again."""
+def parsed(key: str) -> tuple[str, str]:
+    """A key's id and secret, without a look into the database. Raises KeyRefused."""
+    try:
+        return parse(key)
+    except MistypedKey:
+        raise KeyRefused(MISTYPED) from None
+    except MalformedKey:
+        raise KeyRefused(MALFORMED) from None
+
+
+def note_use(session: Session, key_id: str) -> None:
+    """Write that a key was used, where that has not been written for a while."""
+    unnoted = update(ApiKey).where(ApiKey.id == key_id, _UNNOTED)
+    session.execute(unnoted.values(last_used_at=now()))
+
+
+def store_key(
+    session: Session,
+    user: User,
+    key: str,
+    scopes: Collection[Scope],
+    *,
+    name: str | None = None,
+    lasts_s: float | None = None,
+) -> ApiKey:
+    """Keep what is to be kept of a new key of a user's. Raises KeyRefused."""
+    key_id, secret = parsed(key)
+    row = ApiKey(
+        id=key_id,
+        user_id=user.id,
+        name=name,
+        secret_sha256=digest(secret),
+        scopes=[scope.value for scope in Scope if scope in scopes],
+        expires_at=None if lasts_s is None else now() + lasts_s,
+    )
+    session.add(row)
+    session.flush()
+    session.refresh(row)
+    return row
+
+
+def ensure_key(
+    session: Session, name: str, key_file: Path, role: Role = Role.MEMBER
+) -> tuple[User, ApiKey | None]:
+    """Make the user of that name and the key in `key_file` (mode 0600), or know them again. A key
+    that serves no longer is replaced. Gives the user, and the key where it is new."""
     user = session.scalar(select(User).where(User.name == name))
     if user is None:
-        user = User(name=name)
+        user = User(name=name, role=role)
         session.add(user)
         session.flush()
-    key = _read_or_make(key_file)
-    _, key_id, secret = key.split("_")
-    if session.get(ApiKey, key_id) is None:
-        session.add(ApiKey(id=key_id, user_id=user.id, secret_sha256=_digest(secret)))
+    key = _read(key_file) or _write(key_file)
+    if (known := session.get(ApiKey, parse(key)[0])) is not None:
+        if _serves(session, known):
+            return user, None
+        log.warning("the key in %s was revoked or has expired: it is replaced", key_file)
+        key = _write(key_file)
+    return user, store_key(session, user, key, MAY[Role(user.role)], name="of the store")
 
 
-def _read_or_make(key_file: Path) -> str:
+def _serves(session: Session, key: ApiKey) -> bool:
+    over = or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at <= now())
+    return session.scalar(select(ApiKey.id).where(ApiKey.id == key.id, over)) is None
+
+
+def _write(key_file: Path) -> str:
     """What no crash leaves half written: a new key is on the disk before it has the file's name."""
-    if (kept := _read(key_file)) is not None:
-        return kept
-    key = f"mpt_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
+    key = new_key()
     with NamedTemporaryFile("w", dir=key_file.parent, prefix=".key-", delete=False) as file:
         file.write(key + "\n")  # mode 0600
         file.flush()
@@ -95,13 +237,10 @@ def _read(key_file: Path) -> str | None:
     """The key, if there is a whole one."""
     try:
         key = key_file.read_text().strip()
+        parse(key)
     except FileNotFoundError:
         return None
-    if re.fullmatch("mpt_[0-9A-Za-z]{1,16}_[0-9A-Za-z]+", key):
-        return key
-    log.warning("%s holds no key: it is replaced", key_file)
-    return None
-
-
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode()).digest()
+    except ValueError:
+        log.warning("%s holds no key: it is replaced", key_file)
+        return None
+    return key

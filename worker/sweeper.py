@@ -4,7 +4,9 @@ runs from being put back."""
 import logging
 import shutil
 import threading
+import time
 
+from service import sweep
 from service.database import AWAY, Database
 from service.datasets.sweep import sweep as sweep_uploads
 from service.experiments import lease
@@ -14,6 +16,8 @@ from service.settings import Settings
 log = logging.getLogger(__name__)
 
 SWEEP_S = 60.0
+RETENTION_S = 3600.0
+"""So often it is looked for what was kept for long enough: that reads the size of each file."""
 SWEPT_TOGETHER = 500
 
 
@@ -23,22 +27,32 @@ class Sweeper:
     def __init__(self, database: Database, settings: Settings):
         self.database = database
         self.settings = settings
+        self._retention_due = time.monotonic()
 
     def run(self, stopping: threading.Event) -> None:
         while not stopping.wait(SWEEP_S):
             self.sweep()
 
     def sweep(self) -> None:
-        """What is left of uploads that were cut off, what the hub's cache has too much, and the
-        checkpoints of what ended without a worker: cancelled while it was paused, or lost."""
+        """What is left of uploads that were cut off, what the hub's cache has too much, the
+        checkpoints of what ended without a worker (cancelled while it was paused, or lost), and
+        experiments that were deleted or have been kept for long enough."""
         try:
             sweep_uploads(self.database, self.settings)
             trim_hub_cache(self.settings)
             self._sweep_checkpoints()
+            self._sweep_experiments()
         except AWAY as error:
             log.warning("the database is away: %s", error)
         except OSError as error:
             log.warning("the store cannot be swept: %s", error)
+
+    def _sweep_experiments(self) -> None:
+        if time.monotonic() >= self._retention_due:
+            self._retention_due = time.monotonic() + RETENTION_S
+            sweep.delete(self.database, sweep.planned(self.database, self.settings))
+        deleted = sweep.purgeable(self.database, self.settings, SWEPT_TOGETHER)
+        sweep.purge(self.database, self.settings, deleted)
 
     def _sweep_checkpoints(self) -> None:
         folders = list(self.settings.all_checkpoints.glob("*"))

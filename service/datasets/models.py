@@ -3,13 +3,14 @@
 from typing import Any
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, String, UniqueConstraint
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from service.database import Base, now
+from service.sharing import Owned
 from service.users import User
 
 
-class Dataset(Base):
+class Dataset(Owned, Base):
     """A file in the store, `datasets/<id>/data.<format>`. `n` and `dim` are those of its first
     array; an .npz has the shapes of all in `arrays`, a table its column names in `columns`. Text
     has no `dim`; `n` then counts texts, and `columns` names those that hold them."""
@@ -19,6 +20,7 @@ class Dataset(Base):
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), index=True)
+    owner: Mapped[User] = relationship(lazy="raise")
     name: Mapped[str] = mapped_column(String(200))
     format: Mapped[str] = mapped_column(String(16))
     bytes: Mapped[int] = mapped_column(BigInteger)

@@ -10,19 +10,31 @@ from typing import Annotated
 from anyio import CancelScope
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
+from service import audit
 from service.database import Database
 from service.datasets import store
 from service.datasets.files import inspect, move, receive
 from service.datasets.models import Dataset
-from service.dependencies import DatabaseDep, SettingsDep, UserDep, WriterDep
+from service.dependencies import (
+    Canceller,
+    DatabaseDep,
+    Reader,
+    SettingsDep,
+    Submitter,
+    WriterDep,
+)
 from service.errors import ApiError
 from service.experiments.schemas import moment
 from service.pages import Cursor, Limit, page, read_cursor
+from service.permission import check_whose, not_found, writable
 from service.settings import Settings
+from service.sharing import Visibility, Whose
+from service.users import Caller
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
@@ -42,6 +54,8 @@ class DatasetOut(BaseModel):
     text."""
 
     id: str
+    owner: str
+    visibility: Visibility
     name: str
     format: str
     bytes: int
@@ -51,6 +65,15 @@ class DatasetOut(BaseModel):
     arrays: dict[str, list[int]] | None
     columns: list[str] | None
     created_at: datetime
+
+
+class DatasetChanges(BaseModel):
+    """What is left out stays."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
+    """Whether the lab may read it, and run experiments on it."""
 
 
 class DatasetPage(BaseModel):
@@ -72,7 +95,8 @@ async def upload(
     response: Response,
     database: DatabaseDep,
     settings: SettingsDep,
-    user: UserDep,
+    user: Submitter,
+    visibility: Visibility = Visibility.PRIVATE,
 ) -> DatasetOut:
     """Upload a file (the body, as it is) of numbers, N observations × D dimensions, or
     of text. The same bytes again are the same data set, under its first name."""
@@ -80,7 +104,13 @@ async def upload(
         detail = f"{settings.max_uploads} uploads are under way, which is the most: try again"
         headers = {"Retry-After": "5"}
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_uploads", detail, headers=headers)
-    dataset = Dataset(id=uuid7().hex, owner_id=user.id, name=name, format=name.rsplit(".", 1)[1])
+    dataset = Dataset(
+        id=uuid7().hex,
+        owner_id=user.id,
+        visibility=visibility,
+        name=name,
+        format=name.rsplit(".", 1)[1],
+    )
     folder = settings.all_incoming / dataset.id
     settled = True
     async with request.app.state.uploads:
@@ -88,7 +118,7 @@ async def upload(
             folder.mkdir(parents=True)
             received = await receive(request, folder / dataset.file, settings)
             dataset.bytes, dataset.sha256 = received.bytes, received.sha256
-            arrival = _Arrival(database, settings, dataset, folder / dataset.file)
+            arrival = _Arrival(database, settings, dataset, user, folder / dataset.file)
             kept = await run_in_threadpool(arrival.known)
             if kept is None:
                 async with request.app.state.inspections:
@@ -113,6 +143,7 @@ class _Arrival:
     database: Database
     settings: Settings
     dataset: Dataset
+    by: Caller
     file: FilePath
 
     def known(self) -> DatasetOut | None:
@@ -138,8 +169,9 @@ class _Arrival:
         try:
             with self.database.transaction() as session:
                 session.add(self.dataset)
+                audit.note(session, self.by, "dataset.uploaded", self.dataset.id)
                 session.flush()
-                session.refresh(self.dataset)
+                session.refresh(self.dataset, [*COLUMNS, "owner"])
                 return _out(self.dataset)
         except IntegrityError:  # another upload of these bytes was first
             move(place, self.file)
@@ -152,44 +184,72 @@ class _Arrival:
 
 @router.get("")
 def list_datasets(
-    database: DatabaseDep, user: UserDep, limit: Limit = 50, cursor: Cursor = None
+    database: DatabaseDep,
+    user: Reader,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    whose: Whose = Whose.MINE,
 ) -> DatasetPage:
-    """The caller's uploads, newest first."""
+    """The caller's uploads, or `whose=lab` those shared with the lab, newest first."""
+    check_whose(whose, user)
     before = read_cursor(cursor)
     with database.snapshot() as session:
-        found = store.newest(session, user.id, limit=limit + 1, before=before)
+        found = store.newest(session, user.id, whose=whose, limit=limit + 1, before=before)
     kept, next_cursor = page(found, limit)
     return DatasetPage(items=[_out(one) for one in kept], next_cursor=next_cursor)
 
 
 @router.get("/{dataset_id}")
-def get_dataset(dataset_id: DatasetId, database: DatabaseDep, user: UserDep) -> DatasetOut:
+def get_dataset(dataset_id: DatasetId, database: DatabaseDep, user: Reader) -> DatasetOut:
     with database.snapshot() as session:
-        found = store.find(session, user.id, dataset_id) if dataset_id.isalnum() else None
+        found = _readable(session, user, dataset_id)
     if found is None:
-        raise _not_found()
+        raise not_found(WHAT)
     return _out(found)
+
+
+@router.patch("/{dataset_id}")
+def change_dataset(
+    dataset_id: DatasetId, changes: DatasetChanges, database: WriterDep, user: Submitter
+) -> DatasetOut:
+    """Share an upload with the lab, or have it private again."""
+    wanted = changes.model_dump(exclude_unset=True)
+    with database.transaction() as session:
+        found = writable(user, _readable(session, user, dataset_id), WHAT)
+        for name, value in wanted.items():
+            setattr(found, name, value)
+        audit.note(session, user, "dataset.changed", dataset_id, **wanted)
+        return _out(found)
 
 
 @router.delete("/{dataset_id}", status_code=HTTPStatus.NO_CONTENT)
 def delete_dataset(
-    dataset_id: DatasetId, database: WriterDep, settings: SettingsDep, user: UserDep
+    dataset_id: DatasetId, database: WriterDep, settings: SettingsDep, user: Canceller
 ) -> None:
     """Delete an upload. Experiments that still wait for it will fail and say so."""
     with database.transaction() as session:
-        found = store.find(session, user.id, dataset_id) if dataset_id.isalnum() else None
-        if found is None:
-            raise _not_found()
-        session.delete(found)
+        session.delete(writable(user, _readable(session, user, dataset_id), WHAT))
+        audit.note(session, user, "dataset.deleted", dataset_id)
     shutil.rmtree(settings.datasets(dataset_id), ignore_errors=True)
 
 
-def _not_found() -> ApiError:
-    return ApiError(HTTPStatus.NOT_FOUND, "not_found", "you have no data set of this id")
+WHAT = "data set"
+COLUMNS = ("name", "format", "bytes", "sha256", "n", "dim", "arrays", "columns", "created_at")
+
+
+def _readable(session: Session, user: Caller, dataset_id: str) -> Dataset | None:
+    if not dataset_id.isalnum():
+        return None
+    return store.find_readable(session, user.id, dataset_id, user.is_admin)
 
 
 def _out(dataset: Dataset) -> DatasetOut:
     created_at = moment(dataset.created_at)
     assert created_at is not None
     names = ("id", "name", "format", "bytes", "sha256", "n", "dim", "arrays", "columns")
-    return DatasetOut(created_at=created_at, **{name: getattr(dataset, name) for name in names})
+    return DatasetOut(
+        created_at=created_at,
+        owner=dataset.owner.name,
+        visibility=Visibility(dataset.visibility),
+        **{name: getattr(dataset, name) for name in names},
+    )

@@ -1,18 +1,22 @@
-"""Finding uploads. Every query for a user names the owner."""
+"""Finding uploads. Every query for a user names the owner, or the reader to whom they are open."""
 
 from collections.abc import Sequence
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, joinedload
 
 from service.datasets.models import Dataset
+from service.sharing import Whose, readable, reader, shared
 
 
-def find(session: Session, owner_id: int, dataset_id: str) -> Dataset | None:
-    """The data set of that id, if it is the owner's."""
-    return session.scalar(
-        select(Dataset).where(Dataset.id == dataset_id, Dataset.owner_id == owner_id)
-    )
+def find_readable(
+    session: Session, reader_id: int, dataset_id: str, reads_all: bool = False
+) -> Dataset | None:
+    """The data set of that id, if the reader owns it, if it is shared with the lab, or if the
+    reader reads all."""
+    query = select(Dataset).where(Dataset.id == dataset_id, readable(Dataset))
+    query = query.options(joinedload(Dataset.owner))
+    return session.scalar(query, reader(reader_id, reads_all))
 
 
 def lock_same(session: Session, owner_id: int, sha256: str, format: str) -> Dataset | None:
@@ -20,9 +24,10 @@ def lock_same(session: Session, owner_id: int, sha256: str, format: str) -> Data
     return session.scalar(
         select(Dataset)
         .where(Dataset.owner_id == owner_id, Dataset.sha256 == sha256, Dataset.format == format)
+        .options(joinedload(Dataset.owner))
         .order_by(Dataset.copy)
         .limit(1)
-        .with_for_update()
+        .with_for_update(of=Dataset)
     )
 
 
@@ -32,10 +37,20 @@ def exists(session: Session, dataset_id: str) -> bool:
 
 
 def newest(
-    session: Session, owner_id: int, *, limit: int, before: str | None = None
+    session: Session,
+    owner_id: int,
+    *,
+    whose: Whose = Whose.MINE,
+    limit: int,
+    before: str | None = None,
 ) -> Sequence[Dataset]:
-    """The owner's data sets, newest first, that are older than `before`."""
-    query = select(Dataset).where(Dataset.owner_id == owner_id)
+    """The owner's data sets, those shared with the lab, or all, newest first, that are older than
+    `before`."""
+    query = select(Dataset).options(joinedload(Dataset.owner))
+    if whose == Whose.MINE:
+        query = query.where(Dataset.owner_id == owner_id)
+    if whose == Whose.LAB:
+        query = query.where(shared(Dataset))
     if before is not None:
         query = query.where(Dataset.id < before)
     return session.scalars(query.order_by(Dataset.id.desc()).limit(limit)).all()

@@ -12,10 +12,13 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    false,
+    text,
 )
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from service.database import Base, now
+from service.sharing import Owned
 from service.users import User
 
 
@@ -67,7 +70,7 @@ def _device_of_spec(context: Any) -> str:
     return device
 
 
-class Experiment(Base):
+class Experiment(Owned, Base):
     """One spec and its run. `attempt` is the fence: it rises with every claim, and a write of an
     older attempt finds no row. `last_seq` is the last record that is committed."""
 
@@ -75,12 +78,29 @@ class Experiment(Base):
     __table_args__ = (
         Index("ix_experiments_owner_id_id", "owner_id", "id"),
         Index("ix_experiments_queue", "status", "device", "priority", "id"),
+        Index(
+            "ix_experiments_shared",
+            "id",
+            sqlite_where=text("visibility = 'lab'"),
+            postgresql_where=text("visibility = 'lab'"),
+        ),
+        Index(
+            "ix_experiments_deleted_at",
+            "deleted_at",
+            sqlite_where=text("deleted_at IS NOT NULL"),
+            postgresql_where=text("deleted_at IS NOT NULL"),
+        ),
         UniqueConstraint("owner_id", "idempotency_key"),
     )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     """A UUID of version 7: ids of later experiments are greater."""
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
+    owner: Mapped[User] = relationship(lazy="raise")
+    pinned: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Neither age nor quotas remove it, nor its owner before it is unpinned."""
+    deleted_at: Mapped[float | None]
+    """Since when no one sees it. Its rows and files go after a time."""
     name: Mapped[str | None] = mapped_column(String(200))
     tags: Mapped[list[str]] = mapped_column(JSON)
     note: Mapped[str | None] = mapped_column(Text)
@@ -112,6 +132,21 @@ class Experiment(Base):
     progress_unit: Mapped[str | None] = mapped_column(String(32))
     failure_kind: Mapped[str | None] = mapped_column(String(16))
     failure_message: Mapped[str | None] = mapped_column(Text)
+
+
+class Purged(Base):
+    """What was counted of experiments that are gone, by the kind of their failure (empty: none): a
+    counter of Prometheus never falls. Times are in seconds."""
+
+    __tablename__ = "purged"
+
+    failure_kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger, default=0)
+    lost: Mapped[int] = mapped_column(BigInteger, default=0)
+    waits: Mapped[int] = mapped_column(BigInteger, default=0)
+    waits_s: Mapped[float] = mapped_column(default=0.0)
+    runs: Mapped[int] = mapped_column(BigInteger, default=0)
+    runs_s: Mapped[float] = mapped_column(default=0.0)
 
 
 class Checkpoint(Base):

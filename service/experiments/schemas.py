@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mptcore.specs import ExperimentSpec
 from service.experiments.models import Status
+from service.sharing import Visibility
 
 Line = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -23,6 +24,22 @@ class Submission(BaseModel):
     note: Annotated[str, Field(max_length=10_000)] | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     """Higher runs first."""
+    visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
+    """Whether the lab may read it, and start from what it trained."""
+
+
+class Changes(BaseModel):
+    """What to change beside the spec; what is left out stays."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Line | None = None
+    tags: Annotated[list[Line], Field(max_length=50)] = []
+    note: Annotated[str, Field(max_length=10_000)] | None = None
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
+    pinned: bool = False
+    """Neither its age nor a quota removes what is pinned."""
 
 
 class Validation(BaseModel):
@@ -102,6 +119,9 @@ class ExperimentSummary(BaseModel):
     """An experiment and where it stands, without its spec."""
 
     id: str
+    owner: str
+    visibility: Visibility
+    pinned: bool
     name: str | None
     tags: list[str]
     note: str | None

@@ -15,6 +15,7 @@ from service.experiments.schemas import (
     Urls,
     moment,
 )
+from service.sharing import Visibility
 
 
 def experiment_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentOut:
@@ -40,6 +41,9 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
     path = f"/v1/experiments/{experiment.id}"
     return ExperimentSummary(
         id=experiment.id,
+        owner=experiment.owner.name,
+        visibility=Visibility(experiment.visibility),
+        pinned=experiment.pinned,
         name=experiment.name,
         tags=experiment.tags,
         note=experiment.note,

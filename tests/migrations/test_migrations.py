@@ -8,10 +8,12 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, text
+from sqlalchemy import inspect, select, text
 
 import migrations
 from service.database import Base, Database
+from service.keys import new_key, parse
+from service.users import MAY, ApiKey, Role, Scope, User, store_key
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -79,3 +81,28 @@ def test_uploads_of_the_same_bytes_stay_apart(config: Config) -> None:
         found = session.execute(text("SELECT id, copy FROM datasets ORDER BY id"))
         assert [tuple(row) for row in found] == [("a", 0), ("b", 1), ("c", 0), ("d", 2)]
     command.downgrade(config, "0007")
+
+
+def test_users_and_keys_of_before_may_what_they_could(config: Config) -> None:
+    """The local user's all, as the first admin; and back, no key does more than it may."""
+    database = Database(config.attributes["url"])
+    command.upgrade(config, "0010")
+    with database.transaction() as session:
+        for number, name in ((1, "local"), (2, "ann")):
+            user = f"({number}, '{name}', 0)"
+            session.execute(text(f"INSERT INTO users (id, name, created_at) VALUES {user}"))
+            key = "INSERT INTO api_keys (id, user_id, secret_sha256, created_at) VALUES"
+            session.execute(text(f"{key} ('{name}', {number}, '', 0)"))
+    command.upgrade(config, "head")
+    with database.transaction() as session:
+        roles = {user.name: user.role for user in session.scalars(select(User))}
+        assert roles == {"local": Role.ADMIN, "ann": Role.MEMBER}
+        keys = {key.id: set(key.scopes) for key in session.scalars(select(ApiKey))}
+        assert keys == {"local": {*Scope}, "ann": {*MAY[Role.MEMBER]}}
+        local = session.scalars(select(User).where(User.name == "local")).one()
+        store_key(session, local, (limited := new_key()), [Scope.READ])
+        store_key(session, local, (brief := new_key()), MAY[Role.MEMBER], lasts_s=60.0)
+    command.downgrade(config, "0010")
+    with database.snapshot() as session:
+        revoked = session.scalars(text("SELECT id FROM api_keys WHERE revoked_at IS NOT NULL"))
+        assert set(revoked) == {parse(limited)[0], parse(brief)[0]}

@@ -96,3 +96,76 @@ def test_the_python_client(client: Client) -> None:
     with pytest.raises(Refused) as refused:
         client.submit({**spec, "seeds": []})
     assert refused.value.document["errors"][0]["pointer"] == "/spec/seeds"
+
+
+def test_an_admin_adds_a_user_and_revokes_a_key(environment: dict[str, str]) -> None:
+    code, key, _ = mpt(environment, "admin", "user", "add", "ann")
+    assert code == 0
+    ann = {**environment, "MPT_API_KEY": key.strip()}
+    arguments = ("--label", "\x1b[31mnight", "--scope", "read", "--days", "2")
+    code, second, error = mpt(environment, "admin", "key", "add", "ann", *arguments)
+    assert (code, second.startswith("mpt_")) == (0, True), error
+    code, shown, _ = mpt(ann, "admin", "key", "list", "ann")
+    assert code == 0
+    assert [line.split()[2:4] for line in shown.splitlines() if "night" in line] == [
+        ["read", shown.split("night")[1].split()[1]]
+    ]
+    assert "\x1b" not in shown
+    spec = json.dumps(ppca_spec())
+    reading = {**environment, "MPT_API_KEY": second.strip()}
+    code, _, error = mpt(reading, "submit", "-", text=spec)
+    assert (code, error.count("\n")) == (1, 1)
+    assert error.startswith("mpt: this API key lacks the scope submit: ask an admin")
+    code, _, error = mpt(ann, "admin", "user", "list")
+    assert code == 1
+    assert "which a member cannot have" in error
+    code, experiment_id, _ = mpt(ann, "submit", "-", "--share", text=spec)
+    assert code == 0
+    key_id = key.split("_")[1]
+    assert mpt(environment, "admin", "key", "revoke", "ann", key_id)[0] == 0
+    code, _, error = mpt(ann, "wait", experiment_id.strip())
+    assert (code, error) == (1, "mpt: this API key was revoked: ask an admin for another\n")
+    code, shown, _ = mpt(environment, "admin", "audit", "--object", key_id)
+    assert code == 0
+    assert [line.split()[2] for line in shown.splitlines() if "key." in line] == [
+        line.split()[2] for line in shown.splitlines() if " local " in line
+    ]
+    assert "key.revoked" in shown
+
+
+def test_an_admin_changes_a_user(environment: dict[str, str]) -> None:
+    _, key, _ = mpt(environment, "admin", "user", "add", "bob", "--role", "viewer")
+    code, shown, _ = mpt(environment, "admin", "user", "set", "bob", "--disabled")
+    assert code == 0
+    assert ["bob", "viewer", "no"] in [line.split() for line in shown.splitlines()]
+    code, _, error = mpt({**environment, "MPT_API_KEY": key.strip()}, "wait", "a")
+    assert (code, error) == (1, "mpt: the user of this API key was disabled: ask an admin\n")
+    code, _, error = mpt(environment, "admin", "user", "set", "bob")
+    assert code == 2
+    assert "nothing to set" in error
+    code, _, error = mpt(environment, "admin", "key", "add", "bob", "--days", "0")
+    assert code == 1
+    assert error.startswith("mpt: /lasts_days:")
+    code, _, error = mpt(environment, "admin", "user", "add", "bob")
+    assert (code, error) == (1, "mpt: there is a user bob already: choose another name\n")
+
+
+def test_a_sweep_of_the_server(environment: dict[str, str]) -> None:
+    code, shown, _ = mpt(environment, "admin", "sweep", "--dry-run")
+    assert code == 0
+    assert shown.splitlines() == [
+        "would delete 0 experiments (0 bytes of files) in all",
+        "would purge 0 experiments (0 bytes of files) in all",
+    ]
+
+
+def test_the_client_changes_and_deletes(client: Client) -> None:
+    submitted = client.submit(ppca_spec(), visibility="lab")
+    assert client.me()["name"] == submitted["owner"] == "local"
+    ended = client.wait(submitted["id"], timeout_s=60)
+    assert ended["visibility"] == "lab"
+    assert submitted["id"] in [one["id"] for one in client.experiments(whose="lab")]
+    assert client.change(submitted["id"], note="kept", visibility="private")["note"] == "kept"
+    client.delete(submitted["id"])
+    with pytest.raises(Refused, match="you have no experiment"):
+        client.get(submitted["id"])

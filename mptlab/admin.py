@@ -1,0 +1,168 @@
+"""The commands `mpt admin`: users, keys, the audit, the sweep."""
+
+from enum import StrEnum
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mptlab import serve as server
+from mptlab.api import Client, Json
+
+app = typer.Typer(no_args_is_help=True, help="Users, keys, the audit, the sweep: for admins.")
+user_app = typer.Typer(no_args_is_help=True, help="Who may use the service.")
+key_app = typer.Typer(no_args_is_help=True, help="What users show to the service.")
+app.add_typer(user_app, name="user")
+app.add_typer(key_app, name="key")
+
+
+class Role(StrEnum):
+    """What a user may do."""
+
+    admin = "admin"
+    member = "member"
+    viewer = "viewer"
+
+
+class Scope(StrEnum):
+    """What a key may do."""
+
+    read = "read"
+    submit = "submit"
+    cancel = "cancel"
+    admin = "admin"
+    metrics = "metrics"
+
+
+Name = Annotated[str, typer.Argument(help="the user's name")]
+
+
+@user_app.command("add")
+def add_user(
+    name: Name,
+    role: Annotated[Role, typer.Option(help="what the user may do")] = Role.member,
+) -> None:
+    """Add a user, and print a first key: it is shown this once."""
+    with Client() as client:
+        client.add_user(name, role.value)
+        typer.echo(client.add_key(name)["key"])
+
+
+@user_app.command("list")
+def list_users() -> None:
+    """Show all users."""
+    with Client() as client:
+        _show(client.users(), "name", "role", "active", "created_at")
+
+
+@user_app.command("set")
+def change_user(
+    name: Name,
+    role: Annotated[Role | None, typer.Option(help="another role")] = None,
+    active: Annotated[
+        bool | None, typer.Option("--active/--disabled", help="whether the keys serve")
+    ] = None,
+) -> None:
+    """Give a user another role, or disable the user: at once, all keys included."""
+    changes = _given({"role": role and role.value, "active": active})
+    if not changes:
+        raise typer.BadParameter("nothing to set: give --role, --active or --disabled")
+    with Client() as client:
+        _show([client.change_user(name, **changes)], "name", "role", "active")
+
+
+@key_app.command("add")
+def add_key(
+    name: Name,
+    label: Annotated[str | None, typer.Option(help="what the key is for")] = None,
+    scope: Annotated[
+        list[Scope] | None, typer.Option(help="may be given again; all of the role's by default")
+    ] = None,
+    days: Annotated[float | None, typer.Option(help="for how long it serves")] = None,
+) -> None:
+    """Make a key, and print it: it is shown this once."""
+    scopes = [one.value for one in scope] if scope else None
+    wanted = {"name": label, "scopes": scopes, "lasts_days": days}
+    with Client() as client:
+        typer.echo(client.add_key(name, **_given(wanted))["key"])
+
+
+@key_app.command("list")
+def list_keys(name: Name) -> None:
+    """Show a user's keys: what they are for, what they may, when they were used."""
+    with Client() as client:
+        columns = ("id", "name", "scopes", "created_at", "expires_at", "last_used_at", "revoked_at")
+        _show(client.keys(name), *columns)
+
+
+@key_app.command("revoke")
+def revoke_key(
+    name: Name, key_id: Annotated[str, typer.Argument(help="the id, mpt_<id>_…")]
+) -> None:
+    """Revoke a key: it serves no request that comes after."""
+    with Client() as client:
+        client.revoke_key(name, key_id)
+
+
+@app.command()
+def audit(
+    actor: Annotated[str | None, typer.Option(help="only what this user did")] = None,
+    object_id: Annotated[
+        str | None, typer.Option("--object", help="only about this id or name")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="so many lines at most", min=1)] = 50,
+) -> None:
+    """Show who did what to which object, newest first."""
+    filters = _given({"actor": actor, "object_id": object_id, "limit": min(limit, MOST_A_PAGE)})
+    with Client() as client:
+        entries = list(islice(client.audit(**filters), limit))
+    _show(entries, "at", "actor", "key_id", "action", "object_id", "details")
+
+
+@app.command()
+def sweep(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only say what would be freed")
+    ] = False,
+) -> None:
+    """On the server: delete what was kept for long enough, purge what was deleted, and say so."""
+    server.become("service.sweep", *(["--dry-run"] if dry_run else []))
+
+
+MOST_A_PAGE = 500
+
+
+def _given(values: Json) -> Json:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _show(items: list[Json], *columns: str) -> None:
+    table = Table(*columns, box=box.SIMPLE, pad_edge=False, collapse_padding=True)
+    for item in items:
+        table.add_row(*(Text(_printable(_cell(item[column]))) for column in columns))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 1000  # a program reads it: no line is folded
+    console.print(table)
+
+
+def _printable(text: str) -> str:
+    """What users wrote cannot command an admin's terminal."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in text)
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return ",".join(map(str, value))
+        case dict():
+            return " ".join(f"{key}={_cell(part)}" for key, part in value.items())
+    return str(value)

@@ -1,0 +1,83 @@
+"""Finding and changing users and their keys. No function commits."""
+
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from service.database import now
+from service.keys import new_key
+from service.users import ApiKey, Role, Scope, User, store_key
+
+
+class LastAdmin(Exception):
+    """Without this admin there would be none."""
+
+
+def add(session: Session, name: str, role: Role) -> User | None:
+    """A new user, or None where there is one of that name."""
+    try:
+        with session.begin_nested():  # the unique name decides between two at the same time
+            user = User(name=name, role=role)
+            session.add(user)
+    except IntegrityError:
+        return None
+    session.refresh(user)
+    return user
+
+
+def find(session: Session, name: str) -> User | None:
+    return session.scalar(select(User).where(User.name == name))
+
+
+def listed(session: Session) -> Sequence[User]:
+    """All users, by their names."""
+    return session.scalars(select(User).order_by(User.name)).all()
+
+
+def change(session: Session, user: User, role: Role | None, active: bool | None) -> None:
+    """Give a user another role, disable or enable it. Raises LastAdmin."""
+    admins = select(User).where(User.role == Role.ADMIN, User.disabled_at.is_(None))
+    active_admins = session.scalars(admins.with_for_update()).all()
+    if role is not None:
+        user.role = role
+    if active is not None and active != (user.disabled_at is None):
+        session.execute(
+            update(User).where(User.id == user.id).values(disabled_at=None if active else now())
+        )
+    session.flush()
+    session.refresh(user)
+    is_admin = user.role == Role.ADMIN and user.disabled_at is None
+    if not is_admin and {one.id for one in active_admins} == {user.id}:
+        raise LastAdmin
+
+
+def keys(session: Session, user: User) -> Sequence[ApiKey]:
+    """A user's keys, the oldest first; revoked ones too."""
+    query = select(ApiKey).where(ApiKey.user_id == user.id)
+    return session.scalars(query.order_by(ApiKey.created_at, ApiKey.id)).all()
+
+
+def add_key(
+    session: Session,
+    user: User,
+    *,
+    name: str | None,
+    scopes: Collection[Scope],
+    lasts_s: float | None,
+) -> tuple[ApiKey, str]:
+    """A new key of a user's, and its text, which is kept nowhere."""
+    key = new_key()
+    return store_key(session, user, key, scopes, name=name, lasts_s=lasts_s), key
+
+
+def revoke(session: Session, user: User, key_id: str) -> bool | None:
+    """Whether this revoked a key of the user's, which may have been before; None without such a
+    key."""
+    known = session.scalar(select(ApiKey.id).where(ApiKey.id == key_id, ApiKey.user_id == user.id))
+    if known is None:
+        return None
+    in_force = update(ApiKey).where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None))
+    revoked = session.execute(in_force.values(revoked_at=now()).returning(ApiKey.id))
+    return revoked.one_or_none() is not None

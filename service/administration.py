@@ -1,0 +1,267 @@
+"""The routes of users, keys and the audit."""
+
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
+
+from mptcore.specs import Problem
+from service import accounts, audit
+from service.bodies import StrictRoute
+from service.dependencies import Admin, Canceller, DatabaseDep, Reader, UserDep, WriterDep
+from service.errors import ApiError, invalid
+from service.experiments.schemas import Line, moment
+from service.pages import Cursor, Limit, page, read_number_cursor
+from service.users import MAY, ApiKey, Caller, Role, Scope, User
+
+router = APIRouter(prefix="/v1", tags=["users"], route_class=StrictRoute)
+
+NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+UserName = Annotated[str, Path(pattern=NAME)]
+KeyId = Annotated[str, Path(pattern="^[0-9A-Za-z]{1,16}$")]
+AnyScope = Annotated[Scope, Field(strict=False)]
+DAY_S = 86_400.0
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NewUser(Body):
+    name: Annotated[str, Field(pattern=NAME)]
+    """Small letters, digits, dots, dashes; it never changes."""
+    role: Role = Field(default=Role.MEMBER, strict=False)
+
+
+class UserChanges(Body):
+    """What is left out stays."""
+
+    role: Role | None = Field(default=None, strict=False)
+    active: bool | None = None
+    """The keys of a user who is not are refused."""
+
+
+class NewKey(Body):
+    name: Line | None = None
+    """What it is for."""
+    scopes: Annotated[list[Annotated[Scope, Field(strict=False)]], Field(min_length=1)] | None = (
+        None
+    )
+    """At most what the user's role allows, which is the default."""
+    lasts_days: Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)] | None = None
+    """Null: until it is revoked."""
+
+
+class UserOut(BaseModel):
+    name: str
+    role: Role
+    active: bool
+    created_at: datetime
+
+
+class UserList(BaseModel):
+    items: list[UserOut]
+
+
+class KeyOut(BaseModel):
+    """A key, of which the secret is kept nowhere."""
+
+    id: str
+    name: str | None
+    scopes: list[Scope]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+    """To within a minute."""
+
+
+class KeyList(BaseModel):
+    items: list[KeyOut]
+
+
+class MadeKey(KeyOut):
+    key: str
+    """Shown this once."""
+
+
+class Me(BaseModel):
+    """Who the caller is, and what the key allows."""
+
+    name: str
+    role: Role
+    key_id: str
+    scopes: list[Scope]
+
+
+class AuditOut(BaseModel):
+    """One deed. `key_id` is null where a process of the service did it."""
+
+    id: int
+    at: datetime
+    actor: str
+    key_id: str | None
+    action: str
+    object_id: str
+    details: dict[str, Any]
+
+
+class AuditPage(BaseModel):
+    """Newest first; `next_cursor` is null on the last page."""
+
+    items: list[AuditOut]
+    next_cursor: str | None
+
+
+@router.get("/me")
+async def get_me(user: UserDep) -> Me:
+    """Whose key this is, and what it allows; a key of any scope may ask."""
+    scopes = [scope for scope in Scope if scope in user.scopes]
+    return Me(name=user.name, role=user.role, key_id=user.key_id, scopes=scopes)
+
+
+@router.get("/users")
+def list_users(database: DatabaseDep, user: Admin) -> UserList:
+    """All users, by their names."""
+    with database.snapshot() as session:
+        return UserList(items=[_user_out(one) for one in accounts.listed(session)])
+
+
+@router.post("/users", status_code=HTTPStatus.CREATED)
+def add_user(new: NewUser, database: WriterDep, user: Admin) -> UserOut:
+    """Add a user, who has no key yet."""
+    with database.transaction() as session:
+        added = accounts.add(session, new.name, new.role)
+        if added is None:
+            detail = f"there is a user {new.name} already: choose another name"
+            raise ApiError(HTTPStatus.CONFLICT, "name_taken", detail)
+        audit.note(session, user, "user.added", new.name, role=new.role)
+        return _user_out(added)
+
+
+@router.patch("/users/{name}")
+def change_user(name: UserName, changes: UserChanges, database: WriterDep, user: Admin) -> UserOut:
+    """Give a user another role, or disable it: its keys serve no longer, at once."""
+    with database.transaction() as session:
+        found = _find(session, name)
+        try:
+            accounts.change(session, found, changes.role, changes.active)
+        except accounts.LastAdmin:
+            detail = f"{name} is the last admin: make another user one first"
+            raise ApiError(HTTPStatus.CONFLICT, "last_admin", detail) from None
+        audit.note(session, user, "user.changed", name, **changes.model_dump(exclude_unset=True))
+        return _user_out(found)
+
+
+@router.get("/users/{name}/keys")
+def list_keys(name: UserName, database: DatabaseDep, user: Reader) -> KeyList:
+    """A user's keys, revoked ones too: one's own, or for an admin anyone's."""
+    with database.snapshot() as session:
+        found = _find_self(session, user, name)
+        return KeyList(items=[_key_out(one) for one in accounts.keys(session, found)])
+
+
+@router.post("/users/{name}/keys", status_code=HTTPStatus.CREATED)
+def add_key(name: UserName, new: NewKey, database: WriterDep, user: Admin) -> MadeKey:
+    """Make a key, which is shown in this answer and never again."""
+    with database.transaction() as session:
+        owner = _find(session, name)
+        lasts_s = None if new.lasts_days is None else new.lasts_days * DAY_S
+        scopes = _scopes(Role(owner.role), new.scopes)
+        made, key = accounts.add_key(session, owner, name=new.name, scopes=scopes, lasts_s=lasts_s)
+        audit.note(session, user, "key.added", made.id, user=name, scopes=made.scopes)
+        return MadeKey(**dict(_key_out(made)), key=key)
+
+
+@router.delete("/users/{name}/keys/{key_id}", status_code=HTTPStatus.NO_CONTENT)
+def revoke_key(name: UserName, key_id: KeyId, database: WriterDep, user: Canceller) -> None:
+    """Revoke a key: one's own, or for an admin anyone's. No request that comes after is served."""
+    with database.transaction() as session:
+        revoked = accounts.revoke(session, _find_self(session, user, name), key_id)
+        if revoked is None:
+            detail = f"{name} has no key {key_id}: `mpt admin key list {name}` shows them"
+            raise ApiError(HTTPStatus.NOT_FOUND, "not_found", detail)
+        if revoked:
+            audit.note(session, user, "key.revoked", key_id, user=name)
+
+
+@router.get("/audit")
+def list_audit(
+    database: DatabaseDep,
+    user: Admin,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    actor: Annotated[str | None, Query(max_length=100)] = None,
+    object_id: Annotated[str | None, Query(max_length=100)] = None,
+) -> AuditPage:
+    """Who did what to which object, newest first: of one actor, or about one object."""
+    before = read_number_cursor(cursor)
+    with database.snapshot() as session:
+        found = audit.newest(
+            session, limit=limit + 1, before=before, actor=actor, object_id=object_id
+        )
+    kept, next_cursor = page(found, limit)
+    return AuditPage(items=[_audit_out(one) for one in kept], next_cursor=next_cursor)
+
+
+def _scopes(role: Role, wanted: list[Scope] | None) -> tuple[Scope, ...]:
+    allowed = MAY[role]
+    too_much = [scope for scope in wanted or () if scope not in allowed]
+    if too_much:
+        detail = f"a {role} may have {', '.join(allowed)}; not {', '.join(too_much)}"
+        raise invalid([Problem("/scopes", detail)])
+    return allowed if wanted is None else tuple(wanted)
+
+
+def _find(session: Session, name: str) -> User:
+    found = accounts.find(session, name)
+    if found is None:
+        raise _no_user(name)
+    return found
+
+
+def _find_self(session: Session, user: Caller, name: str) -> User:
+    """To others than admins there is no user but themselves."""
+    if name != user.name and not user.is_admin:
+        raise _no_user(name)
+    return _find(session, name)
+
+
+def _no_user(name: str) -> ApiError:
+    detail = f"you know no user {name}: `mpt admin user list` shows an admin all"
+    return ApiError(HTTPStatus.NOT_FOUND, "not_found", detail)
+
+
+def _user_out(user: User) -> UserOut:
+    return UserOut(
+        name=user.name,
+        role=Role(user.role),
+        active=user.disabled_at is None,
+        created_at=_moment(user.created_at),
+    )
+
+
+def _key_out(key: ApiKey) -> KeyOut:
+    return KeyOut(
+        id=key.id,
+        name=key.name,
+        scopes=[Scope(scope) for scope in key.scopes],
+        created_at=_moment(key.created_at),
+        expires_at=moment(key.expires_at),
+        revoked_at=moment(key.revoked_at),
+        last_used_at=moment(key.last_used_at),
+    )
+
+
+def _audit_out(entry: audit.AuditEntry) -> AuditOut:
+    columns = ("id", "actor", "key_id", "action", "object_id", "details")
+    return AuditOut(at=_moment(entry.at), **{name: getattr(entry, name) for name in columns})
+
+
+def _moment(seconds: float) -> datetime:
+    found = moment(seconds)
+    assert found is not None
+    return found

@@ -1,0 +1,53 @@
+"""Who did what to which object. Triggers of the database let no one change or remove a line."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import JSON, String, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from service.database import Base, now
+from service.users import Caller
+
+
+class AuditEntry(Base):
+    """One deed, written in the transaction that did it."""
+
+    __tablename__ = "audit"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float] = mapped_column(default=now())
+    actor: Mapped[str] = mapped_column(String(100))
+    """A user's name; without a key, a process of the service."""
+    key_id: Mapped[str | None] = mapped_column(String(16))
+    action: Mapped[str] = mapped_column(String(40))
+    """The kind of the object, a dot, and the verb: experiment.cancelled."""
+    object_id: Mapped[str] = mapped_column(String(100), index=True)
+    details: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+def note(session: Session, by: Caller | str, action: str, object_id: str, **details: Any) -> None:
+    """Write who did what; `by` is a caller, or the name of a process."""
+    actor, key_id = (by, None) if isinstance(by, str) else (by.name, by.key_id)
+    session.add(
+        AuditEntry(actor=actor, key_id=key_id, action=action, object_id=object_id, details=details)
+    )
+
+
+def newest(
+    session: Session,
+    *,
+    limit: int,
+    before: int | None = None,
+    actor: str | None = None,
+    object_id: str | None = None,
+) -> Sequence[AuditEntry]:
+    """Entries older than `before`, newest first; of one actor, or about one object."""
+    query = select(AuditEntry)
+    if before is not None:
+        query = query.where(AuditEntry.id < before)
+    if actor is not None:
+        query = query.where(AuditEntry.actor == actor)
+    if object_id is not None:
+        query = query.where(AuditEntry.object_id == object_id)
+    return session.scalars(query.order_by(AuditEntry.id.desc()).limit(limit)).all()

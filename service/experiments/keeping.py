@@ -1,0 +1,122 @@
+"""Deleting experiments: first no one sees them, later their rows go. No function commits."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, delete, or_, select, update
+from sqlalchemy.orm import Session
+
+from service.database import now
+from service.experiments import states
+from service.experiments.models import (
+    TERMINAL,
+    WAITING,
+    Artifact,
+    Block,
+    Checkpoint,
+    DesiredState,
+    Event,
+    Experiment,
+    Metric,
+    Series,
+)
+from service.experiments.statistics import count_purged
+from service.users import User
+
+
+class Kept(NamedTuple):
+    """An experiment, whose it is, and whether a quota may remove it."""
+
+    id: str
+    owner: str
+    removable: bool
+
+
+def remove(session: Session, experiment: Experiment) -> bool:
+    """Have no one see an experiment any more; what waits is cancelled first. False where it runs
+    or is pinned. Its idempotency key is free again."""
+    if experiment.status in WAITING:
+        states.request(session, experiment.id, DesiredState.CANCEL)
+    return bool(remove_ended(session, [experiment.id]))
+
+
+def remove_ended(session: Session, experiment_ids: Sequence[str]) -> Sequence[str]:
+    """The same for those of these experiments that have ended and are not pinned; gives them."""
+    return session.scalars(
+        update(Experiment)
+        .where(Experiment.id.in_(experiment_ids), _removable(), Experiment.deleted_at.is_(None))
+        .values(deleted_at=now(), idempotency_key=None)
+        .returning(Experiment.id)
+        .execution_options(synchronize_session=False)
+    ).all()
+
+
+def older(session: Session, keep_s: float) -> Sequence[Kept]:
+    """What ended longer ago and is not pinned."""
+    return _kept(session, _removable(), Experiment.finished_at < now() - keep_s)
+
+
+def with_files(session: Session) -> Sequence[Kept]:
+    """What left files, the oldest first."""
+    left = select(Artifact.experiment_id).where(Artifact.experiment_id == Experiment.id)
+    return _kept(session, left.exists())
+
+
+def _kept(session: Session, *conditions: ColumnElement[bool]) -> list[Kept]:
+    query = (
+        select(Experiment.id, User.name, _removable())
+        .join(User, User.id == Experiment.owner_id)
+        .where(Experiment.deleted_at.is_(None), *conditions)
+        .order_by(Experiment.finished_at, Experiment.id)
+    )
+    return [Kept(id, owner, removable) for id, owner, removable in session.execute(query)]
+
+
+def _removable() -> ColumnElement[bool]:
+    return _ended() & ~Experiment.pinned
+
+
+def _ended() -> ColumnElement[bool]:
+    return Experiment.status.in_(TERMINAL)
+
+
+def purgeable(session: Session, after_s: float, limit: int | None = None) -> Sequence[Kept]:
+    """What was deleted longer ago, the oldest first; but for what an unfinished run starts from,
+    which was accepted before."""
+    over = (
+        select(Experiment.id, User.name)
+        .join(User, User.id == Experiment.owner_id)
+        .where(Experiment.deleted_at <= now() - after_s)
+        .order_by(Experiment.deleted_at, Experiment.id)
+    )
+    found = session.execute(over.limit(limit)).all()
+    in_use = set(_started_from(session)) if found else set()
+    return [Kept(row.id, row.name, True) for row in found if row.id not in in_use]
+
+
+def _started_from(session: Session) -> Iterator[str]:
+    """The experiments whose weights unfinished runs need."""
+    named = [Experiment.spec[(part, "experiment")].as_string() for part in ("model", "baseline")]
+    given = or_(*(one.is_not(None) for one in named))
+    for row in session.execute(select(*named).where(~_ended(), given)):
+        yield from (one for one in row if one is not None)
+
+
+RECORDS = (Series, Metric, Event, Artifact, Checkpoint)
+"""The tables whose rows are an experiment's own, and go with it."""
+
+
+def purge(session: Session, experiment_id: str) -> bool:
+    """Forget a deleted experiment: its records and its row. False where another has."""
+    held = select(Experiment.id).where(
+        Experiment.id == experiment_id, Experiment.deleted_at.is_not(None)
+    )
+    if session.scalar(held.with_for_update(skip_locked=True)) is None:
+        return False
+    count_purged(session, experiment_id)
+    series = select(Series.id).where(Series.experiment_id == experiment_id)
+    session.execute(delete(Block).where(Block.series_id.in_(series)))
+    for table in RECORDS:
+        session.execute(delete(table).where(table.experiment_id == experiment_id))
+    session.execute(delete(Experiment).where(Experiment.id == experiment_id))
+    return True

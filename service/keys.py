@@ -1,0 +1,55 @@
+"""The text of an API key: `mpt_<id>_<secret>_<checksum>`, where the checksum is the CRC32 of what
+stands before it in six base62 digits, as in GitHub's tokens. Keys of before have none."""
+
+import hashlib
+import secrets
+import string
+import zlib
+
+PREFIX = "mpt"
+BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
+CHECKSUM_DIGITS = 6
+
+
+class MalformedKey(ValueError):
+    """A text that is no key."""
+
+
+class MistypedKey(ValueError):
+    """A key whose checksum is not that of the rest."""
+
+
+def new_key() -> str:
+    """A key that no one has: an id of 64 random bits and a secret of 256."""
+    body = f"{PREFIX}_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
+    return f"{body}_{checksum(body)}"
+
+
+def checksum(body: str) -> str:
+    rest = zlib.crc32(body.encode())
+    digits = ""
+    for _ in range(CHECKSUM_DIGITS):
+        rest, digit = divmod(rest, len(BASE62))
+        digits = BASE62[digit] + digits
+    return digits
+
+
+def parse(key: str) -> tuple[str, str]:
+    """A key's id and its secret, to which the checksum belongs: without it a key is another one.
+    Raises MalformedKey and MistypedKey."""
+    parts = key.split("_")
+    if len(parts) not in (3, 4) or parts[0] != PREFIX or not all(map(_is_word, parts)):
+        raise MalformedKey
+    body, _, check = key.rpartition("_")
+    if len(parts) == 4 and check != checksum(body):
+        raise MistypedKey
+    return parts[1], "_".join(parts[2:])
+
+
+def digest(secret: str) -> bytes:
+    """What is kept of a secret. It has 256 random bits: a slow hash would protect nothing."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _is_word(part: str) -> bool:
+    return part.isascii() and part.isalnum()

@@ -1,0 +1,33 @@
+"""What a caller may do with what is there, and how one is told that it is not allowed."""
+
+from http import HTTPStatus
+from typing import TypeVar
+
+from mptcore.specs import Problem
+from service.errors import ApiError, invalid
+from service.sharing import Owned, Whose
+from service.users import Caller
+
+
+def check_whose(whose: Whose, user: Caller) -> None:
+    """Raises ApiError where the caller may not have such a list."""
+    if whose == Whose.ALL and not user.is_admin:
+        raise invalid([Problem("/query/whose", "mine or lab: only an admin lists all")])
+
+
+Row = TypeVar("Row", bound=Owned)
+
+
+def writable(user: Caller, found: Row | None, what: str) -> Row:
+    """What the caller may read, if the caller may also change it. Raises ApiError: 404 for what is
+    not there or not to be known of, 403 for what is only shared."""
+    if found is None:
+        raise not_found(what)
+    if found.owner_id != user.id and not user.is_admin:
+        detail = f"this {what} is shared with you to read: only its owner or an admin changes it"
+        raise ApiError(HTTPStatus.FORBIDDEN, "not_yours", detail)
+    return found
+
+
+def not_found(what: str) -> ApiError:
+    return ApiError(HTTPStatus.NOT_FOUND, "not_found", f"you have no {what} of this id")

@@ -1,0 +1,46 @@
+"""Who may read what: it is private, or shared with the lab. Only its owner and admins change it."""
+
+from enum import StrEnum
+
+from sqlalchemy import Boolean, ColumnElement, String, bindparam, literal, or_
+from sqlalchemy.orm import Mapped, mapped_column
+
+
+class Visibility(StrEnum):
+    """Who may read it and start from it: its owner, or everyone in the lab."""
+
+    PRIVATE = "private"
+    LAB = "lab"
+
+
+class Whose(StrEnum):
+    """Of a list: the caller's own, what is shared with the lab, or for admins all."""
+
+    MINE = "mine"
+    LAB = "lab"
+    ALL = "all"
+
+
+class Owned:
+    """What a table is whose rows have an owner, and may be shared with the lab."""
+
+    owner_id: Mapped[int]
+    visibility: Mapped[str] = mapped_column(
+        String(8), default=Visibility.PRIVATE, server_default="private"
+    )
+
+
+def shared(table: type[Owned]) -> ColumnElement[bool]:
+    """Shared with the lab; written out, so that a partial index serves."""
+    return table.visibility == literal(Visibility.LAB.value, literal_execute=True)
+
+
+def readable(table: type[Owned]) -> ColumnElement[bool]:
+    """Open to the reader whom `reader` names in the parameters."""
+    own = table.owner_id == bindparam("reader_id")
+    return or_(own, shared(table), bindparam("reads_all", type_=Boolean()))
+
+
+def reader(user_id: int, reads_all: bool = False) -> dict[str, object]:
+    """The parameters of `readable`."""
+    return {"reader_id": user_id, "reads_all": reads_all}

@@ -1,0 +1,143 @@
+"""`python -m service.sweep`: delete what has been kept for long enough, and purge what was deleted.
+The reaper's sweeper does the same from time to time."""
+
+import argparse
+import os
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from service import audit
+from service.database import Database
+from service.experiments import keeping
+from service.experiments.keeping import Kept
+from service.settings import Settings
+from service.start import begin
+
+PROCESS = "sweeper"
+"""Its name in the audit."""
+DAY_S = 86_400.0
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """An experiment that goes, its owner, why, and the size of its files."""
+
+    experiment_id: str
+    owner: str
+    why: str
+    bytes: int
+
+
+def planned(database: Database, settings: Settings) -> list[Removal]:
+    """What has been kept for long enough: it is to be deleted, and purged some time later."""
+    with database.snapshot() as session:
+        old = [] if settings.keep_s is None else keeping.older(session, settings.keep_s)
+        filed = [] if settings.keep_user_bytes is None else keeping.with_files(session)
+    aged = [_removal(settings, one, _age(settings)) for one in old]
+    gone = {one.experiment_id for one in aged}
+    return [*aged, *_beyond_quota(settings, [one for one in filed if one.id not in gone])]
+
+
+def _beyond_quota(settings: Settings, kept: Sequence[Kept]) -> Iterator[Removal]:
+    """Each user's oldest, until the rest is within the quota."""
+    quota = settings.keep_user_bytes or 0
+    removals = [_removal(settings, one, _quota(settings)) for one in kept]
+    total: dict[str, int] = defaultdict(int)
+    for removal in removals:
+        total[removal.owner] += removal.bytes
+    for one, removal in zip(kept, removals, strict=True):
+        if one.removable and removal.bytes and total[one.owner] > quota:
+            total[one.owner] -= removal.bytes
+            yield removal
+
+
+def delete(database: Database, removals: Iterable[Removal]) -> None:
+    """Have no one see them any more; each in a transaction of its own, with its line in the
+    audit."""
+    for one in removals:
+        with database.transaction() as session:
+            if keeping.remove_ended(session, [one.experiment_id]):
+                audit.note(session, PROCESS, "experiment.deleted", one.experiment_id, why=one.why)
+
+
+def purgeable(database: Database, settings: Settings, limit: int | None = None) -> list[Removal]:
+    """What was deleted longer ago than the settings say."""
+    with database.snapshot() as session:
+        found = keeping.purgeable(session, settings.purge_after_s, limit)
+    why = f"deleted more than {settings.purge_after_s / DAY_S:g} days ago"
+    return [_removal(settings, one, why) for one in found]
+
+
+def purge(database: Database, settings: Settings, removals: Iterable[Removal]) -> None:
+    """Remove files and rows. Files first: what a crash leaves has its row still, and goes with the
+    next sweep."""
+    for one in removals:
+        for folder in _folders(settings, one.experiment_id):
+            shutil.rmtree(folder, ignore_errors=True)
+        with database.transaction() as session:
+            if keeping.purge(session, one.experiment_id):
+                audit.note(session, PROCESS, "experiment.purged", one.experiment_id)
+
+
+def _removal(settings: Settings, one: Kept, why: str) -> Removal:
+    files = (
+        path
+        for folder in _folders(settings, one.id)
+        for path in folder.rglob("*")
+        if path.is_file()
+    )
+    return Removal(one.id, one.owner, why, sum(path.stat().st_size for path in files))
+
+
+def _folders(settings: Settings, experiment_id: str) -> tuple[Path, Path]:
+    return settings.all_artifacts(experiment_id), settings.checkpoints(experiment_id)
+
+
+def _age(settings: Settings) -> str:
+    assert settings.keep_s is not None
+    return f"ended more than {settings.keep_s / DAY_S:g} days ago"
+
+
+def _quota(settings: Settings) -> str:
+    assert settings.keep_user_bytes is not None
+    return f"its owner's files are more than {settings.keep_user_bytes / GIB:g} GiB"
+
+
+def report(verb: str, removals: Sequence[Removal]) -> Iterator[str]:
+    """A line for each owner and cause, and one for all."""
+    by_cause: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for one in removals:
+        by_cause[one.owner, one.why].append(one.bytes)
+    for (owner, why), sizes in by_cause.items():
+        yield f"{verb} {_amount(sizes)} of {owner}: {why}"
+    yield f"{verb} {_amount([one.bytes for one in removals])} in all"
+
+
+def _amount(sizes: Sequence[int]) -> str:
+    noun = "experiment" if len(sizes) == 1 else "experiments"
+    return f"{len(sizes)} {noun} ({sum(sizes):,} bytes of files)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m service.sweep", description=__doc__)
+    parser.add_argument("--dry-run", action="store_true")
+    dry = parser.parse_args().dry_run
+    settings = begin()
+    with closing(Database(settings.url)) as database:
+        kept, deleted = planned(database, settings), purgeable(database, settings)
+        delete_verb, purge_verb = ("would delete", "would purge") if dry else ("deletes", "purges")
+        for line in (*report(delete_verb, kept), *report(purge_verb, deleted)):
+            sys.stdout.write(line + os.linesep)
+        if not dry:
+            delete(database, kept)
+            purge(database, settings, deleted)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,313 @@
+"""Who may do what: each route for each kind of caller, asked for real.
+
+A route that the application has and the matrix has not is an error, and so is the reverse.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from fastapi.testclient import TestClient
+from sqlalchemy import update
+from uuid6 import uuid7
+
+from service import accounts
+from service.database import Database
+from service.datasets.models import Dataset
+from service.experiments import store
+from service.experiments.models import Artifact, Status
+from service.experiments.schemas import Submission
+from service.main import create_app
+from service.prepare import prepare
+from service.settings import Settings
+from service.sharing import Visibility
+from service.users import MAY, ApiKey, Role, Scope, User
+from tests.support.ppca_spec import ppca_spec
+from tests.support.servers import PostgreSQL
+
+CALLERS = (
+    "owner", "other", "shared", "admin", "viewer", "no key", "revoked", "expired", "wrong scope"
+)  # fmt: skip
+"""What they ask for is the owner's and private; for `shared`, another member, it is shared with the
+lab. `revoked`, `expired` and `wrong scope` are keys of the owner's own; of an admin's, where only
+admins may."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A route, what is sent to it, and the status that each caller is answered with."""
+
+    method: str
+    path: str
+    statuses: tuple[int, ...]
+    body: dict[str, Any] | None = None
+    status: Status = Status.QUEUED
+    """Of the experiment that it is about."""
+    query: dict[str, str] = field(default_factory=dict)
+    scope: Scope | None = None
+    """That it asks for, where its method does not say so."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+def row(method: str, path: str, statuses: str, **how: Any) -> Row:
+    return Row(method, path, tuple(map(int, statuses.split())), **how)
+
+
+SPEC = {"spec": ppca_spec()}
+ONE, UPLOAD = "/v1/experiments/{experiment_id}", "/v1/datasets/{dataset_id}"
+# fmt: off
+MATRIX = [
+    #                                       owner other shared admin viewer none rev. exp. scope
+    row("GET", "/healthz",                  "200  200   200    200   200    200  200  200  200"),
+    row("GET", "/readyz",                   "200  200   200    200   200    200  200  200  200"),
+    row("GET", "/metrics",                  "200  200   200    200   200    401  401  401  403",
+        scope=Scope.METRICS),
+    row("POST", "/v1/experiments",          "202  202   202    202   403    401  401  401  403",
+        body=SPEC),
+    row("POST", "/v1/experiments:validate", "200  200   200    200   403    401  401  401  403",
+        body=SPEC),
+    row("GET", "/v1/experiments",           "200  200   200    200   200    401  401  401  403"),
+    row("GET", ONE,                         "200  404   200    200   404    401  401  401  403"),
+    row("PATCH", ONE,                       "200  404   403    200   403    401  401  401  403",
+        body={"name": "new"}),
+    row("DELETE", ONE,                      "204  404   403    204   403    401  401  401  403"),
+    row("POST", f"{ONE}:cancel",            "202  404   403    202   403    401  401  401  403",
+        scope=Scope.CANCEL),
+    row("POST", f"{ONE}:pause",             "202  404   403    202   403    401  401  401  403",
+        scope=Scope.CANCEL),
+    row("POST", f"{ONE}:resume",            "202  404   403    202   403    401  401  401  403",
+        status=Status.PAUSED, scope=Scope.CANCEL),
+    row("POST", f"{ONE}:retry",             "202  404   403    202   403    401  401  401  403",
+        status=Status.FAILED),
+    row("GET", f"{ONE}/artifacts",          "200  404   200    200   404    401  401  401  403"),
+    row("GET", ONE + "/artifacts/{name}",   "200  404   200    200   404    401  401  401  403"),
+    row("GET", f"{ONE}/metrics",            "200  404   200    200   404    401  401  401  403"),
+    row("GET", f"{ONE}/curves",             "200  404   200    200   404    401  401  401  403"),
+    row("GET", ONE + "/curves/{series}",    "200  404   200    200   404    401  401  401  403"),
+    row("POST", "/v1/datasets",             "201  201   201    201   403    401  401  401  403",
+        query={"name": "a.txt"}),
+    row("GET", "/v1/datasets",              "200  200   200    200   200    401  401  401  403"),
+    row("GET", UPLOAD,                      "200  404   200    200   404    401  401  401  403"),
+    row("PATCH", UPLOAD,                    "200  404   403    200   403    401  401  401  403",
+        body={"visibility": "lab"}),
+    row("DELETE", UPLOAD,                   "204  404   403    204   403    401  401  401  403"),
+    row("GET", "/v1/presets",               "200  200   200    200   200    401  401  401  403"),
+    row("GET", "/v1/presets/{name}",        "200  200   200    200   200    401  401  401  403"),
+    row("GET", "/v1/presets/{name}/verdict", "422 422   422    422   422    401  401  401  403",
+        query={"experiment": "a"}),
+    row("GET", "/v1/workers",               "200  200   200    200   200    401  401  401  403"),
+    row("GET", "/v1/me",                    "200  200   200    200   200    401  401  401  200"),
+    row("GET", "/v1/users",                 "403  403   403    200   403    401  401  401  403",
+        scope=Scope.ADMIN),
+    row("POST", "/v1/users",                "403  403   403    201   403    401  401  401  403",
+        body={"name": "new"}, scope=Scope.ADMIN),
+    row("PATCH", "/v1/users/{name}",        "403  403   403    200   403    401  401  401  403",
+        body={"role": "member"}, scope=Scope.ADMIN),
+    row("GET", "/v1/users/{name}/keys",     "200  404   404    200   404    401  401  401  403"),
+    row("POST", "/v1/users/{name}/keys",    "403  403   403    201   403    401  401  401  403",
+        body={"name": "laptop"}, scope=Scope.ADMIN),
+    row("DELETE", "/v1/users/{name}/keys/{key_id}",
+                                            "204  404   404    204   403    401  401  401  403"),
+    row("GET", "/v1/audit",                 "403  403   403    200   403    401  401  401  403",
+        scope=Scope.ADMIN),
+]
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The service with its users' keys, and what the owner has."""
+
+    api: TestClient
+    database: Database
+    settings: Settings
+    keys: dict[str, str]
+
+    def objects(self, one: Row, visibility: Visibility) -> dict[str, str]:
+        """An experiment, an upload and a key of the owner's, made anew, by their ids."""
+        with self.database.transaction() as session:
+            owner = accounts.find(session, "owner")
+            assert owner is not None
+            submission = Submission.model_validate({"spec": ppca_spec(), "visibility": visibility})
+            experiment = store.submit(session, owner.id, submission)
+            experiment.status = one.status
+            session.add(_artifact(self.settings, experiment.id))
+            upload = _upload(owner.id, visibility)
+            session.add(upload)
+            scopes = MAY[Role.MEMBER]
+            key, _ = accounts.add_key(session, owner, name=None, scopes=scopes, lasts_s=None)
+            return {"experiment_id": experiment.id, "dataset_id": upload.id, "key_id": key.id}
+
+
+def _artifact(settings: Settings, experiment_id: str) -> Artifact:
+    folder = settings.artifacts(experiment_id, 1)
+    folder.mkdir(parents=True)
+    (folder / "a.txt").write_bytes(b"")
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    columns = {"file": "a.txt", "attempt": 1, "seq": 1, "media_type": "text/plain"}
+    return Artifact(experiment_id=experiment_id, sha256=empty, **columns)
+
+
+def _upload(owner_id: int, visibility: Visibility) -> Dataset:
+    upload_id = uuid7().hex
+    columns = {"name": "a.npy", "format": "npy", "bytes": 1, "n": 10, "dim": 4}
+    return Dataset(
+        id=upload_id, owner_id=owner_id, visibility=visibility, sha256=upload_id, **columns
+    )
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """On either database, one for all routes."""
+    settings = _settings(request, tmp_path_factory)
+    with closing(Database(settings.url)) as database:
+        keys = _keys(database)
+        with TestClient(create_app(settings), raise_server_exceptions=False) as api:
+            yield Lab(api, database, settings, keys)
+
+
+def _settings(request: pytest.FixtureRequest, folders: pytest.TempPathFactory) -> Settings:
+    url = None
+    if request.param == "postgresql":
+        server: PostgreSQL = request.getfixturevalue("postgresql")
+        name = f"matrix_{uuid7().hex}"
+        server.create(name, template="prepared")
+        url = server.url(name)
+    settings = Settings(store=folders.mktemp("matrix") / "store", database_url=url)
+    prepare(settings)
+    return settings
+
+
+def _keys(database: Database) -> dict[str, str]:
+    """A key of each kind of caller, by its name."""
+    made: dict[str, str] = {}
+    with database.transaction() as session:
+
+        def key(kind: str, user: User, scopes: tuple[Scope, ...] | None = None) -> ApiKey:
+            scopes = MAY[Role(user.role)] if scopes is None else scopes
+            row, made[kind] = accounts.add_key(
+                session, user, name=kind, scopes=scopes, lasts_s=1000.0
+            )
+            return row
+
+        users = {role: accounts.add(session, f"a-{role}", role) for role in Role}
+        owner, other = (accounts.add(session, name, Role.MEMBER) for name in ("owner", "other"))
+        assert owner is not None
+        assert other is not None
+        key("owner", owner)
+        key("other", other)
+        key("shared", other)
+        for kind in (Role.ADMIN, Role.VIEWER):
+            user = users[kind]
+            assert user is not None
+            key(kind, user)
+        revoked = key("revoked", owner)
+        accounts.revoke(session, owner, revoked.id)
+        expired = key("expired", owner)
+        ago = ApiKey.expires_at - 2000.0
+        session.execute(update(ApiKey).where(ApiKey.id == expired.id).values(expires_at=ago))
+        for scope in Scope:
+            # All that the user's role allows, but this.
+            user = users[Role.ADMIN] if scope == Scope.ADMIN else owner
+            assert user is not None
+            key(f"all but {scope}", user, tuple(one for one in Scope if one != scope))
+    return made
+
+
+def routes(app: FastAPI) -> set[str]:
+    """Every method and path that the application answers, in its document or not."""
+    return {
+        f"{method} {route.path}"
+        for route in iter_route_contexts(app.routes)
+        for method in route.methods or {"any method of"}
+    }
+
+
+def test_every_route_has_a_row(lab: Lab) -> None:
+    app = lab.api.app
+    assert isinstance(app, FastAPI)
+    contract = {"GET /openapi.json", "HEAD /openapi.json"}
+    assert {one.name for one in MATRIX} | contract == routes(app)
+
+
+@pytest.mark.parametrize("one", MATRIX, ids=lambda one: one.name)
+def test_a_route_answers_each_caller_as_the_matrix_says(lab: Lab, one: Row) -> None:
+    found = {caller: ask(lab, one, caller) for caller in CALLERS}
+    assert found == dict(zip(CALLERS, one.statuses, strict=True))
+
+
+BY_METHOD = {
+    "GET": Scope.READ,
+    "POST": Scope.SUBMIT,
+    "PATCH": Scope.SUBMIT,
+    "DELETE": Scope.CANCEL,
+}
+
+
+def ask(lab: Lab, one: Row, caller: str) -> int:
+    visibility = Visibility.LAB if caller == "shared" else Visibility.PRIVATE
+    path = one.path.format_map(_Names(lab.objects(one, visibility)))
+    if one.path.startswith("/v1/presets/"):
+        path = path.replace("a.txt", "table1")
+    if one.path.startswith("/v1/users/"):
+        path = path.replace("a.txt", "owner")
+    kind = f"all but {one.scope or BY_METHOD[one.method]}" if caller == "wrong scope" else caller
+    headers = {} if kind == "no key" else {"Authorization": f"Bearer {lab.keys[kind]}"}
+    body: dict[str, Any] = {} if one.body is None else {"json": _fresh(one.body)}
+    if one.path == "/v1/datasets" and one.method == "POST":
+        body = {"content": caller.encode()}
+    answer = lab.api.request(one.method, path, params=one.query, headers=headers, **body)
+    return answer.status_code
+
+
+class _Names(dict[str, str]):
+    """What stands in a path; other names are those of the owner's file and series."""
+
+    def __missing__(self, name: str) -> str:
+        return {"name": "a.txt", "series": "score"}[name]
+
+
+def _fresh(body: dict[str, Any]) -> dict[str, Any]:
+    """No two users have one name."""
+    return {**body, "name": f"new-{uuid7().hex}"} if body == {"name": "new"} else body
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in MATRIX if "_id}" in one.path], ids=lambda one: one.name
+)
+def test_what_is_private_is_as_if_it_were_not_there(lab: Lab, one: Row) -> None:
+    """To another member, word for word."""
+    there = lab.objects(one, Visibility.PRIVATE)
+    nowhere = {"experiment_id": "0" * 32, "dataset_id": "0" * 32, "key_id": "0" * 16}
+    answers = []
+    for names in (there, nowhere):
+        path = one.path.format_map(_Names({**names, "series": "score", "name": "owner"}))
+        headers = {"Authorization": f"Bearer {lab.keys['other']}"}
+        answer = lab.api.request(one.method, path, headers=headers, json=one.body)
+        assert answer.status_code == 404
+        text = answer.text
+        for name, value in names.items():
+            text = text.replace(value, name)
+        answers.append(text.replace(answer.json()["request_id"], ""))
+    assert answers[0] == answers[1]
+
+
+def test_a_viewer_reads_what_is_shared(lab: Lab) -> None:
+    headers = {"Authorization": f"Bearer {lab.keys['viewer']}"}
+    one = lab.objects(MATRIX[0], Visibility.LAB)
+    hidden = lab.objects(MATRIX[0], Visibility.PRIVATE)
+    for place, name in (("experiments", "experiment_id"), ("datasets", "dataset_id")):
+        assert lab.api.get(f"/v1/{place}/{one[name]}", headers=headers).json()["owner"] == "owner"
+        listed = lab.api.get(f"/v1/{place}?whose=lab&limit=500", headers=headers).json()["items"]
+        assert one[name] in [item["id"] for item in listed]
+        assert hidden[name] not in [item["id"] for item in listed]
+        assert {item["visibility"] for item in listed} == {"lab"}
+        assert lab.api.get(f"/v1/{place}", headers=headers).json()["items"] == []
+        assert lab.api.get(f"/v1/{place}?whose=all", headers=headers).status_code == 422
