@@ -43,12 +43,13 @@ class Case:
 
 def linear_gaussian() -> Case:
     """Large loadings and precise noise: the posterior of z is far narrower than the prior."""
-    vae = _vae(GaussianLikelihood(PRECISION), linear(64, 4), 4)
-    assert isinstance(vae.decoder.last, nn.Linear)
-    x, mean = _simulated(vae, 20), vae.decoder.last.bias.detach()
-    noise = torch.full((64,), 1 / PRECISION, dtype=torch.float64)
-    density = LowRankGaussian(vae.decoder.last.weight.detach(), mean, noise)
-    return Case(vae, x, LinearGaussianModel(density, moment_of(x, mean, 1 / PRECISION)), 21)
+    return _linear_gaussian(64, PRECISION, 21)
+
+
+def needles(noise_precision: float = 1e4) -> Case:
+    """Precise noise, of which all but few dimensions are masked: p(x_j | z) is a needle in the
+    prior."""
+    return _linear_gaussian(40, noise_precision, 39)
 
 
 def linear_bernoulli() -> Case:
@@ -62,6 +63,7 @@ def nonlinear() -> Case:
 
 CASES = {
     "linear Gaussian, D = 64, K = 4": linear_gaussian,
+    "linear Gaussian, D = 40, K = 4, noise precision 1e4, 39 masked": needles,
     "linear Bernoulli, D = 16, K = 2": linear_bernoulli,
     "tanh Gaussian, D = 16, K = 2": nonlinear,
 }
@@ -139,6 +141,16 @@ def _simulated(vae: SampledVae, n: int) -> Tensor:
     z = torch.randn(n, vae.latent_dim, generator=draws, dtype=torch.float64)
     with torch.no_grad():
         return vae.likelihood.sample(vae.decoder(z), draws)
+
+
+def _linear_gaussian(dim: int, noise_precision: float, mask_size: int) -> Case:
+    vae = _vae(GaussianLikelihood(noise_precision), linear(dim, 4), 4)
+    assert isinstance(vae.decoder.last, nn.Linear)
+    x, mean = _simulated(vae, 20), vae.decoder.last.bias.detach()
+    noise = torch.full((dim,), 1 / noise_precision, dtype=torch.float64)
+    density = LowRankGaussian(vae.decoder.last.weight.detach(), mean, noise)
+    truth = LinearGaussianModel(density, moment_of(x, mean, 1 / noise_precision))
+    return Case(vae, x, truth, mask_size)
 
 
 def _beside_a_grid(vae: SampledVae) -> Case:
