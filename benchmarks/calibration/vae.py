@@ -28,7 +28,6 @@ from mptcore.specs.evaluate import MaskEvaluation
 SEEDS = 300
 MASKS = 20
 PRECISION = 20.0
-GRID = UniformGrid(method="uniform_grid", nodes=300)
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,13 @@ class Case:
 
 def linear_gaussian() -> Case:
     """Large loadings and precise noise: the posterior of z is far narrower than the prior."""
-    vae = _vae(GaussianLikelihood(PRECISION), linear(64, 4), 4)
-    assert isinstance(vae.decoder.last, nn.Linear)
-    x, mean = _simulated(vae, 20), vae.decoder.last.bias.detach()
-    noise = torch.full((64,), 1 / PRECISION, dtype=torch.float64)
-    density = LowRankGaussian(vae.decoder.last.weight.detach(), mean, noise)
-    return Case(vae, x, LinearGaussianModel(density, moment_of(x, mean, 1 / PRECISION)), 21)
+    return _linear_gaussian(64, PRECISION, 21)
+
+
+def needles(noise_precision: float = 1e4) -> Case:
+    """Precise noise, of which all but few dimensions are masked: p(x_j | z) is a needle in the
+    prior."""
+    return _linear_gaussian(40, noise_precision, 39)
 
 
 def linear_bernoulli() -> Case:
@@ -60,10 +60,20 @@ def nonlinear() -> Case:
     return _beside_a_grid(_vae(GaussianLikelihood(PRECISION), networks, 2))
 
 
+def folded(n: int = 24, nodes: int = 700) -> Case:
+    """Posteriors with several modes, and bent ones: of one in ten the weights are in doubt before
+    they are drawn again."""
+    networks = dense(Dense(layers="dense", widths=(16,), activation="tanh"), 3, 2)
+    vae = _vae(GaussianLikelihood(PRECISION), networks, 2, seed=5)
+    return _beside_a_grid(vae, n, 2, nodes)
+
+
 CASES = {
     "linear Gaussian, D = 64, K = 4": linear_gaussian,
+    "linear Gaussian, D = 40, K = 4, noise precision 1e4, 39 masked": needles,
     "linear Bernoulli, D = 16, K = 2": linear_bernoulli,
     "tanh Gaussian, D = 16, K = 2": nonlinear,
+    "tanh Gaussian, D = 3, K = 2": folded,
 }
 
 
@@ -120,13 +130,15 @@ def _calibration(found: list[Metric], truth: float) -> str:
     )
 
 
-def _vae(likelihood: Likelihood, networks: tuple[Encoder, Decoder], latent_dim: int) -> SampledVae:
+def _vae(
+    likelihood: Likelihood, networks: tuple[Encoder, Decoder], latent_dim: int, seed: int = 3
+) -> SampledVae:
     """With large weights, and an encoder that was never trained."""
     encoder, decoder = networks
     width = len(decoder.last.bias)
     method = Importance(method="importance")
     vae = SampledVae(encoder, decoder, likelihood, latent_dim, method, width).double()
-    draws = torch.Generator().manual_seed(3)
+    draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in decoder.parameters():
             values = torch.randn(parameter.shape, generator=draws, dtype=torch.float64)
@@ -141,9 +153,20 @@ def _simulated(vae: SampledVae, n: int) -> Tensor:
         return vae.likelihood.sample(vae.decoder(z), draws)
 
 
-def _beside_a_grid(vae: SampledVae) -> Case:
-    x = _simulated(vae, 10)
-    grid = GridVae(None, vae.decoder, vae.likelihood, vae.latent_dim, GRID).to(x)
+def _linear_gaussian(dim: int, noise_precision: float, mask_size: int) -> Case:
+    vae = _vae(GaussianLikelihood(noise_precision), linear(dim, 4), 4)
+    assert isinstance(vae.decoder.last, nn.Linear)
+    x, mean = _simulated(vae, 20), vae.decoder.last.bias.detach()
+    noise = torch.full((dim,), 1 / noise_precision, dtype=torch.float64)
+    density = LowRankGaussian(vae.decoder.last.weight.detach(), mean, noise)
+    truth = LinearGaussianModel(density, moment_of(x, mean, 1 / noise_precision))
+    return Case(vae, x, truth, mask_size)
+
+
+def _beside_a_grid(vae: SampledVae, n: int = 10, mask_size: int = 4, nodes: int = 300) -> Case:
+    x = _simulated(vae, n)
+    uniform = UniformGrid(method="uniform_grid", nodes=nodes)
+    grid = GridVae(None, vae.decoder, vae.likelihood, vae.latent_dim, uniform).to(x)
     evidence = grid_evidence(grid, x)
     assert evidence.unconverged_reason is None
-    return Case(vae, x, grid.scored_on(x, 0, evidence), 4)
+    return Case(vae, x, grid.scored_on(x, 0, evidence), mask_size)

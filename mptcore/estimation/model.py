@@ -91,8 +91,8 @@ class SampledModel(VectorModel):
 
     @abstractmethod
     def graded_scores(self, masks: Tensor) -> Tensor:
-        """For each mask (B, D) its score, the score's estimated bias in nats, and the share of the
-        observations whose samples are in doubt: float64 (3, B)."""
+        """For each mask (B, D) its score, the score's estimated bias in nats, the share of what it
+        averages whose samples are in doubt, and its variance by the samples: float64 (4, B)."""
 
 
 class TractableModel(VectorModel):

@@ -8,8 +8,9 @@ from torch import Tensor
 
 LEAST_ESS = 20
 """Below it the standard error of a logarithm of a mean weight is too small by the delta method."""
-MOST_DOUBTFUL = 0.1
-"""The largest share of observations whose importance weights may be in doubt."""
+MOST_DOUBTFUL = 0.05
+"""The largest share of observations, or of conditionals, whose importance weights may be in doubt:
+those left after they were drawn again."""
 MOST_BIAS = 0.05
 """Nats, where no error tells how much matters: as for grids."""
 

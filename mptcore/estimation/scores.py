@@ -1,7 +1,7 @@
 """From scored masks to estimates: the MPT curve, its sum, and their standard errors."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +22,9 @@ class SizeScores:
     size: int
     values: Tensor  # (P,), float64, on the CPU
     joint: Tensor | None = None  # (P,), the joint score of each mask, where asked for
-    grades: Tensor | None = None  # (2, P), the bias and the doubtful share, where sampled
+    grades: Tensor | None = (
+        None  # (3, P), where sampled: the bias, the doubtful share, the variance
+    )
 
     def __sub__(self, other: "SizeScores") -> "SizeScores":
         """The differences, mask by mask."""
@@ -31,7 +33,8 @@ class SizeScores:
             return SizeScores(self.size, values)
         bias = self.grades[0] - other.grades[0]
         share = torch.maximum(self.grades[1], other.grades[1])
-        return SizeScores(self.size, values, grades=torch.stack([bias, share]))
+        variance = self.grades[2] + other.grades[2]
+        return SizeScores(self.size, values, grades=torch.stack([bias, share, variance]))
 
 
 def joined(parts: Sequence[SizeScores]) -> SizeScores:
@@ -83,7 +86,7 @@ def score_masks(
     last = 0
 
     def ended() -> Iterator[Step]:
-        values = torch.cat(parts, dim=2)  # (models, 1 to 3, P)
+        values = torch.cat(parts, dim=2)  # (models, 1 to 4, P)
         curve.append(tuple(_of_size(last, v, joint) for v in values))
         parts.clear()
         return (Step(record) for record in records_of(curve[-1]))
@@ -101,16 +104,16 @@ def score_masks(
 
 
 def _of_size(size: int, values: Tensor, joint: bool) -> SizeScores:
-    """From the rows (1 to 3, P) that a model gave."""
+    """From the rows (1 to 4, P) that a model gave."""
     rest = values[1:]
-    return SizeScores(size, values[0], rest[0] if joint else None, rest if len(rest) == 2 else None)
+    return SizeScores(size, values[0], rest[0] if joint else None, rest if len(rest) == 3 else None)
 
 
 def _score(
     models: Sequence[VectorModel], batch: SizedMasks, cache: ScoreCache, joint: bool
 ) -> Iterator[tuple[int, Tensor]]:
     """(size, scores (models, 1, b), with the joint scores (models, 2, b), or with the grades of
-    models that are sampled (models, 3, b)) of each run."""
+    models that are sampled (models, 4, b)) of each run."""
     if cache.holds_next(len(batch.masked)):
         for model in models:
             model.skip(len(batch.masked))
@@ -127,11 +130,11 @@ def _scores_alone(model: VectorModel, masked: Tensor) -> Tensor:  # (1, B)
     return model.scores(masked.to(model.device))[None].cpu()
 
 
-def _graded_scores(model: VectorModel, masked: Tensor) -> Tensor:  # (3, B)
+def _graded_scores(model: VectorModel, masked: Tensor) -> Tensor:  # (4, B)
     masked = masked.to(model.device)
     if isinstance(model, SampledModel):
         return model.graded_scores(masked).cpu()
-    return torch.nn.functional.pad(model.scores(masked)[None], (0, 0, 0, 2)).cpu()
+    return torch.nn.functional.pad(model.scores(masked)[None], (0, 0, 0, 3)).cpu()
 
 
 def _scores_and_joint(model: VectorModel, masked: Tensor) -> Tensor:  # (2, B)
@@ -141,8 +144,11 @@ def _scores_and_joint(model: VectorModel, masked: Tensor) -> Tensor:  # (2, B)
 
 
 def size_estimate(scores: SizeScores, masks: Masks) -> Estimate:
-    """S(m)."""
-    return mask_mean(scores.values, masks)
+    """S(m). Over all masks of a size the error is that of sampled scores alone."""
+    estimate = mask_mean(scores.values, masks)
+    if masks.design != "exhaustive" or scores.grades is None:
+        return estimate
+    return replace(estimate, std_err=scores.grades[2].sum().sqrt().item() / estimate.n)
 
 
 def mask_mean(values: Tensor, masks: Masks) -> Estimate:

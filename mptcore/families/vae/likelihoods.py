@@ -31,8 +31,8 @@ class Likelihood(ABC):
 
     @abstractmethod
     def node_log_probs(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:
-        """log p(x_R | z) for observations (N, D) and outputs (G, D), R given as 0 and 1 (D,) or
-        all: (N, G). One matrix product."""
+        """log p(x_R | z) for observations (N, D) and outputs (G, D), R given as 0 and 1, (D,) or
+        (N, D), or all: (N, G). By matrix products."""
 
     @abstractmethod
     def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class BernoulliLikelihood(Likelihood):
         rest = F.softplus(outputs)
         if observed is None:
             return x @ outputs.mT - rest.sum(-1)
-        return x @ (outputs * observed).mT - rest @ observed
+        return (x * observed) @ outputs.mT - observed @ rest.mT
 
     def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
         share = log_share.exp()
@@ -122,9 +122,10 @@ class GaussianLikelihood(Likelihood):
         weight = torch.ones_like(x[0]) if observed is None else observed
         centre = outputs.detach().mean(0)  # squares of large numbers lose the digits of small ones
         x, outputs = x - centre, outputs - centre
-        cross = x @ (outputs * weight).mT
-        squares = (x.square() @ weight)[:, None] + outputs.square() @ weight
-        return self.constant * weight.sum() - self.precision * (0.5 * squares - cross)
+        cross = (x * weight) @ outputs.mT
+        squares = (x.square() * weight).sum(-1, keepdim=True) + weight @ outputs.square().mT
+        constant = self.constant * weight.sum(-1, keepdim=True)
+        return constant - self.precision * (0.5 * squares - cross)
 
     def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
         width = max(1, CHUNK // log_share.numel())

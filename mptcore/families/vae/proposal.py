@@ -24,6 +24,8 @@ ADAPTED_SHARE = 0.5
 """The share of a component that is adapted to a pilot's draws."""
 TRUSTED = 32
 """The effective sample size of a pilot at which its covariance and the curvature's weigh alike."""
+LEAST_SHARE = 0.1
+"""Of the components together, whatever they weigh, in a proposal that is refitted."""
 CONVERGED = 1e-3
 """Nats that one more step would gain, to the second order, where none is taken."""
 EASED, RAISED, LEAST_RAISED = 0.3, 5.0, 0.03
@@ -59,6 +61,44 @@ class Proposal:
         above = uniform.to(self.log_shares.device) > self.log_shares.exp().cumsum(0)[:-1, None]
         return above.sum(0)
 
+    def of(self, rows: Tensor) -> "Proposal":
+        """Of some observations."""
+        return Proposal(self.centres[:, rows], self.roots[:, rows], self.log_shares[:, rows])
+
+    def put(self, rows: Tensor, other: "Proposal") -> None:
+        """Take that of another for some observations."""
+        self.centres[:, rows] = other.centres
+        self.roots[:, rows] = other.roots
+        self.log_shares[:, rows] = other.log_shares
+
+    def refitted(self, z: Tensor, log_weights: Tensor) -> "Proposal":
+        """All components but the prior's by one step of EM towards the target, from z of this
+        proposal (draws, N, K) and their log weights (draws, N) (Cappé et al. 2008, Sec. 5). A
+        component that few draws tell of stays near what it was."""
+        share = _truncated(log_weights).softmax(0).to(z)
+        log_each, squares = self._each(z)
+        belongs = (log_each.softmax(0) * share)[:-1]  # (C, draws, N)
+        pulled = belongs * (FREEDOM + z.shape[-1]) / (FREEDOM + squares[:-1])
+        tiny = torch.finfo(z.dtype).tiny
+        mass = belongs.sum(1).clamp(min=tiny)  # (C, N)
+        known = mass.square() / belongs.square().sum(1).clamp(min=tiny)
+        trust = (known / (known + TRUSTED))[..., None]
+        mean = (pulled[..., None] * z).sum(1) / pulled.sum(1).clamp(min=tiny)[..., None]
+        gaps = (z - mean[:, None]).transpose(1, 2)  # (C, N, draws, K)
+        scatter = gaps.mT @ (pulled.mT[..., None] * gaps) / mass[..., None, None]
+        before = torch.cholesky_inverse(self.roots[:-1].mT)
+        covariance = trust[..., None] * scatter + (1 - trust[..., None]) * before
+        roots = _factor(torch.cholesky_inverse(_factor(covariance))).mT
+        centres = trust * mean + (1 - trust) * self.centres[:-1]
+        modes = mass / mass.sum(0) + LEAST_SHARE / len(mass)
+        shares = modes.log().log_softmax(0) + math.log1p(-PRIOR_SHARE)
+        wide = torch.full_like(shares[:1], math.log(PRIOR_SHARE))
+        return Proposal(
+            torch.cat([centres, self.centres[-1:]]),
+            torch.cat([roots, self.roots[-1:]]),
+            torch.cat([shares, wide]),
+        )
+
     def adapted(self, z: Tensor, log_weights: Tensor) -> "Proposal":
         """With one more component, at the weighted mean and covariance of a pilot's z (draws, N, K)
         and log weights (draws, N) (Cornuet et al. 2012): for posteriors that the curvature at
@@ -85,7 +125,12 @@ class Proposal:
         return self.roots[best, torch.arange(len(best), device=best.device)]
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log q(z) for z (draws, N, K): (draws, N) (t: Kotz & Nadarajah 2004, Eq. 1.1)."""
+        """log q(z) for z (draws, N, K): (draws, N)."""
+        return self._each(z)[0].logsumexp(0)
+
+    def _each(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each component its log share and density, and the squared distance of z from it in its
+        scale: (C + 1, draws, N) both (t: Kotz & Nadarajah 2004, Eq. 1.1)."""
         dim = z.shape[-1]
         half = (FREEDOM + dim) / 2
         constant = math.lgamma(half) - math.lgamma(FREEDOM / 2)
@@ -94,7 +139,7 @@ class Proposal:
         squares = (self.roots @ gaps).square().sum(-2).mT  # (C + 1, draws, N)
         volumes = torch.diagonal(self.roots, dim1=-2, dim2=-1).log().sum(-1)
         weight = (self.log_shares + volumes)[:, None]
-        return constant + (weight - half * torch.log1p(squares / FREEDOM)).logsumexp(0)
+        return constant + weight - half * torch.log1p(squares / FREEDOM), squares
 
 
 class Quadratic(NamedTuple):
@@ -134,6 +179,10 @@ class Fit:
     likelihood: Likelihood
     x: Tensor
     observed: Tensor
+
+    def of(self, rows: Tensor) -> "Fit":
+        """To some observations."""
+        return Fit(self.decoder, self.likelihood, self.x[rows], self.observed[rows])
 
     @torch.no_grad()
     def proposal(self, starts: Sequence[Tensor], steps: int) -> Proposal:
@@ -196,8 +245,15 @@ class Fit:
         return Quadratic(value, (jacobian @ slope)[..., 0] - z, identity + weighted @ jacobian.mT)
 
 
+def _truncated(log_weights: Tensor) -> Tensor:
+    """At most √draws times their mean (Ionides 2008): so that a single draw is not all that a
+    refitted proposal knows of."""
+    draws = math.log(len(log_weights))
+    return torch.minimum(log_weights, log_weights.logsumexp(0) - draws / 2)
+
+
 def _factor(curvature: Tensor) -> Tensor:
     """The Cholesky factor; where rounding leaves none, that of the diagonal alone."""
     factor, failed = torch.linalg.cholesky_ex(curvature)
     diagonal = torch.diagonal(curvature, dim1=-2, dim2=-1).sqrt()
-    return torch.where(failed[:, None, None] == 0, factor, torch.diag_embed(diagonal))
+    return torch.where(failed[..., None, None] == 0, factor, torch.diag_embed(diagonal))

@@ -1,17 +1,24 @@
 """VAEs whose conditionals log p(x_j | x_R) are taken by sampling, through an encoder."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence, SampledModel
-from mptcore.families.vae.importance import debiased, doubtful, grouped, summary_of, weight_evidence
+from mptcore.families.vae.conditionals import Conditionals, Ratios, assembled, expected_ess
+from mptcore.families.vae.importance import (
+    WeightSummary,
+    joined,
+    weight_evidence,
+)
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 from mptcore.families.vae.proposal import Fit, Proposal
-from mptcore.families.vae.vae import CHUNK_BYTES, Vae
+from mptcore.families.vae.sampler import Sampler
+from mptcore.families.vae.vae import Vae
 from mptcore.families.vae.variational import log_prior, sample_posterior
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import Step, Work
@@ -19,11 +26,15 @@ from mptcore.specs import Importance, Iwae, Recursive
 
 SCORE_STARTS, EVIDENCE_STARTS = 2, 8
 """Starts of a fit beside the encoder's mean and zero, for a score and for the evidence: one half
-from the prior, one half around the encoder's mean. They find modes that those two miss."""
+the likeliest of PRIOR_DRAWS from the prior, one half around the encoder's mean. They find modes
+that those two miss."""
+PRIOR_DRAWS = 256
 BY_DEFAULT = Iwae(method="iwae")
 PILOT_SHARE = 2
 """A pilot that a proposal is adapted to has one draw for so many of the estimate. It is left out of
 the estimate, so that weights stay unbiased."""
+HARD = 4
+"""So many times the draws of a score for observations whose weights were in doubt at first."""
 EVIDENCE_PILOTS, MOST_PILOT_DRAWS = 2, 500
 NOT_THE_MODELS = (
     "not final: conditionals by recursion are not those of the model; use "
@@ -38,14 +49,6 @@ class Plan(NamedTuple):
     starts: int
     steps: int
     pilots: tuple[int, ...]
-
-
-class Conditionals(NamedTuple):
-    """log p(x_j | x_R) of N observations for the masked j of one mask."""
-
-    log_probs: Tensor  # (N, M)
-    bias: Tensor  # (N, M): estimated
-    doubtful: Tensor  # (N,): 1 where the weights cannot be trusted, else 0 or NaN (not known)
 
 
 class SampledVae(Vae):
@@ -71,9 +74,9 @@ class SampledVae(Vae):
     def width(self) -> int:
         return self._width
 
-    def parts(self, x: Tensor, draws: int) -> tuple[Tensor, ...]:
+    def rows(self, draws: int) -> int:
         """A fit takes the decoder's derivatives, K for each of its starts."""
-        return super().parts(x, max(draws, (2 + EVIDENCE_STARTS) * self.latent_dim))
+        return super().rows(max(draws, (2 + EVIDENCE_STARTS) * self.latent_dim))
 
     def score(self, x: Tensor, masks: Tensor, generator: torch.Generator) -> Tensor:
         """Its gradient goes to the decoder, through the last decoding alone."""
@@ -87,7 +90,8 @@ class SampledVae(Vae):
         draws, steps = self.conditionals.train_draws, self.conditionals.train_steps
         fit = self._fit(x, masked)
         proposal = fit.proposal([fit.best(self._starts(x, masked))], steps)
-        weight, log_probs = self._weighed(x, masked, proposal.draw(draws, generator), proposal)
+        sampler = Sampler(fit, self.rows(1), generator)
+        weight, log_probs = sampler.weighed(proposal.draw(draws, generator), proposal)
         share = weight.detach().log_softmax(0)[..., None]
         each = (share + log_probs).logsumexp(0)  # (N, D)
         hidden = masked.expand_as(x)
@@ -99,11 +103,60 @@ class SampledVae(Vae):
         their bias is of the second order in 1/draws."""
         if isinstance(self.conditionals, Recursive):
             log_probs = self._by_recursion(x, masked, generator)
-            return Conditionals(log_probs, torch.zeros_like(log_probs), torch.zeros_like(x[:, 0]))
-        _, weight, log_probs = self._drawn(x, masked, self.conditionals, generator)
-        joint = weight[..., None] + log_probs[..., masked]  # (draws, N, M)
-        values = debiased(grouped(joint), grouped(weight)[..., None])
-        return Conditionals(*values, doubtful(weight))
+            none = torch.zeros_like(log_probs)
+            return Conditionals(log_probs, none, none[:, 0], none.sum())
+        method, rows = self.conditionals, torch.arange(len(x), device=x.device)
+        plan = Plan(SCORE_STARTS, method.steps, (method.draws // PILOT_SHARE,))
+        proposal = self.proposal(x, masked, plan, generator)
+        hard = self._sampler(x, masked, generator).settle(proposal, method.draws)
+        parts = []
+        for chosen, draws in ((rows[~hard], method.draws), (rows[hard], HARD * method.draws)):
+            for part in torch.split(chosen, self.rows(draws)):
+                if len(part) > 0:
+                    own = method.model_copy(update={"draws": draws})
+                    given = x[part], masked, proposal.of(part), own, generator
+                    parts.append((part, self._conditional(*given)))
+        return assembled(parts)
+
+    def _conditional(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        proposal: Proposal,
+        method: Importance,
+        generator: torch.Generator,
+    ) -> Conditionals:
+        pilot = method.draws // PILOT_SHARE
+        z = proposal.draw(pilot + method.draws, generator)
+        weights, log_probs = self._sampler(x, masked, generator).weighed(z, proposal)
+        joint = weights[..., None] + log_probs[..., masked]  # (pilot + draws, N, M)
+
+        def from_own(pairs: Tensor) -> WeightSummary:
+            rows, places = pairs.T
+            best = z[joint[:, rows, places].argmax(0), rows]
+            hidden = masked.repeat(len(rows), 1)
+            hidden[torch.arange(len(rows)), masked.nonzero()[places, 0]] = False
+            parts = torch.split(torch.arange(len(rows)), self.rows(method.draws))
+            return joined(
+                [self._given(x[rows[p]], hidden[p], best[p], method, generator) for p in parts]
+            )
+
+        expected = expected_ess(joint[:pilot], method.draws)
+        return Ratios(weights[pilot:], joint[pilot:], expected).conditionals(from_own, generator)
+
+    def _given(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        best: Tensor,
+        method: Importance,
+        generator: torch.Generator,
+    ) -> WeightSummary:
+        """log p(x_R) of observations with masks of their own (P, D), from proposals that start at
+        the best z known (P, K), too."""
+        plan = Plan(SCORE_STARTS, method.steps, (method.draws // PILOT_SHARE,))
+        proposal = self.proposal(x, masked, plan, generator, [best])
+        return self._sampler(x, masked, generator).summary(proposal, method.draws)
 
     def _by_recursion(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
         z = self._chains(x, masked, generator)
@@ -120,38 +173,42 @@ class SampledVae(Vae):
         mean, log_variance = self.encoder(filled)
         return sample_posterior(mean, log_variance, generator)
 
-    def _drawn(
-        self, x: Tensor, masked: Tensor, method: Importance, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """z (draws, N, K) of the posterior given x_R, the logarithms of their weights (draws, N),
-        and log p(x_j | z) for all j (draws, N, D)."""
-        plan = Plan(SCORE_STARTS, method.steps, (method.draws // PILOT_SHARE,))
-        proposal = self.proposal(x, masked, plan, generator)
-        z = proposal.draw(method.draws, generator)
-        return z, *self._weighed(x, masked, z, proposal)
-
-    def _weighed(
-        self, x: Tensor, masked: Tensor | None, z: Tensor, proposal: Proposal
-    ) -> tuple[Tensor, Tensor]:
-        """Logarithms of weights (draws, N), and log p(x_j | z) for all j (draws, N, D)."""
-        log_probs = self.likelihood.log_prob(x, self.decoder(z))
-        observed = log_probs if masked is None else log_probs * ~masked
-        return observed.sum(-1) + log_prior(z) - proposal.log_prob(z), log_probs
-
     @torch.no_grad()
     def proposal(
-        self, x: Tensor, masked: Tensor | None, plan: Plan, generator: torch.Generator
+        self,
+        x: Tensor,
+        masked: Tensor | None,
+        plan: Plan,
+        generator: torch.Generator,
+        more: Sequence[Tensor] = (),
     ) -> Proposal:
-        """Fitted to what is observed of each observation (N, D), then adapted to pilots. It sees
-        nothing else: what it misses then cannot flatter the conditionals."""
+        """Fitted to what is observed of each observation (N, D), from `more` starts (N, K) too, and
+        then adapted to pilots. It sees nothing else: what it misses then cannot flatter the
+        conditionals."""
         zero, mean = self._starts(x, masked)
-        noise = draw_normal((plan.starts, *mean.shape), x, generator)
-        noise[plan.starts // 2 :] += mean
-        found = self._fit(x, masked).proposal([zero, mean, *noise], plan.steps)
+        around = plan.starts // 2
+        likely = self._likely(x, masked, plan.starts - around, generator)
+        drawn = [*likely, *(mean + draw_normal((around, *mean.shape), x, generator))]
+        found = self._fit(x, masked).proposal([zero, mean, *drawn, *more], plan.steps)
+        sampler = self._sampler(x, masked, generator)
         for draws in plan.pilots:
-            z = found.draw(draws, generator)
-            found = found.adapted(z, self._weighed(x, masked, z, found)[0])
+            found = found.adapted(*sampler.draw(found, draws))
         return found
+
+    @torch.no_grad()
+    def _likely(
+        self, x: Tensor, masked: Tensor | None, count: int, generator: torch.Generator
+    ) -> Tensor:
+        """So many times the likeliest of some draws from the prior, (count, N, K)."""
+        z = draw_normal((count, PRIOR_DRAWS, self.latent_dim), x, generator)
+        observed = None if masked is None else (~masked).to(x)
+        fits = [
+            self.likelihood.node_log_probs(x, self.decoder(one), observed).argmax(-1) for one in z
+        ]
+        return torch.stack([one[best] for one, best in zip(z, fits, strict=True)])
+
+    def _sampler(self, x: Tensor, masked: Tensor | None, generator: torch.Generator) -> Sampler:
+        return Sampler(self._fit(x, masked), self.rows(1), generator)
 
     def _fit(self, x: Tensor, masked: Tensor | None) -> Fit:
         observed = torch.ones_like(x) if masked is None else (~masked).to(x).expand_as(x)
@@ -194,19 +251,27 @@ class SampledVae(Vae):
         bias."""
         summaries = []
         for part in self.parts(x, self.iwae.samples):
-            summaries.append(summary_of(self.log_weights(part, self.iwae.samples, generator)))
+            summaries.append(self.log_marginals(part, self.iwae.samples, generator))
             yield Step()
         return weight_evidence(summaries, cure="raise evaluate.lml.samples")
 
     def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Evidence:
         """The same, from as many starts as a score has."""
         parts = self.parts(x, samples)
-        summaries = [
-            summary_of(self.log_weights(part, samples, generator, SCORE_STARTS)) for part in parts
-        ]
+        summaries = [self.log_marginals(part, samples, generator, SCORE_STARTS) for part in parts]
         return weight_evidence(summaries, cure="raise train.lml_samples")
 
-    @torch.no_grad()
+    def log_marginals(
+        self,
+        x: Tensor,
+        samples: int,
+        generator: torch.Generator,
+        starts: int = EVIDENCE_STARTS,
+    ) -> WeightSummary:
+        """log p(x) of each observation."""
+        proposal = self.evidence_proposal(x, samples, generator, starts)
+        return self._sampler(x, None, generator).summary(proposal, samples)
+
     def log_weights(
         self,
         x: Tensor,
@@ -216,9 +281,7 @@ class SampledVae(Vae):
     ) -> Tensor:
         """log p(x, z) − log q(z) for z of a proposal q fitted to each observation, (samples, N)."""
         proposal = self.evidence_proposal(x, samples, generator, starts)
-        at_once = max(1, CHUNK_BYTES // (4 * len(x) * self.width * x.element_size()))
-        parts = torch.split(proposal.draw(samples, generator), at_once)
-        return torch.cat([self.log_joint(x, z) - proposal.log_prob(z) for z in parts])
+        return self._sampler(x, None, generator).draw(proposal, samples)[1]
 
     def evidence_proposal(
         self,
@@ -243,7 +306,10 @@ class SampledVae(Vae):
             z = self._chains(x, masked, generator)
             share = x.new_full(z.shape[:2], 1 / len(z))
         else:
-            z, weight, _ = self._drawn(x, masked, self.conditionals, generator)
+            method = self.conditionals
+            plan = Plan(SCORE_STARTS, method.steps, (method.draws // PILOT_SHARE,))
+            proposal = self.proposal(x, masked, plan, generator)
+            z, weight = self._sampler(x, masked, generator).draw(proposal, method.draws)
             share = weight.softmax(0)  # (draws, N)
         expected = (share[..., None] * self.likelihood.mean(self.decoder(z))).sum(0)
         return torch.where(masked, expected, x)
@@ -277,13 +343,19 @@ class SampledVaeModel(SampledModel):
     def graded_scores(self, masks: Tensor) -> Tensor:
         return torch.stack([self._graded(mask) for mask in masks], dim=1)
 
-    def _graded(self, mask: Tensor) -> Tensor:  # (3,)
+    def _graded(self, mask: Tensor) -> Tensor:  # (4,)
         generator = generator_for(self.seed, f"conditionals {self.masks_scored}")
         self.skip(1)
         parts = self.vae.parts(self.x, self.vae.conditionals.draws)
         found = [self.vae.conditional(x, mask, generator) for x in parts]
-        log_probs, bias, doubtful = (torch.cat(one).double() for one in zip(*found, strict=True))
-        return torch.stack([log_probs.mean(), bias.mean(), doubtful.nanmean()])
+        rows = torch.tensor([len(x) for x in parts], dtype=torch.float64) / len(self.x)
+        variances = torch.stack([one.variance.double().cpu() for one in found])
+        means = [
+            torch.cat([one.log_probs for one in found]).double().mean(),
+            torch.cat([one.bias for one in found]).double().mean(),
+            torch.cat([one.doubtful for one in found]).double().mean(),
+        ]
+        return torch.stack([*means, (rows.square() * variances).sum().to(means[0])])
 
     def evidence(self) -> Evidence:
         return self._evidence

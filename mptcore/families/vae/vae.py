@@ -33,8 +33,12 @@ class Vae(nn.Module, ABC):
 
     def parts(self, x: Tensor, draws: int) -> tuple[Tensor, ...]:
         """Observations in parts that fit in memory with so many draws for each."""
-        rows = CHUNK_BYTES // (4 * draws * self.width * x.element_size())
-        return torch.split(x, max(1, rows))
+        return torch.split(x, self.rows(draws))
+
+    def rows(self, draws: int) -> int:
+        """Observations that fit in memory with so many draws for each."""
+        number_bytes = self.decoder.last.bias.element_size()
+        return max(1, CHUNK_BYTES // (4 * draws * self.width * number_bytes))
 
     @abstractmethod
     def score(self, x: Tensor, masks: Tensor, generator: torch.Generator) -> Tensor:

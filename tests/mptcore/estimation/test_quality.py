@@ -21,8 +21,8 @@ CURE = "raise draws"
         (0.06, None, 0.0, False),
         (math.nan, None, 0.0, False),  # of too few draws to tell
         (math.nan, 0.5, 0.0, False),
-        (0.0, 0.1, 0.10, True),
-        (0.0, 0.1, 0.11, False),
+        (0.0, 0.1, 0.05, True),
+        (0.0, 0.1, 0.06, False),
     ],
 )
 def test_a_bias_or_weights_that_cannot_be_borne(
@@ -33,7 +33,7 @@ def test_a_bias_or_weights_that_cannot_be_borne(
 
 def test_a_sum_is_as_doubtful_as_its_most_doubtful_size() -> None:
     def of_size(size: int, bias: float, share: float) -> SizeScores:
-        grades = torch.tensor([[bias] * 3, [share] * 3])
+        grades = torch.tensor([[bias] * 3, [share] * 3, [0.0] * 3])
         return SizeScores(size, torch.zeros(3), grades=grades)
 
     curve = [of_size(size, 0.5, 1.0 if size == 7 else 0.0) for size in range(1, 101)]

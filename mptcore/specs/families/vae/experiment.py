@@ -175,8 +175,9 @@ class LatentExperiment(Spec):
         if evaluate.ais is not None and self.has_grid:
             detail = "the grid of this model says more: leave it null"
             problems.append(Problem("/evaluate/ais", detail))
-        if evaluate.masks.design == "exhaustive" and not self.has_grid:
-            detail = "conditionals that are sampled have an error for each mask: use independent"
+        recursive = isinstance(self.model.conditionals, Recursive)
+        if evaluate.masks.design == "exhaustive" and recursive:
+            detail = "scores by recursion have no error but that of masks drawn: use independent"
             problems.append(Problem("/evaluate/masks/design", detail))
         return problems + grid_problems(evaluate.lml, self.model.latent_dim, "/evaluate/lml")
 

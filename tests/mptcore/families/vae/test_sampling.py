@@ -11,7 +11,7 @@ from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
 from mptcore.families.vae.ais import Annealing
-from mptcore.families.vae.importance import doubtful, khats, summary_of, weight_evidence
+from mptcore.families.vae.importance import summary_of, weight_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from mptcore.families.vae.linearised import linearised
 from mptcore.families.vae.networks import convolutional, dense, linear
@@ -348,16 +348,3 @@ def test_a_proposal_does_not_see_what_is_masked() -> None:
         ).centres,
         first.centres,
     )
-
-
-def test_weights_with_a_heavy_tail_are_in_doubt() -> None:
-    """1/U has a tail of k = 1, and no variance; its inverse is bounded. A standard error needs an
-    effective sample size, too."""
-    uniform = torch.rand(500, 40, generator=torch.Generator().manual_seed(1)).double()
-    assert khats(-uniform.log()).mean() > 0.8
-    assert khats(uniform.log()).mean() < 0.1
-    assert khats(torch.zeros(500, 2)).tolist() == [0, 0]
-    assert doubtful(-uniform.log())[:32].nanmean() > 0.7
-    assert doubtful(uniform.log()).nansum() == 0
-    assert doubtful(8 * uniform[:20]).nanmean() > 0.9  # too few for a tail: by their effective size
-    assert doubtful(torch.tensor([[math.nan], [0.0]]).expand(2, 3)).isnan().sum() == 0

@@ -1,0 +1,136 @@
+"""Conditionals log p(x_j | x_R) from draws of z given x_R, and which of them these bear out."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mptcore.families.vae.importance import (
+    WeightSummary,
+    debiased,
+    doubtful,
+    grouped,
+    log_mean_variance,
+    summary_of,
+    uneven,
+)
+
+ENOUGH_ESS, LEAST_USE = 40, 5
+"""The effective sample size to be expected of what needs no draws of its own, and of what is of
+some use beside them."""
+MOST_NARROW, LEAST_NARROW = 2, 32
+"""Of the conditionals of either kind that need draws of their own so many for each observation get
+them, on average, and at least so many of those that are scored together."""
+GRADED_COLUMNS = 32
+"""Masked dimensions whose weights are graded, of those that need no draws of their own."""
+
+Narrow = Callable[[Tensor], WeightSummary]
+"""log p(x_j, x_R) for pairs (B, 2) of an observation and the place of j among the masked, from
+draws of their own."""
+
+
+class Conditionals(NamedTuple):
+    """log p(x_j | x_R) of N observations for the masked j of one mask."""
+
+    log_probs: Tensor  # (N, M)
+    bias: Tensor  # (N, M): estimated
+    doubtful: Tensor  # (N,): the share of its j whose weights cannot be trusted
+    variance: Tensor  # (): of the mean over N and M, by the draws
+
+
+def assembled(parts: Sequence[tuple[Tensor, Conditionals]]) -> Conditionals:
+    """Of all observations, from parts of them: their rows, and what was found for these."""
+    order = torch.cat([rows for rows, _ in parts]).argsort()
+    log_probs, bias, doubtful = (
+        torch.cat([getattr(part, name) for _, part in parts])[order]
+        for name in ("log_probs", "bias", "doubtful")
+    )
+    shares = [len(rows) / len(order) for rows, _ in parts]
+    variances = [share**2 * part.variance for share, (_, part) in zip(shares, parts, strict=True)]
+    return Conditionals(log_probs, bias, doubtful, torch.stack(variances).sum())
+
+
+def expected_ess(joint: Tensor, draws: int) -> Tensor:
+    """The effective sample size that so many draws would have of terms whose logarithms a pilot
+    gave (pilot draws, ...); 0 where it does not tell."""
+    return (draws / (log_mean_variance(joint) * len(joint))).nan_to_num(0.0, posinf=math.inf)
+
+
+@dataclass
+class Ratios:
+    """Σ w p(x_j | z) / Σ w over draws of z given x_R.
+
+    Draws that cover p(z | x_R) may hold none where p(x_j | z) is not tiny: with all dimensions
+    masked they are the prior's, and x_j with little noise is a needle there. The sum then has few
+    terms, and such j, the narrow, need draws given x_j too. They are chosen by other draws than
+    these: what these happen to meet too seldom would be left out, and the rest be too high."""
+
+    weights: Tensor  # (draws, N): log w
+    joint: Tensor  # (draws, N, M): log w p(x_j | z)
+    expected: Tensor  # (N, M): the effective sample size of the sum, by a pilot
+
+    @property
+    def narrow(self) -> Tensor:  # (N, M)
+        return self.expected < ENOUGH_ESS
+
+    def conditionals(self, from_own: Narrow, generator: torch.Generator) -> Conditionals:
+        """Where many are narrow, a random sample of them has draws of its own."""
+        given = summary_of(self.weights)  # log p(x_R)
+        sums, counts = grouped(self.joint), grouped(self.weights)[..., None]
+        few = uneven(self.joint) | uneven(self.weights)[:, None]
+        log_probs, bias = debiased(sums, counts, few)
+        share, variance = self._doubtful(), self._variance()
+        hopeless = self.expected < LEAST_USE
+        for stratum in (hopeless, self.narrow & ~hopeless):
+            pairs = stratum.nonzero()  # (P, 2)
+            if len(pairs) == 0:
+                continue
+            chosen = _sample(len(pairs), len(stratum), generator).to(pairs.device)
+            own, rows = from_own(pairs[chosen]), pairs[chosen, 0]
+            values = own.debiased - given.debiased[rows]
+            # What is hopeless may be thousands of nats too low, and tells nothing of the others.
+            rough = torch.where(hopeless, 0, log_probs)[stratum].double()
+            all_values, error = _regressed(values, rough, chosen)
+            log_probs[stratum] = all_values.to(log_probs)
+            bias[stratum] = (own.bias - given.bias[rows]).mean().to(bias)
+            share = share + stratum.double().mean(1) * own.doubtful.mean()
+            part = len(pairs) / stratum.numel()
+            variance = variance + part**2 * (error + own.variance.mean() / len(chosen))
+        return Conditionals(log_probs, bias, torch.maximum(share, given.doubtful), variance)
+
+    def _doubtful(self) -> Tensor:
+        """The share (N,) that the doubtful are of an observation, without the narrow."""
+        places = self.joint.shape[-1]
+        chosen = torch.linspace(0, places - 1, min(places, GRADED_COLUMNS)).round().long()
+        rest = ~self.narrow[:, chosen]
+        found = (doubtful(self.joint[..., chosen]) * rest).sum() / rest.sum().clamp(min=1)
+        return (~self.narrow).double().mean(1) * found
+
+    def _variance(self) -> Tensor:
+        """Of the mean over N and M, to the first order, without that of the draws of the narrow."""
+        shares = self.joint.softmax(0)
+        influence = torch.where(self.narrow, 0, shares).mean(-1) - self.weights.softmax(0)
+        draws, observations = influence.shape
+        influence = influence - influence.mean(0)
+        return influence.square().sum() * draws / (draws - 1) / observations**2
+
+
+def _sample(pairs: int, observations: int, generator: torch.Generator) -> Tensor:
+    most = max(LEAST_NARROW, MOST_NARROW * observations)
+    return torch.randperm(pairs, generator=generator)[:most]
+
+
+def _regressed(values: Tensor, rough: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """All values (P,), from those of a sample (B,), its places in the whole, and rough values of
+    all (P,), as far as these tell of the others; and the variance of their mean by the choice
+    (Cochran 1977, Sec. 7.3)."""
+    known = rough[chosen]
+    gaps = known - known.mean()
+    slope = ((gaps * values).sum() / gaps.square().sum()).nan_to_num(0.0).clamp(0, 1)
+    found = values.mean() + slope * (rough - known.mean())
+    left = (values - found[chosen]).square().sum() / max(1, len(chosen) - 2)
+    found[chosen] = values
+    return found, left / len(chosen) * (1 - len(chosen) / len(rough))

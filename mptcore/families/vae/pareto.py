@@ -1,0 +1,46 @@
+"""Pareto's k̂ of importance weights, for many columns at once (Vehtari et al. 2024)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+LEAST_DRAWS = 25
+"""Fewer have no tail to fit."""
+EQUAL = 1e-6
+"""Columns whose logarithms differ by less have no tail to tell of."""
+PRIOR_SCALE, PRIOR_DRAWS = 3, 10
+"""Of the fit: what it takes the scale for, and the draws that its prior of k = 0.5 counts for."""
+
+
+def khats(log_weights: Tensor) -> Tensor:
+    """k̂ of each column (draws, ...): (...), float64. It is 0 where a column has no tail, and
+    infinite where one is not finite."""
+    columns = log_weights.double().flatten(1)  # (draws, n)
+    found = torch.zeros_like(columns[0])
+    draws = len(columns)
+    if draws >= LEAST_DRAWS:
+        tail = math.floor(min(draws / 5, 3 * math.sqrt(draws)))
+        top = (columns - columns.amax(0)).topk(tail + 1, 0).values.flip(0)  # (tail + 1, n)
+        finite = columns.isfinite().all(0)
+        uneven = finite & (columns.amax(0) - columns.amin(0) > EQUAL)
+        chosen = top[:, uneven].clamp(min=math.log(torch.finfo(top.dtype).tiny))
+        excesses = chosen[1:].exp() - chosen[0].exp()
+        found[uneven] = torch.where(excesses[-1] > 0, _shape(excesses), 0)
+        found[~finite] = math.inf
+    return found.view(log_weights.shape[1:])
+
+
+def _shape(excesses: Tensor) -> Tensor:
+    """Of the generalised Pareto distributions of excesses (tail, n), which rise: (n,) (Zhang &
+    Stephens 2009, with the prior of Vehtari et al. 2024, App. C)."""
+    tail = len(excesses)
+    points = 30 + math.isqrt(tail)
+    ranks = torch.arange(points, dtype=excesses.dtype, device=excesses.device) + 0.5
+    quartile, largest = excesses[int(tail / 4 + 0.5) - 1], excesses[-1]
+    rates = (1 - (points / ranks).sqrt())[:, None] / (PRIOR_SCALE * quartile) + 1 / largest
+    shapes = torch.stack([torch.log1p(-rate * excesses).mean(0) for rate in rates])
+    log_likelihood = tail * ((-rates / shapes).log() - shapes - 1)
+    rate = (rates * log_likelihood.softmax(0)).sum(0)
+    shape = torch.log1p(-rate * excesses).mean(0)
+    return (tail * shape + PRIOR_DRAWS / 2) / (tail + PRIOR_DRAWS)

@@ -1,0 +1,81 @@
+"""Weighted draws of z given what is observed of x, and proposals that are adapted to them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mptcore.families.vae.importance import WeightSummary, doubtful, summary_of
+from mptcore.families.vae.proposal import Fit, Proposal
+from mptcore.families.vae.variational import log_prior
+
+RETRIES, REFITS, MORE_DRAWS = 2, 3, 2
+"""Of observations whose weights are in doubt: how often they are drawn again, how often the
+proposal is refitted for that, and by how much the draws of an estimate grow."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Importance sampling of p(z | x_R). `at_once`: so many z are decoded together."""
+
+    fit: Fit
+    at_once: int
+    generator: torch.Generator
+
+    def of(self, rows: Tensor) -> "Sampler":
+        """Of some observations."""
+        return Sampler(self.fit.of(rows), self.at_once, self.generator)
+
+    def weighed(self, z: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
+        """Logarithms of weights (draws, N), and log p(x_j | z) for all j (draws, N, D)."""
+        log_probs = self.fit.likelihood.log_prob(self.fit.x, self.fit.decoder(z))
+        observed = (log_probs * self.fit.observed).sum(-1)
+        return observed + log_prior(z) - proposal.log_prob(z), log_probs
+
+    @torch.no_grad()
+    def draw(self, proposal: Proposal, draws: int) -> tuple[Tensor, Tensor]:
+        """z (draws, N, K), and the logarithms of their weights (draws, N)."""
+        z = proposal.draw(draws, self.generator)
+        parts = torch.split(z, max(1, self.at_once // len(self.fit.x)))
+        return z, torch.cat([self.weighed(part, proposal)[0] for part in parts])
+
+    def settle(self, proposal: Proposal, draws: int) -> Tensor:
+        """Refit a proposal where trial draws leave its weights in doubt; where that was, (N,)."""
+        hard = torch.zeros(len(self.fit.x), dtype=torch.bool, device=self.fit.x.device)
+        rows = torch.arange(len(hard), device=hard.device)
+        for _ in range(RETRIES):
+            z, weights = self.of(rows).draw(proposal.of(rows), draws)
+            doubted = doubtful(weights) > 0
+            rows = rows[doubted]
+            if len(rows) == 0:
+                break
+            hard[rows] = True
+            draws *= MORE_DRAWS
+            weighed = z[:, doubted], weights[:, doubted]
+            proposal.put(rows, self.of(rows)._refitted(proposal.of(rows), *weighed, draws))
+        return hard
+
+    def summary(self, proposal: Proposal, draws: int) -> WeightSummary:
+        """log p(x_R) of each observation. Those whose weights are in doubt are drawn again, more,
+        from the proposal refitted to their draws: by new draws, so that weights stay unbiased."""
+        z, weights = self.draw(proposal, draws)
+        found = summary_of(weights)
+        rows = torch.arange(len(self.fit.x), device=self.fit.x.device)
+        for _ in range(RETRIES):
+            doubted = found.doubtful[rows] > 0
+            rows = rows[doubted]
+            if len(rows) == 0:
+                break
+            sampler = self.of(rows)
+            weighed = z[:, doubted], weights[:, doubted]
+            proposal = sampler._refitted(proposal.of(doubted), *weighed, len(z))
+            z, weights = sampler.draw(proposal, MORE_DRAWS * len(z))
+            found.put(rows, summary_of(weights))
+        return found
+
+    def _refitted(self, proposal: Proposal, z: Tensor, weights: Tensor, draws: int) -> Proposal:
+        """To z and their weights, and then to so many draws a few times."""
+        proposal = proposal.refitted(z, weights)
+        for _ in range(REFITS):
+            proposal = proposal.refitted(*self.draw(proposal, draws))
+        return proposal

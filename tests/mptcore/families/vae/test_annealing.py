@@ -1,0 +1,91 @@
+"""Annealed importance sampling, forwards and backwards, where the posterior is known."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.families.vae.ais import Annealing
+from mptcore.families.vae.proposal import Fit, Proposal
+from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.specs import Ais, Importance
+from tests.mptcore.families.vae.test_sampling import density_of, linear_gaussian, simulated
+from tests.support.runs import result_of
+
+N = 30
+
+
+def exact_posterior(model: SampledVae, x: Tensor) -> Proposal:
+    fit = Fit(model.decoder, model.likelihood, x, torch.ones_like(x))
+    return fit.proposal([torch.zeros(len(x), model.latent_dim, dtype=x.dtype)], 1)
+
+
+def posterior_draws(about: Proposal, chains: int, generator: torch.Generator) -> Tensor:
+    """(chains, N, K), where the posterior is normal."""
+    centre, root = about.centres[0], about.roots[0]
+    normal = torch.randn((*centre.shape, chains), generator=generator, dtype=centre.dtype)
+    added = torch.linalg.solve_triangular(root, normal, upper=True)
+    draws: Tensor = centre + added.permute(2, 0, 1)
+    return draws
+
+
+def annealing_of(
+    chains: int, leapfrog_steps: int, temperatures: int = 10
+) -> tuple[Annealing, Tensor, Tensor]:
+    """With draws of the posterior (chains, N, K), and log p(x) (N,)."""
+    model = linear_gaussian(Importance(method="importance"), exact=True)
+    x, _ = simulated(model, N)
+    generator = torch.Generator().manual_seed(5)
+    spec = Ais(temperatures=temperatures, chains=chains, leapfrog_steps=leapfrog_steps)
+    about = exact_posterior(model, x)
+    # The fit is exact, so annealing from it would have nothing to do: twice as wide, and shifted.
+    moved = Proposal(about.centres + 0.2, about.roots / 2, about.log_shares)
+    annealing = Annealing(model, x, spec, moved, generator)
+    return annealing, posterior_draws(about, chains, generator), density_of(model).log_prob(x)
+
+
+def test_backward_weights_are_those_of_forward_ones() -> None:
+    """E[min(p/w, 1)] over backward chains from the posterior is E[min(w/p, 1)] over forward ones
+    (Crooks 2000): of bounded means the error is known. That of p/w itself, one, has no variance: q
+    has heavier tails than p, so that ten temperatures found 0.79 ± 0.06."""
+    annealing, z, truth = annealing_of(chains=400, leapfrog_steps=2)
+    result_of(annealing.tune())
+    forward = (result_of(annealing.forward()) - truth).clamp(max=0).exp()
+    backward = (result_of(annealing.backward(z)) + truth).clamp(max=0).exp()
+    error = math.hypot(
+        *((one.std() / math.sqrt(one.numel())).item() for one in (forward, backward))
+    )
+    assert error < 0.01
+    assert forward.mean() < 0.95  # something is there to be found
+    assert forward.mean().item() == pytest.approx(backward.mean().item(), abs=4 * error)
+
+
+def test_a_transition_moves_where_a_trajectory_would_come_back() -> None:
+    """A step of √2 turns a normal by a quarter: four of them end where they began, and a chain
+    without jitter would stay for ever."""
+    annealing, z, _ = annealing_of(chains=50, leapfrog_steps=4)
+    annealing.root = 2 * annealing.root  # that of the posterior
+    size = torch.full((N,), math.sqrt(2), dtype=z.dtype)
+    moved, _ = annealing._transition(z, 1.0, size)
+    assert (moved - z).norm(dim=-1).median() > 0.05
+
+
+def test_a_transition_leaves_the_posterior_as_it_is() -> None:
+    """Large steps, that are often refused: a jitter that knew of z would move it."""
+    annealing, z, _ = annealing_of(chains=2000, leapfrog_steps=1)
+    size = torch.full((N,), 0.7, dtype=z.dtype)
+
+    def moments(at: Tensor) -> Tensor:
+        gaps = annealing.root @ (at - annealing.proposal.centres[0] + 0.2)[..., None]
+        squares = gaps.square().sum((-1, -2))
+        return torch.stack([squares.sqrt(), squares, squares**2]).mean(1)
+
+    before = moments(z)
+    for _ in range(5):
+        z, acceptance = annealing._transition(z, 1.0, size)
+        assert 0.2 < acceptance.mean() < 0.9
+    drift = moments(z) / before - 1  # (3, N)
+    error = drift.std(1) / math.sqrt(N)
+    assert (drift.mean(1) / error).abs().max() < 4
+    assert error.max() < 0.03

@@ -1,0 +1,180 @@
+"""Conditionals whose draws given x_R hold few that x_j allows, and the error of all masks."""
+
+import math
+from statistics import mean, stdev
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.calibration.vae import folded, needles
+from mptcore.estimation.masks import draw_masks
+from mptcore.estimation.model import Evidence
+from mptcore.estimation.scores import score_masks, size_estimate
+from mptcore.families.vae import conditionals, sampler
+from mptcore.families.vae.conditionals import Ratios, expected_ess
+from mptcore.families.vae.importance import WeightSummary, summary_of
+from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
+from mptcore.runtime.session import ScoreCache
+from mptcore.specs import FixedSize, Importance
+from tests.mptcore.families.vae.test_sampling import linear_gaussian, ppca_of, simulated
+from tests.support.runs import result_of
+
+
+@pytest.mark.parametrize("size", [40, 39])
+def test_precise_noise_where_all_or_nearly_all_is_masked(size: int) -> None:
+    """The prior is p(z | x_R) there, and p(x_j | z) a needle in it: S(D) was 6.6 nats too high, and
+    S(D − 1) 5.8, with nothing in doubt."""
+    case = needles(noise_precision=1e3)
+    order = torch.rand(6, 40, generator=torch.Generator().manual_seed(size))
+    masks = order.argsort(-1).argsort(-1) < size
+    model = case.vae.scored_on(case.x, 0, Evidence(0.0))
+    scores, bias, doubtful, variance = model.graded_scores(masks)
+    gaps = scores - case.truth.scores(masks)
+    assert (gaps / variance.sqrt()).abs().max() < 4
+    assert gaps.mean().abs() < 4 * 0.2 / math.sqrt(len(masks))
+    assert variance.sqrt().max() < 0.3
+    assert bias.abs().max() < 0.05
+    assert doubtful.max() < 0.05
+
+
+def test_needles_are_foreseen() -> None:
+    """The effective sample size of 200 draws, by a pilot of 100."""
+    generator = torch.Generator().manual_seed(1)
+    width = torch.tensor([0.01, 0.1, 3.0], dtype=torch.float64)
+    z = torch.randn(100, 1, generator=generator, dtype=torch.float64)
+    joint = -(z / width).square() / 2
+    needle, narrow, wide = expected_ess(joint, 200).tolist()
+    assert 0 < needle < 5 < narrow < 40 < wide
+    assert expected_ess(joint, 400)[1] == pytest.approx(2 * narrow)
+    assert expected_ess(joint[:1], 200).tolist() == [0, 0, 0]  # one draw tells nothing
+    assert expected_ess(torch.zeros(100, 1), 200).isinf().all()
+
+
+OBSERVATIONS = 100
+
+
+def ratios_of(places: int, rough: Tensor | None = None) -> Ratios:
+    """All draws are alike, and the last of the masked dimensions is narrow."""
+    weights = torch.zeros(50, OBSERVATIONS, dtype=torch.float64)
+    joint = torch.zeros(50, OBSERVATIONS, places, dtype=torch.float64)
+    expected = torch.full((OBSERVATIONS, places), math.inf, dtype=torch.float64)
+    expected[:, -1] = 0.0
+    if rough is not None:
+        joint[..., -1], expected[:, -1] = rough, 10.0
+    return Ratios(weights, joint, expected)
+
+
+def from_own(pairs: Tensor) -> WeightSummary:
+    """As draws would give that are all alike: log p = n/100 for observation n."""
+    return summary_of((pairs[:, 0].double() / 100).expand(50, -1))
+
+
+def test_the_narrow_take_draws_of_their_own() -> None:
+    found = ratios_of(2).conditionals(from_own, torch.Generator())
+    assert torch.allclose(found.log_probs[:, 1], torch.arange(100).double() / 100)
+    assert found.log_probs[:, 0].abs().max() < 1e-12
+    assert found.variance.item() == pytest.approx(0, abs=1e-15)
+    assert found.doubtful.tolist() == [0] * OBSERVATIONS
+
+
+def test_a_sample_stands_for_many_that_are_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unbiased, with an error that tells of the choice: 20 of 100, with finite population."""
+    monkeypatch.setattr(conditionals, "MOST_NARROW", 0)
+    monkeypatch.setattr(conditionals, "LEAST_NARROW", 20)
+    ratios, generator = ratios_of(2), torch.Generator().manual_seed(1)
+    found = [ratios.conditionals(from_own, generator) for _ in range(100)]
+    gaps = torch.stack([one.log_probs.mean() for one in found]) - 0.495 / 2
+    assert gaps.mean().abs() < 4 * gaps.std() / math.sqrt(len(gaps))
+    told = torch.stack([one.variance for one in found]).mean().sqrt()
+    assert 0.7 < gaps.std() / told < 1.3
+
+
+def test_rough_values_tell_of_those_that_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is a constant too low is corrected by any sample, and leaves no error."""
+    monkeypatch.setattr(conditionals, "MOST_NARROW", 0)
+    monkeypatch.setattr(conditionals, "LEAST_NARROW", 20)
+    truth = torch.arange(100).double() / 100
+    found = ratios_of(2, truth - 0.3).conditionals(from_own, torch.Generator().manual_seed(1))
+    assert torch.allclose(found.log_probs[:, 1], truth)
+    assert found.variance.item() == pytest.approx(0, abs=1e-15)
+
+
+def test_what_the_draws_of_their_own_leave_in_doubt_is_told() -> None:
+    def heavy(pairs: Tensor) -> WeightSummary:
+        log_weights = torch.full((50, len(pairs)), -100.0, dtype=torch.float64)
+        log_weights[0] = 0.0
+        return summary_of(log_weights)
+
+    assert ratios_of(4).conditionals(heavy, torch.Generator()).doubtful.tolist() == [0.25] * 100
+    ratios = ratios_of(4)
+    ratios.joint[:, :, 1] = -100.0
+    ratios.joint[0, :, 1] = 0.0  # not narrow by the pilot, and uneven all the same
+    found = ratios.conditionals(from_own, torch.Generator())
+    assert found.doubtful.tolist() == pytest.approx([0.25] * 100)
+
+
+def test_all_masks_have_the_error_of_the_draws() -> None:
+    """Exhaustive masks leave no other; it was 0."""
+    model = linear_gaussian(Importance(method="importance", draws=60), exact=False)
+    x, _ = simulated(model, 5)
+    spec = FixedSize(schedule="fixed", size=1, design="exhaustive")
+    z = []
+    for seed in range(30):
+        scored = model.scored_on(x, seed, Evidence(0.0))
+        batches = draw_masks(spec, 12, torch.Generator(), 12)
+        ((scores,),) = result_of(score_masks([scored], batches, ScoreCache()))
+        found = size_estimate(scores, spec)
+        assert found.n == 12
+        assert found.std_err
+        masks = torch.eye(12, dtype=torch.bool)
+        truth = ppca_of(model, x).scores(masks).mean().item()
+        z.append((found.mean - truth) / found.std_err)
+    assert abs(mean(z)) < 4 / math.sqrt(len(z))
+    assert 0.5 < stdev(z) < 1.5
+
+
+def test_the_narrow_are_chosen_by_other_draws_than_are_averaged() -> None:
+    """Else what these meet too seldom is left out, and the rest is too high: by 0.02 nats."""
+    case = needles(noise_precision=20.0)
+    masks = torch.ones(40, 40, dtype=torch.bool)
+    scores, *_, variance = case.vae.scored_on(case.x, 0, Evidence(0.0)).graded_scores(masks)
+    gaps = scores - case.truth.scores(masks)
+    assert variance.mean().sqrt() < 0.03
+    assert (gaps / variance.sqrt()).mean().abs() < 4 / math.sqrt(len(gaps))
+    assert gaps.mean().abs() < 4 * variance.mean().sqrt() / math.sqrt(len(gaps))
+
+
+def test_conditionals_in_doubt_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a proposal that is refitted to trial draws, and more of them."""
+    case, doubts = folded(n=16, nodes=350), []
+    masks = torch.eye(3, dtype=torch.bool)
+    for retries in (0, sampler.RETRIES):
+        monkeypatch.setattr(sampler, "RETRIES", retries)
+        model = case.vae.scored_on(case.x, 1, Evidence(0.0))
+        doubts.append(model.graded_scores(masks.repeat(3, 1))[2].mean().item())
+    assert doubts[0] > 0.1
+    assert doubts[1] < 0.6 * doubts[0]
+
+
+@pytest.mark.parametrize("likelihood", [BernoulliLikelihood(), GaussianLikelihood(3.0)])
+def test_starts_are_the_likeliest_of_prior_draws(likelihood: Likelihood) -> None:
+    """By what is observed of each observation alone, which may differ between them."""
+    generator = torch.Generator().manual_seed(1)
+    x = (torch.rand(5, 8, generator=generator) < 0.5).double()
+    outputs = torch.randn(30, 8, generator=generator, dtype=torch.float64)
+    observed = (torch.rand(5, 8, generator=generator) < 0.5).double()
+    expected = (likelihood.log_prob(x[:, None], outputs) * observed[:, None]).sum(-1)
+    assert torch.allclose(likelihood.node_log_probs(x, outputs, observed), expected)
+    of_all = likelihood.node_log_probs(x, outputs, observed[0])
+    assert torch.allclose(of_all[0], expected[0])
+    model = linear_gaussian(Importance(method="importance"), exact=False)
+    seen, _ = simulated(model, 20)
+    starts = model._likely(seen, torch.arange(12) < 3, 2, generator)
+    prior = torch.randn(1000, 20, 2, generator=generator, dtype=torch.float64)
+    better = [
+        model.likelihood.log_prob(seen, model.decoder(z))[..., 3:].sum(-1) for z in (starts, prior)
+    ]
+    assert starts.shape == (2, 20, 2)
+    assert (better[0].min(0).values > better[1].quantile(0.95, dim=0)).all()
+    assert not torch.equal(starts[0], starts[1])

@@ -1,0 +1,60 @@
+"""What a training step leaves with the parameters, and the errors of what it records."""
+
+import math
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+import torch
+
+from mptcore.data.dataset import Dataset
+from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
+from mptcore.specs import Importance, LatentTrain, Recursive
+from tests.mptcore.families.vae.test_sampling import linear_gaussian, simulated
+from tests.support.runs import std_err_of, value_of
+
+
+def start_of() -> TrainingStart:
+    vae = linear_gaussian(Importance(method="importance"), exact=False)
+    x, _ = simulated(vae, 30)
+    return TrainingStart(0, "mpt", {"seed": 0}, vae, Dataset(x), x, None)
+
+
+def test_fitting_the_encoder_leaves_the_decoder_alone() -> None:
+    """Else the ELBO's gradient would enter the objective mpt."""
+    vae, x = start_of().vae, start_of().x
+    masks = torch.arange(12)[None] < 4
+    vae.score(x, masks, torch.Generator().manual_seed(1)).backward()  # type: ignore[no-untyped-call]
+    before = [parameter.grad.clone() for parameter in vae.decoder.parameters()]  # type: ignore[union-attr]
+    vae.fit_encoder(x, torch.Generator().manual_seed(2))
+    assert vae.encoder is not None
+    assert all(parameter.grad.norm() > 0 for parameter in vae.encoder.parameters())  # type: ignore[union-attr]
+    after = [parameter.grad for parameter in vae.decoder.parameters()]
+    for first, second in zip(before, after, strict=True):
+        assert second is not None
+        assert torch.equal(first, second)
+    assert all(parameter.requires_grad for parameter in vae.decoder.parameters())
+
+
+def test_the_error_of_the_elbo_is_calibrated() -> None:
+    """Over 200 repeats: a spread of the points as large as their errors say."""
+    start = start_of()
+    spec = LatentTrain(objective=("mpt",), epochs=1)
+    trainer = VaeTrainer(spec, [start], [0])
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        points = [trainer._elbo_point(start, generator) for _ in range(200)]
+    told = math.sqrt(mean(std_err_of(point) ** 2 for point in points))
+    assert 0.8 < stdev(map(value_of, points)) / told < 1.25
+    assert all(point.n == 2 for point in points)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_recursion_has_so_many_rounds(rounds: int) -> None:
+    """Each encodes once."""
+    vae = linear_gaussian(Recursive(method="recursive", rounds=rounds, draws=2), exact=True)
+    encoded: list[Any] = []
+    vae.encoder.register_forward_hook(lambda *args: encoded.append(args))
+    x, _ = simulated(vae, 3)
+    vae.conditional(x, torch.arange(12) < 4, torch.Generator())
+    assert len(encoded) == rounds

@@ -1,0 +1,108 @@
+"""What importance weights tell of an estimate, and what they do not bear out."""
+
+import math
+
+import pytest
+import torch
+from arviz_stats.base.array import array_stats
+from torch import Tensor
+
+from benchmarks.calibration.vae import folded
+from mptcore.families.vae import sampler
+from mptcore.families.vae.importance import doubtful, summary_of, weight_evidence
+from mptcore.families.vae.pareto import khats
+
+
+def uniform(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1)).double()
+
+
+@pytest.mark.parametrize("draws", [25, 40, 226, 500, 2000])
+@pytest.mark.parametrize("scale", [0.001, 0.3, 1.0, 5.0, 40.0])
+def test_khats_are_those_of_a_kept_library(draws: int, scale: float) -> None:
+    log_weights = -scale * uniform(draws, 2, 3).log()
+    found = khats(log_weights)
+    assert found.shape == (2, 3)
+    expected = array_stats.psislw(-log_weights.numpy(), axis=0)[1]  # type: ignore[no-untyped-call]
+    assert found.numpy() == pytest.approx(expected, abs=1e-10)
+
+
+def test_khats_of_what_has_no_tail() -> None:
+    assert khats(torch.zeros(500, 2)).tolist() == [0, 0]
+    assert khats(uniform(24, 2).log()).tolist() == [0, 0]  # of too few
+    broken = uniform(500, 3).log()
+    broken[3, 1] = math.nan
+    assert khats(broken).isinf().tolist() == [False, True, False]
+    alone = torch.full((500, 1), -1e4, dtype=torch.float64)
+    alone[7] = 0.0
+    assert doubtful(alone).tolist() == [1]
+
+
+def test_weights_with_a_heavy_tail_are_in_doubt() -> None:
+    """1/U has a tail of k = 1, and no variance; its inverse is bounded. A standard error needs an
+    effective sample size, too."""
+    draws = uniform(500, 40)
+    assert khats(-draws.log()).mean() > 0.8
+    assert khats(draws.log()).mean() < 0.1
+    assert doubtful(-draws.log()).mean() > 0.7
+    assert doubtful(draws.log()).sum() == 0
+    assert doubtful(8 * draws[:20]).mean() > 0.9  # too few for a tail: by their effective size
+    assert doubtful(torch.tensor([[math.nan], [0.0]]).expand(2, 3)).tolist() == [1, 1, 1]
+    assert doubtful(draws[:1].log()).mean() == 1  # of one draw nothing is known
+
+
+def test_nothing_is_taken_off_where_a_draw_holds_all() -> None:
+    """Twice the whole less the halves was 500 nats above it: one half holds the draw, the other
+    has a mean of e^−1000."""
+    log_weights = torch.full((100, 1), -1000.0, dtype=torch.float64)
+    log_weights[3] = 0.0
+    found = summary_of(log_weights)
+    assert found.debiased.item() == pytest.approx(-math.log(100))
+    assert found.log_mean.item() == pytest.approx(-math.log(100))
+    assert found.doubtful.item() == 1
+    assert found.bias.item() < -400  # by the halves, as it cannot be told
+
+
+def test_the_jackknife_by_hand_for_draws_that_do_not_divide_by_four() -> None:
+    """Seven draws: groups of 2, 2, 2 and 1."""
+    weights = 1 + 0.1 * uniform(7, 1)
+    found = summary_of(weights.log())
+    first, second = weights[:4].mean().log(), weights[4:].mean().log()
+    parts = [weights[0:2], weights[2:4], weights[4:6], weights[6:]]
+    quarters = torch.stack([part.mean().log() for part in parts]).mean()
+    better = 2 * weights.mean().log() - (first + second) / 2
+    worse = first + second - quarters
+    assert found.debiased.item() == pytest.approx(better.item(), abs=1e-14)
+    assert found.bias.item() == pytest.approx((worse - better).item() / 3, abs=1e-14)
+    assert summary_of(torch.zeros(7, 1)).debiased.item() == 0
+
+
+def test_what_is_in_doubt_enters_the_error() -> None:
+    """One of 40 may be wrong by a nat: 0.025, where the draws alone say 0.003."""
+    log_weights = (1 + 0.1 * uniform(500, 40)).log()
+    sound = weight_evidence([summary_of(log_weights)], cure="")
+    log_weights[3, 7] += 20
+    doubted = weight_evidence([summary_of(log_weights)], cure="")
+    assert sound.std_err < 0.001
+    assert doubted.metrics["doubtful"] == 1 / 40
+    assert doubted.std_err >= 1 / 40
+
+
+def test_what_is_in_doubt_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a proposal refitted to the draws: bent posteriors of several modes, one in ten of which
+    is in doubt at first."""
+    case = folded(n=16, nodes=350)
+    found = {}
+    for retries in (0, sampler.RETRIES):
+        monkeypatch.setattr(sampler, "RETRIES", retries)
+        parts = [
+            case.vae.log_marginals(case.x, 500, torch.Generator().manual_seed(seed))
+            for seed in range(5)
+        ]
+        found[retries] = [weight_evidence([part], cure="") for part in parts]
+    first, again = ([one.metrics["doubtful"] for one in runs] for runs in found.values())
+    assert sum(first) / 5 > 0.05
+    assert sum(again) / 5 < 0.02
+    truth = case.truth.evidence().value
+    z = torch.tensor([(one.value - truth) / one.std_err for one in found[sampler.RETRIES]])
+    assert z.mean().abs() < 4 / math.sqrt(len(z))
