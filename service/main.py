@@ -12,6 +12,7 @@ from service.database import Database
 from service.datasets import router as datasets
 from service.dependencies import current_user, noted_keys
 from service.errors import ProblemDocument, install_handlers
+from service.experiments import results
 from service.experiments import router as experiments
 from service.parameters import known_parameters
 from service.settings import Settings
@@ -23,6 +24,7 @@ ERRORS: dict[int | str, dict[str, object]] = {
 ROUTERS = (
     experiments.custom,
     experiments.router,
+    results.router,
     datasets.router,
     presets.router,
     monitoring.router,

@@ -1,6 +1,10 @@
 """From rows to answers."""
 
 import json
+from http import HTTPStatus
+
+from fastapi import Response
+from pydantic import BaseModel
 
 from service.experiments import states
 from service.experiments.models import Artifact, Experiment, Metric, Status
@@ -88,3 +92,8 @@ def artifact_out(artifact: Artifact) -> ArtifactOut:
         sha256=artifact.sha256,
         url=f"/v1/experiments/{artifact.experiment_id}/artifacts/{artifact.file}",
     )
+
+
+def as_json(answer: BaseModel, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    """An answer that needs no second check, which costs more than all the rest."""
+    return Response(answer.model_dump_json(), status, media_type="application/json")
