@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
@@ -52,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := [module for module in given.only if module not in MODULES]:
         parser.error(f"not among tests/mutants/modules.py: {', '.join(unknown)}")
     modules = given.only or list(MODULES)
-    if not given.report:
-        for module in modules:
+    with suppress(KeyboardInterrupt):
+        for module in () if given.report else modules:
             ask(module, given.jobs)
     print(report({module: folder(module) for module in modules}))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DataError, OperationalError
 
 from service.database import Database
 from service.experiments import lease
@@ -215,25 +215,74 @@ def test_a_run_that_leaves_no_checkpoint_in_time_is_handed_back(watch: Watch, re
     assert (watch.found.status, watch.found.lost) == ("queued", 0)
 
 
-@pytest.mark.parametrize(
-    "spoiled",
-    [
-        {"seq": 3, "record": "point"},
-        {"seq": 3, "record": "progress", "done": 1, "total": 2**70, "unit": "x"},
-        {"seq": 3, "record": "metric"},
-    ],
-)
-def test_no_record_after_one_that_cannot_be_stored(watch: Watch, spoiled: dict[str, Any]) -> None:
+SPOILED: list[tuple[dict[str, Any], str]] = [
+    ({"seq": 3, "record": "point"}, "KeyError('series')"),
+    ({"seq": 3, "record": "metric"}, "KeyError('name')"),
+    ({"seq": 3, "record": "progress", "done": 1, "total": 2**70, "unit": "x"}, "OverflowError"),
+]
+
+
+@pytest.mark.parametrize(("spoiled", "why"), SPOILED)
+def test_no_record_after_one_that_cannot_be_stored(
+    watch: Watch, spoiled: dict[str, Any], why: str
+) -> None:
     looks = [points(1), [], [], [], [spoiled, *points(4)], points(5), [], [], []]
     ended, runner = watch.run(*looks, status=None)
     assert ended == "failed"
     kind, message = watch.failure
     assert kind == "error"
-    assert (message or "").startswith("a record of the run cannot be stored: ")
+    assert (message or "").startswith(f"a record of the run cannot be stored: {why}")
     assert len(message or "") <= 1000
     assert watch.found.last_seq == 1
     assert runner.acknowledged == [1]
     assert signal.SIGKILL in [what for _, what in runner.heard]
+
+
+@pytest.mark.parametrize(("spoiled", "why"), SPOILED)
+def test_a_lease_is_renewed_until_a_refused_run_has_ended(
+    watch: Watch, spoiled: dict[str, Any], why: str
+) -> None:
+    ended, _ = watch.run([spoiled], status=None, heeds_sigkill=False)
+    assert ended == "failed"
+    assert [size for _, size in watch.commits[-3:]] == [0, 0, 0]
+    assert watch.commits[-1][0] > supervisor.UNHEARD_S - HEARTBEAT_S
+
+
+def test_a_refusal_gives_the_drivers_words_and_not_the_statement(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and no more of them than a person reads."""
+
+    def refuse(*_: Any) -> None:
+        raise DataError("INSERT INTO blocks", {}, ValueError("out of range " + "x" * 2000))
+
+    monkeypatch.setattr(supervisor, "record", refuse)
+    ended, runner = watch.run(points(1), status=None)
+    assert ended == "failed"
+    _, message = watch.failure
+    begins = "a record of the run cannot be stored: ValueError('out of range xxx"
+    assert (message or "").startswith(begins)
+    assert len(message or "") == 1000
+    assert runner.heard[0] == (LOOK_S, signal.SIGKILL)
+
+
+def test_a_checkpoint_is_kept_where_older_ones_cannot_be_deleted(
+    watch: Watch, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that refuses, or a database that is away by then."""
+    folder = watch.settings.store / "checkpoints" / claim.experiment_id / "0" / "a folder"
+    folder.mkdir(parents=True)
+    _, runner = watch.run([checkpoint(0, "a")], status=3)
+    assert runner.checkpoints == ["a"]
+    watch.claim = claim_next(watch.database)
+
+    def snapshot(self: Database) -> Any:
+        raise OperationalError("away", None, Exception())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "snapshot", snapshot)
+        _, runner = watch.run([checkpoint(0, "b")])
+    assert runner.checkpoints == ["b"]
 
 
 def test_the_run_goes_on_while_the_database_is_away(
