@@ -6,7 +6,7 @@ import re
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import Depends, FastAPI
 
-from service import health, monitoring, presets
+from service import health, monitoring, presets, queue
 from service.access import AccessLog
 from service.database import Database
 from service.datasets import router as datasets
@@ -26,6 +26,7 @@ ROUTERS = (
     datasets.router,
     presets.router,
     monitoring.router,
+    queue.router,
 )
 """What asks for a key."""
 

@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mptcore.specs import Limits
 from service.logs import LogForm
+from service.sharing import Sharing
 
 
 class Settings(BaseSettings):
@@ -21,6 +22,7 @@ class Settings(BaseSettings):
     database_url: str | None = None
     """SQLAlchemy's URL; unset is SQLite in the store."""
     limits: Limits = Limits()
+    share: Sharing = Sharing()
     redis_url: SecretStr | None = None
     """The broker of lab mode."""
     api_connections: int = Field(default=12, ge=2)

@@ -9,7 +9,7 @@ import secrets
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from sqlalchemy import ForeignKey, LargeBinary, String, bindparam, select
+from sqlalchemy import ForeignKey, LargeBinary, String, bindparam, false, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from service.database import Base, now
@@ -27,6 +27,13 @@ class User(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(100), unique=True)
     created_at: Mapped[float] = mapped_column(default=now())
+    shares: Mapped[int] = mapped_column(default=1, server_default="1")
+    """Slurm's RawShares: of two users who both wait, one of two shares gets twice as much."""
+    max_running: Mapped[int | None]
+    max_submitted: Mapped[int | None]
+    """In place of the limits of the settings."""
+    may_jump: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether a priority above 100 is taken from this user: it goes before everyone's."""
 
 
 class ApiKey(Base):

@@ -19,6 +19,7 @@ from service.errors import ApiError, invalid
 from service.experiments import states, store
 from service.experiments.artifacts import whole_file
 from service.experiments.curves import hold_still, labels_of, read_series
+from service.experiments.memory import Memory, expected_memory, memory_problems
 from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.place import place_of_next, places
 from service.experiments.schemas import (
@@ -62,13 +63,16 @@ def submit(
 ) -> ExperimentOut:
     """Queue an experiment. With an Idempotency-Key, the same request sent again is answered with
     the experiment that the first one made; another request under the same key is refused."""
-    with _one_request_per_key(), database.transaction() as session:
+    with _refusals(), database.transaction() as session:
         # The key comes first: what was accepted stays so, whatever has been deleted since.
         experiment = store.submitted(session, user.id, submission, idempotency_key)
         if experiment is None:
             _check_limits(submission.spec, settings.limits)
             _check_references(session, user, submission.spec)
-            experiment = store.submit(session, user.id, submission, idempotency_key)
+            memory = _check_memory(session, submission.spec)
+            experiment = store.submit(
+                session, user.id, submission, idempotency_key, settings.share, memory
+            )
         answer = _out(session, experiment, settings)
     log.info("submitted", extra={"experiment_id": answer.id})
     response.headers["Location"] = answer.urls.self
@@ -87,15 +91,20 @@ def validate(
     _check_limits(submission.spec, settings.limits)
     with database.snapshot() as session:
         _check_references(session, user, submission.spec)
+        memory = _check_memory(session, submission.spec)
         place = place_of_next(
             session,
+            user.id,
             submission.spec.compute.device,
             submission.priority,
+            memory.expected,
             settings.worker_silent_s,
+            settings.share,
         )
     return Validation(
         spec=submission.spec,
         masks=submission.spec.mask_count(),
+        memory_bytes=memory.expected,
         queue_position=place.position,
         queue_reason=place.reason,
     )
@@ -127,7 +136,7 @@ def list_experiments(
             session, user.id, limit=limit + 1, before=before, status=status, with_spec=full
         )
         kept, next_cursor = page(found, limit)
-        waiting = places(session, kept, settings.worker_silent_s)
+        waiting = places(session, kept, settings.worker_silent_s, settings.share)
     out = experiment_out if full else summary_out
     items = [out(one, waiting.get(one.id)) for one in kept]
     return _json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
@@ -182,12 +191,13 @@ def retry(
 ) -> ExperimentOut:
     """Queue a new experiment with the spec of one that failed or was cancelled. The
     Idempotency-Key serves as for a submission."""
-    with _one_request_per_key(), database.transaction() as session:
+    with _refusals(), database.transaction() as session:
         old = _find(session, user.id, experiment_id)
         if old.status not in (Status.FAILED, Status.CANCELLED):
             detail = f"only what failed or was cancelled is retried; this is {old.status}"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        answer = _out(session, store.retry(session, old, idempotency_key), settings)
+        made = store.retry(session, old, idempotency_key, settings.share)
+        answer = _out(session, made, settings)
     response.headers["Location"] = answer.urls.self
     return answer
 
@@ -313,21 +323,33 @@ def _check_references(session: Session, user: User, spec: ExperimentSpec) -> Non
         raise _invalid_spec(problems)
 
 
+def _check_memory(session: Session, spec: ExperimentSpec) -> Memory:
+    """What it is expected to take, if there is a worker that could hold it."""
+    memory = expected_memory(session, spec)
+    if problems := memory_problems(session, spec, memory):
+        raise _invalid_spec(problems)
+    return memory
+
+
 def _invalid_spec(problems: list[Problem]) -> ApiError:
     return invalid([Problem(f"/spec{p.pointer}", p.detail) for p in problems])
 
 
 @contextmanager
-def _one_request_per_key() -> Iterator[None]:
+def _refusals() -> Iterator[None]:
     try:
         yield
+    except store.Refused as refusal:
+        jumps = refusal.reason == "may_not_jump"
+        status = HTTPStatus.FORBIDDEN if jumps else HTTPStatus.CONFLICT
+        raise ApiError(status, refusal.reason, str(refusal)) from None
     except store.KeyReused:
         detail = "another request was sent under this Idempotency-Key"
         raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail) from None
 
 
 def _out(session: Session, experiment: Experiment, settings: Settings) -> ExperimentOut:
-    waiting = places(session, [experiment], settings.worker_silent_s)
+    waiting = places(session, [experiment], settings.worker_silent_s, settings.share)
     return experiment_out(experiment, waiting.get(experiment.id))
 
 
