@@ -122,6 +122,10 @@ class Client:
         headers = _once(idempotency_key)
         return self._call("POST", f"/v1/experiments/{experiment_id}:retry", headers=headers)
 
+    def queue(self) -> Json:
+        """Your share of the server and your limits, and what you have waiting, next first."""
+        return self._call("GET", "/v1/queue")
+
     def workers(self) -> list[Json]:
         """The workers that live."""
         found: list[Json] = self._call("GET", "/v1/workers")["items"]
