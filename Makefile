@@ -37,6 +37,7 @@ docs: setup ## the pages of docs/ that are generated
 chaos: setup ## processes killed and servers restarted at random, for most of an hour
 	MPT_CHAOS_SQLITE_RUNS=2000 MPT_CHAOS_POSTGRESQL_RUNS=300 \
 		$(BIN)/pytest -q tests/chaos/test_queue_machine.py --timeout 3600
+	$(BIN)/python -m tests.chaos.fairness
 	$(BIN)/python -m tests.chaos.storm
 
 bench: setup ## the performance claims, each a ratio within one run

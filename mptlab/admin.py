@@ -38,6 +38,7 @@ class Scope(StrEnum):
     metrics = "metrics"
 
 
+USER_COLUMNS = ("name", "role", "active", "shares", "max_running", "max_submitted", "may_jump")
 Name = Annotated[str, typer.Argument(help="the user's name")]
 
 
@@ -56,7 +57,7 @@ def add_user(
 def list_users() -> None:
     """Show all users."""
     with Client() as client:
-        _show(client.users(), "name", "role", "active", "created_at")
+        _show(client.users(), *USER_COLUMNS, "created_at")
 
 
 @user_app.command("set")
@@ -66,13 +67,24 @@ def change_user(
     active: Annotated[
         bool | None, typer.Option("--active/--disabled", help="whether the keys serve")
     ] = None,
+    shares: Annotated[int | None, typer.Option(help="of slots, beside other users'")] = None,
+    max_running: Annotated[int | None, typer.Option(help="at once; 0: as the settings")] = None,
+    max_submitted: Annotated[
+        int | None, typer.Option(help="that have not ended; 0: as the settings")
+    ] = None,
+    may_jump: Annotated[
+        bool | None, typer.Option("--may-jump/--may-not-jump", help="by priorities above 100")
+    ] = None,
 ) -> None:
-    """Give a user another role, or disable the user: at once, all keys included."""
-    changes = _given({"role": role and role.value, "active": active})
+    """Give a user another role, shares of slots or limits, or disable the user: at once, all keys
+    included."""
+    plain = {"role": role and role.value, "active": active, "shares": shares, "may_jump": may_jump}
+    limits = _given({"max_running": max_running, "max_submitted": max_submitted})
+    changes = _given(plain) | {limit: most or None for limit, most in limits.items()}
     if not changes:
-        raise typer.BadParameter("nothing to set: give --role, --active or --disabled")
+        raise typer.BadParameter("nothing to set: see mpt admin user set --help")
     with Client() as client:
-        _show([client.change_user(name, **changes)], "name", "role", "active")
+        _show([client.change_user(name, **changes)], *USER_COLUMNS)
 
 
 @key_app.command("add")

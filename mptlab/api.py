@@ -168,6 +168,10 @@ class Client:
         """Who did what to which object, newest first; `actor` and `object_id` filter."""
         return self._pages("/v1/audit", filters)
 
+    def queue(self) -> Json:
+        """Your share of the server and your limits, and what you have waiting, next first."""
+        return self._call("GET", "/v1/queue")
+
     def workers(self) -> list[Json]:
         """The workers that live."""
         found: list[Json] = self._call("GET", "/v1/workers")["items"]

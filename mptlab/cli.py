@@ -130,6 +130,34 @@ def wait(experiment_id: ExperimentId) -> None:
 
 
 @app.command()
+def queue() -> None:
+    """Print your share of the server (as Slurm's sshare does), and what you have waiting."""
+    with Client() as client:
+        found = client.queue()
+    share = found["share"]
+    columns = ("RawShares", "NormShares", "RawUsage", "EffectvUsage", "LevelFS", "FairShare")
+    names = ("raw_shares", "norm_shares", "raw_usage", "effectv_usage", "level_fs", "fair_share")
+    typer.echo(" ".join(f"{column:>12}" for column in columns))
+    typer.echo(" ".join(f"{_figure(share[name]):>12}" for name in names))
+    running, submitted = (
+        _of(found[name], found[f"max_{name}"]) for name in ("running", "submitted")
+    )
+    typer.echo(f"running {running}, submitted {submitted}")
+    for one in found["items"]:
+        place = one["queue"]
+        start = place["estimated_start"] or "unknown"
+        typer.echo(f"{one['id']}  {place['reason']}; starts: {start}")
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _of(count: int, most: int | None) -> str:
+    return f"{count}" if most is None else f"{count} of {most}"
+
+
+@app.command()
 def curves(
     experiment_id: ExperimentId,
     series: Annotated[str | None, typer.Option(help="only the series of this name")] = None,

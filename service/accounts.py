@@ -1,6 +1,6 @@
 """Finding and changing users and their keys. No function commits."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
@@ -36,8 +36,17 @@ def listed(session: Session) -> Sequence[User]:
     return session.scalars(select(User).order_by(User.name)).all()
 
 
-def change(session: Session, user: User, role: Role | None, active: bool | None) -> None:
-    """Give a user another role, disable or enable it. Raises LastAdmin."""
+def change(
+    session: Session,
+    user: User,
+    role: Role | None,
+    active: bool | None,
+    standing: Mapping[str, object],
+) -> None:
+    """Give a user another role, and other columns that say how it stands in the queue; disable or
+    enable it. Raises LastAdmin."""
+    for name, value in standing.items():
+        setattr(user, name, value)
     admins = select(User).where(User.role == Role.ADMIN, User.disabled_at.is_(None))
     active_admins = session.scalars(admins.with_for_update()).all()
     if role is not None:

@@ -24,6 +24,8 @@ UserName = Annotated[str, Path(pattern=NAME)]
 KeyId = Annotated[str, Path(pattern="^[0-9A-Za-z]{1,16}$")]
 AnyScope = Annotated[Scope, Field(strict=False)]
 DAY_S = 86_400.0
+STANDING = ("shares", "max_running", "max_submitted", "may_jump")
+"""How a user stands in the queue."""
 
 
 class Body(BaseModel):
@@ -42,6 +44,13 @@ class UserChanges(Body):
     role: Role | None = Field(default=None, strict=False)
     active: bool | None = None
     """The keys of a user who is not are refused."""
+    shares: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Of slots: a user of 2 gets twice as much as one of 1 while both wait."""
+    max_running: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_submitted: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """In place of the limits of the settings; null: those."""
+    may_jump: bool = False
+    """Whether priorities above 100, which go before everyone's, are taken from the user."""
 
 
 class NewKey(Body):
@@ -60,6 +69,10 @@ class UserOut(BaseModel):
     role: Role
     active: bool
     created_at: datetime
+    shares: int
+    max_running: int | None
+    max_submitted: int | None
+    may_jump: bool
 
 
 class UserList(BaseModel):
@@ -144,15 +157,18 @@ def add_user(new: NewUser, database: WriterDep, user: Admin) -> UserOut:
 
 @router.patch("/users/{name}")
 def change_user(name: UserName, changes: UserChanges, database: WriterDep, user: Admin) -> UserOut:
-    """Give a user another role, or disable it: its keys serve no longer, at once."""
+    """Give a user another role, shares or limits, or disable it: its keys serve no longer, at
+    once."""
+    wanted = changes.model_dump(exclude_unset=True)
+    standing = {name: wanted[name] for name in STANDING if name in wanted}
     with database.transaction() as session:
         found = _find(session, name)
         try:
-            accounts.change(session, found, changes.role, changes.active)
+            accounts.change(session, found, changes.role, changes.active, standing)
         except accounts.LastAdmin:
             detail = f"{name} is the last admin: make another user one first"
             raise ApiError(HTTPStatus.CONFLICT, "last_admin", detail) from None
-        audit.note(session, user, "user.changed", name, **changes.model_dump(exclude_unset=True))
+        audit.note(session, user, "user.changed", name, **wanted)
         return _user_out(found)
 
 
@@ -241,6 +257,7 @@ def _user_out(user: User) -> UserOut:
         role=Role(user.role),
         active=user.disabled_at is None,
         created_at=_moment(user.created_at),
+        **{name: getattr(user, name) for name in STANDING},
     )
 
 

@@ -6,7 +6,7 @@ import re
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import Depends, FastAPI
 
-from service import administration, health, monitoring, presets
+from service import administration, health, monitoring, presets, queue
 from service.access import AccessLog
 from service.database import Database
 from service.datasets import router as datasets
@@ -29,6 +29,7 @@ ROUTERS = (
     presets.router,
     monitoring.router,
     administration.router,
+    queue.router,
 )
 """What asks for a key."""
 

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mptcore.specs import Limits
+from service.fair_share import FairShare
 from service.logs import LogForm
 
 
@@ -21,6 +22,7 @@ class Settings(BaseSettings):
     database_url: str | None = None
     """SQLAlchemy's URL; unset is SQLite in the store."""
     limits: Limits = Limits()
+    share: FairShare = FairShare()
     redis_url: SecretStr | None = None
     """The broker of lab mode."""
     api_connections: int = Field(default=12, ge=2)

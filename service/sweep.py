@@ -13,7 +13,7 @@ from pathlib import Path
 
 from service import audit
 from service.database import Database
-from service.experiments import keeping
+from service.experiments import keeping, ledger
 from service.experiments.keeping import Kept
 from service.settings import Settings
 from service.start import begin
@@ -80,6 +80,8 @@ def purge(database: Database, settings: Settings, removals: Iterable[Removal]) -
     for one in removals:
         for folder in _folders(settings, one.experiment_id):
             shutil.rmtree(folder, ignore_errors=True)
+        with database.transaction() as session:
+            ledger.fold(session, settings.share)
         with database.transaction() as session:
             if keeping.purge(session, one.experiment_id):
                 audit.note(session, PROCESS, "experiment.purged", one.experiment_id)

@@ -75,6 +75,13 @@ class User(Base):
     role: Mapped[str] = mapped_column(String(16), default=Role.MEMBER, server_default="member")
     disabled_at: Mapped[float | None]
     """Since when the user's keys are refused."""
+    shares: Mapped[int] = mapped_column(default=1, server_default="1")
+    """Slurm's RawShares: of two users who both wait, one of two shares gets twice as much."""
+    max_running: Mapped[int | None]
+    max_submitted: Mapped[int | None]
+    """In place of the limits of the settings."""
+    may_jump: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether a priority above 100 is taken from this user: it goes before everyone's."""
 
 
 class ApiKey(Base):

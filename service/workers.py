@@ -1,5 +1,6 @@
 """Which workers there are: each says so itself, by heartbeats on the database's clock."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.orm import Mapped, Session, aliased, mapped_column
 
 from service.database import Base, insert_new, now
 from service.experiments.models import Experiment, Queue, Status
@@ -38,6 +39,13 @@ class Worker(Base):
     gpu_driver: Mapped[str | None] = mapped_column(String(50))
     gpu_memory_total: Mapped[int | None] = mapped_column(BigInteger)
     gpu_memory_free: Mapped[int | None] = mapped_column(BigInteger)
+    gpu_number: Mapped[int | None]
+    """As the machine counts its GPUs."""
+    gpu_uuid: Mapped[str | None] = mapped_column(String(80))
+    gpu_memory_ours: Mapped[int | None] = mapped_column(BigInteger)
+    """Of the used memory, what this worker's own run has."""
+    run_memory: Mapped[int | None] = mapped_column(BigInteger)
+    """The main memory that it lets a run take."""
     started_at: Mapped[float] = mapped_column(default=now())
     heartbeat_at: Mapped[float] = mapped_column(default=now())
 
@@ -61,6 +69,10 @@ class Vitals:
     gpu_driver: str | None = None
     gpu_memory_total: int | None = None
     gpu_memory_free: int | None = None
+    gpu_number: int | None = None
+    gpu_uuid: str | None = None
+    gpu_memory_ours: int | None = None
+    run_memory: int | None = None
 
 
 def beat(session: Session, worker_id: str, vitals: Vitals) -> None:
@@ -114,6 +126,100 @@ def slots(session: Session, within_s: float) -> dict[Queue, Slots]:
     their way."""
     rows = session.execute(_SLOTS, {"within_s": within_s})
     return {Queue(queue): Slots(count, max(idle, 0)) for queue, count, idle in rows}
+
+
+@dataclass(slots=True)
+class Gpu:
+    """One GPU, by what its workers say of it. Sizes in bytes; `free` is None where it is not
+    known."""
+
+    number: int | None
+    free: int | None
+    total: int | None = None
+    ours: int = 0
+    """What runs of this service have of it."""
+    promised: int = 0
+    """What these runs are expected to take yet."""
+    idle: bool = False
+    """Whether one of its workers is."""
+
+    @property
+    def room(self) -> float:
+        """For one more run."""
+        return math.inf if self.free is None else self.free - self.promised
+
+    @property
+    def room_without_ours(self) -> float:
+        """The same when our runs on it have ended."""
+        return math.inf if self.free is None else self.free + self.ours
+
+    @property
+    def foreign(self) -> int:
+        """What processes outside this service use."""
+        if self.free is None or self.total is None:
+            return 0
+        return max(0, self.total - self.free - self.ours)
+
+
+_RUN = aliased(Experiment)
+_GPUS = (
+    select(Worker, _RUN.id, _RUN.memory_bytes)
+    .outerjoin(_RUN, (_RUN.worker == Worker.id) & (_RUN.status == Status.RUNNING))
+    .where(
+        Worker.queue == Queue.GPU,
+        Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float),
+    )
+    .order_by(Worker.heartbeat_at)
+)
+
+
+def gpus(session: Session, within_s: float) -> list[Gpu]:
+    """The GPUs of the workers heard of within so many seconds, each once."""
+    rows = session.execute(_GPUS, {"within_s": within_s})
+    found: dict[str, Gpu] = {}
+    for worker, run_id, expected in rows:
+        key = worker.gpu_uuid or worker.id
+        gpu = found.setdefault(key, Gpu(worker.gpu_number, None))
+        gpu.free, gpu.total = worker.gpu_memory_free, worker.gpu_memory_total  # the latest word
+        ours = worker.gpu_memory_ours or 0
+        gpu.ours += ours
+        gpu.idle |= run_id is None
+        gpu.promised += max(0, (expected or 0) - ours) if run_id is not None else 0
+    return list(found.values())
+
+
+def room_at(session: Session, worker_id: str) -> float:
+    """For one more run on this worker's GPU. Its workers ask one at a time, so that two do not
+    both take the last of it."""
+    mine = select(Worker.gpu_uuid).where(Worker.id == worker_id)
+    uuid = session.scalar(mine)
+    if uuid is None:
+        return math.inf
+    session.execute(
+        select(Worker.id).where(Worker.gpu_uuid == uuid).order_by(Worker.id).with_for_update()
+    )
+    run = aliased(Experiment)
+    others = session.execute(
+        select(run.memory_bytes, Worker.gpu_memory_ours)
+        .join(run, (run.worker == Worker.id) & (run.status == Status.RUNNING))
+        .where(Worker.gpu_uuid == uuid, Worker.id != worker_id)
+    )
+    promised = sum(max(0, (expected or 0) - (ours or 0)) for expected, ours in others)
+    free = session.scalar(select(Worker.gpu_memory_free).where(Worker.id == worker_id))
+    return math.inf if free is None else free - promised
+
+
+def largest(session: Session) -> dict[Queue, int | None]:
+    """The memory of the largest worker of each queue that has any, also of one that has been silent
+    for some time: a GPU's, or what a run may take of main memory. None where one does not say."""
+    found: dict[Queue, int | None] = {}
+    rows = session.execute(select(Worker.queue, Worker.gpu_memory_total, Worker.run_memory))
+    for name, gpu_total, run_memory in rows:
+        queue = Queue(name)
+        size = gpu_total if queue == Queue.GPU else run_memory
+        known = found.get(queue, 0)
+        found[queue] = None if size is None or known is None else max(known, size)
+    return found
 
 
 def lock_dispatching(session: Session) -> None:

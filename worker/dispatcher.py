@@ -51,9 +51,10 @@ class Dispatcher:
     def _fill(self, session: Session) -> Iterator[Dispatch]:
         """GPUs first, which run what asks for any device soonest."""
         idle = self._idle(session)
+        rules = self.settings.share, self.settings.worker_silent_s
         for name in (Queue.GPU, Queue.CPU):
             for _ in range(idle.get(name, 0)):
-                chosen = dispatch.dispatch_next(session, name)
+                chosen = dispatch.dispatch_next(session, name, *rules)
                 if chosen is None:
                     break
                 yield chosen

@@ -5,12 +5,11 @@ import logging
 from service.database import AWAY, Database
 from service.experiments import dispatch
 from service.experiments.dispatch import Dispatch
-from service.experiments.models import Queue
 from service.settings import Settings
 from service.start import begin
 from worker.fitness import hide_gpus
 from worker.lifetime import Lifetime
-from worker.presence import Presence, worker_name
+from worker.presence import worker_name
 from worker.reaper import Reaper
 from worker.slot import Slot
 from worker.sweeper import Sweeper
@@ -30,13 +29,13 @@ class LocalWorker:
     def run(self) -> None:
         """Work until told to stop. To be called in the main thread."""
         name = worker_name()
-        presence = Presence(self.database, self.settings, name, Queue.CPU)
+        slot = Slot(self.database, self.settings, name)
         reaper = Reaper(self.database, self.settings)
         sweeper = Sweeper(self.database, self.settings)
         beside = [
-            self.lifetime.start(part.run, self.stopping) for part in (reaper, sweeper, presence)
+            self.lifetime.start(part.run, self.stopping)
+            for part in (reaper, sweeper, slot.presence)
         ]
-        slot = Slot(self.database, self.settings, name)
         try:
             slot.be_ready(self.stopping.is_set)
             while not self.stopping.is_set():
@@ -54,7 +53,7 @@ class LocalWorker:
     def _next(self) -> Dispatch | None:
         try:
             with self.database.transaction() as session:
-                return dispatch.dispatch_next(session)
+                return dispatch.dispatch_next(session, sharing=self.settings.share)
         except AWAY as error:
             log.warning("the database is away: %s", error)
             self.stopping.wait(self.settings.heartbeat_s)

@@ -8,11 +8,16 @@ import psutil
 GIB = 2**30
 
 
+def memory_limit(limit: int | None) -> int:
+    """The main memory that a run may take: the settings', or nine tenths of the machine's."""
+    return limit or int(0.9 * psutil.virtual_memory().total)
+
+
 class Memory:
     """The resident memory of a process and its limit, in bytes."""
 
     def __init__(self, limit: int | None):
-        self.limit = limit or int(0.9 * psutil.virtual_memory().total)
+        self.limit = memory_limit(limit)
         self.peak = 0
 
     def is_over(self, pid: int | None) -> bool:

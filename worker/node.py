@@ -18,7 +18,7 @@ from service.start import begin
 from worker.celery_app import RUN, broker_answers, make_celery
 from worker.fitness import UnfitWorker, hide_gpus, require_gpu
 from worker.lifetime import Lifetime
-from worker.presence import Presence, worker_name
+from worker.presence import worker_name
 from worker.slot import Slot
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Node:
         self.lifetime = Lifetime()
         self.stopping = self.lifetime.stopping
         self.database = Database(settings.url)
-        self.slot = Slot(self.database, settings, worker_name())
+        self.slot = Slot(self.database, settings, worker_name(), queue)
         self.celery = make_celery(settings)
 
     def run(self) -> None:
@@ -41,9 +41,8 @@ class Node:
         self.celery.task(name=RUN)(self._run)
         worker_shutting_down.connect(self._shut_down)
         self.slot.be_ready(self.stopping.is_set)
-        presence = Presence(self.database, self.settings, self.slot.name, self.queue)
         beats = self.lifetime.start(
-            presence.run,
+            self.slot.presence.run,
             self.stopping,
             lambda: not self.slot.occupied.locked(),
             lambda: broker_answers(self.settings),

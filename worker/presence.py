@@ -15,6 +15,7 @@ from service.database import AWAY, Database
 from service.experiments.models import Queue
 from service.settings import Settings
 from service.workers import Vitals
+from worker.memory import memory_limit
 
 log = logging.getLogger(__name__)
 
@@ -23,19 +24,21 @@ def worker_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def vitals(queue: Queue) -> Vitals:
-    """What this process's machine has now; of several GPUs the first that is visible."""
+def vitals(queue: Queue, run_memory: int | None = None, run_pid: int | None = None) -> Vitals:
+    """What this process's machine has now; of several GPUs the first that is visible. `run_pid` is
+    the run's that is under way, if there is one."""
     common: dict[str, Any] = {
         "host": socket.gethostname(),
         "queue": queue,
         "memory_free": psutil.virtual_memory().available,
+        "run_memory": memory_limit(run_memory),
     }
     if queue == Queue.CPU:
         return Vitals(**common)
-    return Vitals(**common, **_gpu())
+    return Vitals(**common, **_gpu(run_pid))
 
 
-def _gpu() -> dict[str, Any]:
+def _gpu(run_pid: int | None) -> dict[str, Any]:
     try:
         pynvml.nvmlInit()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -51,20 +54,43 @@ def _gpu() -> dict[str, Any]:
             "gpu_driver": str(pynvml.nvmlSystemGetDriverVersion()),
             "gpu_memory_total": int(memory.total),
             "gpu_memory_free": int(memory.free),
+            "gpu_number": int(pynvml.nvmlDeviceGetIndex(handle)),
+            "gpu_uuid": str(pynvml.nvmlDeviceGetUUID(handle)),
+            "gpu_memory_ours": _memory_of(handle, run_pid),
         }
     except pynvml.NVMLError as error:
         log.warning("no GPU can be seen: %s", error)
         return {}
 
 
+def _memory_of(handle: Any, run_pid: int | None) -> int:
+    """What a run has of a GPU's memory; 0 where the driver does not tell."""
+    if run_pid is None:
+        return 0
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return sum(int(one.usedGpuMemory or 0) for one in processes if one.pid == run_pid)
+
+
 class Presence:
     """Beats from a thread of its own, while the main thread is busy with a run."""
 
-    def __init__(self, database: Database, settings: Settings, name: str, queue: Queue):
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        name: str,
+        queue: Queue,
+        run_pid: Callable[[], int | None] = lambda: None,
+    ):
         self.database = database
         self.settings = settings
         self.name = name
         self.queue = queue
+        self._run_pid = run_pid
+
+    def vitals(self) -> Vitals:
+        """As they are now."""
+        return vitals(self.queue, self.settings.run_memory_bytes, self._run_pid())
 
     def run(
         self,
@@ -89,7 +115,7 @@ class Presence:
     def _beat(self) -> float:
         try:
             with self.database.transaction() as session:
-                workers.beat(session, self.name, vitals(self.queue))
+                workers.beat(session, self.name, self.vitals())
                 return workers.oldest_dispatch_age(session, self.queue)
         except AWAY as error:
             log.warning("the database is away: %s", error)

@@ -1,6 +1,7 @@
 """One slot: it claims what was dispatched to it and runs it."""
 
 import logging
+import math
 import shutil
 import sys
 import threading
@@ -9,14 +10,16 @@ from dataclasses import replace
 
 import structlog
 
+from service import workers
 from service.database import AWAY, Database
 from service.experiments import lease, states, store
 from service.experiments.lease import Claim
-from service.experiments.models import Experiment
+from service.experiments.models import Experiment, Queue
 from service.references import input_files
 from service.settings import Settings
 from worker.children import Spawned, WarmParent
 from worker.fitness import UNFIT, UnfitWorker
+from worker.presence import Presence
 from worker.runner import Runner
 from worker.supervisor import Supervision
 
@@ -27,15 +30,22 @@ class Slot:
     """What every kind of worker has one of. To be used in the main thread, which runners die
     with."""
 
-    def __init__(self, database: Database, settings: Settings, name: str):
+    def __init__(self, database: Database, settings: Settings, name: str, queue: Queue = Queue.CPU):
         self.database = database
         self.settings = settings
         self.name = name
+        self.presence = Presence(database, settings, name, queue, lambda: self.run_pid)
         self.occupied = threading.Lock()
         """Held from before a claim to the end of its run."""
         self.runner: Runner | None = None
         """Of the run that is under way."""
         self._warm_parent: WarmParent | None = None
+
+    @property
+    def run_pid(self) -> int | None:
+        """The process of the run that is under way."""
+        runner = self.runner
+        return None if runner is None else runner.child.pid
 
     def warm_up(self) -> None:
         """Have torch imported for the runs to come, where that can be and is not done yet."""
@@ -75,19 +85,25 @@ class Slot:
                 log.warning("the database is away: %s", error)
                 return False
             if claim is None:
-                log.info("dispatch %d is stale", dispatch_no)
+                log.info("dispatch %d is stale, or has no room here", dispatch_no)
                 return False
             self._supervise(claim, is_stopping)
             return True
 
     def _claim(self, experiment_id: str, dispatch_no: int) -> Claim | None:
+        vitals = self.presence.vitals()
         with self.database.transaction() as session:
+            room = math.inf
+            if vitals.queue == Queue.GPU:  # as it is now, and as the next choice is to see it
+                workers.beat(session, self.name, vitals)
+                room = workers.room_at(session, self.name)
             claim = lease.claim(
                 session,
                 experiment_id,
                 dispatch_no,
                 worker=self.name,
                 lease_s=self.settings.lease_s,
+                room=room,
             )
             if claim is None:
                 return None

@@ -17,7 +17,7 @@ from mptcore.protocol.exit_codes import INVALID, STOPPED
 from service.database import AWAY, Database
 from service.experiments import lease
 from service.experiments.lease import Claim, FailureCause, LeaseLost
-from service.experiments.models import DesiredState, Status
+from service.experiments.models import DesiredState, Queue, Status
 from service.experiments.recording import Batch, record
 from service.settings import Settings
 from worker.children import GONE
@@ -72,6 +72,7 @@ class Supervision:
         self._kernel_kills = kernel_kills()
         self._decided: Outcome | None = None  # from here, whatever the runner's exit status
         self._refused = False
+        self._device_peak: int | None = None
         self._kill_at: float | None = None
 
     def run(self, is_stopping: Callable[[], bool]) -> str:
@@ -134,6 +135,9 @@ class Supervision:
             return
         if line["record"] == "failure":
             self.failure = FailureCause(line["cause"], line["message"])
+            return
+        if line["record"] == "memory":
+            self._device_peak = line["device_bytes"]
             return
         batch = self._batches[-1]
         try:
@@ -257,10 +261,19 @@ class Supervision:
         if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # not of its own doing
             log.warning("the runner was killed")
             most = self.settings.max_lost
-            return Outcome("lost", lambda session: lease.mark_lost(session, self.claim, most))
+            return Outcome(
+                "lost", lambda session: lease.mark_lost(session, self.claim, most, self._peak)
+            )
         kind = "invalid" if status == INVALID else "error"
         message = self.runner.stderr[-4000:] or f"the runner ended with status {status}"
         return self._finish(Status.FAILED, FailureCause(kind, message))
+
+    @property
+    def _peak(self) -> int | None:
+        """Bytes that the run took at most: of main memory, or of its GPU's, as it said."""
+        if self.claim.queue == Queue.GPU:
+            return self._device_peak
+        return self._memory.peak or None
 
     def _with_peak(self, failure: FailureCause) -> FailureCause:
         if failure.kind != "oom":
@@ -273,10 +286,13 @@ class Supervision:
     def _finish(self, status: Status, failure: FailureCause | None = None) -> Outcome:
         if failure is not None:
             log.warning("it fails: %s: %s", failure.kind, failure.message)
-        return Outcome(status, lambda session: lease.finish(session, self.claim, status, failure))
+        return Outcome(
+            status,
+            lambda session: lease.finish(session, self.claim, status, failure, self._peak),
+        )
 
     def _release(self) -> Outcome:
-        return Outcome("unfinished", lambda session: lease.release(session, self.claim))
+        return Outcome("unfinished", lambda session: lease.release(session, self.claim, self._peak))
 
     def _settle(self) -> Outcome:
         """Commit the last records, then the outcome, however long the database is away."""

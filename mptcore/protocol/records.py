@@ -115,6 +115,15 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What the run took of its GPU's memory at most, in bytes, as torch's allocator reserved it:
+    for whoever plans the next one. It has no place in the run's sequence ("seq": null)."""
+
+    kind: ClassVar = "memory"
+    device_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """The last record of a run that failed: its cause and, where known, its cure."""
 
@@ -123,7 +132,18 @@ class Failure:
     message: str
 
 
-Record = Point | Metric | Progress | Log | Artifact | Checkpoint | Restart | Ready | Failure
+Record = (
+    Point
+    | Metric
+    | Progress
+    | Log
+    | Artifact
+    | Checkpoint
+    | Restart
+    | Ready
+    | DeviceMemory
+    | Failure
+)
 
 
 class RunError(Exception):

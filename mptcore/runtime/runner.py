@@ -8,9 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TextIO
 
+import torch
+
 from mptcore.protocol.exit_codes import COMPLETE, FAILED, STOPPED
 from mptcore.protocol.orders import Assignment, Order
-from mptcore.protocol.records import Failure, Progress, Record, Restart, RunError, encode
+from mptcore.protocol.records import (
+    DeviceMemory,
+    Failure,
+    Progress,
+    Record,
+    Restart,
+    RunError,
+    encode,
+)
 from mptcore.runtime import checkpoint, inputs
 from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import ExperimentSpec
@@ -53,6 +63,13 @@ class SpecRunner:
 
     def run(self) -> int:
         """The exit status. Failures that the user can mend end as a failure record."""
+        status = self._run()
+        if self.supervised and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            with suppress(BrokenPipeError):
+                self._emit_unnumbered(DeviceMemory(torch.cuda.max_memory_reserved()))
+        return status
+
+    def _run(self) -> int:
         try:
             for record in self._records():
                 if record is not None:

@@ -7,26 +7,35 @@ from dataclasses import dataclass
 from typing import TypeVarTuple
 
 from sqlalchemy import (
+    BigInteger,
     ScalarSelect,
     Select,
     Subquery,
+    bindparam,
+    func,
     select,
     union_all,
     update,
 )
 from sqlalchemy.orm import Session
 
+from service import workers
 from service.database import now
+from service.experiments import shares
+from service.experiments.lease import MOST_BYTES
 from service.experiments.models import (
     DEVICES,
     Device,
-    Experiment,
     Queue,
     Status,
 )
+from service.experiments.shares import EXPERIMENTS, Standing
 from service.experiments.states import note_status
+from service.fair_share import FairShare
 
 Ts = TypeVarTuple("Ts")
+
+HEARD_OF_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,34 +47,84 @@ class Dispatch:
     queue: Queue
 
 
-def dispatch_next(session: Session, for_queue: Queue = Queue.CPU) -> Dispatch | None:
-    """Choose the next queued experiment (priority, then age) that a worker of this queue may run
-    and mark it dispatched, under a new number that only one claim can use. None where nothing
-    waits."""
-    row = session.execute(_DISPATCH_NEXT[for_queue]).one_or_none()
-    if row is None:
-        return None
-    note_status(session, row.id, Status.DISPATCHED, dispatch_no=row.dispatch_no)
-    return Dispatch(row.id, row.dispatch_no, for_queue)
+def dispatch_next(
+    session: Session,
+    for_queue: Queue = Queue.CPU,
+    sharing: FairShare | None = None,
+    within_s: float = HEARD_OF_S,
+) -> Dispatch | None:
+    """Choose the next queued experiment that a worker of this queue may run and mark it dispatched,
+    under a new number that only one claim can use: of the user who has had least for its shares,
+    the highest priority, then the oldest. A user at its limit is passed over, and what no idle
+    GPU has the memory for. None where nothing may run. One such choice is made at a time, so that
+    no limit is passed. A worker is one that was heard of within so many seconds."""
+    workers.lock_dispatching(session)
+    standings = shares.standings(session, sharing or FairShare())
+    may_run = [one for one in standings if not one.is_at_limit]
+    room: int | None = None
+    for user in shares.in_turn(session, may_run, for_queue):
+        if for_queue == Queue.GPU and room is None:
+            room = _room(session, user, within_s)
+        if for_queue == Queue.CPU and _is_kept_for_a_gpu(session, user, within_s):
+            continue
+        chosen = {"owner": user.owner_id, "room": room}
+        row = session.execute(_DISPATCH[for_queue], chosen).one_or_none()
+        if row is not None:
+            note_status(session, row.id, Status.DISPATCHED, dispatch_no=row.dispatch_no)
+            return Dispatch(row.id, row.dispatch_no, for_queue)
+    return None
+
+
+def _is_kept_for_a_gpu(session: Session, user: Standing, within_s: float) -> bool:
+    """Whether a CPU run would take the last place under the user's limit from a GPU run that comes
+    before it, and that a worker may run."""
+    if not user.has_one_place or not workers.gpus(session, within_s):
+        return False
+    return shares.gpu_run_is_first(shares.firsts(session, [user])[user.owner_id])
+
+
+def _room(session: Session, next_in_turn: Standing, within_s: float) -> int:
+    """The memory of the idle GPU that has most. None where the next in turn waits only for runs of
+    ours to end, on a GPU that several workers share: smaller ones would take its place for ever."""
+    idle = [gpu for gpu in workers.gpus(session, within_s) if gpu.idle]
+    if not idle:
+        return MOST_BYTES
+    room = max(gpu.room for gpu in idle)
+    found = shares.firsts(session, [next_in_turn])[next_in_turn.owner_id]
+    first = shares.first_for(found, Queue.GPU)
+    needed = 0 if first is None else session.scalar(_MEMORY, {"id": first.id}) or 0
+    if room < needed <= max(gpu.room_without_ours for gpu in idle):
+        return -1
+    return int(min(room, MOST_BYTES))
+
+
+_MEMORY = select(EXPERIMENTS.c.memory_bytes).where(EXPERIMENTS.c.id == bindparam("id"))
 
 
 def _next(for_queue: Queue) -> ScalarSelect[str]:
-    """Of the first of each device, each one look into the index, the very first."""
-    firsts = union_all(*(select(_first(device)) for device in DEVICES[for_queue])).subquery()
+    """Of the user's first of each device, each one look into the index, the very first."""
+    looks = (select(_first(device, for_queue)) for device in DEVICES[for_queue])
+    firsts = union_all(*looks).subquery()
     first = select(firsts.c.id).order_by(firsts.c.priority.desc(), firsts.c.id).limit(1)
     return first.scalar_subquery()
 
 
-def _first(device: Device) -> Subquery:
-    """The oldest of the highest priority: two looks, each along one end of the index. No index of
-    plain columns has both orders at once, and by id alone PostgreSQL would walk along all that
-    ever ran."""
-    waits = (Experiment.status == Status.QUEUED) & (Experiment.device == device)
-    highest = select(Experiment.priority).where(waits).order_by(Experiment.priority.desc())
+def _first(device: Device, for_queue: Queue) -> Subquery:
+    """The oldest of the highest priority: two looks, each along one end of a stretch of the index.
+    No index of plain columns has both orders at once, and by id alone PostgreSQL would walk along
+    all that ever ran."""
+    waits = (
+        (EXPERIMENTS.c.status == Status.QUEUED)
+        & (EXPERIMENTS.c.owner_id == bindparam("owner"))
+        & (EXPERIMENTS.c.device == device)
+    )
+    if for_queue == Queue.GPU:
+        waits &= func.coalesce(EXPERIMENTS.c.memory_bytes, 0) <= bindparam("room", type_=BigInteger)
+    highest = select(EXPERIMENTS.c.priority).where(waits).order_by(EXPERIMENTS.c.priority.desc())
     oldest = (
-        select(Experiment.id, Experiment.priority)
-        .where(waits, Experiment.priority >= _one_free(highest).scalar_subquery())
-        .order_by(Experiment.priority, Experiment.id)
+        select(EXPERIMENTS.c.id, EXPERIMENTS.c.priority)
+        .where(waits, EXPERIMENTS.c.priority >= _one_free(highest).scalar_subquery())
+        .order_by(EXPERIMENTS.c.priority, EXPERIMENTS.c.id)
     )
     return _one_free(oldest).subquery()
 
@@ -75,17 +134,16 @@ def _one_free(query: Select[*Ts]) -> Select[*Ts]:
     return query.limit(1).with_for_update(skip_locked=True)
 
 
-_DISPATCH_NEXT = {
-    for_queue: update(Experiment)
-    .where(Experiment.id == _next(for_queue), Experiment.status == Status.QUEUED)
+_DISPATCH = {
+    for_queue: update(EXPERIMENTS)
+    .where(EXPERIMENTS.c.id == _next(for_queue), EXPERIMENTS.c.status == Status.QUEUED)
     .values(
         status=Status.DISPATCHED,
         queue=for_queue,
-        dispatch_no=Experiment.dispatch_no + 1,
+        dispatch_no=EXPERIMENTS.c.dispatch_no + 1,
         dispatched_at=now(),
     )
-    .returning(Experiment.id, Experiment.dispatch_no)
-    .execution_options(synchronize_session=False)
+    .returning(EXPERIMENTS.c.id, EXPERIMENTS.c.dispatch_no)
     for for_queue in Queue
 }
 """Made once: idle workers ask ten times a second."""

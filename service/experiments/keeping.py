@@ -12,6 +12,7 @@ from service.experiments.models import (
     TERMINAL,
     WAITING,
     Artifact,
+    Attempt,
     Block,
     Checkpoint,
     DesiredState,
@@ -102,16 +103,22 @@ def _started_from(session: Session) -> Iterator[str]:
         yield from (one for one in row if one is not None)
 
 
-RECORDS = (Series, Metric, Event, Artifact, Checkpoint)
+RECORDS = (Series, Metric, Event, Artifact, Checkpoint, Attempt)
 """The tables whose rows are an experiment's own, and go with it."""
 
 
 def purge(session: Session, experiment_id: str) -> bool:
-    """Forget a deleted experiment: its records and its row. False where another has."""
+    """Forget a deleted experiment: its records and its row. False where another has, or where its
+    attempts are not yet in their owner's usage."""
     held = select(Experiment.id).where(
         Experiment.id == experiment_id, Experiment.deleted_at.is_not(None)
     )
     if session.scalar(held.with_for_update(skip_locked=True)) is None:
+        return False
+    unfolded = select(Attempt).where(
+        Attempt.experiment_id == experiment_id, Attempt.folded.is_(False)
+    )
+    if session.scalar(select(unfolded.exists())):
         return False
     count_purged(session, experiment_id)
     series = select(Series.id).where(Series.experiment_id == experiment_id)

@@ -3,6 +3,7 @@
 Every function takes a session and commits nothing. Times are the database's own (`now()`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from service.database import now
+from service.experiments import ledger
 from service.experiments.models import (
     TERMINAL,
     Artifact,
@@ -29,10 +31,14 @@ from service.experiments.models import (
     Event,
     Experiment,
     Metric,
+    Queue,
     Series,
     Status,
 )
 from service.experiments.states import is_terminal, note_status
+
+MOST_BYTES = 2**62
+"""More memory than there is."""
 
 
 class LeaseLost(Exception):
@@ -46,6 +52,7 @@ class Claim:
     experiment_id: str
     attempt: int
     spec: dict[str, Any]
+    queue: str = Queue.CPU
     checkpoints: Sequence[Checkpoint] = ()
     """Where it can go on from, the latest first; none: from the beginning."""
     inputs: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -66,18 +73,26 @@ class FailureCause:
 
 
 def claim(
-    session: Session, experiment_id: str, dispatch_no: int, *, worker: str, lease_s: float
+    session: Session,
+    experiment_id: str,
+    dispatch_no: int,
+    *,
+    worker: str,
+    lease_s: float,
+    room: float = math.inf,
 ) -> Claim | None:
     """Begin an attempt: raise the fence and take the lease. None where the dispatch is not the
-    current one. It goes on from the latest checkpoint, and the records after that (or all) go in
-    the same transaction. Whether the file is whole the runner sees: from an earlier one, or from
-    the beginning, it gives the same records."""
+    current one, or where it takes more than `room` bytes: then it goes back to the queue. A run
+    goes on from the latest checkpoint, and the records after that (or all) go in the same
+    transaction. Whether the file is whole the runner sees: from an earlier one, or from the
+    beginning, it gives the same records."""
     row = session.execute(
         update(Experiment)
         .where(
             Experiment.id == experiment_id,
             Experiment.status == Status.DISPATCHED,
             Experiment.dispatch_no == dispatch_no,
+            func.coalesce(Experiment.memory_bytes, 0) <= min(room, MOST_BYTES),
         )
         .values(
             status=Status.RUNNING,
@@ -90,17 +105,44 @@ def claim(
             progress_total=None,
             progress_unit=None,
         )
-        .returning(Experiment.attempt, Experiment.spec)
+        .returning(
+            Experiment.id,
+            Experiment.attempt,
+            Experiment.spec,
+            Experiment.owner_id,
+            Experiment.queue,
+            Experiment.estimated_bytes,
+        )
     ).one_or_none()
     if row is None:
+        _put_back(session, experiment_id, dispatch_no, "no memory for it here")
         return None
-    begun = Claim(experiment_id, row.attempt, row.spec, checkpoints(session, experiment_id))
+    ledger.begin(session, row, worker)
+    found = checkpoints(session, experiment_id)
+    begun = Claim(experiment_id, row.attempt, row.spec, row.queue or Queue.CPU, found)
     _delete_records(session, experiment_id, begun.after_seq)
     details = {"attempt": row.attempt, "worker": worker}
     if begun.checkpoints:
         details["resumed_after"] = begun.after_seq
     note_status(session, experiment_id, Status.RUNNING, **details)
     return begun
+
+
+def _put_back(session: Session, experiment_id: str, dispatch_no: int, reason: str) -> None:
+    """To the queue, if this is still the current dispatch of it."""
+    put_back = session.execute(
+        update(Experiment)
+        .where(
+            Experiment.id == experiment_id,
+            Experiment.status == Status.DISPATCHED,
+            Experiment.dispatch_no == dispatch_no,
+        )
+        .values(status=Status.QUEUED)
+        .returning(Experiment.id)
+    ).one_or_none()
+    if put_back is not None:
+        details = {"unclaimed_dispatch": dispatch_no, "reason": reason}
+        note_status(session, experiment_id, Status.QUEUED, **details)
 
 
 _latest_checkpoint = (
@@ -164,13 +206,20 @@ def _lease_lost(claim: Claim) -> LeaseLost:
 
 
 def finish(
-    session: Session, claim: Claim, status: Status, failure: FailureCause | None = None
+    session: Session,
+    claim: Claim,
+    status: Status,
+    failure: FailureCause | None = None,
+    peak_bytes: int | None = None,
 ) -> None:
-    """End the attempt and with it the experiment. Raises LeaseLost."""
-    _end(session, claim, status, finished_at=now(), **_failure_columns(failure))
+    """End the attempt and with it the experiment; `peak_bytes` is the memory that it took. Raises
+    LeaseLost."""
+    _end(session, claim, status, peak_bytes, finished_at=now(), **_failure_columns(failure))
 
 
-def mark_lost(session: Session, claim: Claim, max_lost: int) -> Status:
+def mark_lost(
+    session: Session, claim: Claim, max_lost: int, peak_bytes: int | None = None
+) -> Status:
     """Say that this attempt's runner was killed from outside, and do what the reaper would.
     Raises LeaseLost."""
     lost = session.execute(
@@ -180,16 +229,17 @@ def mark_lost(session: Session, claim: Claim, max_lost: int) -> Status:
     ).one_or_none()
     if lost is None:
         raise _lease_lost(claim)
+    ledger.end(session, claim.experiment_id, claim.attempt, peak_bytes=peak_bytes)
     return _after_loss(session, lost, max_lost)
 
 
-def release(session: Session, claim: Claim) -> Status:
+def release(session: Session, claim: Claim, peak_bytes: int | None = None) -> Status:
     """End the attempt unfinished, by its owner's wish or its worker's: paused or cancelled where
     that is desired by now, else back in the queue; not counted as lost. Raises LeaseLost."""
     desired = heartbeat(session, claim, lease_s=0)
     status = UNFINISHED[desired]
     columns = {"finished_at": now()} if status == Status.CANCELLED else {}
-    _end(session, claim, status, **columns)
+    _end(session, claim, status, peak_bytes, **columns)
     return status
 
 
@@ -201,7 +251,9 @@ UNFINISHED = {
 """Where an unfinished run goes, by what its owner wants."""
 
 
-def _end(session: Session, claim: Claim, status: Status, **columns: object) -> None:
+def _end(
+    session: Session, claim: Claim, status: Status, peak_bytes: int | None, **columns: object
+) -> None:
     ended = session.execute(
         _owned(claim)
         .values(status=status, lease_expires_at=None, **columns)
@@ -209,6 +261,7 @@ def _end(session: Session, claim: Claim, status: Status, **columns: object) -> N
     ).one_or_none()
     if ended is None:
         raise _lease_lost(claim)
+    ledger.end(session, claim.experiment_id, claim.attempt, peak_bytes=peak_bytes)
     if is_terminal(status):
         _forget_checkpoints(session, [claim.experiment_id])
     note_status(session, claim.experiment_id, status, attempt=claim.attempt)
@@ -229,13 +282,7 @@ def reap(
     may hang from there to this very statement."""
     clock = now() if as_of is None else literal(as_of)
     done = []
-    expired = session.execute(
-        update(Experiment)
-        .where(_free(Experiment.status == Status.RUNNING, Experiment.lease_expires_at < clock))
-        .values(status=Status.QUEUED, lost=Experiment.lost + 1, lease_expires_at=None)
-        .returning(Experiment.id, Experiment.lost, Experiment.attempt, Experiment.desired_state)
-    ).all()
-    done += [(row.id, _after_loss(session, row, max_lost)) for row in expired]
+    done += [(row.id, _after_loss(session, row, max_lost)) for row in _lose_expired(session, clock)]
     unclaimed = session.execute(
         update(Experiment)
         .where(
@@ -251,6 +298,26 @@ def reap(
         note_status(session, row.id, Status.QUEUED, unclaimed_dispatch=row.dispatch_no)
         done.append((row.id, Status.QUEUED))
     return done
+
+
+def _lose_expired(
+    session: Session, clock: ColumnElement[float]
+) -> Sequence[Row[str, int, int, str]]:
+    """Put back the runs whose lease has expired. Their slots counted until then: their owners do
+    not pay for a reaper that was away."""
+    leases = session.execute(
+        select(Experiment.id, Experiment.attempt, Experiment.lease_expires_at)
+        .where(Experiment.status == Status.RUNNING, Experiment.lease_expires_at < clock)
+        .with_for_update(skip_locked=True)
+    ).all()
+    for experiment_id, attempt, expired_at in leases:
+        ledger.end(session, experiment_id, attempt, expired_at)
+    return session.execute(
+        update(Experiment)
+        .where(Experiment.id.in_([row.id for row in leases]))
+        .values(status=Status.QUEUED, lost=Experiment.lost + 1, lease_expires_at=None)
+        .returning(Experiment.id, Experiment.lost, Experiment.attempt, Experiment.desired_state)
+    ).all()
 
 
 def _free(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:

@@ -35,6 +35,7 @@ class Status(StrEnum):
 
 
 TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
+UNFINISHED = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING, Status.PAUSED)
 WAITING = (Status.QUEUED, Status.DISPATCHED, Status.PAUSED)
 
 
@@ -77,7 +78,7 @@ class Experiment(Owned, Base):
     __tablename__ = "experiments"
     __table_args__ = (
         Index("ix_experiments_owner_id_id", "owner_id", "id"),
-        Index("ix_experiments_queue", "status", "device", "priority", "id"),
+        Index("ix_experiments_queue", "status", "owner_id", "device", "priority", "id"),
         Index(
             "ix_experiments_shared",
             "id",
@@ -108,6 +109,11 @@ class Experiment(Owned, Base):
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     device: Mapped[str] = mapped_column(String(8), default=_device_of_spec)
     """The spec's, where the queue finds it by its index."""
+    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """What a run of it is expected to take of its device, by what its family has learned; null
+    where it is not known."""
+    estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """The same by its spec alone."""
     retry_of: Mapped[str | None] = mapped_column(String(32))
     idempotency_key: Mapped[str | None] = mapped_column(String(200))
     submission_sha256: Mapped[str | None] = mapped_column(String(64))
@@ -147,6 +153,43 @@ class Purged(Base):
     waits_s: Mapped[float] = mapped_column(default=0.0)
     runs: Mapped[int] = mapped_column(BigInteger, default=0)
     runs_s: Mapped[float] = mapped_column(default=0.0)
+
+
+class Attempt(Base):
+    """The ledger: who had which kind of slot, from when until when. A line begins with the claim
+    and ends in the transaction that ends the attempt. `folded` are those that are in `usage`."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (
+        Index("ix_attempts_folded_owner_id", "folded", "owner_id"),
+        Index("ix_attempts_queue_ended_at", "queue", "ended_at"),
+        Index("ix_attempts_family_queue_ended_at", "family", "queue", "ended_at"),
+    )
+
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
+    queue: Mapped[str] = mapped_column(String(16))
+    worker: Mapped[str] = mapped_column(String(200))
+    started_at: Mapped[float]
+    ended_at: Mapped[float | None]
+    folded: Mapped[bool] = mapped_column(default=False)
+    family: Mapped[str] = mapped_column(String(32))
+    estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """By the spec alone: its family learns from how the peak compares with it."""
+    peak_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """The most that it took: of main memory on a CPU, of the device's on a GPU."""
+
+
+class Usage(Base):
+    """What the folded attempts of a user came to, decayed to `as_of`: slot-seconds in seconds of a
+    CPU slot."""
+
+    __tablename__ = "usage"
+
+    owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), primary_key=True)
+    slot_s: Mapped[float] = mapped_column(default=0.0)
+    as_of: Mapped[float] = mapped_column(default=0.0)
 
 
 class Checkpoint(Base):

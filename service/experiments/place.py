@@ -1,62 +1,135 @@
-"""Where a queued experiment stands, and why it waits."""
+"""Where a queued experiment stands, why it waits, and when it may start."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, case, func, select
 from sqlalchemy.orm import Session
 
 from service import workers
+from service.experiments import forecast, shares
+from service.experiments.forecast import Forecast
+from service.experiments.ledger import slot_weight
 from service.experiments.models import DEVICES, Device, Experiment, Queue, Status
-from service.experiments.schemas import QueuePlace
-from service.workers import Slots
+from service.experiments.schemas import QueuePlace, moment
+from service.experiments.shares import MOST_PRIORITY, Standing
+from service.fair_share import FairShare
+from service.workers import Gpu, Slots
 
 QUEUES = {device: tuple(queue for queue in Queue if device in DEVICES[queue]) for device in Device}
 """Of which queues' workers each device takes one."""
 
 LAST = "g"
 """After every id."""
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """What decides a place."""
 
+    owner_id: int
     device: str
     priority: int
     id: str
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What all places of one moment rest on."""
+
+    sharing: FairShare
+    standings: Mapping[int, Standing]
+    queued: Mapping[tuple[int, Queue], tuple[int, int]]
+    """How many each user has in each queue, and how many of these jump."""
+    slots: Mapping[Queue, Slots]
+    gpus: Sequence[Gpu]
+    forecasts: Mapping[Queue, Forecast]
+    older: Collection[int]
+    """Users who have had as much as the one that asks, and whose next experiment is older."""
+    gpu_run_is_first: bool
+    """Of those of the one that asks."""
 
 
 def places(
-    session: Session, experiments: Sequence[Experiment], within_s: float
+    session: Session,
+    experiments: Sequence[Experiment],
+    within_s: float,
+    sharing: FairShare | None = None,
 ) -> dict[str, QueuePlace]:
-    """The places of those of these experiments that are queued, by their ids, in two queries
-    however many they are. A worker is one that was heard of within so many seconds."""
+    """The places of those of these experiments of one user that are queued, by their ids, in a few
+    queries however many they are. A worker is one that was heard of within so many seconds."""
     queued = [
-        Waiting(one.device, one.priority, one.id)
+        Waiting(one.owner_id, one.device, one.priority, one.id, one.memory_bytes)
         for one in experiments
         if one.status == Status.QUEUED
     ]
     if not queued:
         return {}
-    slots = workers.slots(session, within_s)
     if len(queued) == 1:
-        before = {queued[0].id: _count_before(session, queued[0])}
+        own = {queued[0].id: _count_own(session, queued[0])}
     else:
-        before = _count_before_each(session, [one.id for one in queued])
-    return {one.id: _place(one, before[one.id], slots) for one in queued if one.id in before}
+        own = _count_own_each(session, queued)
+    scene = _scene(session, queued[0].owner_id, within_s, sharing or FairShare())
+    return {one.id: _place(one, own[one.id], scene) for one in queued if one.id in own}
 
 
-def place_of_next(session: Session, device: str, priority: int, within_s: float) -> QueuePlace:
+def place_of_next(
+    session: Session,
+    owner_id: int,
+    device: str,
+    priority: int,
+    memory_bytes: int | None,
+    within_s: float,
+    sharing: FairShare | None = None,
+) -> QueuePlace:
     """The place of one that were submitted now."""
-    one = Waiting(device, priority, LAST)
-    return _place(one, _count_before(session, one), workers.slots(session, within_s))
+    one = Waiting(owner_id, device, priority, LAST, memory_bytes)
+    scene = _scene(session, owner_id, within_s, sharing or FairShare())
+    return _place(one, _count_own(session, one), scene)
 
 
-def _count_before(session: Session, one: Waiting) -> dict[Queue, int]:
-    """How many queued experiments each queue's workers take before this one. Two counts, for
-    each is a range of the index."""
-    waits = Experiment.status == Status.QUEUED
+def _scene(session: Session, owner_id: int, within_s: float, sharing: FairShare) -> Scene:
+    standings = {one.owner_id: one for one in shares.standings(session, sharing)}
+    mine = standings[owner_id]
+    tied = [one for one in standings.values() if one.highest and one.level == mine.level]
+    firsts = shares.firsts(session, [mine, *tied]) if tied else {}
+    oldest = {
+        owner: min(first.id for first in found.values()) for owner, found in firsts.items() if found
+    }
+    return Scene(
+        sharing=sharing,
+        standings=standings,
+        older={owner for owner, first in oldest.items() if first < oldest.get(owner_id, LAST)},
+        gpu_run_is_first=shares.gpu_run_is_first(firsts.get(owner_id, {})),
+        queued=_queued(session),
+        slots=workers.slots(session, within_s),
+        gpus=workers.gpus(session, within_s),
+        forecasts=forecast.forecasts(session),
+    )
+
+
+def _queued(session: Session) -> dict[tuple[int, Queue], tuple[int, int]]:
+    jumps = func.sum(case((Experiment.priority > MOST_PRIORITY, 1), else_=0))
+    rows = session.execute(
+        select(Experiment.owner_id, Experiment.device, func.count(), jumps)
+        .where(Experiment.status == Status.QUEUED)
+        .group_by(Experiment.owner_id, Experiment.device)
+    ).all()
+    found: dict[tuple[int, Queue], tuple[int, int]] = {}
+    for owner_id, device, count, jumping in rows:
+        for queue in QUEUES[Device(device)]:
+            before = found.get((owner_id, queue), (0, 0))
+            found[owner_id, queue] = before[0] + count, before[1] + jumping
+    return found
+
+
+def _count_own(session: Session, one: Waiting) -> dict[Queue, int]:
+    """How many queued experiments of the same user each queue's workers take before this one. Two
+    counts, for each is a range of the index."""
+    waits = (Experiment.status == Status.QUEUED) & (Experiment.owner_id == one.owner_id)
     equal = (Experiment.priority == one.priority) & (Experiment.id < one.id)
     counts = {}
     for queue in QUEUES[Device(one.device)]:
@@ -69,13 +142,15 @@ def _count_before(session: Session, one: Waiting) -> dict[Queue, int]:
     return counts
 
 
-def _count_before_each(session: Session, ids: Sequence[str]) -> dict[str, dict[Queue, int]]:
-    """The same of many, in one walk along the queue."""
+def _count_own_each(session: Session, queued: Sequence[Waiting]) -> dict[str, dict[Queue, int]]:
+    """The same of many, in one walk along their users' queues."""
+    owners = {one.owner_id for one in queued}
     rows = (
         select(Experiment.id, *(_before(queue).label(queue.value) for queue in Queue))
-        .where(Experiment.status == Status.QUEUED)
+        .where(Experiment.status == Status.QUEUED, Experiment.owner_id.in_(owners))
         .subquery()
     )
+    ids = [one.id for one in queued]
     found = session.execute(select(rows).where(rows.c.id.in_(ids))).mappings()
     return {row["id"]: {queue: row[queue.value] for queue in Queue} for row in found}
 
@@ -83,21 +158,99 @@ def _count_before_each(session: Session, ids: Sequence[str]) -> dict[str, dict[Q
 def _before(queue: Queue) -> ColumnElement[int]:
     counts = case((Experiment.device.in_(DEVICES[queue]), 1), else_=0)
     order = (Experiment.priority.desc(), Experiment.id)
-    upto_this = func.sum(counts).over(order_by=order, rows=(None, 0))
+    upto_this = func.sum(counts).over(
+        partition_by=Experiment.owner_id, order_by=order, rows=(None, 0)
+    )
     return upto_this - counts
 
 
-def _place(one: Waiting, before: Mapping[Queue, int], slots: Mapping[Queue, Slots]) -> QueuePlace:
+def _position(one: Waiting, own: int, queue: Queue, scene: Scene) -> int:
+    """How many are taken before it if each counts what a run takes on average: who has had least
+    for its shares is next, and has then had one run more."""
+    charge = slot_weight(scene.sharing, queue) * scene.forecasts[queue].usual_s(scene.sharing)
+    mine, older = scene.standings[one.owner_id], scene.older
+    level = (mine.charged_s + own * charge) / mine.shares
+    jumps = one.priority > MOST_PRIORITY
+    position = own
+    for user in scene.standings.values():
+        count, jumping = scene.queued.get((user.owner_id, queue), (0, 0))
+        if user.owner_id == one.owner_id or not count or user.is_at_limit:
+            continue
+        sooner = _below(user, level, charge, user.owner_id in older)
+        if jumps:
+            position += min(jumping, sooner)
+        else:
+            position += max(jumping, min(count, sooner))
+    return position
+
+
+def _below(user: Standing, level: float, charge: float, wins_ties: bool) -> int:
+    """How many runs a user is given before another user at this level is."""
+    runs = (level * user.shares - user.charged_s) / charge
+    if runs < 0:
+        return 0
+    return math.floor(runs) + 1 if wins_ties else math.ceil(runs)
+
+
+def _place(one: Waiting, own: Mapping[Queue, int], scene: Scene) -> QueuePlace:
     wanted = QUEUES[Device(one.device)]
-    served = [queue for queue in wanted if queue in slots]
-    position = min(before[queue] for queue in served or wanted)
+    served = [queue for queue in wanted if queue in scene.slots]
+    positions = {queue: _position(one, own[queue], queue, scene) for queue in served or wanted}
+    position = min(positions.values())
     if not served:
         kind = f"{wanted[0].upper()} worker" if len(wanted) == 1 else "worker"
-        return QueuePlace(position=position, reason=f"no {kind} is registered")
+        return _unknown(position, f"no {kind} is registered")
+    mine = scene.standings[one.owner_id]
+    if mine.is_at_limit:
+        reason = f"{mine.under_way} of your runs are running, your limit is {mine.max_running}"
+        return _with_start(position, reason, _start_at_limit(mine, scene))
+    if served == [Queue.CPU] and scene.gpus and mine.has_one_place and scene.gpu_run_is_first:
+        reason = f"your limit is {mine.max_running}, and your GPU run before it has the last place"
+        return _unknown(position, reason)
+    if served == [Queue.GPU] and (used := _no_memory(one, scene.gpus)):
+        return _unknown(position, used)
+    starts = [scene.forecasts[q].start_after(positions[q], scene.slots[q]) for q in served]
+    start = min((s for s in starts if s is not None), default=None)
+    return _with_start(position, _turn(position, served, scene.slots), start)
+
+
+def _turn(position: int, served: Sequence[Queue], slots: Mapping[Queue, Slots]) -> str:
     turn = f"{position} before it" if position else "next in turn"
     if any(slots[queue].idle for queue in served):
-        return QueuePlace(position=position, reason=turn)
+        return turn
     busy = " and ".join(f"{slots[queue].workers} {queue.upper()}" for queue in served)
     total = sum(slots[queue].workers for queue in served)
     which = f"the only {served[0].upper()} worker is" if total == 1 else f"all {busy} workers are"
-    return QueuePlace(position=position, reason=f"{which} busy, {turn}")
+    return f"{which} busy, {turn}"
+
+
+def _no_memory(one: Waiting, gpus: Sequence[Gpu]) -> str | None:
+    """Why no GPU has the memory for it even when our own runs have ended; None where one has."""
+    needed = one.memory_bytes or 0
+    if not gpus or any(gpu.room_without_ours >= needed for gpu in gpus):
+        return None
+    used = [
+        f"GPU {'' if gpu.number is None else gpu.number} is used by a process outside this service "
+        f"({gpu.foreign / GIB:.0f} GiB)"
+        for gpu in gpus
+        if gpu.foreign
+    ]
+    takes = f"the run takes about {needed / GIB:.3g} GiB"
+    return f"{' and '.join(used) or 'no GPU has the memory'}; {takes}"
+
+
+def _start_at_limit(mine: Standing, scene: Scene) -> float | None:
+    """Not before one of the user's own runs has ended."""
+    ends = [one.ends.get(mine.owner_id) for one in scene.forecasts.values()]
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _unknown(position: int, reason: str) -> QueuePlace:
+    return QueuePlace(position=position, reason=reason, estimated_start=None, estimate=reason)
+
+
+def _with_start(position: int, reason: str, start: float | None) -> QueuePlace:
+    estimate = forecast.BASIS if start is not None else forecast.UNKNOWN
+    return QueuePlace(
+        position=position, reason=reason, estimated_start=moment(start), estimate=estimate
+    )

@@ -24,6 +24,7 @@ from service.dependencies import (
 from service.errors import ApiError, invalid
 from service.experiments import keeping, states, store
 from service.experiments.finding import ExperimentId, find, find_own
+from service.experiments.memory import Memory, expected_memory, memory_problems
 from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.place import place_of_next, places
 from service.experiments.schemas import (
@@ -61,13 +62,22 @@ def submit(
 ) -> ExperimentOut:
     """Queue an experiment. With an Idempotency-Key, the same request sent again is answered with
     the experiment that the first one made; another request under the same key is refused."""
-    with _one_request_per_key(), database.transaction() as session:
+    with _refusals(), database.transaction() as session:
         # The key comes first: what was accepted stays so, whatever has been deleted since.
         experiment = store.submitted(session, user.id, submission, idempotency_key)
         if experiment is None:
             _check_limits(submission.spec, settings.limits)
             _check_references(session, user.id, submission.spec)
-            experiment = store.submit(session, user.id, submission, idempotency_key, user)
+            memory = _check_memory(session, submission.spec)
+            experiment = store.submit(
+                session,
+                user.id,
+                submission,
+                idempotency_key,
+                by=user,
+                sharing=settings.share,
+                memory=memory,
+            )
         answer = _out(session, experiment, settings)
     log.info("submitted", extra={"experiment_id": answer.id})
     response.headers["Location"] = answer.urls.self
@@ -86,15 +96,20 @@ def validate(
     _check_limits(submission.spec, settings.limits)
     with database.snapshot() as session:
         _check_references(session, user.id, submission.spec)
+        memory = _check_memory(session, submission.spec)
         place = place_of_next(
             session,
+            user.id,
             submission.spec.compute.device,
             submission.priority,
+            memory.expected,
             settings.worker_silent_s,
+            settings.share,
         )
     return Validation(
         spec=submission.spec,
         masks=submission.spec.mask_count(),
+        memory_bytes=memory.expected,
         queue_position=place.position,
         queue_reason=place.reason,
     )
@@ -134,7 +149,7 @@ def list_experiments(
             with_spec=full,
         )
         kept, next_cursor = page(found, limit)
-        waiting = places(session, kept, settings.worker_silent_s)
+        waiting = places(session, kept, settings.worker_silent_s, settings.share)
     out = experiment_out if full else summary_out
     items = [out(one, waiting.get(one.id)) for one in kept]
     return as_json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
@@ -167,8 +182,9 @@ def change(
 ) -> ExperimentOut:
     """Change what stands beside the spec: name, tags, note, priority, visibility, pinned."""
     wanted = changes.model_dump(exclude_unset=True)
-    with database.transaction() as session:
+    with _refusals(), database.transaction() as session:
         experiment = find_own(session, user, experiment_id)
+        store.check_priority(session, experiment.owner_id, wanted.get("priority", 0))
         for name, value in wanted.items():
             setattr(experiment, name, value)
         # Its texts are the owner's, and long.
@@ -230,7 +246,7 @@ def retry(
 ) -> ExperimentOut:
     """Queue a new experiment with the spec of one that failed or was cancelled. The
     Idempotency-Key serves as for a submission."""
-    with _one_request_per_key(), database.transaction() as session:
+    with _refusals(), database.transaction() as session:
         old = find_own(session, user, experiment_id)
         if old.status not in (Status.FAILED, Status.CANCELLED):
             detail = f"only what failed or was cancelled is retried; this is {old.status}"
@@ -239,7 +255,7 @@ def retry(
         if again is None:
             # What was shared when the old one was submitted may be so no longer.
             _check_references(session, old.owner_id, stored_spec(old.spec))
-            again = store.retry(session, old, idempotency_key, user)
+            again = store.retry(session, old, idempotency_key, by=user, sharing=settings.share)
         answer = _out(session, again, settings)
     response.headers["Location"] = answer.urls.self
     return answer
@@ -284,19 +300,31 @@ def _check_references(session: Session, owner_id: int, spec: ExperimentSpec) -> 
         raise _invalid_spec(problems)
 
 
+def _check_memory(session: Session, spec: ExperimentSpec) -> Memory:
+    """What it is expected to take, if there is a worker that could hold it."""
+    memory = expected_memory(session, spec)
+    if problems := memory_problems(session, spec, memory):
+        raise _invalid_spec(problems)
+    return memory
+
+
 def _invalid_spec(problems: list[Problem]) -> ApiError:
     return invalid([Problem(f"/spec{p.pointer}", p.detail) for p in problems])
 
 
 @contextmanager
-def _one_request_per_key() -> Iterator[None]:
+def _refusals() -> Iterator[None]:
     try:
         yield
+    except store.Refused as refusal:
+        jumps = refusal.reason == "may_not_jump"
+        status = HTTPStatus.FORBIDDEN if jumps else HTTPStatus.CONFLICT
+        raise ApiError(status, refusal.reason, str(refusal)) from None
     except store.KeyReused:
         detail = "another request was sent under this Idempotency-Key"
         raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail) from None
 
 
 def _out(session: Session, experiment: Experiment, settings: Settings) -> ExperimentOut:
-    waiting = places(session, [experiment], settings.worker_silent_s)
+    waiting = places(session, [experiment], settings.worker_silent_s, settings.share)
     return experiment_out(experiment, waiting.get(experiment.id))

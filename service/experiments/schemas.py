@@ -22,8 +22,9 @@ class Submission(BaseModel):
     name: Line | None = None
     tags: Annotated[list[Line], Field(max_length=50)] = []
     note: Annotated[str, Field(max_length=10_000)] | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] = 0
-    """Higher runs first."""
+    priority: Annotated[int, Field(ge=-100, le=200)] = 0
+    """Of your own experiments, higher runs first. Above 100 it goes before everyone's, for users
+    whom an administrator lets."""
     visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
     """Whether the lab may read it, and start from what it trained."""
 
@@ -36,7 +37,7 @@ class Changes(BaseModel):
     name: Line | None = None
     tags: Annotated[list[Line], Field(max_length=50)] = []
     note: Annotated[str, Field(max_length=10_000)] | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    priority: Annotated[int, Field(ge=-100, le=200)] = 0
     visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
     pinned: bool = False
     """Neither its age nor a quota removes what is pinned."""
@@ -48,6 +49,8 @@ class Validation(BaseModel):
     spec: ExperimentSpec
     masks: int | None
     """How many masks would be scored; where a target is set, at most."""
+    memory_bytes: int
+    """What a run is expected to take of its device, about."""
     queue_position: int
     """How many queued experiments would run before it, on the workers that it may run on."""
     queue_reason: str
@@ -61,11 +64,54 @@ class Progress(BaseModel):
 
 
 class QueuePlace(BaseModel):
-    """Where a queued experiment stands among those that wait for the same workers, and why it
-    waits."""
+    """Where a queued experiment stands among those that wait for the same workers, why it waits,
+    and when it may start; null where that is not known. `estimate` says what the estimate rests on,
+    or why there is none."""
 
     position: int
     reason: str
+    estimated_start: datetime | None
+    estimate: str
+
+
+class Share(BaseModel):
+    """A user's part of the server, in the words of Slurm's sshare. Usage is in decayed
+    slot-seconds, a second of a GPU slot counted as several of a CPU slot."""
+
+    raw_shares: int
+    norm_shares: float
+    """Of the shares of all users."""
+    raw_usage: float
+    effectv_usage: float
+    """Of the usage of all users."""
+    level_fs: float | None
+    """norm_shares / effectv_usage: above 1 the user has had less than its part; null before any
+    use."""
+    fair_share: float
+    """1 for the user who is next in turn, falling evenly to 1 / users for the last."""
+
+
+class QueuedOut(BaseModel):
+    """One of the caller's experiments that wait."""
+
+    id: str
+    name: str | None
+    priority: int
+    device: str
+    created_at: datetime
+    queue: QueuePlace
+
+
+class QueueOut(BaseModel):
+    """How the caller stands: what it may have and has, its share, and what waits, in its order."""
+
+    running: int
+    max_running: int | None
+    submitted: int
+    max_submitted: int
+    share: Share
+    items: list[QueuedOut]
+    """The first hundred."""
 
 
 class FailureOut(BaseModel):

@@ -4,17 +4,20 @@ whom they are open; what was deleted is in none."""
 import hashlib
 from collections.abc import Sequence
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer, joinedload
 from uuid6 import uuid7
 
 from service import audit
-from service.experiments.models import Artifact, Experiment, Metric, Status
+from service.experiments.memory import Memory
+from service.experiments.models import UNFINISHED, Artifact, Experiment, Metric, Status
 from service.experiments.schemas import Submission
+from service.experiments.shares import MOST_PRIORITY
 from service.experiments.states import note_status
+from service.fair_share import FairShare
 from service.sharing import Visibility, Whose, readable, reader, shared
-from service.users import Caller
+from service.users import Caller, User
 
 _BY_ID = (
     select(Experiment)
@@ -26,6 +29,14 @@ _OWN = _BY_ID.where(Experiment.owner_id == bindparam("owner_id"))
 _READABLE = _BY_ID.where(readable(Experiment))
 _METRICS = select(Metric).where(Metric.experiment_id == bindparam("id")).order_by(Metric.seq)
 """Made once: to make a statement costs as much as to execute it."""
+
+
+class Refused(Exception):
+    """What a user may not submit: `reason` is a word for programs."""
+
+    def __init__(self, reason: str, detail: str):
+        super().__init__(detail)
+        self.reason = reason
 
 
 class KeyReused(Exception):
@@ -47,19 +58,24 @@ def submit(
     owner_id: int,
     submission: Submission,
     idempotency_key: str | None = None,
+    *,
     by: Caller | None = None,
+    sharing: FairShare | None = None,
+    memory: Memory | None = None,
 ) -> Experiment:
     """Store a new experiment in the queue, or find what the same submission made under the same
-    key before. Raises KeyReused."""
+    key before. Raises KeyReused, and Refused where the user has as many as it may."""
     experiment = Experiment(
         id=uuid7().hex,
         owner_id=owner_id,
         spec=submission.spec.model_dump(mode="json"),
         idempotency_key=idempotency_key,
         submission_sha256=_digest(submission),
+        memory_bytes=memory.expected if memory else None,
+        estimated_bytes=memory.by_spec if memory else None,
         **submission.model_dump(include={"name", "tags", "note", "priority", "visibility"}),
     )
-    return _enqueue_once(session, experiment, by)
+    return _enqueue_once(session, experiment, by, sharing or FairShare())
 
 
 def _digest(submission: Submission) -> str:
@@ -82,11 +98,14 @@ def retry(
     session: Session,
     old: Experiment,
     idempotency_key: str | None = None,
+    *,
     by: Caller | None = None,
+    sharing: FairShare | None = None,
 ) -> Experiment:
     """Queue a new experiment like an old one, or find what the same retry made under the same key
-    before. Raises KeyReused."""
-    kept = ("owner_id", "name", "tags", "note", "priority", "visibility", "spec")
+    before. Raises KeyReused and Refused."""
+    kept = ("owner_id", "name", "tags", "note", "priority", "visibility", "spec", "memory_bytes",
+            "estimated_bytes")  # fmt: skip
     experiment = Experiment(
         id=uuid7().hex,
         retry_of=old.id,
@@ -94,23 +113,25 @@ def retry(
         submission_sha256=_retry_digest(old),
         **{name: getattr(old, name) for name in kept},
     )
-    return _enqueue_once(session, experiment, by)
+    return _enqueue_once(session, experiment, by, sharing or FairShare())
 
 
 def _retry_digest(old: Experiment) -> str:
     return hashlib.sha256(f"retry {old.id}".encode()).hexdigest()
 
 
-def _enqueue_once(session: Session, experiment: Experiment, by: Caller | None) -> Experiment:
+def _enqueue_once(
+    session: Session, experiment: Experiment, by: Caller | None, sharing: FairShare
+) -> Experiment:
     if experiment.idempotency_key is None:
-        return _enqueue(session, experiment, by)
+        return _enqueue(session, experiment, by, sharing)
     owner_id, key = experiment.owner_id, experiment.idempotency_key
     digest = experiment.submission_sha256
     # A savepoint: the unique key decides between two requests at the same time.
     try:
         with session.begin_nested():
-            return _enqueue(session, experiment, by)
-    except IntegrityError:
+            return _enqueue(session, experiment, by, sharing)
+    except (IntegrityError, Refused):
         first = _made(session, owner_id, key, digest)
         if first is None:
             raise
@@ -129,7 +150,10 @@ def _made(session: Session, owner_id: int, key: str, digest: str | None) -> Expe
     return find(session, owner_id, first.id)
 
 
-def _enqueue(session: Session, experiment: Experiment, by: Caller | None) -> Experiment:
+def _enqueue(
+    session: Session, experiment: Experiment, by: Caller | None, sharing: FairShare
+) -> Experiment:
+    _check_limits(session, experiment, sharing)
     session.add(experiment)
     session.flush()
     note_status(session, experiment.id, Status.QUEUED)
@@ -139,6 +163,47 @@ def _enqueue(session: Session, experiment: Experiment, by: Caller | None) -> Exp
     stored = find(session, experiment.owner_id, experiment.id)
     assert stored is not None
     return stored
+
+
+def _check_limits(session: Session, experiment: Experiment, sharing: FairShare) -> None:
+    """Whether its owner may have one more. A user's submissions pass here one at a time, so that
+    two at once do not both take the last place. Raises Refused."""
+    owner_id = experiment.owner_id
+    check_priority(session, owner_id, experiment.priority)
+    count, most = submitted_of(session, owner_id, sharing)
+    if count >= most:
+        detail = f"{count} of your experiments have not ended, and your limit is {most}"
+        raise Refused("limit_reached", detail)
+
+
+def check_priority(session: Session, owner_id: int, priority: int) -> None:
+    """Whether the owner may have experiments of it. Raises Refused. Holds the user's row."""
+    may_jump = session.scalar(
+        select(User.may_jump).where(User.id == owner_id).with_for_update(key_share=True)
+    )
+    if priority > MOST_PRIORITY and not may_jump:
+        detail = f"a priority above {MOST_PRIORITY} jumps the queue: an administrator allows it"
+        raise Refused("may_not_jump", detail)
+
+
+def submitted_of(session: Session, owner_id: int, sharing: FairShare) -> tuple[int, int]:
+    """How many experiments of a user have not ended, and how many that may be."""
+    own = session.scalar(select(User.max_submitted).where(User.id == owner_id))
+    mine = select(func.count()).where(
+        Experiment.owner_id == owner_id, Experiment.status.in_(UNFINISHED)
+    )
+    return session.scalar(mine) or 0, sharing.max_submitted if own is None else own
+
+
+def next_in_turn(session: Session, owner_id: int, limit: int) -> Sequence[Experiment]:
+    """The owner's queued experiments, in the order in which they would run."""
+    query = (
+        select(Experiment)
+        .where(Experiment.owner_id == owner_id, Experiment.status == Status.QUEUED)
+        .options(defer(Experiment.spec, raiseload=True))
+    )
+    order = (Experiment.priority.desc(), Experiment.id)
+    return session.scalars(query.order_by(*order).limit(limit)).all()
 
 
 def find(session: Session, owner_id: int, experiment_id: str) -> Experiment | None:

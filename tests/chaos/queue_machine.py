@@ -10,26 +10,27 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sqlalchemy import event
+from sqlalchemy import select
 
 from service.database import Database
-from service.experiments import lease, states, store
+from service.experiments import lease, ledger, states, store
 from service.experiments.dispatch import Dispatch, dispatch_next
 from service.experiments.lease import Claim, FailureCause, LeaseLost
 from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
+from service.fair_share import FairShare
+from service.users import User
+from tests.support.fake_clock import FakeClock
 from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec
 from tests.support.records import RECORDS
 from worker.supervisor import UNSTORABLE
 
 LEASE_S, DISPATCH_TIMEOUT_S, MAX_LOST = 10.0, 30.0, 3
-CLOCKS = {
-    "((julianday('now') - 2440587.5) * 86400.0)": "",
-    "extract(epoch from clock_timestamp())::float8": "::float8",
-}
-"""The database's clock as SQL, and the type of the number that takes its place."""
+SHARING = FairShare(half_life_s=100, advance_s=1)
+LIMITS = {2: 1, 3: 2}
+"""How many runs these users may have at once; user 1 has no limit."""
 
 
 @dataclass
@@ -52,27 +53,30 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.database = type(self).new_database()
-        self.clock = 1_000_000.0
-        event.listen(self.database.engine, "before_cursor_execute", self._set_clock, retval=True)
+        self._clock = FakeClock(self.database.engine)
+        with self.database.transaction() as session:
+            for user, limit in LIMITS.items():
+                session.add(User(id=user, name=f"user {user}", max_running=limit))
         self.submitted: list[str] = []
         self.touched: set[str] = set()  # since the last check
         self.messages: list[Dispatch] = []
         self.runs: dict[int, Run] = {}
 
-    def _set_clock(self, *arguments: Any) -> tuple[str, Any]:
-        """SQLAlchemy's before_cursor_execute: the statement is the third argument."""
-        statement, parameters = arguments[2:4]
-        for clock, cast in CLOCKS.items():
-            statement = statement.replace(clock, f"({self.clock!r}{cast})")
-        return statement, parameters
+    @property
+    def clock(self) -> float:
+        return self._clock.now
+
+    @clock.setter
+    def clock(self, now: float) -> None:
+        self._clock.now = now
 
     # Users
 
-    @rule(priority=st.integers(-1, 1))
-    def submit(self, priority: int) -> None:
+    @rule(user=st.integers(1, 3), priority=st.integers(-1, 1))
+    def submit(self, user: int, priority: int) -> None:
         submission = Submission.model_validate({"spec": ppca_spec(), "priority": priority})
         with self.database.transaction() as session:
-            made = store.submit(session, 1, submission)
+            made = store.submit(session, user, submission)
         assert made is not None
         self.submitted.append(made.id)
 
@@ -97,7 +101,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _dispatch_next(self) -> Dispatch | None:
         with self.database.transaction() as session:
-            return dispatch_next(session)
+            return dispatch_next(session, sharing=SHARING)
 
     @precondition(lambda self: self.messages)
     @rule(data=st.data(), worker=st.integers(1, 3), keep=st.booleans())
@@ -276,7 +280,19 @@ class QueueMachine(RuleBasedStateMachine):
         for worker in fresh:
             assert self._owns(self.runs[worker]), "a run within its lease was reaped"
 
+    @rule()
+    def fold(self) -> None:
+        with self.database.transaction() as session:
+            ledger.fold(session, SHARING)
+
     # What always holds
+
+    @invariant()
+    def no_user_has_more_under_way_than_its_limit(self) -> None:
+        under_way = Experiment.status.in_((Status.DISPATCHED, Status.RUNNING))
+        with self.database.snapshot() as session:
+            owners = session.scalars(select(Experiment.owner_id).where(under_way)).all()
+        assert all(owners.count(user) <= limit for user, limit in LIMITS.items())
 
     @invariant()
     def records_are_those_of_an_undisturbed_run(self) -> None:
@@ -311,6 +327,7 @@ class QueueMachine(RuleBasedStateMachine):
             if 1 in self.runs:
                 claim = self.runs[1].claim
                 self._end(1, partial(lease.finish, claim=claim, status=Status.SUCCEEDED))
-        counts = check(self.database, dict.fromkeys(self.submitted, RECORDS))
+        everything = dict.fromkeys(self.submitted, RECORDS)
+        counts = check(self.database, everything, sharing=SHARING)
         self.database.close()
         assert counts.clean, str(counts)

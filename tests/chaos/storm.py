@@ -11,13 +11,14 @@ import tempfile
 import threading
 import time
 import uuid
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from mptlab import Client, Refused
 from service.database import AWAY, Database
@@ -25,9 +26,10 @@ from service.experiments.models import DesiredState, Event, Experiment, Status
 from service.experiments.states import is_terminal, request
 from service.prepare import prepare
 from service.settings import Settings
+from service.users import User, ensure_key
 from tests.chaos.plan import LONG, SHORT, Plan
 from tests.support.invariants import Counts, Record, check
-from tests.support.processes import Lab
+from tests.support.processes import Lab, wait_until
 from tests.support.servers import PostgreSQL, Redis
 from tests.support.undisturbed import ENDLESS, KINDS, LARGE, LARGE_BYTES, undisturbed_records
 
@@ -38,6 +40,8 @@ SETTLE_S = 240.0
 STALL_S = 20.0
 ORPHAN_S = 30.0
 LEASE_S = 3.0
+LIMITS = {"second": 1, "third": 2}
+"""How many runs these users may have at once; the local user has no limit."""
 
 
 @dataclass
@@ -76,19 +80,21 @@ class Storm:
 
     def run(self) -> tuple[Counts, dict[str, int]]:
         """Disturb, let it settle, stop; the invariants' counts, and the others that must be 0."""
+        self._add_users()
         expected = {name: undisturbed_records(spec) for name, spec in SPECS.items()}
         for name in self.commands:
             self._start(name)
         submitter = threading.Thread(target=self._submit, args=[expected])
         submitter.start()
         try:
+            wait_until(lambda: bool(self.accepted), timeout_s=SETTLE_S, what="a first experiment")
             self._disturb()
         finally:
             self._calm.set()
             submitter.join()
         database = Database(self.settings.url)
         self._settle(database)
-        counts = check(database, self.accepted)
+        counts = check(database, self.accepted, sharing=self.settings.share)
         zeros = {
             "false reaps": self._false_reaps(database),
             "false failures": self._false_failures(database),
@@ -99,13 +105,29 @@ class Storm:
 
     # What is asked of the lab meanwhile
 
+    def _add_users(self) -> None:
+        """Each with a key beside the local user's."""
+        with closing(Database(self.settings.url)) as database, database.transaction() as session:
+            for name, limit in LIMITS.items():
+                ensure_key(session, name, self._key_file(name))
+                session.execute(update(User).where(User.name == name).values(max_running=limit))
+
+    def _key_file(self, name: str) -> Path:
+        return self.settings.key_file.with_name(f"key-{name}")
+
     def _submit(self, expected: dict[str, list[Record]]) -> None:
-        """Keep a few experiments waiting; a request without an answer is sent again."""
-        key = self.settings.key_file.read_text().strip()
+        """Keep a few experiments of each waiting; a request without an answer is sent again."""
+        files = [self.settings.key_file, *map(self._key_file, LIMITS)]
         pick = random.Random(self.plan.seed + 1)
-        with Client(f"http://127.0.0.1:{self.lab.port}", key, timeout_s=10) as client:
+        url = f"http://127.0.0.1:{self.lab.port}"
+        with ExitStack() as stack:
+            clients = [
+                stack.enter_context(Client(url, file.read_text().strip(), timeout_s=10))
+                for file in files
+            ]
             while not self._calm.is_set():
-                if self._outstanding(client) < 4:
+                client = pick.choice(clients)
+                if self._outstanding(client) < 3:
                     kind = pick.choice(sorted(SPECS))
                     made = self._insist(client, SPECS[kind], f"storm-{uuid.uuid4().hex}")
                     if made is not None:

@@ -56,6 +56,19 @@ def test_submit_wait_curves(environment: dict[str, str], tmp_path: Path) -> None
     assert series["x"] == [1, 2, 3, 4, 5, 6]
 
 
+def test_the_queue_and_ones_share_of_it(environment: dict[str, str], client: Client) -> None:
+    spec = ppca_spec(compute__device="cuda")
+    waiting = client.submit(spec)["id"]
+    code, output, _ = mpt(environment, "queue")
+    client.cancel(waiting)
+    assert code == 0
+    names, figures, limits, *items = output.splitlines()
+    assert names.split()[:2] == ["RawShares", "NormShares"]
+    assert figures.split()[:2] == ["1", "1"]
+    assert limits.startswith("running 0, submitted 1 of ")
+    assert items == [f"{waiting}  no GPU worker is registered; starts: unknown"]
+
+
 def test_submit_from_standard_input_and_wait(environment: dict[str, str]) -> None:
     code, output, _ = mpt(environment, "submit", "-", "--wait", text=json.dumps(ppca_spec()))
     assert code == 0

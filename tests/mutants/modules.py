@@ -6,6 +6,7 @@ these only the ones that reach the mutant.
 
 QUEUE = ("tests/service/experiments",)
 API = ("tests/service/test_api.py", "tests/service/test_refused.py")
+KEYS = ("tests/service/test_whose_key.py", "tests/service/test_users.py")
 LANGUAGE = ("tests/mptcore/families/masked_lm",)
 ESTIMATION = ("tests/mptcore/estimation",)
 
@@ -18,7 +19,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "service/experiments/dispatch.py": QUEUE,
     "service/experiments/store.py": ("tests/service/experiments/test_store.py",),
-    "service/users.py": ("tests/service/test_whose_key.py",),
+    "service/keys.py": KEYS,
+    "service/users.py": KEYS,
     "worker/supervisor.py": ("tests/worker/test_supervision.py", "tests/worker/test_exits.py"),
     "mptlab/retries.py": ("tests/mptlab/test_pauses.py",),
     "mptlab/api.py": ("tests/mptlab/test_client.py", "tests/mptlab/test_requests.py"),

@@ -13,8 +13,9 @@ from service.experiments import keeping
 from service.experiments.models import TERMINAL, Artifact, Block, Experiment, Series, Status
 from service.experiments.recording import record
 from service.settings import Settings
-from tests.service.test_api import points, run
+from tests.service.test_api import points
 from tests.service.test_users import admin, bearer, database_of, member, place, processes
+from tests.support.attempts import claim_next
 from tests.support.ppca_spec import ppca_spec
 from worker.sweeper import Sweeper
 
@@ -142,7 +143,7 @@ def test_a_purge_leaves_nothing_of_it_and_all_of_others(admin: TestClient, place
     kept_files = leave_file(admin, place, kept, 1)
     before = rows(database)
     one = submit(admin)
-    claim = run(database)
+    claim = claim_next(database)
     batch = points(9)
     batch.add({"seq": 10, "record": "metric", "name": "lml", "labels": {}, "value": 0.0,
                "std_err": None})  # fmt: skip
@@ -153,7 +154,7 @@ def test_a_purge_leaves_nothing_of_it_and_all_of_others(admin: TestClient, place
     files = leave_file(admin, place, one, 1)
     more = {name for name, number in rows(database).items() if number > before[name]}
     assert more == {"experiments", "series", "blocks", "metrics", "events", "artifacts",
-                    "checkpoints", "audit"}  # fmt: skip
+                    "checkpoints", "audit", "attempts"}  # fmt: skip
     becomes(admin, one, Status.FAILED)
     admin.delete(f"/v1/experiments/{one}")
     patient = place.model_copy(update={"purge_after_s": 60.0})

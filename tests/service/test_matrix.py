@@ -103,6 +103,7 @@ MATRIX = [
     row("GET", "/v1/presets/{name}/verdict", "422 422   422    422   422    401  401  401  403",
         query={"experiment": "a"}),
     row("GET", "/v1/workers",               "200  200   200    200   200    401  401  401  403"),
+    row("GET", "/v1/queue",                 "200  200   200    200   200    401  401  401  403"),
     row("GET", "/v1/me",                    "200  200   200    200   200    401  401  401  200"),
     row("GET", "/v1/users",                 "403  403   403    200   403    401  401  401  403",
         scope=Scope.ADMIN),

@@ -16,6 +16,7 @@ from service.main import create_app
 from service.prepare import prepare
 from service.settings import Settings
 from service.users import MAY, ApiKey, Role, Scope, User, ensure_key
+from tests.support.ppca_spec import ppca_spec
 
 ME = "/v1/me"
 
@@ -267,3 +268,36 @@ def test_a_user_of_a_key_file_is_a_member(database: Database, tmp_path: Path) ->
     with database.transaction() as session:
         ensure_key(session, "ann", tmp_path / "key")
         assert session.scalar(select(User.role).where(User.name == "ann")) == Role.MEMBER
+
+
+def test_how_a_user_stands_in_the_queue_is_set_by_an_admin(admin: TestClient) -> None:
+    ann = bearer(member(admin)["key"])
+    standing = {"shares": 3, "max_running": 2, "max_submitted": 1, "may_jump": True}
+    assert admin.patch("/v1/users/ann", json=standing).json().items() >= standing.items()
+    own = admin.get("/v1/queue", headers=ann).json()
+    assert (own["share"]["raw_shares"], own["max_running"], own["max_submitted"]) == (3, 2, 1)
+    changed = admin.patch("/v1/users/ann", json={"max_running": None, "role": "member"}).json()
+    assert changed.items() >= (standing | {"max_running": None}).items()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("shares", 0), ("shares", 10_001), ("shares", None), ("max_running", 0),
+     ("max_submitted", 2**31), ("may_jump", None)],
+)  # fmt: skip
+def test_what_cannot_be_set_of_a_user(admin: TestClient, field: str, value: int | None) -> None:
+    member(admin)
+    answer = admin.patch("/v1/users/ann", json={field: value})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == f"/{field}"
+
+
+def test_no_priority_that_jumps_by_a_change(admin: TestClient) -> None:
+    ann = bearer(member(admin)["key"])
+    made = admin.post("/v1/experiments", headers=ann, json={"spec": ppca_spec()}).json()
+    path = f"/v1/experiments/{made['id']}"
+    refused = admin.patch(path, headers=ann, json={"priority": 101})
+    assert (refused.status_code, refused.json()["reason"]) == (403, "may_not_jump")
+    assert admin.patch(path, headers=ann, json={"priority": 100}).json()["priority"] == 100
+    admin.patch("/v1/users/ann", json={"may_jump": True})
+    assert admin.patch(path, headers=ann, json={"priority": 101}).json()["priority"] == 101

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import func, select
 
 from service.database import Database
-from service.users import ApiKey, User, ensure_key, user_of_key
+from service.users import ApiKey, KeyRefused, User, caller_of_key, ensure_key
 
 
 @pytest.fixture
@@ -28,8 +28,10 @@ def made(database: Database, name: str, file: Path) -> str:
 
 def whose(database: Database, key: str) -> str | None:
     with database.snapshot() as session:
-        user = user_of_key(session, key)
-        return None if user is None else user.name
+        try:
+            return caller_of_key(session, key)[0].name
+        except KeyRefused:
+            return None
 
 
 def test_a_key_is_its_users(database: Database, key: str, tmp_path: Path) -> None:
@@ -37,34 +39,38 @@ def test_a_key_is_its_users(database: Database, key: str, tmp_path: Path) -> Non
     assert (whose(database, key), whose(database, other)) == ("ada", "bob")
 
 
-REFUSED: list[Callable[[str, str, str], str]] = [
-    lambda prefix, key_id, secret: f"{prefix}_{key_id}_{secret[:-1]}",
-    lambda prefix, key_id, secret: f"{prefix}_{key_id}_{secret}0",
-    lambda prefix, key_id, secret: f"{prefix}_{key_id}_{secret.upper()}",
-    lambda prefix, key_id, secret: f"{prefix}_{key_id}_",
-    lambda prefix, key_id, secret: f"{prefix}_{key_id}",
-    lambda prefix, key_id, secret: f"MPT_{key_id}_{secret}",
-    lambda prefix, key_id, secret: f"_{key_id}_{secret}",
-    lambda prefix, key_id, secret: f"{prefix}_{'0' * 16}_{secret}",
-    lambda prefix, key_id, secret: f"{prefix}__{secret}",
-    lambda prefix, key_id, secret: f"{prefix}_{key_id}_{secret}é",
-    lambda prefix, key_id, secret: f"{prefix}_{key_id}_{secret}\udc80",
-    lambda prefix, key_id, secret: f"{prefix}_{key_id}é_{secret}",
-    lambda prefix, key_id, secret: f"{prefix}_{key_id} _{secret}",
-    lambda prefix, key_id, secret: "",
+KEY = "mpt_[0-9a-f]{16}_[0-9a-f]{64}_[0-9A-Za-z]{6}"
+REFUSED: list[Callable[[str, str, str, str], str]] = [
+    lambda prefix, key_id, secret, check: f"{prefix}_{key_id}_{secret[:-1]}_{check}",
+    lambda prefix, key_id, secret, check: f"{prefix}_{key_id}_{secret}0_{check}",
+    lambda prefix, key_id, secret, check: f"{prefix}_{key_id}_{secret.upper()}_{check}",
+    lambda prefix, key_id, secret, check: f"{prefix}_{key_id}_{secret}",
+    lambda prefix, key_id, secret, check: f"{prefix}_{key_id}_{secret}_",
+    lambda prefix, key_id, secret, check: f"{prefix}_{key_id}_{secret}_{check}_",
+    lambda prefix, key_id, secret, check: f"{prefix}_{key_id}_",
+    lambda prefix, key_id, secret, check: f"{prefix}_{key_id}",
+    lambda prefix, key_id, secret, check: f"MPT_{key_id}_{secret}_{check}",
+    lambda prefix, key_id, secret, check: f"_{key_id}_{secret}_{check}",
+    lambda prefix, key_id, secret, check: f"{prefix}_{'0' * 16}_{secret}_{check}",
+    lambda prefix, key_id, secret, check: f"{prefix}__{secret}_{check}",
+    lambda prefix, key_id, secret, check: f"{prefix}_{key_id}_{secret}é_{check}",
+    lambda prefix, key_id, secret, check: f"{prefix}_{key_id}_{secret}\udc80_{check}",
+    lambda prefix, key_id, secret, check: f"{prefix}_{key_id}é_{secret}_{check}",
+    lambda prefix, key_id, secret, check: f"{prefix}_{key_id} _{secret}_{check}",
+    lambda prefix, key_id, secret, check: "",
 ]
 
 
 @pytest.mark.parametrize("spoil", REFUSED)
 def test_no_user_of_what_is_not_quite_a_key(
-    database: Database, key: str, spoil: Callable[[str, str, str], str]
+    database: Database, key: str, spoil: Callable[[str, str, str, str], str]
 ) -> None:
     assert whose(database, key) == "ada"
     assert whose(database, spoil(*key.split("_"))) is None
 
 
 def test_of_a_secret_only_its_digest_is_kept(database: Database, key: str) -> None:
-    _, key_id, secret = key.split("_")
+    _, key_id, secret = key.split("_", 2)  # the checksum belongs to it
     with database.snapshot() as session:
         kept = session.get_one(ApiKey, key_id)
     assert kept.secret_sha256 == hashlib.sha256(secret.encode()).digest()
@@ -88,7 +94,7 @@ def counted(database: Database) -> tuple[int, int]:
 def test_a_new_key_is_random_and_the_users_alone(database: Database, tmp_path: Path) -> None:
     first, second = (made(database, name, tmp_path / name) for name in ("a", "b"))
     for key in (first, second):
-        assert re.fullmatch("mpt_[0-9a-f]{16}_[0-9a-f]{64}", key)
+        assert re.fullmatch(KEY, key)
     assert all(x != y for x, y in zip(first.split("_")[1:], second.split("_")[1:], strict=True))
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "a").read_text() == first + "\n"
@@ -126,7 +132,7 @@ def test_a_file_that_holds_no_whole_key_is_replaced(
     file = tmp_path / "key"
     file.write_text(content)
     key = made(database, "eve", file)
-    assert re.fullmatch("mpt_[0-9a-f]{16}_[0-9a-f]{64}", key)
+    assert re.fullmatch(KEY, key)
     assert whose(database, key) == "eve"
 
 

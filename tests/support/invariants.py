@@ -1,11 +1,14 @@
 """The one checker of what the queue promises; every queue test calls it.
 
 Every accepted experiment is there and has ended or is paused; its records are those of an
-undisturbed run, each once; each claim began one attempt; nothing is left dispatched or leased.
+undisturbed run, each once; each claim began one attempt; nothing is left dispatched or leased. The
+ledger has a line for each attempt, ended where that has; each user's usage is the sum of its lines;
+no user had more under way at once than its limit.
 """
 
 import json
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,8 +19,11 @@ from sqlalchemy.orm import Session
 from service.database import Database
 from service.experiments import store
 from service.experiments.curves import read_series
-from service.experiments.models import TERMINAL, Event, Experiment, Status
+from service.experiments.ledger import use_of, worth
+from service.experiments.models import TERMINAL, Attempt, Event, Experiment, Status, Usage
 from service.experiments.recording import canonical
+from service.fair_share import FairShare
+from service.users import User
 
 Record = Mapping[str, Any]
 PointKey = tuple[Any, ...]
@@ -35,6 +41,9 @@ class Counts:
     doubled_records: int = 0
     wrong_records: int = 0
     doubled_attempts: int = 0
+    wrong_ledger_lines: int = 0
+    wrong_usages: int = 0
+    passed_limits: int = 0
 
     @property
     def clean(self) -> bool:
@@ -45,10 +54,15 @@ class Counts:
 
 
 def check(
-    database: Database, undisturbed: Mapping[str, Sequence[Record]], *, settled: bool = True
+    database: Database,
+    undisturbed: Mapping[str, Sequence[Record]],
+    *,
+    settled: bool = True,
+    sharing: FairShare | None = None,
 ) -> Counts:
     """Check the experiments named in `undisturbed`, each against the records of a run of its spec
-    that nothing disturbed. Unless `settled`, experiments may still be under way."""
+    that nothing disturbed. Unless `settled`, experiments may still be under way. With the `sharing`
+    of the whole lab, all users too."""
     counts = Counts()
     with database.snapshot() as session:
         for experiment_id, records in undisturbed.items():
@@ -58,8 +72,63 @@ def check(
                 counts.lost_experiments += 1
                 continue
             _check_state(session, experiment, counts, settled)
+            _check_ledger(session, experiment, counts)
             _check_records(session, experiment, records, counts)
+        if sharing is not None:
+            _check_usage(session, sharing, counts)
+            _check_limits(session, sharing, counts)
     return counts
+
+
+def _check_ledger(session: Session, experiment: Experiment, counts: Counts) -> None:
+    """A line for each attempt, one after the other; all but that of a run have ended."""
+    query = select(Attempt).where(Attempt.experiment_id == experiment.id)
+    lines = session.scalars(query.order_by(Attempt.attempt)).all()
+    running = experiment.attempt if experiment.status == Status.RUNNING else None
+    right = [line.attempt for line in lines] == list(range(1, experiment.attempt + 1))
+    previous_end = 0.0
+    for line in lines:
+        end = math.inf if line.ended_at is None else line.ended_at
+        right &= (line.ended_at is None) == (line.attempt == running)
+        right &= previous_end <= line.started_at <= end
+        right &= line.owner_id == experiment.owner_id and (
+            line.ended_at is not None or not line.folded
+        )
+        previous_end = end
+    counts.wrong_ledger_lines += not right
+
+
+def _check_usage(session: Session, sharing: FairShare, counts: Counts) -> None:
+    """What is folded and what is not, together, is what all lines come to."""
+    lines = session.scalars(select(Attempt)).all()
+    for usage in session.scalars(select(Usage)):
+        folded = [line for line in lines if line.owner_id == usage.owner_id and line.folded]
+        expected = worth(sharing, map(use_of, folded), usage.as_of)
+        counts.wrong_usages += not math.isclose(usage.slot_s, expected, rel_tol=1e-9, abs_tol=1e-6)
+    known = set(session.scalars(select(Usage.owner_id)))
+    counts.wrong_usages += any(line.folded and line.owner_id not in known for line in lines)
+
+
+def _check_limits(session: Session, sharing: FairShare, counts: Counts) -> None:
+    """By the events: how many of each user were dispatched or running at once."""
+    limits = {
+        one.id: sharing.max_running if one.max_running is None else one.max_running
+        for one in session.scalars(select(User))
+    }
+    events = session.execute(
+        select(Experiment.owner_id, Event.experiment_id, Event.data)
+        .join(Experiment, Experiment.id == Event.experiment_id)
+        .where(Event.kind == "status")
+        .order_by(Event.at, Event.id)
+    )
+    under_way: dict[int, set[str]] = defaultdict(set)
+    for owner_id, experiment_id, data in events:
+        if data["status"] in (Status.DISPATCHED, Status.RUNNING):
+            under_way[owner_id].add(experiment_id)
+        else:
+            under_way[owner_id].discard(experiment_id)
+        limit = limits[owner_id]
+        counts.passed_limits += limit is not None and len(under_way[owner_id]) > limit
 
 
 def _check_state(session: Session, experiment: Experiment, counts: Counts, settled: bool) -> None:

@@ -16,6 +16,11 @@ PAPER_RATES = tuple(round(percent / 100, 2) for percent in range(1, 100))
 CUMULATIVE_STRATA = 20
 """Equal parts of the mask sizes from 1 to D, from which a run with the target cumulative draws."""
 
+BASE = 110_000_000
+"""Parameters of a BERT-base."""
+TOGETHER_BYTES = 2**29
+"""For the sequences that are computed together, where the spec does not say."""
+
 LmObjective = Literal["mpt"]
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
@@ -268,6 +273,21 @@ class TextExperiment(Spec):
     def mask_count(self) -> int | None:
         """How many masks are scored is known once the text is read."""
         return None
+
+    @property
+    def memory_field(self) -> str:
+        """The part of the spec that most of the memory depends on."""
+        return "/model/architecture" if self.model.architecture else "/model/checkpoint"
+
+    def memory_estimate(self) -> int:
+        """About how many bytes a run takes: the weights, in training with gradients and two
+        moments, and the sequences that are computed together. A checkpoint is taken for a
+        BERT-base."""
+        models = [self.model, *([self.baseline] if self.baseline else [])]
+        sizes = [m.architecture.least_parameters() if m.architecture else BASE for m in models]
+        trained = 3 * sizes[0] if self.train else 0
+        together = self.compute.memory_bytes or TOGETHER_BYTES
+        return 4 * (sum(sizes) + trained) + together
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
         """What is too large, as far as the spec tells."""

@@ -10,7 +10,7 @@ from sqlalchemy import select, text
 from service import workers
 from service.database import Database
 from service.experiments import lease, store
-from service.experiments.dispatch import _DISPATCH_NEXT, dispatch_next
+from service.experiments.dispatch import _DISPATCH, dispatch_next
 from service.experiments.models import DEVICES, Experiment, Queue, Status
 from service.experiments.place import QUEUES, place_of_next, places
 from service.experiments.schemas import QueuePlace, Submission
@@ -97,7 +97,7 @@ def test_the_reason_names_what_is_missing(either: Database) -> None:
     second = submit(either, "cuda")
     assert place(either, second) == (2, "all 2 GPU workers are busy, 2 before it")
     with either.snapshot() as session:
-        asked = place_of_next(session, "cuda", 1, WITHIN_S)
+        asked = place_of_next(session, 1, "cuda", 1, None, WITHIN_S)
     assert (asked.position, asked.reason) == (0, "all 2 GPU workers are busy, next in turn")
 
 
@@ -119,7 +119,11 @@ def test_many_places_are_those_of_each(either: Database) -> None:
         waits_in: Any = QUEUES[one.device]  # type: ignore[index]
         counts = [sum(o.device in DEVICES[name] for o in order[:i]) for name in waits_in]
         assert together[one.id].position == min(counts)
-        assert found_places(either, one.id)[one.id] == together[one.id]
+        alone = found_places(either, one.id)[one.id]
+        assert (alone.position, alone.reason) == (
+            together[one.id].position,
+            together[one.id].reason,
+        )
     assert set(together) == set(ids)
 
 
@@ -140,11 +144,12 @@ def test_a_decision_is_a_look_into_the_index(lab: Settings) -> None:
             )
     with database.transaction() as session:
         session.execute(text("ANALYZE experiments"))
-        statement = _DISPATCH_NEXT[Queue.GPU].compile(session.get_bind())
+        statement = _DISPATCH[Queue.GPU].compile(session.get_bind())
+        parameters = {**statement.params, "owner": 1, "room": 2**62}
         explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
         driver = session.connection().connection.dbapi_connection
         assert driver is not None
-        ((plan,),) = driver.execute(explained, statement.params).fetchone()
+        ((plan,),) = driver.execute(explained, parameters).fetchone()
     assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 100
 
 
@@ -153,7 +158,9 @@ def test_validation_says_where_it_would_wait(api: TestClient, database: Database
     answer = api.post("/v1/experiments:validate", json={"spec": spec}).json()
     assert (answer["queue_position"], answer["queue_reason"]) == (0, "no GPU worker is registered")
     made = api.post("/v1/experiments", json={"spec": spec}).json()
-    assert made["queue"] == {"position": 0, "reason": "no GPU worker is registered"}
+    reason = "no GPU worker is registered"
+    unknown = {"estimated_start": None, "estimate": reason}
+    assert made["queue"] == {"position": 0, "reason": reason, **unknown}
     register(database, cpu=1)
     listed = api.get("/v1/experiments").json()["items"]
     assert [one["queue"]["reason"] for one in listed] == ["no GPU worker is registered"]

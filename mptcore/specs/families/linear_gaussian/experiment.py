@@ -70,11 +70,16 @@ class VectorExperiment(Spec):
         """K, that of the baseline added."""
         return self.model.latent_dim + (self.baseline.latent_dim if self.baseline else 0)
 
+    @property
+    def memory_field(self) -> str:
+        """The part of the spec that most of the memory depends on."""
+        return "/data"
+
     def memory_estimate(self) -> int:
         """About how many bytes a run takes, but for the masks scored together."""
         n, dim, latent_dim = self.data.n, self.data.dim, self._latent_dims()
         starts = len(self.seeds) * self._train_bytes_per_start() if self.train else 0
-        return 8 * (2 * n * dim + 2 * dim**2 + 2 * dim * latent_dim**2) + starts
+        return 8 * (4 * n * dim + 2 * dim**2 + 2 * dim * latent_dim**2) + starts
 
     def _train_bytes_per_start(self) -> int:
         assert self.train is not None
@@ -114,7 +119,7 @@ class VectorExperiment(Spec):
                 f"a run takes at most {limits.memory_bytes >> 20} MiB; this takes about "
                 f"{needed >> 20}: N · D, D², D · K² and the masks of a step count"
             )
-            return [Problem("/data", detail)]
+            return [Problem(self.memory_field, detail)]
         if (self.compute.memory_bytes or 0) > limits.memory_bytes:
             detail = f"at most {limits.memory_bytes >> 20}, as for the whole run"
             return [Problem("/compute/memory_mib", detail)]

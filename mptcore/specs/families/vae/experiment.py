@@ -181,6 +181,11 @@ class LatentExperiment(Spec):
             problems.append(Problem("/evaluate/masks/design", detail))
         return problems + grid_problems(evaluate.lml, self.model.latent_dim, "/evaluate/lml")
 
+    @property
+    def memory_field(self) -> str:
+        """The part of the spec that most of the memory depends on."""
+        return "/model/conditionals/nodes" if self.has_grid else "/data"
+
     def memory_estimate(self) -> int:
         """About how many bytes a run takes."""
         numbers = self._grid_numbers() if self.has_grid else self._sampling_numbers()
@@ -252,7 +257,6 @@ class LatentExperiment(Spec):
         if n * dim > limits.elements:
             detail = f"N · D is at most {limits.elements}; {n} · {dim} is more"
             return [Problem("/data", detail)]
-        grid = "/model/conditionals/nodes" if self.has_grid else "/data"
         draws = "nodes" if self.has_grid else "draws, samples, chains"
         needed = self.memory_estimate()
         if needed > limits.memory_bytes:
@@ -260,7 +264,7 @@ class LatentExperiment(Spec):
                 f"a run takes at most {limits.memory_bytes >> 20} MiB; this takes about "
                 f"{needed >> 20}: lower {draws}, data.n, train.batch_size or the masks of a step"
             )
-            return [Problem(grid, detail)]
+            return [Problem(self.memory_field, detail)]
         if self.work() > limits.latent_work:
             detail = (
                 f"masks · N · D · (nodes or draws) in all is at most {limits.latent_work:.0e}; "

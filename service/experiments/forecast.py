@@ -1,0 +1,122 @@
+"""When slots come free, as far as that can be told.
+
+A run that says how far it is goes on as fast as until now; else it takes as long as runs on this
+kind of slot took lately. Where neither says anything, nothing is said.
+"""
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from service.database import now
+from service.experiments.models import Attempt, Experiment, Queue, Status
+from service.fair_share import FairShare
+from service.workers import Slots
+
+LATELY = 100
+"""Attempts that have ended."""
+LEAST = 3
+BASIS = "by the progress of what runs and the mean length of the last runs, 100 at most"
+UNKNOWN = "it is not known how long the runs before it take"
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of one queue, in the database's time."""
+
+    clock: float
+    mean_s: float | None
+    """Of a run's length, lately; None until a few have ended."""
+    free_at: Sequence[float | None]
+    """Of each slot that is busy; None where it is not known."""
+    ends: dict[int, float]
+    """When the first of a user's runs is expected to end, by the user."""
+
+    def usual_s(self, sharing: FairShare) -> float:
+        """How long a run takes, for comparing users."""
+        return max(1.0, sharing.advance_s if self.mean_s is None else self.mean_s)
+
+    def start_after(self, position: int, slots: Slots) -> float | None:
+        """When the next slot comes free once so many runs have had theirs; None where that is not
+        known."""
+        free = [self.clock] * slots.idle
+        free += [max(self.clock, at) for at in self.free_at if at is not None]
+        if not free or (position and self.mean_s is None):
+            return None
+        rounds, position = divmod(position, len(free))
+        later = rounds * (self.mean_s or 0.0)
+        free = [at + later for at in free]
+        heapq.heapify(free)
+        for _ in range(position):
+            heapq.heapreplace(free, free[0] + (self.mean_s or 0.0))
+        return _rounded(free[0], self.clock)
+
+
+def _rounded(at: float, clock: float) -> float:
+    """Up to what the estimate is good for: seconds, minutes, or tens of minutes."""
+    wait_s = at - clock
+    step_s = 1 if wait_s < 60 else 60 if wait_s < 3600 else 600
+    return math.ceil(at / step_s) * step_s
+
+
+def forecasts(session: Session) -> dict[Queue, Forecast]:
+    """Of every queue."""
+    clock: float = session.execute(select(now())).scalar_one()
+    running = session.execute(
+        select(
+            Attempt.owner_id,
+            Attempt.queue,
+            Attempt.attempt,
+            Attempt.started_at,
+            Experiment.progress_done,
+            Experiment.progress_total,
+        )
+        .join(Experiment, Experiment.id == Attempt.experiment_id)
+        .where(Attempt.folded.is_(False), Attempt.ended_at.is_(None))
+        .where(Experiment.status == Status.RUNNING)
+    ).all()
+    return {queue: _forecast(session, queue, running, clock) for queue in Queue}
+
+
+def _forecast(session: Session, queue: Queue, running: Sequence[Any], clock: float) -> Forecast:
+    mean_s = _mean_s(session, queue)
+    ends: dict[int, float] = defaultdict(lambda: math.inf)
+    free_at = []
+    for one in running:
+        if one.queue == queue:
+            end = _end(one, mean_s, clock)
+            free_at.append(end)
+            if end is not None:
+                ends[one.owner_id] = min(ends[one.owner_id], _rounded(end, clock))
+    return Forecast(clock, mean_s, free_at, dict(ends))
+
+
+def _mean_s(session: Session, queue: Queue) -> float | None:
+    lately = (
+        select((Attempt.ended_at - Attempt.started_at).label("length_s"))
+        .where(Attempt.queue == queue, Attempt.ended_at.is_not(None))
+        .order_by(Attempt.ended_at.desc())
+        .limit(LATELY)
+        .subquery()
+    )
+    count, mean_s = session.execute(
+        select(func.count(), func.avg(lately.c.length_s)).select_from(lately)
+    ).one()
+    return float(mean_s) if count >= LEAST else None
+
+
+def _end(one: Any, mean_s: float | None, clock: float) -> float | None:
+    """When a run is expected to end. The progress of one that was resumed began before it did."""
+    elapsed_s = max(0.0, clock - one.started_at)
+    if one.attempt == 1 and one.progress_done and one.progress_total:
+        left = max(0.0, one.progress_total / one.progress_done - 1)
+        return float(clock + elapsed_s * left)
+    if mean_s is None or elapsed_s > mean_s:
+        return None
+    return float(one.started_at + mean_s)

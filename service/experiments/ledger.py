@@ -1,0 +1,120 @@
+"""The ledger of slots: which attempt had one, and what that counts by now.
+
+A use of a slot from a to b, of which a second counts w, is at the time t worth the integral over u
+from a to b of w 2^(−(t−u)/h), h the half-life: a running attempt counts from its start, and nothing
+jumps at its end. The lines are only ever added and ended, so that no transaction waits for another
+one here; from time to time ended lines are folded into a number for each user.
+
+Every function takes a session and commits nothing.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, case, insert, select, update
+from sqlalchemy.orm import Session
+
+from service.database import insert_new, now
+from service.experiments.models import Attempt, Queue, Usage
+from service.fair_share import FairShare
+
+FOLDED_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Of a slot; `ended_at` is None while it lasts."""
+
+    owner_id: int
+    queue: str
+    started_at: float
+    ended_at: float | None
+
+    def worth(self, sharing: FairShare, at: float) -> float:
+        """Slot-seconds at that time, in seconds of a CPU slot."""
+        ended_at = at if self.ended_at is None else self.ended_at
+        lasted_s = max(0.0, ended_at - self.started_at)
+        grown = -math.expm1(-lasted_s * math.log(2) / sharing.half_life_s)
+        in_full = grown * sharing.half_life_s / math.log(2)
+        return slot_weight(sharing, self.queue) * sharing.decayed(in_full, at - ended_at)
+
+
+def slot_weight(sharing: FairShare, queue: str) -> float:
+    """What a second of such a slot counts."""
+    return sharing.gpu_weight if queue == Queue.GPU else 1.0
+
+
+def begin(session: Session, experiment: Row[*tuple[Any, ...]], worker: str) -> None:
+    """An attempt has its slot. Of an experiment that was claimed: id, attempt, owner_id, queue,
+    spec, estimated_bytes."""
+    session.execute(
+        insert(Attempt).values(
+            experiment_id=experiment.id,
+            attempt=experiment.attempt,
+            owner_id=experiment.owner_id,
+            queue=experiment.queue or Queue.CPU,
+            worker=worker,
+            started_at=now(),
+            family=experiment.spec["model"]["family"],
+            estimated_bytes=experiment.estimated_bytes,
+        )
+    )
+
+
+def end(
+    session: Session,
+    experiment_id: str,
+    attempt: int,
+    at: float | None = None,
+    peak_bytes: int | None = None,
+) -> None:
+    """It has it no more, from now on or since then."""
+    ended_at = (
+        now() if at is None else case((Attempt.started_at > at, Attempt.started_at), else_=at)
+    )
+    session.execute(
+        update(Attempt)
+        .where(
+            Attempt.experiment_id == experiment_id,
+            Attempt.attempt == attempt,
+            Attempt.ended_at.is_(None),
+        )
+        .values(ended_at=ended_at, peak_bytes=peak_bytes)
+    )
+
+
+def fold(session: Session, sharing: FairShare) -> None:
+    """Add ended attempts to their users' numbers. What another transaction holds is left for the
+    next time."""
+    ended = session.scalars(
+        select(Attempt)
+        .where(Attempt.folded.is_(False), Attempt.ended_at.is_not(None))
+        .limit(FOLDED_AT_ONCE)
+        .with_for_update(skip_locked=True)
+    ).all()
+    owners = sorted({one.owner_id for one in ended})
+    insert_new(
+        session, Usage, [{"owner_id": owner, "slot_s": 0.0, "as_of": 0.0} for owner in owners]
+    )
+    held = session.scalars(
+        select(Usage).where(Usage.owner_id.in_(owners)).with_for_update(skip_locked=True)
+    ).all()
+    clock: float = session.execute(select(now())).scalar_one()
+    for usage in held:
+        mine = [one for one in ended if one.owner_id == usage.owner_id]
+        before = sharing.decayed(usage.slot_s, clock - usage.as_of)
+        usage.slot_s = before + worth(sharing, map(use_of, mine), clock)
+        usage.as_of = clock
+        for one in mine:
+            one.folded = True
+
+
+def worth(sharing: FairShare, uses: Iterable[Use], at: float) -> float:
+    """Of several uses together."""
+    return math.fsum(use.worth(sharing, at) for use in uses)
+
+
+def use_of(line: Attempt) -> Use:
+    return Use(line.owner_id, line.queue, line.started_at, line.ended_at)

@@ -1,0 +1,80 @@
+"""What a run is expected to take of its device's memory, and which worker could hold it.
+
+The family says what its tensors come to; what earlier runs of it took corrects that.
+"""
+
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mptcore.specs import ExperimentSpec, Problem
+from service import workers
+from service.experiments.models import DEVICES, Attempt, Device, Experiment, Queue, Status
+
+GIB = 2**30
+RUNTIME_BYTES = {Queue.CPU: 400 * 2**20, Queue.GPU: 700 * 2**20}
+"""Taken before the first tensor: torch, and on a GPU the context with its kernels."""
+LEARNED_FROM = 50
+"""The latest runs of a family that succeeded, of those that are large enough to tell."""
+LEAST_RUNS = 5
+TELLING_BYTES = 64 * 2**20
+"""Below it the tensors drown in what torch itself takes."""
+RATIO_BOUNDS = 0.2, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """In bytes: by the spec alone, and with what the family has learned."""
+
+    by_spec: int
+    expected: int
+
+
+def expected_memory(session: Session, spec: ExperimentSpec) -> Memory:
+    """What a run of it takes, about."""
+    queue = Queue.CPU if Device(spec.compute.device) == Device.CPU else Queue.GPU
+    by_spec = spec.memory_estimate()
+    ratio = learned_ratio(session, spec.model.family, queue)
+    return Memory(by_spec, RUNTIME_BYTES[queue] + int(ratio * by_spec))
+
+
+def learned_ratio(session: Session, family: str, queue: Queue) -> float:
+    """By how much the runs of a family took more than their specs say: what nineteen of twenty
+    kept to; 1 until a few have run."""
+    rows = session.execute(
+        select(Attempt.peak_bytes, Attempt.estimated_bytes)
+        .join(Experiment, Experiment.id == Attempt.experiment_id)
+        .where(
+            Attempt.family == family,
+            Attempt.queue == queue,
+            Experiment.status == Status.SUCCEEDED,
+            Attempt.ended_at.is_not(None),
+            Attempt.peak_bytes.is_not(None),
+            Attempt.estimated_bytes >= TELLING_BYTES,
+        )
+        .order_by(Attempt.ended_at.desc())
+        .limit(LEARNED_FROM)
+    ).all()
+    if len(rows) < LEAST_RUNS:
+        return 1.0
+    ratios = sorted(((peak or 0) - RUNTIME_BYTES[queue]) / (by_spec or 1) for peak, by_spec in rows)
+    least, most = RATIO_BOUNDS
+    return min(most, max(least, ratios[int(0.95 * (len(ratios) - 1) + 0.5)]))
+
+
+def memory_problems(session: Session, spec: ExperimentSpec, memory: Memory) -> list[Problem]:
+    """Whether no worker there is could ever hold it. Of workers that are not there, or that do not
+    say what they have, nothing is known."""
+    device = Device(spec.compute.device)
+    holds = workers.largest(session)
+    largest = {
+        queue: holds[queue] for queue in Queue if device in DEVICES[queue] and queue in holds
+    }
+    if not largest or any(size is None or size >= memory.expected for size in largest.values()):
+        return []
+    have = " and ".join(
+        f"{(size or 0) / GIB:.3g} GiB on a {queue.upper()}" for queue, size in largest.items()
+    )
+    detail = f"a run takes about {memory.expected / GIB:.3g} GiB; the workers hold at most {have}"
+    return [Problem(spec.memory_field, detail)]

@@ -1,0 +1,253 @@
+"""Whose turn it is: each user's use of slots against its shares, in Slurm's words.
+
+Every function takes a session and commits nothing.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from sqlalchemy import ScalarSelect, bindparam, func, select
+from sqlalchemy.orm import Session
+
+from service.database import now
+from service.experiments.ledger import Use, worth
+from service.experiments.models import (
+    DEVICES,
+    Attempt,
+    Device,
+    Experiment,
+    Queue,
+    Status,
+    Usage,
+)
+from service.experiments.schemas import Share
+from service.fair_share import FairShare
+from service.users import User
+
+MOST_PRIORITY = 100
+"""A priority above this is the class that jumps: it goes before everyone's, from users whom an
+administrator lets."""
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The experiment that a user has next, of those that ask for one device."""
+
+    priority: int
+    id: str
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Among a user's own: priority, then age."""
+        return -self.priority, self.id
+
+
+Firsts = Mapping[Device, First]
+"""Of one user, for each device that something waits for."""
+
+
+def first_for(firsts: Firsts, queue: Queue) -> First | None:
+    """What a worker of this queue would take."""
+    found = [firsts[device] for device in DEVICES[queue] if device in firsts]
+    return min(found, key=lambda first: first.order, default=None)
+
+
+def gpu_run_is_first(firsts: Firsts) -> bool:
+    """Whether a run that needs a GPU comes before what a CPU worker would take."""
+    on_cpu, on_gpu = first_for(firsts, Queue.CPU), firsts.get(Device.CUDA)
+    return on_cpu is not None and on_gpu is not None and on_gpu.order < on_cpu.order
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A user at one moment. `usage_s` are decayed slot-seconds, in seconds of a CPU slot."""
+
+    owner_id: int
+    shares: int
+    max_running: int | None
+    usage_s: float
+    charged_s: float
+    """The usage, where what is under way counts for as long as it is charged in advance."""
+    under_way: int
+    """Dispatched or running."""
+    highest: Mapping[Device, int]
+    """The highest priority that waits for each device."""
+
+    @property
+    def level(self) -> float:
+        """What the next in turn has least of."""
+        return self.charged_s / self.shares
+
+    @property
+    def is_at_limit(self) -> bool:
+        return self.max_running is not None and self.under_way >= self.max_running
+
+    @property
+    def has_one_place(self) -> bool:
+        """Under its limit, and a run that needs a GPU waits for it perhaps."""
+        waits = Device.CUDA in self.highest
+        return waits and self.max_running is not None and self.under_way + 1 == self.max_running
+
+    def waits_for(self, queue: Queue) -> bool:
+        return any(device in self.highest for device in DEVICES[queue])
+
+    def jumps(self, queue: Queue) -> bool:
+        """Whether its next one goes before everyone's."""
+        return any(self.highest.get(device, 0) > MOST_PRIORITY for device in DEVICES[queue])
+
+
+def in_turn(session: Session, standings: Iterable[Standing], queue: Queue) -> Iterator[Standing]:
+    """Those who have something for this queue, the next in turn first: who jumps, then who has had
+    least for its shares, then whose experiment is oldest."""
+
+    def turn(one: Standing) -> tuple[bool, float]:
+        return not one.jumps(queue), one.level
+
+    waiting = sorted((one for one in standings if one.waits_for(queue)), key=turn)
+    for _, equals in groupby(waiting, turn):
+        tied = list(equals)
+        if len(tied) > 1:
+            ages = {
+                owner: first_for(found, queue) for owner, found in firsts(session, tied).items()
+            }
+            tied.sort(key=lambda one: getattr(ages.get(one.owner_id), "id", ""))
+        yield from tied
+
+
+def share_of(owner_id: int, standings: list[Standing]) -> Share:
+    """A user's figures among all."""
+    mine = next(one for one in standings if one.owner_id == owner_id)
+    norm_shares = mine.shares / sum(one.shares for one in standings)
+    all_usage_s = math.fsum(one.usage_s for one in standings)
+    effectv_usage = mine.usage_s / all_usage_s if all_usage_s else 0.0
+    behind = sum(one.usage_s / one.shares >= mine.usage_s / mine.shares for one in standings)
+    return Share(
+        raw_shares=mine.shares,
+        norm_shares=norm_shares,
+        raw_usage=mine.usage_s,
+        effectv_usage=effectv_usage,
+        level_fs=norm_shares / effectv_usage if effectv_usage else None,
+        fair_share=behind / len(standings),
+    )
+
+
+def standings(session: Session, sharing: FairShare) -> list[Standing]:
+    """Of all users. Their usage is of one statement: what is folded meanwhile is neither missed nor
+    counted twice."""
+    under_way: dict[int, list[tuple[str, str]]] = {}
+    for owner_id, status, queue in session.execute(_UNDER_WAY):
+        under_way.setdefault(owner_id, []).append((status, queue or Queue.CPU))
+    rows = session.execute(_STANDINGS).all()
+    return [
+        _standing(list(group), under_way.get(owner_id, ()), sharing)
+        for owner_id, group in groupby(rows, itemgetter(0))
+    ]
+
+
+def _standing(
+    rows: Sequence[Any], under_way: Sequence[tuple[str, str]], sharing: FairShare
+) -> Standing:
+    owner_id, shares, max_running, clock, slot_s, as_of, *highest = rows[0][:-3]
+    lines = [row[-3:] for row in rows if row[-3] is not None]
+    uses = [Use(owner_id, *line) for line in lines]
+    folded = 0.0 if slot_s is None else sharing.decayed(slot_s, clock - as_of)
+    advance = [_in_advance(use, sharing, clock) for use in uses]
+    advance += [
+        Use(owner_id, queue, clock - sharing.advance_s, None)
+        for status, queue in under_way
+        if status == Status.DISPATCHED
+    ]
+    return Standing(
+        owner_id=owner_id,
+        shares=shares,
+        max_running=sharing.max_running if max_running is None else max_running,
+        usage_s=folded + worth(sharing, uses, clock),
+        charged_s=folded + worth(sharing, advance, clock),
+        under_way=len(under_way),
+        highest={
+            d: priority for d, priority in zip(Device, highest, strict=True) if priority is not None
+        },
+    )
+
+
+def _in_advance(use: Use, sharing: FairShare, clock: float) -> Use:
+    """What is under way counts for at least so long: else many that begin at once count nothing."""
+    if use.ended_at is not None:
+        return use
+    return replace(use, started_at=min(use.started_at, clock - sharing.advance_s))
+
+
+def firsts(session: Session, users: Iterable[Standing]) -> dict[int, dict[Device, First]]:
+    """What each of these users has next."""
+    owners = [one.owner_id for one in users]
+    found: dict[int, dict[Device, First]] = {}
+    for owner_id, *looks in session.execute(_FIRSTS, {"owners": owners}):
+        pairs = zip(Device, looks[::2], looks[1::2], strict=True)
+        found[owner_id] = {
+            device: First(priority, first) for device, priority, first in pairs if first is not None
+        }
+    return found
+
+
+# Tables, not classes: what the ORM does with a statement takes longer than the database does.
+_TABLES = User.metadata.tables
+_USERS, _USAGE, _ATTEMPTS, EXPERIMENTS = (
+    _TABLES[one.__tablename__] for one in (User, Usage, Attempt, Experiment)
+)
+
+
+def _highest(device: Device) -> ScalarSelect[int]:
+    """One look at the end of a stretch of the index."""
+    one = EXPERIMENTS.alias()
+    return (
+        select(func.max(one.c.priority))
+        .where(one.c.status == Status.QUEUED, one.c.owner_id == _USERS.c.id, one.c.device == device)
+        .correlate(_USERS)
+        .scalar_subquery()
+    )
+
+
+def _oldest(device: Device) -> ScalarSelect[str]:
+    """Of the highest priority: another look. No index of plain columns has both orders at once."""
+    one = EXPERIMENTS.alias()
+    return (
+        select(func.min(one.c.id))
+        .where(
+            one.c.status == Status.QUEUED,
+            one.c.owner_id == _USERS.c.id,
+            one.c.device == device,
+            one.c.priority == _highest(device),
+        )
+        .correlate(_USERS)
+        .scalar_subquery()
+    )
+
+
+_UNDER_WAY = select(EXPERIMENTS.c.owner_id, EXPERIMENTS.c.status, EXPERIMENTS.c.queue).where(
+    EXPERIMENTS.c.status.in_((Status.DISPATCHED, Status.RUNNING))
+)
+_STANDINGS = (
+    select(
+        _USERS.c.id,
+        _USERS.c.shares,
+        _USERS.c.max_running,
+        now(),
+        _USAGE.c.slot_s,
+        _USAGE.c.as_of,
+        *map(_highest, Device),
+        _ATTEMPTS.c.queue,
+        _ATTEMPTS.c.started_at,
+        _ATTEMPTS.c.ended_at,
+    )
+    .outerjoin(_USAGE, _USAGE.c.owner_id == _USERS.c.id)
+    .outerjoin(_ATTEMPTS, (_ATTEMPTS.c.owner_id == _USERS.c.id) & _ATTEMPTS.c.folded.is_(False))
+    .order_by(_USERS.c.id)
+)
+_FIRSTS = select(
+    _USERS.c.id, *(look for device in Device for look in (_highest(device), _oldest(device)))
+).where(_USERS.c.id.in_(bindparam("owners", expanding=True)))
+"""Made once: idle workers ask ten times a second."""

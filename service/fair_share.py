@@ -1,0 +1,30 @@
+"""How a server is shared: the settings of it, and what a use of a slot counts by now."""
+
+from datetime import timedelta
+
+from pydantic import BaseModel, ConfigDict, Field
+
+WEEK_S = timedelta(days=7).total_seconds()
+
+
+class FairShare(BaseModel):
+    """Between users. Times are in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    half_life_s: float = Field(default=WEEK_S, gt=0)
+    """After so long a use of a slot counts half (Slurm's PriorityDecayHalfLife)."""
+    gpu_weight: float = Field(default=10.0, gt=0)
+    """What a second of a GPU slot counts, in seconds of a CPU slot."""
+    advance_s: float = Field(default=60.0, ge=0)
+    """A run that is under way counts for at least so long, when the next is chosen."""
+    max_running: int | None = Field(default=None, ge=1)
+    """Of one user at once (Slurm's MaxJobs), where the user has no limit of its own; unset is no
+    limit."""
+    max_submitted: int = Field(default=5000, ge=1)
+    """Experiments of one user that have not ended (Slurm's MaxSubmitJobs), where the user has no
+    limit of its own."""
+
+    def decayed(self, usage_s: float, for_s: float) -> float:
+        """What a usage counts after so many seconds."""
+        return float(usage_s * 2.0 ** (-for_s / self.half_life_s))

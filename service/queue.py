@@ -1,0 +1,46 @@
+"""How a user stands in the queue."""
+
+from fastapi import APIRouter
+
+from service.dependencies import DatabaseDep, Reader, SettingsDep
+from service.experiments import shares, store
+from service.experiments.models import Experiment
+from service.experiments.place import places
+from service.experiments.schemas import QueuedOut, QueueOut, QueuePlace, moment
+
+router = APIRouter(tags=["queue"])
+
+SHOWN = 100
+
+
+@router.get("/v1/queue")
+def get_queue(database: DatabaseDep, settings: SettingsDep, user: Reader) -> QueueOut:
+    """The caller's share of the server, its limits, and what it has waiting, next first."""
+    sharing = settings.share
+    with database.snapshot() as session:
+        standings = shares.standings(session, sharing)
+        waiting = store.next_in_turn(session, user.id, SHOWN)
+        found = places(session, waiting, settings.worker_silent_s, sharing)
+        submitted, most = store.submitted_of(session, user.id, sharing)
+    mine = next(one for one in standings if one.owner_id == user.id)
+    return QueueOut(
+        running=mine.under_way,
+        max_running=mine.max_running,
+        submitted=submitted,
+        max_submitted=most,
+        share=shares.share_of(user.id, standings),
+        items=[_queued_out(one, found[one.id]) for one in waiting if one.id in found],
+    )
+
+
+def _queued_out(one: Experiment, place: QueuePlace) -> QueuedOut:
+    created_at = moment(one.created_at)
+    assert created_at is not None
+    return QueuedOut(
+        id=one.id,
+        name=one.name,
+        priority=one.priority,
+        device=one.device,
+        created_at=created_at,
+        queue=place,
+    )

@@ -1,0 +1,34 @@
+"""`python -m tests.chaos.fairness [SEEDS]`: whether anyone starves, over a thousand random labs.
+
+The suite runs a few of them. The last line is a summary; the exit status is 1 if anyone does.
+"""
+
+import shutil
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+from service.database import Database
+from service.prepare import prepare
+from service.settings import Settings
+from tests.support.fairness import starved
+
+
+def main() -> int:
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    lines: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(store=Path(folder, "store"), database_url=None)
+        prepare(settings)
+        for seed in range(seeds):
+            file = shutil.copy(settings.store / "mptlab.sqlite3", Path(folder, f"{seed}.sqlite3"))
+            with closing(Database(f"sqlite:///{file}")) as database:
+                lines += starved(database, seed)
+            Path(file).unlink()
+    print(*lines, f"fairness: {seeds} labs, {len(lines)} experiments starved", sep="\n")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

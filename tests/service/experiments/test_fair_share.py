@@ -1,0 +1,307 @@
+"""Fair share between users, through the real dispatch with a fake clock."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from service.database import Database
+from service.experiments import lease, ledger
+from service.experiments.dispatch import dispatch_next
+from service.experiments.models import Attempt, Experiment, Status, Usage
+from service.experiments.shares import share_of, standings
+from service.fair_share import FairShare
+from service.settings import Settings
+from service.users import User, ensure_key
+from tests.support.fairness import starved
+from tests.support.invariants import check
+from tests.support.ppca_spec import ppca_spec
+from tests.support.shared_lab import SharedLab
+
+JOB_S = 100.0
+
+
+def test_one_of_another_starts_within_the_length_of_one(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=2)
+    flooder, other = 1, lab.user("other")
+    lab.submit(flooder, 1000, JOB_S, priority=100)
+    lab.run(10.5 * JOB_S)
+    (one,) = lab.submit(other, 1, JOB_S, priority=-100)
+    asked_at = lab.time
+    lab.run(JOB_S)
+    (started_at,) = (at for at, _, experiment in lab.starts if experiment == one)
+    assert started_at - asked_at <= JOB_S
+    assert len([owner for _, owner, _ in lab.starts if owner == flooder]) >= 20
+
+
+def test_parts_are_as_shares(database: Database) -> None:
+    """1 : 2 : 4 over ten half-lives, within 5 %."""
+    half_life_s = 3000.0
+    lab = SharedLab(database, FairShare(half_life_s=half_life_s, advance_s=10))
+    users = {lab.user(f"of {n}", shares=n): n for n in (1, 2, 4)}
+    for user in users:
+        lab.submit(user, 300, half_life_s / 35)
+    lab.run(10 * half_life_s)
+    used = lab.used_s()
+    for user, of in users.items():
+        assert used[user] / sum(used.values()) == pytest.approx(of / 7, rel=0.05)
+
+
+def test_many_keys_of_one_user_gain_nothing(
+    api: TestClient, settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("a", "b", "c", "d")]
+    with database.transaction() as session:
+        for file in files:
+            ensure_key(session, "one" if file.name == "d" else "many", file)
+    for file in files:
+        headers = {"Authorization": f"Bearer {file.read_text().strip()}"}
+        for _ in range(12):
+            answer = api.post("/v1/experiments", json={"spec": ppca_spec()}, headers=headers)
+            assert answer.status_code == 202
+    lab = SharedLab(database, FairShare())
+    with database.snapshot() as session:
+        names = dict(session.execute(select(User.id, User.name)).all())
+        for one in session.scalars(select(Experiment)):
+            lab.lengths[one.id], lab.owners[one.id] = JOB_S, one.owner_id
+    lab.run(16 * JOB_S - 1)
+    assert Counter(names[owner] for _, owner, _ in lab.starts) == {"many": 8, "one": 8}
+
+
+def test_priority_orders_ones_own_runs_alone(either: Database) -> None:
+    lab = SharedLab(either, FairShare())
+    mild, loud = lab.user("mild"), lab.user("loud")
+    mine = lab.submit(mild, 2, JOB_S)
+    low, high = lab.submit(loud, 1, JOB_S, priority=99), lab.submit(loud, 1, JOB_S, priority=100)
+    lab.run()
+    assert [one for _, _, one in lab.starts] == [mine[0], *high, mine[1], *low]
+
+
+def test_what_an_administrator_lets_jump_goes_first(either: Database) -> None:
+    lab = SharedLab(either, FairShare())
+    jumper = lab.user("jumper", may_jump=True)
+    lab.submit(jumper, 5, JOB_S)
+    lab.run(4.5 * JOB_S)
+    waiting = lab.submit(1, 1, JOB_S)
+    urgent = lab.submit(jumper, 1, JOB_S, priority=101)
+    lab.run()
+    assert [one for _, _, one in lab.starts[-2:]] == [*urgent, *waiting]
+
+
+def test_what_is_under_way_counts_before_it_ends(either: Database) -> None:
+    """Of four slots that are free at once, each of two users has two; and one whose long runs have
+    not ended yet is not taken for one who has had nothing, and given the next two."""
+    lab = SharedLab(either, FairShare(), cpus=4)
+    first, second = lab.user("first"), lab.user("second")
+    lab.submit(first, 4, 1000 * JOB_S)
+    lab.submit(second, 4, JOB_S)
+    lab.run(1)
+    assert Counter(owner for _, owner, _ in lab.starts) == {first: 2, second: 2}
+    lab.run(1.5 * JOB_S)
+    assert Counter(owner for _, owner, _ in lab.starts) == {first: 3, second: 3}
+
+
+def test_what_is_on_its_way_to_a_worker_counts(either: Database) -> None:
+    """A dispatcher that fills four slots in one transaction deals them out."""
+    lab = SharedLab(either, FairShare())
+    users = [lab.user("first"), lab.user("second")]
+    for user in users:
+        lab.submit(user, 4, JOB_S)
+    with either.transaction() as session:
+        chosen = [dispatch_next(session, sharing=lab.sharing) for _ in range(4)]
+    owners = Counter(lab.owners[one.experiment_id] for one in chosen if one is not None)
+    assert owners == dict.fromkeys(users, 2)
+
+
+def test_the_limit_of_running_ones_under_concurrent_dispatchers(either: Database) -> None:
+    lab = SharedLab(either, FairShare(max_running=3))
+    capped = lab.user("capped", max_running=2)
+    for owner in (1, capped):
+        lab.submit(owner, 20, JOB_S)
+
+    def dispatch(_: int) -> int | None:
+        with either.transaction() as session:
+            chosen = dispatch_next(session, sharing=lab.sharing)
+            return None if chosen is None else lab.owners[chosen.experiment_id]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = Counter(pool.map(dispatch, range(12)))
+    assert found == {1: 3, capped: 2, None: 7}
+
+
+def test_the_limit_of_submitted_ones_under_concurrent_requests(either: Database) -> None:
+    lab = SharedLab(either, FairShare(max_submitted=3))
+
+    def submit(_: int) -> str:
+        try:
+            lab.submit(1, 1, JOB_S)
+        except Exception as refusal:
+            return str(refusal)
+        return "accepted"
+
+    with ThreadPoolExecutor(2) as pool:
+        found = Counter(pool.map(submit, range(8)))
+    refusal = "3 of your experiments have not ended, and your limit is 3"
+    assert found == {"accepted": 3, refusal: 5}
+
+
+def test_the_last_place_is_kept_for_the_gpu_run_that_comes_before(either: Database) -> None:
+    """A free CPU slot is filled from behind only where that delays no GPU run."""
+    lab = SharedLab(either, FairShare(), cpus=2, gpus=1)
+    other, capped = lab.user("other"), lab.user("capped", max_running=2)
+    lab.submit(other, 1, JOB_S, device="cuda")
+    lab.run(1)
+    (on_gpu,) = lab.submit(capped, 1, JOB_S, device="cuda")
+    lab.submit(capped, 3, 10 * JOB_S)
+    lab.run(JOB_S)
+    started = {one: at for at, _, one in lab.starts}
+    assert started[on_gpu] == JOB_S
+    assert len(started) == 3  # one CPU run went beside it
+
+
+def test_the_ledger_adds_up_however_it_is_folded(either: Database) -> None:
+    """At any time: the integral of decayed use over all attempts, with the GPU's weight."""
+    sharing = FairShare(half_life_s=500, gpu_weight=7)
+    lab = SharedLab(either, sharing, cpus=2, gpus=1)
+    generator = random.Random(1)
+    users = [1, lab.user("second")]
+    for _ in range(15):
+        device = generator.choice(["cpu", "cuda", "auto"])
+        lab.submit(generator.choice(users), 1, generator.uniform(1, 300), device)
+    for _ in range(8):
+        lab.run(generator.uniform(1, 120))
+        with either.transaction() as session:
+            if generator.random() < 0.5:
+                ledger.fold(session, sharing)
+            found = {one.owner_id: one.usage_s for one in standings(session, sharing)}
+            lines = session.scalars(select(Attempt)).all()
+        for user in users:
+            mine = [ledger.use_of(line) for line in lines if line.owner_id == user]
+            expected = sum(_integral(use, lab.clock.now, half_life_s=500) for use in mine)
+            assert found[user] == pytest.approx(expected, rel=1e-4)
+    with either.snapshot() as session:
+        assert session.scalar(select(func.count()).where(Attempt.folded))
+        assert session.scalar(select(func.count()).select_from(Usage)) == 2
+
+
+def _integral(use: ledger.Use, clock: float, half_life_s: float) -> float:
+    """By the midpoint rule, of a thousand steps."""
+    end = clock if use.ended_at is None else use.ended_at
+    step_s = (end - use.started_at) / 1000
+    middles = (use.started_at + (i + 0.5) * step_s for i in range(1000))
+    decayed = sum(2 ** ((middle - clock) / half_life_s) for middle in middles)
+    return (7 if use.queue == "gpu" else 1) * step_s * decayed
+
+
+ENDINGS: dict[str, Callable[[Session, lease.Claim], object]] = {
+    "finished": lambda session, claim: lease.finish(session, claim, Status.SUCCEEDED),
+    "failed": lambda session, claim: lease.finish(
+        session, claim, Status.FAILED, lease.FailureCause("error", "why")
+    ),
+    "handed back": lease.release,
+    "killed": lambda session, claim: lease.mark_lost(session, claim, max_lost=3),
+    "expired": lambda session, claim: _expire_and_reap(session),
+}
+
+
+def _expire_and_reap(session: Session) -> None:
+    session.execute(update(Experiment).values(lease_expires_at=Experiment.lease_expires_at - 1e9))
+    lease.reap(session, dispatch_timeout_s=60, max_lost=3)
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_however_an_attempt_ends_its_line_ends_with_it(either: Database, how: str) -> None:
+    lab = SharedLab(either, FairShare())
+    (one,) = lab.submit(1, 1, JOB_S)
+    lab.run(1)
+    with either.transaction() as session:
+        claim = lease.Claim(one, 1, {})
+        ENDINGS[how](session, claim)
+        ledger.fold(session, lab.sharing)
+    counts = check(either, {one: []}, settled=False, sharing=lab.sharing)
+    assert counts.clean, str(counts)
+    with either.snapshot() as session:
+        assert session.scalar(select(Attempt.folded)) is True
+
+
+def test_a_user_does_not_pay_for_a_reaper_that_was_away(either: Database) -> None:
+    lab = SharedLab(either, FairShare())
+    lab.submit(1, 1, JOB_S)
+    lab.run(1)
+    with either.transaction() as session:
+        session.execute(update(Experiment).values(lease_expires_at=lab.clock.now + 10))
+    lab.clock.now += 10_000
+    with either.transaction() as session:
+        lease.reap(session, dispatch_timeout_s=60, max_lost=3)
+        (mine,) = standings(session, lab.sharing)
+    assert mine.usage_s < 12
+
+
+def test_a_share_in_the_words_of_slurm(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=1)
+    heavy, light = lab.user("heavy", shares=3), lab.user("light")
+    lab.submit(heavy, 2, JOB_S)
+    lab.submit(light, 1, JOB_S)
+    lab.run()
+    with either.snapshot() as session:
+        everyone = standings(session, lab.sharing)
+    found = share_of(heavy, everyone)
+    assert (found.raw_shares, found.norm_shares) == (3, 0.6)
+    assert found.raw_usage == pytest.approx(200, rel=1e-3)
+    assert found.effectv_usage == pytest.approx(2 / 3, rel=1e-3)
+    assert found.level_fs == pytest.approx(0.9, rel=1e-3)
+    ranks = {one: share_of(one, everyone).fair_share for one in (1, heavy, light)}
+    assert ranks == pytest.approx({1: 1, heavy: 2 / 3, light: 1 / 3})
+    assert share_of(1, everyone).level_fs is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_one_starves(seed: int, database: Database) -> None:
+    """tests.chaos.fairness runs a thousand of these."""
+    assert starved(database, seed) == []
+
+
+def test_above_100_is_not_for_everyone(api: TestClient, database: Database) -> None:
+    body = {"spec": ppca_spec(), "priority": 101}
+    refused = api.post("/v1/experiments", json=body)
+    assert (refused.status_code, refused.json()["reason"]) == (403, "may_not_jump")
+    with database.transaction() as session:
+        session.execute(update(User).values(may_jump=True))
+    assert api.post("/v1/experiments", json=body).status_code == 202
+
+
+def test_beyond_the_limit_of_submitted_ones_is_409(api: TestClient, database: Database) -> None:
+    with database.transaction() as session:
+        session.execute(update(User).values(max_submitted=2))
+    key = {"Idempotency-Key": "k"}
+    made = [
+        api.post("/v1/experiments", json={"spec": ppca_spec()}, headers=headers)
+        for headers in (key, {})
+    ]
+    refused = api.post("/v1/experiments", json={"spec": ppca_spec()})
+    assert (refused.status_code, refused.json()["reason"]) == (409, "limit_reached")
+    assert refused.json()["detail"] == "2 of your experiments have not ended, and your limit is 2"
+    again = api.post("/v1/experiments", json={"spec": ppca_spec()}, headers=key)
+    assert (again.status_code, again.json()["id"]) == (202, made[0].json()["id"])
+    api.post(f"/v1/experiments/{made[1].json()['id']}:cancel")
+    retried = api.post(f"/v1/experiments/{made[1].json()['id']}:retry")
+    assert retried.status_code == 202
+    assert api.post(f"/v1/experiments/{made[1].json()['id']}:retry").status_code == 409
+
+
+def test_the_queue_of_a_user(api: TestClient, database: Database) -> None:
+    with database.transaction() as session:
+        session.execute(update(User).values(max_running=2))
+    for priority in (0, 5):
+        api.post("/v1/experiments", json={"spec": ppca_spec(), "priority": priority})
+    found = api.get("/v1/queue").json()
+    assert [one["priority"] for one in found["items"]] == [5, 0]
+    assert (found["running"], found["max_running"], found["submitted"]) == (0, 2, 2)
+    assert found["share"]["norm_shares"] == 1
+    assert found["share"]["fair_share"] == 1

@@ -1,0 +1,103 @@
+"""Places and starts among several users, against what then happens."""
+
+import random
+from collections.abc import Sequence
+
+from sqlalchemy import select, update
+
+from service.database import Database
+from service.experiments.models import Experiment, Queue, Status
+from service.experiments.place import places
+from service.experiments.schemas import QueuePlace
+from service.fair_share import FairShare
+from tests.support.shared_lab import WITHIN_S, SharedLab
+
+JOB_S = 100.0
+
+
+def found_places(lab: SharedLab, ids: Sequence[str]) -> dict[str, QueuePlace]:
+    """Asked for user by user, as they would."""
+    found: dict[str, QueuePlace] = {}
+    with lab.database.snapshot() as session:
+        query = select(Experiment).where(Experiment.id.in_(ids), Experiment.status == Status.QUEUED)
+        waiting = session.scalars(query).all()
+        for owner in {one.owner_id for one in waiting}:
+            mine = [one for one in waiting if one.owner_id == owner]
+            found |= places(session, mine, WITHIN_S, lab.sharing)
+    return found
+
+
+def test_a_position_is_how_many_then_run_before_it(either: Database) -> None:
+    """Where runs take as long as the last ones: of users of different shares and usage."""
+    generator = random.Random(2)
+    lab = SharedLab(either, FairShare())
+    users = [1, lab.user("b", shares=2), lab.user("c", may_jump=True), lab.user("d", shares=3)]
+    for count, user in enumerate(users[:3]):
+        lab.submit(user, count + 1, JOB_S)
+    lab.run()
+    ids = [
+        one
+        for _ in range(12)
+        for one in lab.submit(generator.choice(users), 1, JOB_S, priority=generator.randint(-1, 1))
+    ]
+    ids += lab.submit(users[2], 2, JOB_S, priority=150)
+    expected = found_places(lab, ids)
+    before = len(lab.starts)
+    lab.run()
+    order = [one for _, _, one in lab.starts[before:]]
+    assert {one: expected[one].position for one in ids} == {
+        one: position for position, one in enumerate(order)
+    }
+
+
+def test_a_start_is_by_progress_or_by_the_last_runs_or_not_known(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=1)
+    (running,) = lab.submit(1, 1, 1000.0)
+    first, second = lab.submit(1, 2, JOB_S)
+    lab.run(100)
+    unknown = found_places(lab, [first])[first]
+    assert unknown.estimated_start is None
+    assert unknown.estimate == "it is not known how long the runs before it take"
+    with either.transaction() as session:
+        half = update(Experiment).where(Experiment.id == running)
+        session.execute(half.values(progress_done=1, progress_total=4))
+    told = found_places(lab, [first, second])
+    start = told[first].estimated_start
+    assert start is not None
+    assert 300 <= start.timestamp() - lab.clock.now <= 300 + 60
+    assert told[second].estimated_start is None  # no run has ended yet
+    lab.submit(1, 3, JOB_S, priority=9)
+    lab.run(1250)  # until four have ended
+    (late,) = found_places(lab, [second]).values() or [None]
+    assert late is not None
+    assert late.estimated_start is not None
+
+
+def test_a_user_at_its_limit_starts_when_one_of_its_own_ends(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=3)
+    capped = lab.user("capped", max_running=2)
+    (one, _) = lab.submit(capped, 2, JOB_S)
+    (waits,) = lab.submit(capped, 1, JOB_S)
+    lab.run(50)
+    place = found_places(lab, [waits])[waits]
+    assert place.reason == "2 of your runs are running, your limit is 2"
+    assert place.estimated_start is None
+    with either.transaction() as session:
+        quarter = update(Experiment).where(Experiment.id == one)
+        session.execute(quarter.values(progress_done=1, progress_total=2))
+    start = found_places(lab, [waits])[waits].estimated_start
+    assert start is not None
+    assert 50 <= start.timestamp() - lab.clock.now <= 51
+
+
+def test_the_place_kept_for_a_gpu_run_is_the_reason(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=1, gpus=1)
+    other, capped = lab.user("other"), lab.user("capped", max_running=1)
+    lab.submit(other, 1, JOB_S, device="cuda")
+    lab.run(1)
+    lab.submit(capped, 1, JOB_S, device="cuda")
+    (on_cpu,) = lab.submit(capped, 1, JOB_S)
+    lab.run(1)
+    assert not lab.idle[Queue.GPU]
+    reason = "your limit is 1, and your GPU run before it has the last place"
+    assert found_places(lab, [on_cpu])[on_cpu].reason == reason

@@ -1,0 +1,255 @@
+"""Memory of devices: estimates, what is learned, and GPUs that others use too.
+
+No GPU is needed: workers say in their heartbeats what NVML would tell them.
+"""
+
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select, update
+
+from mptcore.specs import validate_spec
+from service import workers
+from service.database import Database
+from service.experiments import lease, ledger, store
+from service.experiments.dispatch import Dispatch, dispatch_next
+from service.experiments.memory import (
+    LEAST_RUNS,
+    RUNTIME_BYTES,
+    Memory,
+    expected_memory,
+    learned_ratio,
+)
+from service.experiments.models import Attempt, Experiment, Queue, Status
+from service.experiments.place import places
+from service.experiments.schemas import Submission
+from service.fair_share import FairShare
+from service.settings import Settings
+from service.workers import Vitals
+from tests.support.ppca_spec import ppca_spec
+from worker import presence
+from worker.slot import Slot
+
+GIB = 2**30
+
+
+def register(
+    database: Database, name: str, free: float, ours: float = 0, uuid: str = "GPU-0"
+) -> None:
+    """A worker's heartbeat, on a GPU of 80 GiB."""
+    vitals = Vitals(
+        "host",
+        Queue.GPU,
+        1,
+        gpu_memory_total=80 * GIB,
+        gpu_memory_free=int(free * GIB),
+        gpu_number=0,
+        gpu_uuid=uuid,
+        gpu_memory_ours=int(ours * GIB),
+    )
+    with database.transaction() as session:
+        workers.beat(session, name, vitals)
+
+
+def submit(database: Database, gib: float, priority: int = 0) -> str:
+    value = {"spec": ppca_spec(compute__device="cuda"), "priority": priority}
+    submission = Submission.model_validate(value)
+    memory = Memory(int(gib * GIB), int(gib * GIB))
+    with database.transaction() as session:
+        return store.submit(session, 1, submission, memory=memory).id
+
+
+def dispatch(database: Database) -> Dispatch | None:
+    with database.transaction() as session:
+        return dispatch_next(session, Queue.GPU)
+
+
+def claim(database: Database, chosen: Dispatch, worker: str) -> bool:
+    """As a slot does, of the GPU that its worker's last heartbeat told of."""
+    with database.transaction() as session:
+        room = workers.room_at(session, worker)
+        number = chosen.dispatch_no
+        found = lease.claim(
+            session, chosen.experiment_id, number, worker=worker, lease_s=60, room=room
+        )
+        return found is not None
+
+
+def reason(database: Database, experiment_id: str) -> str:
+    with database.snapshot() as session:
+        one = session.get_one(Experiment, experiment_id)
+        return places(session, [one], 60.0)[experiment_id].reason
+
+
+def test_what_others_use_is_a_condition_and_a_reason(either: Database) -> None:
+    register(either, "g", free=49)
+    large, small = submit(either, 60), submit(either, 40)
+    used = "GPU 0 is used by a process outside this service (31 GiB)"
+    assert reason(either, large) == f"{used}; the run takes about 60 GiB"
+    chosen = dispatch(either)
+    assert chosen is not None
+    assert chosen.experiment_id == small
+    assert dispatch(either) is None
+    register(either, "g", free=80)
+    freed = dispatch(either)
+    assert freed is not None
+    assert freed.experiment_id == large
+
+
+def test_a_claim_where_there_is_no_room_is_put_back(either: Database) -> None:
+    """The message went to the wrong one of two workers: no attempt is counted."""
+    register(either, "full", free=10, uuid="GPU-a")
+    register(either, "free", free=80, uuid="GPU-b")
+    large = submit(either, 60)
+    chosen = dispatch(either)
+    assert chosen is not None
+    assert not claim(either, chosen, "full")
+    with either.snapshot() as session:
+        one = session.get_one(Experiment, large)
+        assert (one.status, one.attempt, one.lost) == (Status.QUEUED, 0, 0)
+    again = dispatch(either)
+    assert again is not None
+    assert not claim(either, chosen, "free")  # that dispatch is over
+    assert claim(either, again, "free")
+
+
+def test_two_workers_of_one_gpu_do_not_take_its_memory_twice(either: Database) -> None:
+    register(either, "a", free=80)
+    register(either, "b", free=80)
+    first, second = submit(either, 50), submit(either, 50)
+    chosen = dispatch(either)
+    assert chosen is not None
+    assert chosen.experiment_id == first
+    assert claim(either, chosen, "a")  # and has taken nothing of its memory yet
+    assert dispatch(either) is None
+    register(either, "a", free=30, ours=50)
+    assert dispatch(either) is None
+    assert reason(either, second) == "next in turn"
+
+
+def test_small_runs_do_not_keep_a_large_one_from_a_gpu_that_they_share(either: Database) -> None:
+    register(either, "a", free=80)
+    register(either, "b", free=80)
+    submit(either, 20)
+    chosen = dispatch(either)
+    assert chosen is not None
+    assert claim(either, chosen, "a")
+    register(either, "a", free=60, ours=20)
+    large = submit(either, 70)
+    submit(either, 20)
+    assert dispatch(either) is None  # the large one waits for our own run to end
+    with either.transaction() as session:
+        found = session.get_one(Experiment, chosen.experiment_id)
+        begun = lease.Claim(found.id, found.attempt, found.spec)
+        lease.finish(session, begun, Status.SUCCEEDED)
+    register(either, "a", free=80)
+    following = dispatch(either)
+    assert following is not None
+    assert following.experiment_id == large
+
+
+def test_what_no_worker_could_hold_is_refused(api: TestClient, database: Database) -> None:
+    body = {"spec": ppca_spec(compute__device="cuda", data__n=100_000, data__dim=1000)}
+    body["spec"]["evaluate"] = {"masks": {"schedule": "fixed", "size": 1, "per_size": 1}}
+    assert api.post("/v1/experiments:validate", json=body).status_code == 200
+    register(database, "g", free=1)
+    assert api.post("/v1/experiments:validate", json=body).status_code == 200  # 80 GiB in all
+    with database.transaction() as session:
+        session.execute(update(workers.Worker).values(gpu_memory_total=GIB))
+    for path in ("/v1/experiments", "/v1/experiments:validate"):
+        refused = api.post(path, json=body)
+        assert refused.status_code == 422
+        (error,) = refused.json()["errors"]
+        assert error["pointer"] == "/spec/data"
+        assert error["detail"] == (
+            "a run takes about 3.68 GiB; the workers hold at most 1 GiB on a GPU"
+        )
+    body["spec"]["compute"]["device"] = "cpu"  # of whose workers there is none yet
+    assert api.post("/v1/experiments", json=body).status_code == 202
+
+
+def test_a_family_learns_from_what_its_runs_took(either: Database) -> None:
+    spec = validate_spec(ppca_spec(data__n=200_000, data__dim=100))
+    with either.snapshot() as session:
+        plain = expected_memory(session, spec)
+    assert plain.expected == RUNTIME_BYTES[Queue.CPU] + plain.by_spec
+    for i in range(LEAST_RUNS):
+        with either.snapshot() as session:
+            assert learned_ratio(session, "ppca", Queue.CPU) == 1.0, i
+        peak = RUNTIME_BYTES[Queue.CPU] + 3 * plain.by_spec
+        _finish(either, plain.by_spec, peak)
+    with either.snapshot() as session:
+        assert learned_ratio(session, "ppca", Queue.CPU) == pytest.approx(3)
+        assert learned_ratio(session, "ppca", Queue.GPU) == 1.0
+        assert learned_ratio(session, "vae", Queue.CPU) == 1.0
+        found = expected_memory(session, spec)
+    assert found.expected == RUNTIME_BYTES[Queue.CPU] + 3 * plain.by_spec
+
+
+def _finish(database: Database, by_spec: int, peak: int) -> None:
+    with database.transaction() as session:
+        submission = Submission.model_validate({"spec": ppca_spec()})
+        made = store.submit(session, 1, submission, memory=Memory(by_spec, by_spec))
+        chosen = dispatch_next(session)
+        assert chosen is not None
+        begun = lease.claim(session, made.id, chosen.dispatch_no, worker="w", lease_s=60)
+        assert begun is not None
+        lease.finish(session, begun, Status.SUCCEEDED, peak_bytes=peak)
+        ledger.fold(session, FairShare())
+
+
+def test_a_run_leaves_its_peak(settings: Settings, database: Database, tmp_path: Path) -> None:
+    """Of main memory, for a run on a CPU: the resident size, torch's own included."""
+    with database.transaction() as session:
+        spec = ppca_spec(data__dim=60, evaluate__masks__per_size=1500)
+        store.submit(session, 1, Submission.model_validate({"spec": spec}))
+        chosen = dispatch_next(session)
+    assert chosen is not None
+    slot = Slot(database, settings, "w")
+    assert slot.run(chosen.experiment_id, chosen.dispatch_no, lambda: False)
+    with database.snapshot() as session:
+        (line,) = session.scalars(select(Attempt)).all()
+    assert line.peak_bytes is not None
+    assert 50 * 2**20 < line.peak_bytes < RUNTIME_BYTES[Queue.CPU]
+    assert line.ended_at is not None
+
+
+class Nvml:
+    """Stands in for NVML, of which there is none on a machine without a GPU: a GPU of 80 GiB with
+    31 GiB of a stranger's process and 5 GiB of run 42."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __getattr__(self, name: str) -> object:
+        answers = {
+            "nvmlInit": None,
+            "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetMemoryInfo": _Answer(total=80 * GIB, free=44 * GIB),
+            "nvmlDeviceGetName": "A GPU",
+            "nvmlSystemGetDriverVersion": "1",
+            "nvmlDeviceGetIndex": 3,
+            "nvmlDeviceGetUUID": "GPU-3",
+            "nvmlDeviceGetComputeRunningProcesses": [
+                _Answer(pid=7, usedGpuMemory=31 * GIB),
+                _Answer(pid=42, usedGpuMemory=5 * GIB),
+            ],
+        }
+        return lambda *_: answers[name]
+
+
+class _Answer:
+    def __init__(self, **values: int):
+        self.__dict__.update(values)
+
+
+def test_what_a_worker_says_of_its_gpu(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "pynvml", Nvml())
+    found = presence.vitals(Queue.GPU, run_memory=GIB, run_pid=42)
+    assert (found.gpu_number, found.gpu_uuid, found.run_memory) == (3, "GPU-3", GIB)
+    assert found.gpu_memory_ours == 5 * GIB
+    with either.transaction() as session:
+        workers.beat(session, "w", found)
+        (gpu,) = workers.gpus(session, 60)
+    assert (gpu.foreign, gpu.room, gpu.room_without_ours) == (31 * GIB, 44 * GIB, 49 * GIB)

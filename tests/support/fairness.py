@@ -1,0 +1,53 @@
+"""Whether anyone starves: random users, shares, limits, devices and lengths, and one who floods."""
+
+import random
+
+from service.database import Database
+from service.experiments.shares import Standing, standings
+from service.fair_share import FairShare
+from tests.support.shared_lab import SharedLab
+
+LONGEST_S = 200.0
+
+
+def starved(database: Database, seed: int) -> list[str]:
+    """What waited longer than the shares allow, or for ever: one line for each.
+
+    A user with one experiment waits at most until each of the others has had as much for its
+    shares, each of whom may exceed that by one run, and until a run that began before has ended.
+    """
+    pick = random.Random(seed)
+    sharing = FairShare(half_life_s=pick.choice([500.0, 5000.0]), gpu_weight=pick.uniform(1, 10))
+    lab = SharedLab(database, sharing, cpus=pick.randint(1, 2), gpus=1)
+    users = [
+        lab.user(f"user {seed} {i}", shares=pick.randint(1, 4)) for i in range(pick.randint(2, 4))
+    ]
+    flooder = lab.user(f"flooder {seed}", max_running=pick.choice([None, 2]))
+    for device in ("cpu", "cuda", "auto"):
+        lab.submit(flooder, 15, pick.uniform(100, LONGEST_S), device, priority=100)
+    allowed: dict[str, float] = {}
+    for _ in range(10):
+        lab.run(pick.uniform(1, LONGEST_S))
+        waiting = {lab.owners[one] for one in lab.waiting()}
+        user = pick.choice([one for one in users if one not in waiting] or [flooder])
+        with database.snapshot() as session:
+            wait_s = _longest_wait_s(user, standings(session, sharing))
+        device, length_s = pick.choice(["cpu", "cuda", "auto"]), pick.uniform(1, LONGEST_S)
+        (one,) = lab.submit(user, 1, length_s, device, pick.randint(-9, 9))
+        if user != flooder:
+            allowed[one] = lab.time + wait_s
+    lab.run()
+    started = {one: at for at, _, one in lab.starts}
+    never = [f"seed {seed}: {one} never ran" for one in lab.owners if one not in started]
+    return never + [
+        f"seed {seed}: {one} started at {started[one]:.0f} s, not by {by:.0f} s"
+        for one, by in allowed.items()
+        if one in started and started[one] > by
+    ]
+
+
+def _longest_wait_s(user: int, everyone: list[Standing]) -> float:
+    mine = next(one for one in everyone if one.owner_id == user)
+    others = [one for one in everyone if one.owner_id != user]
+    lacking = (max(0.0, mine.level * one.shares - one.charged_s) for one in others)
+    return sum(lacking) + (len(others) + 1) * LONGEST_S

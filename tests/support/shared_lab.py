@@ -1,0 +1,137 @@
+"""A lab of made-up slots and a fake clock, shared by users: every choice is the real dispatch."""
+
+import heapq
+import sqlite3
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import event, select
+from uuid6 import uuid7
+
+from service import workers
+from service.database import Database
+from service.experiments import lease, ledger
+from service.experiments.dispatch import dispatch_next
+from service.experiments.lease import Claim
+from service.experiments.models import Experiment, Queue, Status
+from service.experiments.schemas import Submission
+from service.experiments.store import submit
+from service.fair_share import FairShare
+from service.users import User
+from service.workers import Vitals
+from tests.support.fake_clock import FakeClock
+from tests.support.ppca_spec import ppca_spec
+
+LIKE = ("owner_id", "tags", "priority", "spec", "device")
+FOLD_EVERY_S = 37.0
+WITHIN_S = 1e12
+
+
+class SharedLab:
+    """`starts` are (time, owner, experiment); the clock is in seconds from 0."""
+
+    def __init__(self, database: Database, sharing: FairShare, cpus: int = 1, gpus: int = 0):
+        self.database = database
+        self.sharing = sharing
+        event.listen(database.engine, "connect", _not_for_ever)
+        self.clock = FakeClock(database.engine)
+        self.began = self.clock.now
+        self.idle = {Queue.CPU: [f"cpu{i}" for i in range(cpus)],
+                     Queue.GPU: [f"gpu{i}" for i in range(gpus)]}  # fmt: skip
+        self.lengths: dict[str, float] = {}
+        self.owners: dict[str, int] = {}
+        self.starts: list[tuple[float, int, str]] = []
+        self._running: list[tuple[float, str, Queue, str, Claim]] = []
+        self._folded_at = self.clock.now
+        for queue, names in self.idle.items():
+            for name in names:
+                with database.transaction() as session:
+                    workers.beat(session, name, Vitals("host", queue, 1))
+
+    @property
+    def time(self) -> float:
+        return self.clock.now - self.began
+
+    def user(self, name: str, **columns: Any) -> int:
+        """A new user's id."""
+        with self.database.transaction() as session:
+            made = User(name=name, **columns)
+            session.add(made)
+            session.flush()
+            return made.id
+
+    def submit(
+        self, owner: int, count: int, length_s: float, device: str = "cpu", priority: int = 0
+    ) -> list[str]:
+        """So many experiments that take so long: the first as the API would, the others like it."""
+        value = {"spec": ppca_spec(compute__device=device), "priority": priority}
+        submission = Submission.model_validate(value)
+        with self.database.transaction() as session:
+            first = submit(session, owner, submission, sharing=self.sharing)
+            kept = {name: getattr(first, name) for name in LIKE}
+            others = [Experiment(id=uuid7().hex, **kept) for _ in range(count - 1)]
+            session.add_all(others)
+        made = [first.id, *(one.id for one in others)]
+        for one in made:
+            self.lengths[one], self.owners[one] = length_s, owner
+        return made
+
+    def run(self, for_s: float = float("inf")) -> None:
+        """Until then, or until nothing runs and nothing may."""
+        until = self.time + for_s
+        while True:
+            self._fill()
+            if not self._running or self._running[0][0] > until:
+                break
+            self._end_first()
+        if for_s != float("inf"):
+            self.clock.now = self.began + until
+
+    def used_s(self) -> dict[int, float]:
+        """What each user has had of slots until now."""
+        used: dict[int, float] = {}
+        for start, owner, experiment in self.starts:
+            length_s = min(self.lengths[experiment], self.time - start)
+            used[owner] = used.get(owner, 0.0) + length_s
+        return used
+
+    def waiting(self) -> Iterable[str]:
+        with self.database.snapshot() as session:
+            query = select(Experiment.id).where(Experiment.status == Status.QUEUED)
+            return session.scalars(query).all()
+
+    def _fill(self) -> None:
+        for queue in (Queue.GPU, Queue.CPU):
+            while self.idle[queue] and self._start(queue, self.idle[queue][-1]):
+                self.idle[queue].pop()
+
+    def _start(self, queue: Queue, worker: str) -> bool:
+        with self.database.transaction() as session:
+            chosen = dispatch_next(session, queue, self.sharing, WITHIN_S)
+        if chosen is None:
+            return False
+        with self.database.transaction() as session:
+            claim = lease.claim(
+                session, chosen.experiment_id, chosen.dispatch_no, worker=worker, lease_s=1e9
+            )
+        assert claim is not None
+        one = chosen.experiment_id
+        self.starts.append((self.time, self.owners[one], one))
+        heapq.heappush(self._running, (self.time + self.lengths[one], worker, queue, one, claim))
+        return True
+
+    def _end_first(self) -> None:
+        at, worker, queue, _, claim = heapq.heappop(self._running)
+        self.clock.now = self.began + at
+        with self.database.transaction() as session:
+            lease.finish(session, claim, Status.SUCCEEDED)
+            if self.clock.now > self._folded_at + FOLD_EVERY_S:
+                ledger.fold(session, self.sharing)
+                self._folded_at = self.clock.now
+        self.idle[queue].append(worker)
+
+
+def _not_for_ever(connection: Any, record: object) -> None:
+    """No power cut is tested here: SQLite need not wait for the disk."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous=OFF")
