@@ -141,8 +141,8 @@ def sample_to_target(
     error came out larger: a choice by the scores that are kept would bias them.
 
     Masks go to the strata in proportion to width × standard deviation (Neyman 1934), as all draws
-    so far measured it. A stratum of `available` masks in all is enumerated where the pilot, or the
-    plan that it gives, would draw as many; never later, when scores are kept.
+    so far measured it. A stratum of `available` masks in all is enumerated where the pilot would
+    draw nearly as many, or a plan that many; the weight that is left is then that of S itself.
     """
     progress = MaskPlan(max_masks, max_masks)
     yield Step(plan=progress)
@@ -152,12 +152,12 @@ def sample_to_target(
     counts = torch.where(enumerated, available, pilot).long()
     first = yield from draw(counts, enumerated)
     sample = StratifiedSample.of_pilot(widths, first, enumerated)
-    for number, share in enumerate(SHARES):
+    for share in SHARES:
         if not sample.least.any():
             break
         wanted = _wanted(sample, row, target**2)
         wanted = affordable(wanted, sample.least, max_masks - sample.masks)
-        enumerated = (wanted >= available) & (number == 0) & (sample.left > 0)
+        enumerated = (wanted >= available) & (sample.left > 0)
         wanted = torch.where(enumerated, available, wanted).long()
         progress.masks = sample.masks + int(wanted.sum())
         counts = torch.where(enumerated, wanted, (share * wanted).ceil().long())

@@ -112,8 +112,8 @@ def test_sizes_of_few_masks_are_enumerated(enumerated: list[Tensor]) -> None:
 
 
 def test_a_tight_target_enumerates_what_it_would_draw_as_often(enumerated: list[Tensor]) -> None:
-    """Whether a size is enumerated follows from the pilot alone, so that nothing biases it; and a
-    target however tight takes no more than all masks, and the pilot."""
+    """A target however tight takes no more than all masks and the pilot; and a size that is
+    enumerated because of the scores that are kept biases nothing, for its weight was left."""
     truth = sum(pool.mean().item() for pool in enumerated)
     estimate, masks = sampled(enumerated, 1e-3, 0, finite=True)
     assert estimate.mean == pytest.approx(truth, abs=1e-12)
