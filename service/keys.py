@@ -9,6 +9,8 @@ import zlib
 PREFIX = "mpt"
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 CHECKSUM_DIGITS = 6
+MOST_ID = 16
+"""Characters of an id, as the database keeps it."""
 
 
 class MalformedKey(ValueError):
@@ -39,6 +41,8 @@ def parse(key: str) -> tuple[str, str]:
     Raises MalformedKey and MistypedKey."""
     parts = key.split("_")
     if len(parts) not in (3, 4) or parts[0] != PREFIX or not all(map(_is_word, parts)):
+        raise MalformedKey
+    if len(parts[1]) > MOST_ID:
         raise MalformedKey
     body, _, check = key.rpartition("_")
     if len(parts) == 4 and check != checksum(body):

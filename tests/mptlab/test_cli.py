@@ -146,11 +146,20 @@ def test_an_admin_adds_a_user_and_revokes_a_key(environment: dict[str, str]) -> 
     assert "key.revoked" in shown
 
 
+def words(shown: str) -> list[list[str]]:
+    """Of each line."""
+    return [line.split() for line in shown.splitlines()]
+
+
 def test_an_admin_changes_a_user(environment: dict[str, str]) -> None:
     _, key, _ = mpt(environment, "admin", "user", "add", "bob", "--role", "viewer")
     code, shown, _ = mpt(environment, "admin", "user", "set", "bob", "--disabled")
     assert code == 0
-    assert ["bob", "viewer", "no"] in [line.split() for line in shown.splitlines()]
+    assert ["bob", "viewer", "no", "1", "-", "-", "no"] in words(shown)
+    for limit, stored in (("4", "4"), ("0", "-")):
+        standing = ("--shares", "2", "--max-running", limit, "--may-jump")
+        _, shown, _ = mpt(environment, "admin", "user", "set", "bob", *standing)
+        assert ["bob", "viewer", "no", "2", stored, "-", "yes"] in words(shown)
     code, _, error = mpt({**environment, "MPT_API_KEY": key.strip()}, "wait", "a")
     assert (code, error) == (1, "mpt: the user of this API key was disabled: ask an admin\n")
     code, _, error = mpt(environment, "admin", "user", "set", "bob")

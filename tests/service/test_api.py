@@ -84,7 +84,13 @@ def test_an_experiment_from_submission_to_curves(api: TestClient, database: Data
     first, second = submit(api, name="one"), submit(api, name="two", tags=["a"], note="b")
     waiting = api.get(f"/v1/experiments/{second}").json()
     assert waiting["status"] == "queued"
-    assert waiting["queue"] == {"position": 1, "reason": "no CPU worker is registered"}
+    no_worker = "no CPU worker is registered"
+    assert waiting["queue"] == {
+        "position": 1,
+        "reason": no_worker,
+        "estimated_start": None,
+        "estimate": no_worker,
+    }
     assert waiting["spec"]["model"]["family"] == "ppca"
 
     claim = claim_next(database)

@@ -124,7 +124,7 @@ BAD_BODIES: dict[str, tuple[str | bytes, str, str]] = {
     "an array": (b"[]", "", "object"),
     "unknown field beside the spec": (beside('"colour": 1'), "/colour", "allowed"),
     "an empty name": (beside('"name": ""'), "/name", "at least 1"),
-    "priority beyond its range": (beside('"priority": 101'), "/priority", "100"),
+    "priority beyond its range": (beside('"priority": 201'), "/priority", "200"),
 }
 
 

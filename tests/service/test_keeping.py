@@ -9,7 +9,7 @@ from sqlalchemy import ForeignKey, func, select, update
 
 from service import sweep
 from service.database import Base, Database, now
-from service.experiments import keeping
+from service.experiments import keeping, ledger
 from service.experiments.models import TERMINAL, Artifact, Block, Experiment, Series, Status
 from service.experiments.recording import record
 from service.settings import Settings
@@ -151,6 +151,7 @@ def test_a_purge_leaves_nothing_of_it_and_all_of_others(admin: TestClient, place
     batch.add({"seq": None, "record": "checkpoint", "file": "c", "sha256": "0", "after": 11})
     with database.transaction() as session:
         record(session, claim, batch, lease_s=60)
+        ledger.end(session, one, claim.attempt)
     files = leave_file(admin, place, one, 1)
     more = {name for name, number in rows(database).items() if number > before[name]}
     assert more == {"experiments", "series", "blocks", "metrics", "events", "artifacts",
@@ -163,7 +164,7 @@ def test_a_purge_leaves_nothing_of_it_and_all_of_others(admin: TestClient, place
     Sweeper(database, place.model_copy(update={"purge_after_s": 0.0})).sweep()
     assert not files.exists()
     assert kept_files.exists()
-    assert rows(database) | {"audit": 0} == before | {"audit": 0, "purged": 1}
+    assert rows(database) | {"audit": 0} == before | {"audit": 0, "purged": 1, "usage": 1}
     assert admin.get("/v1/audit?limit=1").json()["items"][0]["action"] == "experiment.purged"
 
 

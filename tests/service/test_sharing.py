@@ -142,7 +142,7 @@ def test_changes_are_those_that_are_given(admin: TestClient) -> None:
     assert admin.patch(path, json={}).json() == second
     for body, pointer in (
         ({"spec": {}}, "/spec"),
-        ({"priority": 101}, "/priority"),
+        ({"priority": 201}, "/priority"),
         ({"tags": None}, "/tags"),
         ({"visibility": "all"}, "/visibility"),
         ({"pinned": 1}, "/pinned"),

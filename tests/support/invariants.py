@@ -152,7 +152,8 @@ def _check_records(
     """What is stored is the beginning of the undisturbed records, up to last_seq; all of them,
     where the experiment succeeded."""
     last = experiment.last_seq
-    if experiment.status == Status.SUCCEEDED and last != records[-1]["seq"]:
+    whole = records[-1]["seq"] if records else 0
+    if experiment.status == Status.SUCCEEDED and last != whole:
         counts.lost_records += 1
     expected = Counter(_keys(r for r in records if r["seq"] <= last))
     found = Counter(_stored(session, experiment.id))
