@@ -39,12 +39,12 @@ def specs() -> Iterator[tuple[str, dict[str, Any]]]:
         ppca_spec(data__n=100_000, data__dim=100, model__init="random", train=train,
                   evaluate=ONE_MASK),
     )  # fmt: skip
-    digits = {"source": "digits"}
-    for nodes in (20, 60, 200):
+    digits = {"source": "digits", "binarize": "threshold"}
+    for nodes in (20, 50, 100):
         model = {"family": "linear_vae", "latent_dim": 2, "likelihood": BERNOULLI,
                  "conditionals": {"method": "gauss_hermite", "nodes": nodes}}  # fmt: skip
         yield f"linear_vae, {nodes}² nodes", _latent(model, digits)
-    for width in (64, 512):
+    for width in (64, 256):
         model = {"family": "vae", "latent_dim": 2, "likelihood": BERNOULLI,
                  "network": {"layers": "dense", "widths": [width]}}  # fmt: skip
         yield f"vae, dense {width}", _latent(model, digits)
