@@ -13,7 +13,7 @@ from service.experiments.forecast import Forecast
 from service.experiments.ledger import slot_weight
 from service.experiments.models import DEVICES, Device, Experiment, Queue, Status
 from service.experiments.schemas import QueuePlace, moment
-from service.experiments.shares import MOST_PRIORITY, Standing
+from service.experiments.shares import MOST_PRIORITY, Firsts, Standing
 from service.fair_share import FairShare
 from service.workers import Gpu, Slots
 
@@ -47,10 +47,23 @@ class Scene:
     slots: Mapping[Queue, Slots]
     gpus: Sequence[Gpu]
     forecasts: Mapping[Queue, Forecast]
-    older: Collection[int]
-    """Users who have had as much as the one that asks, and whose next experiment is older."""
-    gpu_run_is_first: bool
-    """Of those of the one that asks."""
+    firsts: Mapping[int, Firsts]
+    """Of the users whose places these are, and of those who have had as much."""
+
+    def older(self, owner_id: int) -> set[int]:
+        """Users who have had as much as this one, and whose next experiment is older."""
+        level, own = self.standings[owner_id].level, self._oldest(owner_id)
+        return {
+            user
+            for user in self.firsts
+            if self.standings[user].level == level and self._oldest(user) < own
+        }
+
+    def gpu_run_is_first(self, owner_id: int) -> bool:
+        return shares.gpu_run_is_first(self.firsts.get(owner_id, {}))
+
+    def _oldest(self, owner_id: int) -> str:
+        return min((first.id for first in self.firsts.get(owner_id, {}).values()), default=LAST)
 
 
 def places(
@@ -58,9 +71,11 @@ def places(
     experiments: Sequence[Experiment],
     within_s: float,
     sharing: FairShare | None = None,
+    reader_id: int | None = None,
 ) -> dict[str, QueuePlace]:
-    """The places of those of these experiments of one user that are queued, by their ids, in a few
-    queries however many they are. A worker is one that was heard of within so many seconds."""
+    """The places of those of these experiments that are queued, by their ids, in a few queries
+    however many they are, in words for the reader; None is their owner. A worker is one that was
+    heard of within so many seconds."""
     queued = [
         Waiting(one.owner_id, one.device, one.priority, one.id, one.memory_bytes)
         for one in experiments
@@ -72,8 +87,12 @@ def places(
         own = {queued[0].id: _count_own(session, queued[0])}
     else:
         own = _count_own_each(session, queued)
-    scene = _scene(session, queued[0].owner_id, within_s, sharing or FairShare())
-    return {one.id: _place(one, own[one.id], scene) for one in queued if one.id in own}
+    scene = _scene(session, {one.owner_id for one in queued}, within_s, sharing or FairShare())
+    return {
+        one.id: _place(one, own[one.id], scene, reader_id in (None, one.owner_id))
+        for one in queued
+        if one.id in own
+    }
 
 
 def place_of_next(
@@ -87,23 +106,18 @@ def place_of_next(
 ) -> QueuePlace:
     """The place of one that were submitted now."""
     one = Waiting(owner_id, device, priority, LAST, memory_bytes)
-    scene = _scene(session, owner_id, within_s, sharing or FairShare())
+    scene = _scene(session, {owner_id}, within_s, sharing or FairShare())
     return _place(one, _count_own(session, one), scene)
 
 
-def _scene(session: Session, owner_id: int, within_s: float, sharing: FairShare) -> Scene:
+def _scene(session: Session, owners: Collection[int], within_s: float, sharing: FairShare) -> Scene:
     standings = {one.owner_id: one for one in shares.standings(session, sharing)}
-    mine = standings[owner_id]
-    tied = [one for one in standings.values() if one.highest and one.level == mine.level]
-    firsts = shares.firsts(session, [mine, *tied]) if tied else {}
-    oldest = {
-        owner: min(first.id for first in found.values()) for owner, found in firsts.items() if found
-    }
+    levels = {standings[owner_id].level for owner_id in owners}
+    tied = [one for one in standings.values() if one.highest and one.level in levels]
     return Scene(
         sharing=sharing,
         standings=standings,
-        older={owner for owner, first in oldest.items() if first < oldest.get(owner_id, LAST)},
-        gpu_run_is_first=shares.gpu_run_is_first(firsts.get(owner_id, {})),
+        firsts=shares.firsts(session, tied) if tied else {},
         queued=_queued(session),
         slots=workers.slots(session, within_s),
         gpus=workers.gpus(session, within_s),
@@ -168,7 +182,7 @@ def _position(one: Waiting, own: int, queue: Queue, scene: Scene) -> int:
     """How many are taken before it if each counts what a run takes on average: who has had least
     for its shares is next, and has then had one run more."""
     charge = slot_weight(scene.sharing, queue) * scene.forecasts[queue].usual_s(scene.sharing)
-    mine, older = scene.standings[one.owner_id], scene.older
+    mine, older = scene.standings[one.owner_id], scene.older(one.owner_id)
     level = (mine.charged_s + own * charge) / mine.shares
     jumps = one.priority > MOST_PRIORITY
     position = own
@@ -192,7 +206,9 @@ def _below(user: Standing, level: float, charge: float, wins_ties: bool) -> int:
     return math.floor(runs) + 1 if wins_ties else math.ceil(runs)
 
 
-def _place(one: Waiting, own: Mapping[Queue, int], scene: Scene) -> QueuePlace:
+def _place(
+    one: Waiting, own: Mapping[Queue, int], scene: Scene, is_readers: bool = True
+) -> QueuePlace:
     wanted = QUEUES[Device(one.device)]
     served = [queue for queue in wanted if queue in scene.slots]
     positions = {queue: _position(one, own[queue], queue, scene) for queue in served or wanted}
@@ -203,9 +219,12 @@ def _place(one: Waiting, own: Mapping[Queue, int], scene: Scene) -> QueuePlace:
     mine = scene.standings[one.owner_id]
     if mine.is_at_limit:
         reason = f"{mine.under_way} of your runs are running, your limit is {mine.max_running}"
+        reason = reason if is_readers else "as many of its owner's runs are running as may"
         return _with_start(position, reason, _start_at_limit(mine, scene))
-    if served == [Queue.CPU] and scene.gpus and mine.has_one_place and scene.gpu_run_is_first:
+    gpu_run_is_first = mine.has_one_place and scene.gpu_run_is_first(one.owner_id)
+    if served == [Queue.CPU] and scene.gpus and gpu_run_is_first:
         reason = f"your limit is {mine.max_running}, and your GPU run before it has the last place"
+        reason = reason if is_readers else "a GPU run of its owner's before it has the last place"
         return _unknown(position, reason)
     if served == [Queue.GPU] and (used := _no_memory(one, scene.gpus)):
         return _unknown(position, used)

@@ -78,7 +78,7 @@ def submit(
                 sharing=settings.share,
                 memory=memory,
             )
-        answer = _out(session, experiment, settings)
+        answer = _out(session, experiment, settings, user)
     log.info("submitted", extra={"experiment_id": answer.id})
     response.headers["Location"] = answer.urls.self
     return answer
@@ -149,7 +149,7 @@ def list_experiments(
             with_spec=full,
         )
         kept, next_cursor = page(found, limit)
-        waiting = places(session, kept, settings.worker_silent_s, settings.share)
+        waiting = places(session, kept, settings.worker_silent_s, settings.share, user.id)
     out = experiment_out if full else summary_out
     items = [out(one, waiting.get(one.id)) for one in kept]
     return as_json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
@@ -162,7 +162,7 @@ def get_experiment(
     """One experiment, where it stands, and its metrics so far."""
     with database.snapshot() as session:
         experiment = find(session, user, experiment_id)
-        answer = _out(session, experiment, settings)
+        answer = _out(session, experiment, settings, user)
         found = store.metrics(session, experiment_id) if experiment.last_seq else []
     metrics = [metric_out(m) for m in found]
     return as_json(ExperimentWithMetrics.model_construct(**dict(answer), metrics=metrics))
@@ -191,7 +191,7 @@ def change(
         weighty = {name: wanted[name] for name in WEIGHTY if name in wanted}
         audit.note(session, user, "experiment.changed", experiment_id, fields=[*wanted], **weighty)
         session.flush()
-        return _out(session, experiment, settings)
+        return _out(session, experiment, settings, user)
 
 
 @router.delete("/{experiment_id}", status_code=HTTPStatus.NO_CONTENT)
@@ -256,7 +256,7 @@ def retry(
             # What was shared when the old one was submitted may be so no longer.
             _check_references(session, old.owner_id, stored_spec(old.spec))
             again = store.retry(session, old, idempotency_key, by=user, sharing=settings.share)
-        answer = _out(session, again, settings)
+        answer = _out(session, again, settings, user)
     response.headers["Location"] = answer.urls.self
     return answer
 
@@ -287,7 +287,7 @@ def _request(
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
         if accepted is not None:
             audit.note(session, user, f"experiment.{DONE[desired]}", experiment_id)
-        return _out(session, experiment, settings)
+        return _out(session, experiment, settings, user)
 
 
 def _check_limits(spec: ExperimentSpec, limits: Limits) -> None:
@@ -325,6 +325,8 @@ def _refusals() -> Iterator[None]:
         raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail) from None
 
 
-def _out(session: Session, experiment: Experiment, settings: Settings) -> ExperimentOut:
-    waiting = places(session, [experiment], settings.worker_silent_s, settings.share)
+def _out(
+    session: Session, experiment: Experiment, settings: Settings, reader: Caller
+) -> ExperimentOut:
+    waiting = places(session, [experiment], settings.worker_silent_s, settings.share, reader.id)
     return experiment_out(experiment, waiting.get(experiment.id))

@@ -16,7 +16,7 @@ JOB_S = 100.0
 
 
 def found_places(lab: SharedLab, ids: Sequence[str]) -> dict[str, QueuePlace]:
-    """Asked for user by user, as they would."""
+    """Asked for user by user, as they would; a page of all of them says the same."""
     found: dict[str, QueuePlace] = {}
     with lab.database.snapshot() as session:
         query = select(Experiment).where(Experiment.id.in_(ids), Experiment.status == Status.QUEUED)
@@ -24,7 +24,26 @@ def found_places(lab: SharedLab, ids: Sequence[str]) -> dict[str, QueuePlace]:
         for owner in {one.owner_id for one in waiting}:
             mine = [one for one in waiting if one.owner_id == owner]
             found |= places(session, mine, WITHIN_S, lab.sharing)
+        assert places(session, waiting, WITHIN_S, lab.sharing) == found
     return found
+
+
+def test_who_reads_what_is_anothers_is_not_told_of_its_own_limit(database: Database) -> None:
+    lab = SharedLab(database, FairShare(max_running=1), cpus=2)
+    other = lab.user("b")
+    lab.submit(1, 1, JOB_S)
+    lab.run(1)
+    (waits,) = lab.submit(1, 1, JOB_S)
+    with database.snapshot() as session:
+        one = session.get_one(Experiment, waits)
+        reasons = [
+            places(session, [one], WITHIN_S, lab.sharing, reader)[waits].reason
+            for reader in (1, other)
+        ]
+    assert reasons == [
+        "1 of your runs are running, your limit is 1",
+        "as many of its owner's runs are running as may",
+    ]
 
 
 def test_a_position_is_how_many_then_run_before_it(either: Database) -> None:
