@@ -250,7 +250,7 @@ def test_the_lower_of_two_that_differ_is_not_final() -> None:
 
 def test_scores_by_recursion_are_never_final() -> None:
     """They are not the model's: no LML is claimed from them, nor a gap with an error."""
-    masks = {"schedule": "fixed", "size": 20, "per_size": 3}
+    masks = {"schedule": "fixed", "size": 20, "per_size": 8}
     quick = {"masks": masks, "lml": {"method": "iwae", "samples": 4}}
     found = ran({**DEEP, "evaluate": quick})
     (point,) = (r for r in found if isinstance(r, Point) and r.series == "score")
@@ -407,7 +407,7 @@ def test_what_is_too_large_is_refused(name: str) -> None:
 
 def test_the_same_mask_scored_again_tells_of_the_draws() -> None:
     """All dimensions are masked in every mask; the error is that of what is drawn."""
-    masks = {"schedule": "fixed", "size": 64, "per_size": 6}
+    masks = {"schedule": "fixed", "size": 64, "per_size": 8}
     found = ran(changed(DEEP, "evaluate/masks", masks))
     assert metric(found, "biased_score_not_final", seed=0).std_err
 
