@@ -14,7 +14,9 @@ from service.dependencies import current_user, noted_keys
 from service.errors import ProblemDocument, install_handlers
 from service.experiments import results
 from service.experiments import router as experiments
+from service.headers import AnswerHeaders, guard_origins
 from service.parameters import known_parameters
+from service.rates import RateLimits, Rates
 from service.settings import Settings
 
 ERRORS: dict[int | str, dict[str, object]] = {
@@ -44,10 +46,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)
     app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
+    app.state.rates = Rates(settings)
+    app.add_middleware(RateLimits, rates=app.state.rates)
     app.add_middleware(AccessLog)
+    guard_origins(app, settings)
     app.add_middleware(
         CorrelationIdMiddleware, header_name="X-Request-ID", validator=_is_request_id
     )
+    app.add_middleware(AnswerHeaders)  # the last added is the first to see a request
     install_handlers(app)
     app.include_router(health.router, dependencies=[Depends(known_parameters)])
     for router in ROUTERS:

@@ -41,6 +41,16 @@ class Settings(BaseSettings):
     """Of the store's disk that uploads leave free."""
     max_body_bytes: int = 256 * 1024
     """Of every other request."""
+    body_s: float = Field(default=30.0, gt=0)
+    """For the whole of it to come."""
+    rate_per_user: int = Field(default=2000, ge=1)
+    """Requests of a user in ten seconds, over all its keys; more are answered 429."""
+    rate_per_address: int = Field(default=500, ge=1)
+    """Requests of an address in ten seconds without a key that is known to serve."""
+    trusted_hosts: list[str] = []
+    """Names, as a JSON list, that the API answers to beside those of loopback; empty: all."""
+    cors_origins: list[str] = []
+    """Origins, as a JSON list, whose pages a browser lets ask; empty: none."""
 
     purge_after_s: float = Field(default=7 * 86_400.0, ge=0)
     """A deleted experiment's records and files go after so long."""
