@@ -16,6 +16,8 @@ from service.database import AWAY, NotMigrated
 
 log = logging.getLogger(__name__)
 
+PROBLEM = "application/problem+json"
+
 
 class ErrorItem(BaseModel):
     """One thing that is wrong. `pointer` is a JSON pointer into the body, or /query/…, /path/…."""
@@ -83,7 +85,7 @@ def problem_response(error: ApiError) -> JSONResponse:
         document.model_dump(),
         error.status_code,
         headers=error.headers,
-        media_type="application/problem+json",
+        media_type=PROBLEM,
     )
 
 

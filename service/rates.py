@@ -69,7 +69,7 @@ class Rates:
         self._near = MemoryStorage()
         self._far = _redis(settings)
         self._far_asleep_until = 0.0
-        self._known = TTLCache[bytes, int](10_000, ttl=KNOWN_S)
+        self._known: TTLCache[bytes, int] = TTLCache(10_000, ttl=KNOWN_S)
 
     def know(self, authorization: str, user_id: int) -> None:
         """The user's key has served."""
