@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo serve test lint docs bench calibration chaos mutants
+.PHONY: help setup demo serve test lint docs bench calibration chaos fuzz mutants
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -39,6 +39,10 @@ chaos: setup ## processes killed and servers restarted at random, for most of an
 		$(BIN)/pytest -q tests/chaos/test_queue_machine.py --timeout 3600
 	$(BIN)/python -m tests.chaos.fairness
 	$(BIN)/python -m tests.chaos.storm
+
+fuzz: setup ## bad requests and the OpenAPI document's own, to a real process; REQUESTS=100000
+	$(BIN)/python -m tests.fuzz.contract
+	$(BIN)/python -m tests.fuzz --requests $(or $(REQUESTS),100000)
 
 bench: setup ## the performance claims, each a ratio within one run
 	$(BIN)/python -m benchmarks

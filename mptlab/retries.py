@@ -20,7 +20,8 @@ RETRY_S = 30.0
 LONGEST_PAUSE_S = 5.0
 MOST_RETRY_AFTER_S = 60.0
 
-BUSY = (429, 502, 503, 504)
+TOO_OFTEN = 429
+BUSY = (TOO_OFTEN, 502, 503, 504)
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
 NOT_ANSWERED = (httpx.NetworkError, httpx.TimeoutException, httpx.RemoteProtocolError)
 
@@ -38,9 +39,9 @@ def send_again(
     for_s: float,
     on_outage: Callable[[str], object],
 ) -> httpx.Response:
-    """The response, at last. What is not idempotent is sent again only where nothing was sent;
-    `on_outage` is told once. Raises what httpx raised last."""
-    safe = retry_if_exception_type(NOT_SENT)
+    """The response, at last. What is not idempotent is sent again only where nothing was sent, or
+    was refused unread; `on_outage` is told once. Raises what httpx raised last."""
+    safe = retry_if_exception_type(NOT_SENT) | retry_if_result(is_refused_unread)
     any_way = retry_if_exception_type(NOT_ANSWERED) | retry_if_result(is_busy)
 
     def tell(state: RetryCallState) -> None:
@@ -63,6 +64,10 @@ def send_again(
 
 def is_busy(response: httpx.Response) -> bool:
     return response.status_code in BUSY
+
+
+def is_refused_unread(response: httpx.Response) -> bool:
+    return response.status_code == TOO_OFTEN
 
 
 def _pause_s(state: RetryCallState) -> float:

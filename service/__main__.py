@@ -4,6 +4,7 @@ import argparse
 
 import uvicorn
 
+from service.connections import BoundedHeads
 from service.main import create_app
 from service.start import begin
 
@@ -20,6 +21,8 @@ def main() -> None:
         port=arguments.port,
         log_config=None,
         access_log=False,
+        http=BoundedHeads,
+        ws="none",
     )
 
 

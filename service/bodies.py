@@ -1,5 +1,6 @@
-"""Reading request bodies: limited in size, and parsed by the one strict JSON parser."""
+"""Reading request bodies: limited in size and time, and parsed by the one strict JSON parser."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
@@ -10,23 +11,32 @@ from pydantic import BaseModel
 
 from mptcore.specs import SpecError, parse_json
 from service.errors import ApiError, invalid
+from service.settings import Settings
 
 
 class StrictRequest(Request):
-    """A request whose body may not exceed `app.state.settings.max_body_bytes`."""
+    """A request whose body keeps to the settings `max_body_bytes` and `body_s`."""
 
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
-            limit: int = self.app.state.settings.max_body_bytes
-            received = bytearray()
-            async for chunk in self.stream():
-                received += chunk
-                if len(received) > limit:
-                    detail = f"a body is at most {limit} bytes"
-                    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-                    raise ApiError(status, "body_too_large", detail)
-            self._body = bytes(received)
+            settings: Settings = self.app.state.settings
+            try:
+                async with asyncio.timeout(settings.body_s):
+                    self._body = await self._received(settings.max_body_bytes)
+            except TimeoutError:
+                detail = f"a body comes within {settings.body_s:g} s"
+                raise ApiError(HTTPStatus.REQUEST_TIMEOUT, "body_stalled", detail) from None
         return self._body
+
+    async def _received(self, limit: int) -> bytes:
+        received = bytearray()
+        async for chunk in self.stream():
+            received += chunk
+            if len(received) > limit:
+                detail = f"a body is at most {limit} bytes"
+                status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+                raise ApiError(status, "body_too_large", detail)
+        return bytes(received)
 
     async def json(self) -> Any:
         try:

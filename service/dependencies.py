@@ -13,6 +13,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from service.database import AWAY, Database
 from service.errors import ApiError
+from service.rates import Rates
 from service.settings import Settings
 from service.users import (
     MAY,
@@ -87,11 +88,14 @@ async def current_user(
     was revoked serves no one from that moment on, in any process."""
     if credentials is None:
         raise _unauthorized("give a valid API key: Authorization: Bearer mpt_…")
+    rates: Rates = request.app.state.rates
     try:
         parsed(credentials.credentials)  # what is mistyped costs no look
         user, unnoted = await run_in_threadpool(_look_up, database, credentials.credentials)
     except KeyRefused as refused:
+        rates.forget(request.headers["Authorization"])
         raise _unauthorized(str(refused)) from None
+    rates.know(request.headers["Authorization"], user.id)
     noted: NotedKeys = request.app.state.noted_keys
     if unnoted and user.key_id not in noted:
         noted[user.key_id] = None

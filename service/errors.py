@@ -16,6 +16,8 @@ from service.database import AWAY, NotMigrated
 
 log = logging.getLogger(__name__)
 
+PROBLEM = "application/problem+json"
+
 
 class ErrorItem(BaseModel):
     """One thing that is wrong. `pointer` is a JSON pointer into the body, or /query/…, /path/…."""
@@ -69,7 +71,8 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected_error)
 
 
-def _respond(error: ApiError) -> JSONResponse:
+def problem_response(error: ApiError) -> JSONResponse:
+    """The answer that an error becomes."""
     document = ProblemDocument(
         title=HTTPStatus(error.status_code).phrase,
         status=error.status_code,
@@ -82,23 +85,23 @@ def _respond(error: ApiError) -> JSONResponse:
         document.model_dump(),
         error.status_code,
         headers=error.headers,
-        media_type="application/problem+json",
+        media_type=PROBLEM,
     )
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, StarletteHTTPException)
     if isinstance(error, ApiError):
-        return _respond(error)
+        return problem_response(error)
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers) if error.headers else None
     reason = status.phrase.lower().replace(" ", "_")
-    return _respond(ApiError(status, reason, str(error.detail), headers=headers))
+    return problem_response(ApiError(status, reason, str(error.detail), headers=headers))
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    return _respond(invalid(_request_problems(request, error)))
+    return problem_response(invalid(_request_problems(request, error)))
 
 
 def _request_problems(request: Request, error: RequestValidationError) -> list[Problem]:
@@ -117,7 +120,7 @@ def _request_problems(request: Request, error: RequestValidationError) -> list[P
 
 async def _database_error(request: Request, error: Exception) -> JSONResponse:
     log.error("the database did not answer: %s", error)
-    return _respond(
+    return problem_response(
         ApiError(
             HTTPStatus.SERVICE_UNAVAILABLE,
             "database_unavailable",
@@ -129,7 +132,7 @@ async def _database_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _not_migrated(request: Request, error: Exception) -> JSONResponse:
     log.error("%s", error)
-    return _respond(
+    return problem_response(
         ApiError(
             HTTPStatus.SERVICE_UNAVAILABLE,
             "database_not_migrated",
@@ -142,4 +145,4 @@ async def _not_migrated(request: Request, error: Exception) -> JSONResponse:
 async def _unexpected_error(request: Request, error: Exception) -> JSONResponse:
     log.exception("unexpected error", exc_info=error)
     detail = "an error of the service itself; its log has the request id"
-    return _respond(ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", detail))
+    return problem_response(ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", detail))

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+from collections import Counter
+from typing import Any
 
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import Depends, FastAPI
@@ -11,14 +13,17 @@ from service.access import AccessLog
 from service.database import Database
 from service.datasets import router as datasets
 from service.dependencies import current_user, noted_keys
-from service.errors import ProblemDocument, install_handlers
+from service.errors import PROBLEM, ProblemDocument, install_handlers
 from service.experiments import results
 from service.experiments import router as experiments
+from service.headers import AnswerHeaders, guard_origins
 from service.parameters import known_parameters
+from service.rates import RateLimits, Rates
 from service.settings import Settings
 
 ERRORS: dict[int | str, dict[str, object]] = {
-    "4XX": {"model": ProblemDocument, "description": "What was wrong, as RFC 9457"}
+    "4XX": {"model": ProblemDocument, "description": "What was wrong, as RFC 9457"},
+    "503": {"model": ProblemDocument, "description": "Not now: Retry-After says when"},
 }
 
 ROUTERS = (
@@ -34,20 +39,40 @@ ROUTERS = (
 """What asks for a key."""
 
 
+class Service(FastAPI):
+    """With the media type of problems in its document, which FastAPI takes for JSON like others."""
+
+    def openapi(self) -> dict[str, Any]:
+        written = self.openapi_schema is not None
+        document = super().openapi()
+        if not written:
+            for operations in document["paths"].values():
+                for operation in operations.values():
+                    for status in ERRORS:
+                        content = operation["responses"][status]["content"]
+                        content[PROBLEM] = content.pop("application/json")
+        return document
+
+
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The service on the database that the settings name, which must be migrated."""
     settings = settings or Settings()
-    app = FastAPI(title="MPT Lab", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
+    app = Service(title="MPT Lab", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
     app.state.settings = settings
     app.state.database = Database(settings.url, settings.api_connections)
     app.state.writers = asyncio.Semaphore(settings.api_writers)
     app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)
+    app.state.uploads_of = Counter[int]()  # by user
     app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
+    app.state.rates = Rates(settings)
+    app.add_middleware(RateLimits, rates=app.state.rates)
     app.add_middleware(AccessLog)
+    guard_origins(app, settings)
     app.add_middleware(
         CorrelationIdMiddleware, header_name="X-Request-ID", validator=_is_request_id
     )
+    app.add_middleware(AnswerHeaders)  # the last added is the first to see a request
     install_handlers(app)
     app.include_router(health.router, dependencies=[Depends(known_parameters)])
     for router in ROUTERS:

@@ -35,12 +35,26 @@ class Settings(BaseSettings):
     """Of one file."""
     max_uploads: int = Field(default=4, gt=0)
     """At once, of an API process."""
+    max_user_uploads: int = Field(default=2, gt=0)
+    """At once, of a user, to an API process."""
+    user_bytes: int | None = Field(default=None, gt=0)
+    """Of a user's data sets and artifacts; an upload beyond is refused. Unset: as many as fit."""
     upload_stall_s: float = Field(default=60.0, gt=0)
     """An upload of which less than a megabyte comes in so long is ended."""
     reserve_bytes: int = Field(default=2**30, ge=0)
     """Of the store's disk that uploads leave free."""
     max_body_bytes: int = 256 * 1024
     """Of every other request."""
+    body_s: float = Field(default=30.0, gt=0)
+    """For the whole of it to come."""
+    rate_per_user: int = Field(default=2000, ge=1)
+    """Requests of a user in ten seconds, over all its keys; more are answered 429."""
+    rate_per_address: int = Field(default=500, ge=1)
+    """Requests of an address in ten seconds without a key that is known to serve."""
+    trusted_hosts: list[str] = []
+    """Names, as a JSON list, that the API answers to beside those of loopback; empty: all."""
+    cors_origins: list[str] = []
+    """Origins, as a JSON list, whose pages a browser lets ask; empty: none."""
 
     purge_after_s: float = Field(default=7 * 86_400.0, ge=0)
     """A deleted experiment's records and files go after so long."""

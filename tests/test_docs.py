@@ -70,6 +70,17 @@ def test_specs_are_accepted(block: Block) -> None:
     assert parse_spec(block.text.encode()).limit_problems(Limits()) == []
 
 
+def test_every_risk_names_tests_that_are_there() -> None:
+    rows = re.findall(r"^\| API\d+ .*\| (.*) \|$", (ROOT / "docs/security.md").read_text(), re.M)
+    assert len(rows) == 10
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
+        assert named
+        for file, test in named:
+            (found,) = (ROOT / "tests").rglob(file)
+            assert re.search(rf"^def {test}\(", found.read_text(), re.M), (file, test)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links_lead_somewhere(document: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", document.read_text()):

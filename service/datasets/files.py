@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from mptcore.runtime.durable import sync_folder
 from mptcore.specs import Problem
+from service.datasets import quota
 from service.errors import ApiError, invalid
 from service.settings import Settings
 
@@ -40,12 +41,15 @@ class Received:
     sha256: str
 
 
-async def receive(request: Request, file: Path, settings: Settings) -> Received:
+async def receive(
+    request: Request, file: Path, settings: Settings, room_bytes: int | None = None
+) -> Received:
     """Write a request's body to a file as it comes; it is on the disk when this returns. Raises
-    ApiError where it is too large for the limit or the disk, breaks off or stalls."""
+    ApiError where it is too large for the limit, the user's quota or the disk, breaks off or
+    stalls."""
     declared = int(request.headers.get("Content-Length", 0))
     with open(file, "wb") as output:
-        writer = _Writer(output, settings)
+        writer = _Writer(output, settings, room_bytes)
         writer.check_room(declared)
         async for piece in _pieces(request, settings.upload_stall_s):
             await run_in_threadpool(writer.write, piece)
@@ -77,11 +81,13 @@ async def _pieces(request: Request, stall_s: float) -> AsyncIterator[bytes]:
 class _Writer:
     output: BinaryIO
     settings: Settings
+    room_bytes: int | None
     size: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
 
     def check_room(self, more: int) -> None:
-        """Whether so many bytes more are within the limit, and leave the disk its reserve."""
+        """Whether so many bytes more are within the limits, and leave the disk its reserve."""
+        quota.check(self.settings, self.room_bytes, self.size + more)
         limit = self.settings.max_upload_bytes
         if self.size + more > limit:
             detail = f"an upload is at most {limit} bytes"

@@ -17,7 +17,7 @@ from uuid6 import uuid7
 
 from service import audit
 from service.database import Database
-from service.datasets import store
+from service.datasets import quota, store
 from service.datasets.files import inspect, move, receive
 from service.datasets.models import Dataset
 from service.dependencies import (
@@ -113,27 +113,35 @@ async def upload(
     )
     folder = settings.all_incoming / dataset.id
     settled = True
-    async with request.app.state.uploads:
-        try:
-            folder.mkdir(parents=True)
-            received = await receive(request, folder / dataset.file, settings)
-            dataset.bytes, dataset.sha256 = received.bytes, received.sha256
-            arrival = _Arrival(database, settings, dataset, user, folder / dataset.file)
-            kept = await run_in_threadpool(arrival.known)
-            if kept is None:
-                async with request.app.state.inspections:
-                    kept = await run_in_threadpool(arrival.accept)
-        except BaseException:
-            # What was put in its place may have a row, or none: the sweep will see.
-            settled = not settings.datasets(dataset.id).exists()
-            raise
-        finally:  # also where the caller went away
-            if settled:
-                with CancelScope(shield=True):
-                    await run_in_threadpool(shutil.rmtree, folder, ignore_errors=True)
+    one_of_few = quota.one_of_few(request.app.state.uploads_of, user.id, settings.max_user_uploads)
+    with one_of_few:
+        async with request.app.state.uploads:
+            try:
+                room_bytes = await run_in_threadpool(_room, database, settings, user)
+                folder.mkdir(parents=True)
+                received = await receive(request, folder / dataset.file, settings, room_bytes)
+                dataset.bytes, dataset.sha256 = received.bytes, received.sha256
+                arrival = _Arrival(database, settings, dataset, user, folder / dataset.file)
+                kept = await run_in_threadpool(arrival.known)
+                if kept is None:
+                    async with request.app.state.inspections:
+                        kept = await run_in_threadpool(arrival.accept)
+            except BaseException:
+                # What was put in its place may have a row, or none: the sweep will see.
+                settled = not settings.datasets(dataset.id).exists()
+                raise
+            finally:  # also where the caller went away
+                if settled:
+                    with CancelScope(shield=True):
+                        await run_in_threadpool(shutil.rmtree, folder, ignore_errors=True)
     if kept.id != dataset.id:
         response.status_code = HTTPStatus.OK
     return kept
+
+
+def _room(database: Database, settings: Settings, user: Caller) -> int | None:
+    with database.snapshot() as session:
+        return quota.room(session, settings, user.id)
 
 
 @dataclass(frozen=True)
@@ -165,9 +173,11 @@ class _Arrival:
         for name in ("n", "dim", "arrays", "columns"):
             setattr(self.dataset, name, found.get(name))
         place = self.settings.datasets(self.dataset.id) / self.dataset.file
-        move(self.file, place)
         try:
             with self.database.transaction() as session:
+                room_bytes = quota.lock_room(session, self.settings, self.by.id)
+                quota.check(self.settings, room_bytes, self.dataset.bytes)
+                move(self.file, place)
                 session.add(self.dataset)
                 audit.note(session, self.by, "dataset.uploaded", self.dataset.id)
                 session.flush()

@@ -71,6 +71,15 @@ def test_no_log_grows_without_bound() -> None:
         assert (options["max-size"], options["max-file"]) == ("10m", "5"), name
 
 
+def test_no_container_has_privileges_or_writes_beside_its_volumes() -> None:
+    for name, service in services().items():
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"]), name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "/tmp" in service["tmpfs"], name
+        assert name == "postgres" or "cap_add" not in service, name
+        assert not {"privileged", "network_mode", "pid"} & set(service), name
+
+
 @pytest.fixture
 def compose(postgresql: PostgreSQL, tmp_path: Path) -> Iterator[Compose]:
     """The database of the file's name and user, on the test's server; nothing runs yet."""

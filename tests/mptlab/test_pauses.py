@@ -91,6 +91,12 @@ def test_what_is_not_idempotent_is_not_sent_again_to_the_busy() -> None:
     assert len(service.asked_at) == 1
 
 
+def test_what_was_refused_unread_is_sent_again() -> None:
+    service = Service(answer(429, Retry_After="1"))
+    assert service.ask(idempotent=False).status_code == 200
+    assert service.pauses_s[0] >= 1
+
+
 def test_no_defect_of_the_request_is_tried_again() -> None:
     service = Service(httpx.UnsupportedProtocol("ftp"))
     with pytest.raises(httpx.UnsupportedProtocol):

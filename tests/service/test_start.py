@@ -112,6 +112,17 @@ def test_the_api_says_what_to_do_about_an_unmigrated_database(tmp_path: Path) ->
             assert "run `mpt migrate`" in answer.json()["detail"]
 
 
+def test_a_statement_of_any_other_process_has_one(lab: Settings) -> None:
+    database = create_app(lab).state.database
+    with closing(database), database.transaction() as session:
+        for name, limit in (
+            ("statement_timeout", "1min"),
+            ("lock_timeout", "20s"),
+            ("idle_in_transaction_session_timeout", "1min"),
+        ):
+            assert session.scalar(text(f"SHOW {name}")) == limit
+
+
 def test_migrations_have_no_time_limit(
     postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch
 ) -> None:

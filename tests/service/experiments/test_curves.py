@@ -57,7 +57,8 @@ class Reader:
 
     def __init__(self, settings: Settings, experiment_id: str):
         key = settings.key_file.read_text().strip()
-        self.api = TestClient(create_app(settings), headers={"Authorization": f"Bearer {key}"})
+        alone = settings.model_copy(update={"redis_url": None})  # of which a client is in each loop
+        self.api = TestClient(create_app(alone), headers={"Authorization": f"Bearer {key}"})
         self.url = f"/v1/experiments/{experiment_id}/curves"
         self.after = 0
         self.seen: dict[str, list[float]] = {name: [] for name in SERIES}

@@ -1,0 +1,62 @@
+"""What a connection may cost before there is a request: the size of its head and how long it
+takes. uvicorn bounds neither with this parser."""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_BYTES = 64 * 1024
+"""Of a request line with its headers."""
+HEAD_S = 20.0
+"""For it to come, from a connection's beginning or the first byte of its next request."""
+
+
+class BoundedHeads(HttpToolsProtocol):
+    """uvicorn's protocol, which ends a connection whose request's head is too large or too slow."""
+
+    _head_bytes = 0
+    _in_head = True
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        # A body that ends in this piece may be followed by a head: both are then counted, and a
+        # piece is never larger than 256 KiB.
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > HEAD_BYTES:
+            self._refuse(f"the head of a request is at most {HEAD_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if not self._in_head:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._in_head = True
+        self._stop_waiting()
+        message = f"the head of a request did not come within {HEAD_S:g} s"
+        self._head_timer = self.loop.call_later(HEAD_S, self._refuse, message)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, message: str) -> None:
+        if not self.transport.is_closing():
+            self.send_400_response(message)

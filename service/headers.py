@@ -1,0 +1,49 @@
+"""Headers of every answer, and who may ask from where: browsers are told to trust nothing."""
+
+from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.settings import Settings
+
+SECURE = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+"""Of an answer that does not say otherwise. TLS and its headers are the proxy's."""
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+class AnswerHeaders:
+    """ASGI middleware: SECURE, and what others left for the answer in the request's state."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in {**SECURE, **scope.get("state", {}).get("headers", {})}.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self.app(scope, receive, with_headers)
+
+
+def guard_origins(app: FastAPI, settings: Settings) -> None:
+    """Answer only to the names of the settings, and let only their origins' pages ask."""
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key"],
+        )
+    if settings.trusted_hosts:
+        allowed = [*settings.trusted_hosts, *LOOPBACK]
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=allowed, www_redirect=False)

@@ -1,0 +1,160 @@
+"""How often one may ask: a user over all its keys, and who shows no key that is known to serve by
+the address.
+
+Requests are counted before anything else is done with them. Those of a key that this process has
+lately known to serve count for its user; all others count for the address that they come from, so
+that guessing keys, or sending what is refused before a key is looked at, soon ends.
+"""
+
+import hashlib
+import logging
+import math
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address
+
+from cachetools import TTLCache
+from limits import RateLimitItemPerSecond
+from limits.aio.storage import MemoryStorage, RedisStorage
+from limits.errors import StorageError
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.errors import ApiError, problem_response
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+WINDOW_S = 10
+"""Shorter than a client's patience: who is told to wait gets through in the end."""
+KNOWN_S = 60.0
+"""A key that served counts for its user for so long, and then once for its address."""
+REDIS_TIMEOUT_S = 0.5
+REDIS_ASLEEP_S = 5.0
+"""Redis that did not answer is left alone for so long."""
+EXEMPT = "/healthz"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What one has left of a limit after a request."""
+
+    policy: str
+    most: int
+    asked: int
+    reset_s: int
+
+    @property
+    def exceeded(self) -> bool:
+        return self.asked > self.most
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """draft-ietf-httpapi-ratelimit-headers-10, and Retry-After where it is exceeded."""
+        left = max(0, self.most - self.asked)
+        told = {
+            "RateLimit-Policy": f'"{self.policy}";q={self.most};w={WINDOW_S}',
+            "RateLimit": f'"{self.policy}";r={left};t={self.reset_s}',
+        }
+        return {**told, "Retry-After": str(self.reset_s)} if self.exceeded else told
+
+
+class Rates:
+    """The counts: in Redis for all API processes of a lab, else in this process, and there too
+    while Redis does not answer."""
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+        self._near = MemoryStorage()
+        self._far = _redis(settings)
+        self._far_asleep_until = 0.0
+        self._known: TTLCache[bytes, int] = TTLCache(10_000, ttl=KNOWN_S)
+
+    def know(self, authorization: str, user_id: int) -> None:
+        """The user's key has served."""
+        self._known[_digest(authorization)] = user_id
+
+    def forget(self, authorization: str) -> None:
+        """It was refused."""
+        self._known.pop(_digest(authorization), None)
+
+    async def count(self, authorization: str, address: str | None) -> Standing:
+        """Count a request for whom it is of."""
+        user_id = self._known.get(_digest(authorization))
+        if user_id is not None:
+            return await self._count("user", str(user_id), self._settings.rate_per_user)
+        return await self._count("address", _network(address), self._settings.rate_per_address)
+
+    async def _count(self, policy: str, name: str, most: int) -> Standing:
+        key = RateLimitItemPerSecond(most, WINDOW_S, namespace="MPT").key_for(policy, name)
+        if self._far is not None and time.monotonic() >= self._far_asleep_until:
+            try:
+                return await _hit(self._far, policy, key, most)
+            except (StorageError, OSError) as error:
+                log.warning("requests are counted in this process, for Redis is away: %s", error)
+                self._far_asleep_until = time.monotonic() + REDIS_ASLEEP_S
+        return await _hit(self._near, policy, key, most)
+
+
+async def _hit(storage: MemoryStorage | RedisStorage, policy: str, key: str, most: int) -> Standing:
+    asked = await storage.incr(key, WINDOW_S)
+    ends_at = await storage.get_expiry(key)
+    reset_s = min(WINDOW_S, max(1, math.ceil(ends_at - time.time())))
+    return Standing(policy, most, asked, reset_s)
+
+
+def _redis(settings: Settings) -> RedisStorage | None:
+    url = settings.redis_url.get_secret_value() if settings.redis_url else ""
+    if not url.startswith(("redis://", "rediss://")):
+        return None
+    return RedisStorage(
+        f"async+{url}",
+        wrap_exceptions=True,
+        implementation="redispy",
+        socket_timeout=REDIS_TIMEOUT_S,
+        socket_connect_timeout=REDIS_TIMEOUT_S,
+    )
+
+
+def _digest(authorization: str) -> bytes:
+    return hashlib.sha256(authorization.encode()).digest()
+
+
+def _network(address: str | None) -> str:
+    """Whose address it is: who has one of IPv6 has the 2^64 that begin like it."""
+    try:
+        parsed = ip_address(address or "")
+    except ValueError:
+        return address or "here"  # of a Unix socket
+    if isinstance(parsed, IPv6Address):
+        return parsed.exploded[:19]
+    return str(parsed)
+
+
+class RateLimits:
+    """ASGI middleware: 429 for who asks too often, and headers that say how much is left."""
+
+    def __init__(self, app: ASGIApp, rates: Rates):
+        self.app = app
+        self.rates = rates
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] == EXEMPT:
+            return await self.app(scope, receive, send)
+        address = scope["client"][0] if scope.get("client") else None
+        authorization = Headers(scope=scope).get("Authorization", "")
+        standing = await self.rates.count(authorization, address)
+        scope.setdefault("state", {})["headers"] = standing.headers
+        if standing.exceeded:
+            return await _too_many(standing)(scope, receive, send)
+        await self.app(scope, receive, send)
+
+
+def _too_many(standing: Standing) -> ASGIApp:
+    whose = "you" if standing.policy == "user" else "your address, without a key that serves,"
+    detail = (
+        f"{whose} may ask {standing.most} times in {WINDOW_S} s: "
+        f"nothing was changed, ask again in {standing.reset_s} s"
+    )
+    return problem_response(ApiError(HTTPStatus.TOO_MANY_REQUESTS, "rate_exceeded", detail))

@@ -1,0 +1,104 @@
+"""What a user may keep, and how many uploads at once."""
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import update
+
+from service.database import Database
+from service.datasets import quota
+from service.experiments.models import Artifact, Experiment
+from service.main import create_app
+from service.settings import Settings
+from tests.support.ppca_spec import ppca_spec
+from tests.support.uploads import GOOD, npy, post, stored
+
+ONE = len(npy(GOOD))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def narrow(request: pytest.FixtureRequest) -> Settings:
+    """Room for two uploads and a little more."""
+    made: Settings = request.getfixturevalue("settings" if request.param == "sqlite" else "lab")
+    return made.model_copy(update={"user_bytes": 2 * ONE + 10})
+
+
+@pytest.fixture
+def api(narrow: Settings) -> Iterator[TestClient]:
+    key = narrow.key_file.read_text().strip()
+    with TestClient(create_app(narrow), headers={"Authorization": f"Bearer {key}"}) as client:
+        yield client
+
+
+def test_uploads_end_with_the_quota_and_go_on_after_a_delete(
+    api: TestClient, narrow: Settings
+) -> None:
+    first, second = (post(api, "a.npy", npy(GOOD + i)) for i in range(2))
+    assert (first.status_code, second.status_code) == (201, 201)
+    refused = post(api, "a.npy", npy(GOOD + 2))
+    assert (refused.status_code, refused.json()["reason"]) == (409, "storage_quota")
+    assert "10 are left" in refused.json()["detail"]
+    assert len(stored(narrow)) == 2
+    assert api.delete(f"/v1/datasets/{first.json()['id']}").status_code == 204
+    assert post(api, "a.npy", npy(GOOD + 2)).status_code == 201
+
+
+def test_a_body_that_does_not_say_its_size_is_counted_as_it_comes(
+    api: TestClient, narrow: Settings
+) -> None:
+    pieces = iter([npy(GOOD)] * 3)
+    answer = api.post("/v1/datasets", params={"name": "a.npy"}, content=pieces)
+    assert answer.json()["reason"] == "storage_quota"
+    assert stored(narrow) == []
+
+
+def test_artifacts_count_until_their_experiment_is_deleted(
+    api: TestClient, narrow: Settings
+) -> None:
+    experiment_id = api.post("/v1/experiments", json={"spec": ppca_spec()}).json()["id"]
+    folder = narrow.artifacts(experiment_id, 1)
+    folder.mkdir(parents=True)
+    (folder / "a.bin").write_bytes(b"x" * (ONE + 11))
+    with closing(Database(narrow.url)) as database, database.transaction() as session:
+        session.add(Artifact(experiment_id=experiment_id, file="a.bin", attempt=1, seq=1,
+                             media_type="text/plain", sha256="0" * 64))  # fmt: skip
+    assert post(api, "a.npy", npy(GOOD)).status_code == 409
+    with closing(Database(narrow.url)) as database, database.transaction() as session:
+        session.execute(update(Experiment).values(deleted_at=1.0))
+    assert post(api, "a.npy", npy(GOOD)).status_code == 201
+
+
+def test_two_at_once_do_not_share_the_last_room(
+    api: TestClient, narrow: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both saw the room when they began."""
+    assert post(api, "a.npy", npy(GOOD)).status_code == 201
+    monkeypatch.setattr("service.datasets.router._room", lambda *_: None)
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda i: post(api, "a.npy", npy(GOOD + i)), (1, 2)))
+    assert sorted(answer.status_code for answer in answers) == [201, 409]
+    assert len(stored(narrow)) == 2
+
+
+def test_so_many_uploads_of_one_user_at_once() -> None:
+    under_way = Counter[int]()
+    with quota.one_of_few(under_way, 1, 2), quota.one_of_few(under_way, 1, 2):
+        with pytest.raises(quota.ApiError) as refused, quota.one_of_few(under_way, 1, 2):
+            pass
+        assert refused.value.status_code == 429
+        assert refused.value.headers == {"Retry-After": "5"}
+        with quota.one_of_few(under_way, 2, 2):
+            pass
+    with quota.one_of_few(under_way, 1, 2):
+        pass
+
+
+def test_an_upload_is_one_of_few(api: TestClient, settings: Settings) -> None:
+    owner = api.app.state.uploads_of  # type: ignore[attr-defined]
+    for user_id in range(10):
+        owner[user_id] = 2
+    assert post(api, "a.npy", npy(GOOD)).json()["reason"] == "too_many_uploads"

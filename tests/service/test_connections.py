@@ -1,0 +1,97 @@
+"""What a connection may cost before there is a request."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+
+from mptlab import serve
+from service import connections
+from service.connections import HEAD_BYTES, BoundedHeads
+from service.main import create_app
+from service.settings import Settings
+from tests.support.processes import wait_until
+
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.fixture
+def port(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(connections, "HEAD_S", 0.5)
+    quick = settings.model_copy(update={"body_s": 0.5})
+    chosen = serve.free_port()
+    config = uvicorn.Config(create_app(quick), port=chosen, log_config=None, http=BoundedHeads)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started)
+    yield chosen
+    server.should_exit = True
+    thread.join()
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def answer(connection: socket.socket) -> bytes:
+    """All that comes until the other end closes."""
+    received = bytearray()
+    try:
+        while piece := connection.recv(65536):
+            received += piece
+    except ConnectionResetError:
+        pass
+    return bytes(received)
+
+
+def test_heads_of_a_usual_size_are_taken(port: int) -> None:
+    with connect(port) as connection:
+        for _ in range(3):  # each is counted for itself
+            connection.sendall(HEAD + b"X-Long: " + b"x" * (HEAD_BYTES // 2) + b"\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("bomb", [b"X-Long: " + b"x" * 2**20, b"X-Many: 1\r\n" * 10**5])
+def test_a_head_that_is_too_large_is_refused_while_it_comes(port: int, bomb: bytes) -> None:
+    with connect(port) as connection:
+        try:
+            connection.sendall(HEAD + bomb)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it was cut off before it was sent
+        assert b" 400 " in answer(connection)
+
+
+def test_a_url_that_is_too_large_is_refused(port: int) -> None:
+    with connect(port) as connection:
+        connection.sendall(b"GET /" + b"x" * (HEAD_BYTES + 1))
+        assert answer(connection).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("before", [b"", HEAD + b"\r\n"])
+def test_a_head_that_comes_too_slowly_is_given_up(port: int, before: bytes) -> None:
+    """The first of a connection, and a later one."""
+    with connect(port) as connection:
+        connection.sendall(before)
+        if before:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        began = time.monotonic()
+        try:
+            while time.monotonic() < began + 5:
+                connection.sendall(HEAD if time.monotonic() < began + 0.1 else b"X: 1\r\n")
+                time.sleep(0.05)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        pytest.fail("it was still listened to")
+
+
+def test_a_body_that_comes_too_slowly_is_given_up(port: int) -> None:
+    with connect(port) as connection:
+        connection.sendall(
+            b"POST /v1/experiments HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
+        assert connection.recv(65536).startswith(b"HTTP/1.1 408")
