@@ -20,7 +20,6 @@ from mptcore.specs import Limits
 from service.fair_share import FairShare
 from service.logs import LogForm
 
-
 SECRETS = ("database_url", "database_password", "redis_url", "redis_password")
 """Each may stand in a file that the variable with _FILE at its end names."""
 

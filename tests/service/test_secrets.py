@@ -103,7 +103,7 @@ def test_processes_read_them_and_log_none(lab: Settings, guarded: Redis, tmp_pat
         more[f"MPT_{name}_FILE".upper()] = str(tmp_path / name)
     unnamed = lab.model_copy(update={"database_url": None, "redis_url": None})
     running = Lab(unnamed, lab.store / "lab.log")
-    running.start_all(**more)
+    running.start_all(1, **more)
     try:
         with running.client() as client:
             assert client.wait(client.submit(ppca_spec())["id"], timeout_s=60)["attempt"] == 1
