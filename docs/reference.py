@@ -5,7 +5,7 @@ import ast
 import inspect
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr, TypeAdapter
 
 from mptcore.specs import ExperimentSpec
-from service.settings import Settings
+from service.settings import SECRETS, Settings
 
 FOLDER = Path(__file__).parent
 Schema = dict[str, Any]
@@ -53,7 +53,8 @@ def settings_page() -> str:
     others = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in OTHERS.items())
     return f"""{_generated("Settings")}
 Every process reads its settings once, from the environment. Times are in seconds. No secret has a
-default.
+default. {_listed(SECRETS)} may stand in a
+file: the variable with `_FILE` at its end then names it.
 
 | variable | type | default | meaning |
 |---|---|---|---|
@@ -65,6 +66,11 @@ default.
 |---|---|
 {others}
 """
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = (f"`MPT_{name.upper()}`" for name in names)
+    return f"{', '.join(first)} and {last}"
 
 
 def _setting_rows(model: type[BaseModel], prefix: str) -> Iterator[str]:

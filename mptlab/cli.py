@@ -96,9 +96,33 @@ def reaper() -> None:
 @app.command()
 def worker(
     queue: Annotated[Queue, typer.Argument(help="what it works for")] = Queue.cpu,
+    lifetime: Annotated[
+        str | None, typer.Option(help="end after so long (90s, 45m, 3h), its run handed back")
+    ] = None,
 ) -> None:
     """Lab mode: a worker of one slot; pin it to a GPU by CUDA_VISIBLE_DEVICES."""
-    server.become("worker.node", queue.value)
+    server.become("worker.node", queue.value, *(["--lifetime", lifetime] if lifetime else []))
+
+
+BackupFolder = Annotated[Path, typer.Argument(help="where the backup lies")]
+StoreOnly = Annotated[
+    bool, typer.Option("--store-only", help="the files; the database is seen to where it runs")
+]
+
+
+@app.command()
+def backup(folder: BackupFolder, store_only: StoreOnly = False) -> None:
+    """On the server: save the database and the store, consistent with each other, while all
+    runs."""
+    server.become("service.backup", "save", str(folder), *(["--store-only"] if store_only else []))
+
+
+@app.command()
+def restore(folder: BackupFolder, store_only: StoreOnly = False) -> None:
+    """On the server: put a backup into an empty database and an empty store, the service
+    stopped."""
+    arguments = [str(folder), *(["--store-only"] if store_only else [])]
+    server.become("service.backup", "restore", *arguments)
 
 
 @app.command()

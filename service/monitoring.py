@@ -1,5 +1,6 @@
 """Who works, and how the queue does: for people and for Prometheus."""
 
+import shutil
 from collections.abc import Iterable, Iterator, Set
 from datetime import datetime
 
@@ -16,19 +17,21 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from service import workers
-from service.dependencies import DatabaseDep, Reader, Scraper
+from service.dependencies import DatabaseDep, Reader, Scraper, SettingsDep
 from service.experiments import store
 from service.experiments.models import Queue
 from service.experiments.schemas import moment
 from service.experiments.statistics import (
     Durations,
     count_by_status,
+    expired_leases,
     failures_by_kind,
     lost_attempts,
     oldest_queued_s,
     runs,
     waits,
 )
+from service.settings import Settings
 
 router = APIRouter(tags=["monitoring"])
 
@@ -69,11 +72,12 @@ def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
 
 
 @router.get("/metrics", response_class=Response)
-def metrics(database: DatabaseDep, user: Scraper) -> Response:
-    """For Prometheus. Everything is read from the database: any API process answers alike."""
+def metrics(database: DatabaseDep, settings: SettingsDep, user: Scraper) -> Response:
+    """For Prometheus. Everything is read from the database and the store: any API process answers
+    alike."""
     registry = CollectorRegistry()
     with database.snapshot() as session:
-        registry.register(_Metrics(list(_families(session))))
+        registry.register(_Metrics([*_families(session), *_disk(settings)]))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -109,6 +113,7 @@ def _families(session: Session) -> Iterator[Metric]:
     yield _summary("mpt_run_seconds", "from the first start to the end", runs(session))
     yield _failures(session)
     yield _leases_lost(session)
+    yield _leases_expired(session)
     yield _workers(session)
 
 
@@ -139,6 +144,18 @@ def _failures(session: Session) -> Metric:
 def _leases_lost(session: Session) -> Metric:
     about = "attempts that were lost"
     return CounterMetricFamily("mpt_leases_lost", about, value=lost_attempts(session))
+
+
+def _leases_expired(session: Session) -> Metric:
+    about = "runs whose lease has expired, and that no reaper has put back"
+    return GaugeMetricFamily("mpt_leases_expired", about, value=expired_leases(session))
+
+
+def _disk(settings: Settings) -> Iterator[Metric]:
+    disk = shutil.disk_usage(settings.store)
+    about = "of the disk that the store lies on"
+    yield GaugeMetricFamily("mpt_store_size_bytes", f"size {about}", value=disk.total)
+    yield GaugeMetricFamily("mpt_store_free_bytes", f"free bytes {about}", value=disk.free)
 
 
 def _workers(session: Session) -> Metric:

@@ -1,30 +1,71 @@
 """Every setting, read once from the environment (prefix MPT_)."""
 
+import os
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
 
 from platformdirs import user_data_path
 from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+from sqlalchemy import make_url
 
 from mptcore.specs import Limits
 from service.fair_share import FairShare
 from service.logs import LogForm
 
+SECRETS = ("database_url", "database_password", "redis_url", "redis_password")
+"""Each may stand in a file that the variable with _FILE at its end names."""
+
+
+class SecretFiles(PydanticBaseSettingsSource):
+    """Reads the secrets that stand in files, as containers and systemd hand them over."""
+
+    def __call__(self) -> dict[str, Any]:
+        named = {name: os.environ.get(f"MPT_{name}_FILE".upper()) for name in SECRETS}
+        return {name: self._read(name, Path(file)) for name, file in named.items() if file}
+
+    def _read(self, name: str, file: Path) -> str:
+        variable = f"MPT_{name}".upper()
+        if os.environ.get(variable):
+            raise SettingsError(f"both {variable} and {variable}_FILE are set: unset one")
+        try:
+            secret = file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{variable}_FILE cannot be read: {error}") from None
+        if not secret:
+            raise SettingsError(f"{variable}_FILE names a file that is empty: {file}")
+        return secret
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        raise NotImplementedError  # all are given at once
+
 
 class Settings(BaseSettings):
     """No secret has a default. Times are in seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="MPT_", env_nested_delimiter="__", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="MPT_", env_nested_delimiter="__", frozen=True, hide_input_in_errors=True
+    )
 
     store: Path = Field(default_factory=lambda: user_data_path("mptlab"))
     """The directory of everything that is kept: database (embedded), key, uploads, artifacts."""
-    database_url: str | None = None
+    database_url: str | None = Field(default=None, repr=False)
     """SQLAlchemy's URL; unset is SQLite in the store."""
+    database_password: SecretStr | None = None
+    """PostgreSQL's, where the URL has none."""
     limits: Limits = Limits()
     share: FairShare = FairShare()
     redis_url: SecretStr | None = None
     """The broker of lab mode."""
+    redis_password: SecretStr | None = None
+    """The broker's, where the URL has none."""
     api_connections: int = Field(default=12, ge=2)
     """To the database, of one API process. A worker has two, a dispatcher or reaper one."""
     api_writers: int = Field(default=4, ge=1)
@@ -95,6 +136,12 @@ class Settings(BaseSettings):
     until_stdin_ends: bool = False
     """End when standard input does: the process that holds its other end is gone."""
 
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], *sources: Any, **named: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return named["init_settings"], SecretFiles(settings_cls), named["env_settings"]
+
     @property
     def worker_silent_s(self) -> float:
         """A worker that missed three heartbeats, and the grace of a run that it ends, is gone."""
@@ -102,7 +149,26 @@ class Settings(BaseSettings):
 
     @cached_property
     def url(self) -> str:
-        return self.database_url or f"sqlite:///{self.store / 'mptlab.sqlite3'}"
+        if self.database_url is None:
+            return f"sqlite:///{self.store / 'mptlab.sqlite3'}"
+        parts = make_url(self.database_url)
+        if self.database_password is None or parts.password is not None:
+            return self.database_url
+        with_password = parts.set(password=self.database_password.get_secret_value())
+        return with_password.render_as_string(hide_password=False)
+
+    @cached_property
+    def broker_url(self) -> str | None:
+        """With its password. To be kept out of logs."""
+        if self.redis_url is None:
+            return None
+        url = self.redis_url.get_secret_value()
+        parts = urlsplit(url)
+        if self.redis_password is None or parts.password is not None:
+            return url
+        host = parts.netloc.rpartition("@")[2]
+        password = quote(self.redis_password.get_secret_value(), safe="")
+        return parts._replace(netloc=f"{parts.username or ''}:{password}@{host}").geturl()
 
     @property
     def all_incoming(self) -> Path:

@@ -20,9 +20,9 @@ TIMEOUT_S = 3.0
 
 def make_celery(settings: Settings) -> Celery:
     """The Celery application on the broker that the settings name."""
-    if settings.redis_url is None:
+    if settings.broker_url is None:
         raise SystemExit("MPT_REDIS_URL is not set: lab mode rings its workers through Redis")
-    app = Celery("mptlab", broker=settings.redis_url.get_secret_value())
+    app = Celery("mptlab", broker=settings.broker_url)
     app.conf.update(
         accept_content=["json"],
         task_serializer="json",
@@ -48,9 +48,9 @@ def make_celery(settings: Settings) -> Celery:
 
 def broker_answers(settings: Settings) -> bool:
     """Whether it answers a new connection, within the timeout."""
-    assert settings.redis_url is not None
+    assert settings.broker_url is not None
     broker = Redis.from_url(
-        settings.redis_url.get_secret_value(),
+        settings.broker_url,
         socket_timeout=TIMEOUT_S,
         socket_connect_timeout=TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),

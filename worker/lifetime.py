@@ -1,12 +1,26 @@
-"""How a worker process ends: it is told to, or a part that it cannot do without has failed."""
+"""How a worker process ends: it is told to, its time is over, or a part that it cannot do without
+has failed."""
 
+import argparse
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
 
 log = logging.getLogger(__name__)
+
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+LOOK_S = 0.2
+
+
+def duration(text: str) -> float:
+    """Seconds, of a text like 90s, 45m, 2.5h or 1d. For argparse."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if found is None or float(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration: such as 90s, 45m, 3h or 1d")
+    return float(found[1]) * UNITS_S[found[2]]
 
 
 class Lifetime:
@@ -14,6 +28,8 @@ class Lifetime:
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
+        self.retiring = threading.Event()
+        """Set before `stopping`: no new run is begun."""
         self._failed = False
 
     def start(self, part: Callable[..., object], *arguments: object) -> threading.Thread:
@@ -26,6 +42,29 @@ class Lifetime:
     def stop_on_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.stopping.set())
+
+    def stop_on_notice(self) -> None:
+        """Take SIGUSR1 as SIGTERM: Slurm sends it some time before an allocation ends."""
+        signal.signal(signal.SIGUSR1, lambda *_: self.stop())
+
+    def stop(self) -> None:
+        """End the process as if it were told to: a run is handed back."""
+        self.retiring.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def end_after(self, retire_s: float, stop_s: float, is_idle: Callable[[], bool]) -> None:
+        """Begin no run after `retire_s`, and stop once none is under way, after `stop_s` in any
+        case. To be run as a part."""
+        if self.stopping.wait(retire_s):
+            return
+        self.retiring.set()
+        log.info("its time is almost over: it begins no other run")
+        for _ in range(round((stop_s - retire_s) / LOOK_S)):
+            if is_idle() or self.stopping.wait(LOOK_S):
+                break
+        if not self.stopping.is_set():
+            log.info("its time is over: it stops")
+            self.stop()
 
     def fail(self) -> None:
         """End the process as if it were told to stop, so that a run is handed back; its exit status

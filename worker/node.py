@@ -1,15 +1,17 @@
 """A Celery node of one slot: `python -m worker.node cpu` or `gpu` (pinned by CUDA_VISIBLE_DEVICES).
 
-The solo pool runs the task in the main thread, which runners die with. SIGTERM hands the run back.
+The solo pool runs the task in the main thread, which runners die with. SIGTERM hands the run back,
+and so do SIGUSR1 and the end of its lifetime.
 """
 
 import argparse
 import logging
 import os
 import sys
+import time
 from typing import Any
 
-from celery.signals import worker_shutting_down
+from celery.signals import worker_ready, worker_shutting_down
 
 from service.database import Database
 from service.experiments.models import Queue
@@ -17,9 +19,10 @@ from service.settings import Settings
 from service.start import begin
 from worker.celery_app import RUN, broker_answers, make_celery
 from worker.fitness import UnfitWorker, hide_gpus, require_gpu
-from worker.lifetime import Lifetime
+from worker.lifetime import Lifetime, duration
 from worker.presence import worker_name
 from worker.slot import Slot
+from worker.supervisor import UNHEARD_S
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +30,10 @@ log = logging.getLogger(__name__)
 class Node:
     """One slot that a doorbell wakes, and its presence."""
 
-    def __init__(self, settings: Settings, queue: Queue):
+    def __init__(self, settings: Settings, queue: Queue, lifetime_s: float | None = None):
         self.settings = settings
         self.queue = queue
+        self.ends_at = None if lifetime_s is None else time.monotonic() + lifetime_s
         self.lifetime = Lifetime()
         self.stopping = self.lifetime.stopping
         self.database = Database(settings.url)
@@ -40,37 +44,59 @@ class Node:
         """Work until told to stop. To be called in the main thread."""
         self.celery.task(name=RUN)(self._run)
         worker_shutting_down.connect(self._shut_down)
+        worker_ready.connect(self._take_notice)
+        if self.ends_at is not None:
+            self.lifetime.start(self._end_in_time, self.ends_at - time.monotonic())
         self.slot.be_ready(self.stopping.is_set)
         beats = self.lifetime.start(
             self.slot.presence.run,
             self.stopping,
-            lambda: not self.slot.occupied.locked(),
+            self._is_idle,
             lambda: broker_answers(self.settings),
             self._restart,
         )
         arguments = ["--quiet", "worker", "--queues", self.queue.value, "--pool", "solo",
                      "--without-gossip", "--without-mingle", "--without-heartbeat",
                      "--loglevel", "INFO"]  # fmt: skip
-        self.celery.worker_main(arguments)
+        if not self.stopping.is_set():
+            self.celery.worker_main(arguments)
         self.stopping.set()
         self.slot.close()
         beats.join()
         self.lifetime.end()
 
     def _run(self, experiment_id: str, dispatch_no: int) -> None:
-        if not self.stopping.is_set():
+        if not (self.stopping.is_set() or self.lifetime.retiring.is_set()):
             try:
                 self.slot.run(experiment_id, dispatch_no, self.stopping.is_set)
             except UnfitWorker:
                 log.exception("no run can begin here: this worker ends")
                 return self.lifetime.fail()
 
+    def _is_idle(self) -> bool:
+        return not self.slot.occupied.locked()
+
+    def _end_in_time(self, left_s: float) -> None:
+        """Stop early enough for a run to be handed back; begin none that could not even save one
+        checkpoint before."""
+        stop_s = left_s - self.settings.kill_grace_s - UNHEARD_S
+        retire_s = stop_s - self.settings.checkpoint_every_s
+        self.lifetime.end_after(max(0.0, retire_s), max(0.0, stop_s), self._is_idle)
+
     def _restart(self) -> None:
         """Begin anew as the same process, unless a run has come after all; open files and the
         spare runner end with the old one."""
         if self.slot.occupied.acquire(blocking=False):
             self.slot.close()
-            os.execv(sys.executable, [sys.executable, "-m", "worker.node", *sys.argv[1:]])
+            arguments = [self.queue.value]
+            if self.ends_at is not None:  # the new one has what is left
+                arguments += ["--lifetime", f"{max(1.0, self.ends_at - time.monotonic()):.0f}s"]
+            os.execv(sys.executable, [sys.executable, "-m", "worker.node", *arguments])
+
+    def _take_notice(self, **_: Any) -> None:
+        self.lifetime.stop_on_notice()  # Celery has put a handler of its own in its place
+        if self.stopping.is_set():  # a signal came before it listened to any
+            self.lifetime.stop()
 
     def _shut_down(self, **_: Any) -> None:
         self.stopping.set()
@@ -79,13 +105,19 @@ class Node:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m worker.node", description=__doc__)
     parser.add_argument("queue", type=Queue, choices=list(Queue), help="what it works for")
-    queue = parser.parse_args().queue
+    lifetime_help = "end after so long (90s, 45m, 3h), a run handed back before"
+    parser.add_argument("--lifetime", type=duration, metavar="TIME", help=lifetime_help)
+    arguments = parser.parse_args()
+    queue = arguments.queue
     settings = begin()
     if queue == Queue.GPU:
         require_gpu()
     else:
         hide_gpus()
-    Node(settings, queue).run()
+    node = Node(settings, queue, arguments.lifetime)
+    node.lifetime.stop_on_signals()
+    node.lifetime.stop_on_notice()
+    node.run()
 
 
 if __name__ == "__main__":

@@ -300,6 +300,37 @@ def reap(
     return done
 
 
+def begin_anew(session: Session) -> int:
+    """After a restore: put back all that was dispatched or running when the backup was made, which
+    is no loss, and say how many. Attempts and dispatches go on from numbers that none had: a worker
+    or a doorbell that is left from before finds the fence in its way."""
+    taken = session.execute(
+        select(Experiment.id, Experiment.attempt, Experiment.lease_expires_at,
+               Experiment.desired_state)
+        .where(Experiment.status.in_((Status.DISPATCHED, Status.RUNNING)))
+    ).all()  # fmt: skip
+    for experiment_id, attempt, lease_expires_at, desired in taken:
+        ledger.end(session, experiment_id, attempt, lease_expires_at)
+        status = UNFINISHED[DesiredState(desired)]
+        columns = {"finished_at": now()} if status == Status.CANCELLED else {}
+        session.execute(
+            update(Experiment)
+            .where(Experiment.id == experiment_id)
+            .values(status=status, lease_expires_at=None, **columns)
+        )
+        note_status(session, experiment_id, status, restored=True)
+    beyond = {
+        "attempt": Experiment.attempt + BEYOND,
+        "dispatch_no": Experiment.dispatch_no + BEYOND,
+    }
+    session.execute(update(Experiment).where(Experiment.status.not_in(TERMINAL)).values(**beyond))
+    return len(taken)
+
+
+BEYOND = 1000
+"""More attempts than an experiment has between a backup and its restore."""
+
+
 def _lose_expired(
     session: Session, clock: ColumnElement[float]
 ) -> Sequence[Row[str, int, int, str]]:

@@ -65,6 +65,12 @@ def lost_attempts(session: Session) -> int:
     return int((there or 0) + (gone or 0))
 
 
+def expired_leases(session: Session) -> int:
+    """The running experiments whose workers have been silent for a whole lease."""
+    expired = (Experiment.status == Status.RUNNING) & (Experiment.lease_expires_at < now())
+    return session.scalar(select(func.count()).where(expired)) or 0
+
+
 def _durations(
     session: Session,
     seconds: ColumnElement[float | None],

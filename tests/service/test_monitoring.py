@@ -1,6 +1,7 @@
 """What Prometheus and people see of a history that is known."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -120,9 +121,31 @@ def test_metrics_of_a_history(api: TestClient) -> None:
     assert found["mpt_wait_seconds_sum", ()] == pytest.approx(70, abs=1)
     assert found["mpt_run_seconds_count", ()] == 6
     assert found["mpt_run_seconds_sum", ()] == pytest.approx(30, abs=5)
+    assert found["mpt_leases_expired", ()] == 0
     assert found["mpt_workers", ("false", "cpu")] == 1
     assert found["mpt_workers", ("true", "cpu")] == 0
     assert found["mpt_workers", ("true", "gpu")] == 1
+
+
+def test_a_lease_that_no_reaper_saw_to(api: TestClient, history: str) -> None:
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    with database.transaction() as session:
+        expired = update(Experiment).where(Experiment.id == history)
+        session.execute(expired.values(lease_expires_at=now() - 1))
+    assert scrape(api)["mpt_leases_expired", ()] == 1
+
+
+def test_the_disk_of_the_store(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def disk_usage(path: object) -> SimpleNamespace:
+        seen.append(path)
+        return SimpleNamespace(total=1000, used=900, free=100)
+
+    monkeypatch.setattr("shutil.disk_usage", disk_usage)
+    found = scrape(api)
+    assert (found["mpt_store_size_bytes", ()], found["mpt_store_free_bytes", ()]) == (1000, 100)
+    assert seen == [api.app.state.settings.store]  # type: ignore[attr-defined]
 
 
 def test_workers(api: TestClient, history: str) -> None:

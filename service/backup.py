@@ -1,0 +1,214 @@
+"""`python -m service.backup save|restore DIR`: the database and the files that it names, consistent
+with each other, while the service runs.
+
+The files are copied, then the database, then what has come to the files since. A file is whole
+before a row names it, so that the second pass finds all that the database names, but for what was
+removed in between: that the first pass found.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+from sqlalchemy import URL, inspect, make_url, select
+from sqlalchemy.orm import Session
+
+from service import audit
+from service.database import NO_TIMEOUTS, Database
+from service.datasets.models import Dataset
+from service.experiments import lease
+from service.experiments.models import Artifact
+from service.prepare import migrate
+from service.settings import Settings
+from service.start import OWNER_ONLY, begin, restrict
+
+PROCESS = "mpt restore"
+"""Its name in the audit."""
+FOLDERS = ("datasets", "artifacts", "checkpoints")
+"""Of the store. Uploads that are under way and the hub's cache are left out."""
+TAKEN = "the database is there and not empty: a backup is put into a new one"
+
+
+class BackupFailed(Exception):
+    """A sentence that says why, and what to do."""
+
+
+def save(settings: Settings, folder: Path, store_only: bool = False) -> None:
+    """Copy the database and the store into a folder, which may hold an earlier backup: of files
+    only what is new is copied then. Raises BackupFailed."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    copy_store(settings, folder / "store")
+    if not store_only:
+        _save_database(settings, folder)
+        copy_store(settings, folder / "store")
+
+
+def restore(settings: Settings, folder: Path, store_only: bool = False) -> list[str]:
+    """Put a backup into an empty database and an empty store. What ran goes back to the queue.
+    Gives the files that are missing or damaged. Raises BackupFailed."""
+    _require_empty_store(settings)
+    if not store_only:
+        _restore_database(settings, folder)
+    for path in _files(folder / "store"):
+        _copy(folder / "store" / path, settings.store / path)
+    migrate(settings.url)
+    restrict(settings)
+    with closing(Database(settings.url, timeouts=NO_TIMEOUTS)) as database:
+        with database.transaction() as session:
+            put_back = lease.begin_anew(session)
+            audit.note(session, PROCESS, "backup.restored", folder.name[:100], put_back=put_back)
+        with database.snapshot() as session:
+            return sorted(_broken(session, settings))
+
+
+def copy_store(settings: Settings, target: Path) -> None:
+    """What the target does not have as it is."""
+    for path in _files(settings.store):
+        with suppress(FileNotFoundError):  # removed meanwhile: the run has a later checkpoint
+            _copy(settings.store / path, target / path)
+
+
+def _files(store: Path) -> Iterator[Path]:
+    """Relative to the store."""
+    for folder in FOLDERS:
+        for path in (store / folder).rglob("*"):
+            if path.is_file():
+                yield path.relative_to(store)
+    if (store / "api-key").exists():
+        yield Path("api-key")
+
+
+def _copy(source: Path, target: Path) -> None:
+    made = source.stat()
+    with suppress(FileNotFoundError):
+        kept = target.stat()
+        if (kept.st_size, kept.st_mtime_ns) == (made.st_size, made.st_mtime_ns):
+            return
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shutil.copy2(source, target)
+
+
+def _save_database(settings: Settings, folder: Path) -> None:
+    """Under another name first: an earlier backup stays whole until this one is."""
+    url = make_url(settings.url)
+    place = _place(url, folder)
+    part = place.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    if url.get_backend_name() == "sqlite":
+        _copy_sqlite(Path(str(url.database)), part)
+    else:
+        _run_client(url, "pg_dump", "--format", "custom", "--file", str(part))
+    os.replace(part, place)
+
+
+def _restore_database(settings: Settings, folder: Path) -> None:
+    url = make_url(settings.url)
+    place = _place(url, folder)
+    if not place.exists():
+        raise BackupFailed(f"{place} is not there: the database that is named now is another kind, "
+                           "or the folder holds no whole backup")  # fmt: skip
+    if url.get_backend_name() == "sqlite":
+        settings.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if Path(str(url.database)).exists():
+            raise BackupFailed(TAKEN)
+        _copy_sqlite(place, Path(str(url.database)))
+        return
+    with closing(Database(settings.url)) as database:
+        if inspect(database.engine).get_table_names():
+            raise BackupFailed(TAKEN)
+    _run_client(url, "pg_restore", "--no-owner", "--exit-on-error", "--single-transaction",
+                "--dbname", _without_password(url), str(place))  # fmt: skip
+
+
+def _place(url: URL, folder: Path) -> Path:
+    """Of the database in a backup."""
+    sqlite = url.get_backend_name() == "sqlite"
+    return folder / ("database.sqlite3" if sqlite else "database.dump")
+
+
+def _copy_sqlite(source: Path, target: Path) -> None:
+    """As one snapshot, whoever writes meanwhile."""
+    if not source.exists():
+        raise BackupFailed(f"{source} is not there: does MPT_STORE name the store?")
+    with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
+        one.backup(other)
+
+
+def _run_client(url: URL, program: str, *arguments: str) -> None:
+    """One of PostgreSQL's own, with its password out of sight."""
+    environment = dict(os.environ)
+    if url.password is not None:
+        environment["PGPASSWORD"] = str(url.password)
+    if program == "pg_dump":
+        arguments = (*arguments, "--dbname", _without_password(url))
+    try:
+        done = subprocess.run(
+            [program, *arguments], env=environment, stderr=subprocess.PIPE, text=True
+        )
+    except FileNotFoundError:
+        raise BackupFailed(f"{program} is not installed here: install PostgreSQL's client "
+                           "programs, or use --store-only and dump the database where it "
+                           "runs") from None  # fmt: skip
+    if done.returncode != 0:
+        raise BackupFailed(f"{program} failed: {done.stderr.strip()}")
+
+
+def _without_password(url: URL) -> str:
+    """As PostgreSQL's own programs read it."""
+    plain = URL.create(
+        "postgresql", url.username, None, url.host, url.port, url.database, url.query
+    )
+    return plain.render_as_string()
+
+
+def _require_empty_store(settings: Settings) -> None:
+    if any(True for _ in _files(settings.store)):
+        raise BackupFailed(f"{settings.store} is not empty: a backup is put into an empty store")
+
+
+def _broken(session: Session, settings: Settings) -> Iterator[str]:
+    """Files that the database names and that are not there as it knows them. Checkpoints are left
+    to the runner, which takes an earlier one or begins again."""
+    datasets = session.scalars(select(Dataset)).all()
+    named = [(settings.datasets(one.id) / one.file, one.sha256) for one in datasets]
+    for artifact in session.scalars(select(Artifact)):
+        folder = settings.artifacts(artifact.experiment_id, artifact.attempt)
+        named.append((folder / artifact.file, artifact.sha256))
+    for path, digest in named:
+        if not path.is_file() or _sha256(path) != digest:
+            yield str(path.relative_to(settings.store))
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m service.backup", description=__doc__)
+    parser.add_argument("action", choices=["save", "restore"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--store-only", action="store_true", help="not the database")
+    arguments = parser.parse_args()
+    try:
+        if arguments.action == "save":
+            save(begin(), arguments.folder, arguments.store_only)
+            return
+        os.umask(OWNER_ONLY)
+        broken = restore(Settings(), arguments.folder, arguments.store_only)
+    except BackupFailed as error:
+        raise SystemExit(f"mpt: {error}") from None
+    for path in broken:
+        sys.stderr.write(f"missing or damaged: {path}\n")
+    raise SystemExit(1 if broken else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""What lies in deploy/ is what runs: units, the proxy, alerts and the dashboard."""
+
+import configparser
+import json
+import os
+import re
+import shutil
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import promql_parser as promql
+import pytest
+import typer
+import yaml
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from docs.reference import pages
+from mptlab import serve
+from mptlab.cli import app
+from service.main import create_app
+from service.settings import SECRETS, Settings
+from tests.deployment.test_compose import PATH
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import wait_until
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+VARIABLES = set(re.findall(r"`((?:MPT|HF)_\w+)`", pages()["settings.md"])) | {
+    f"MPT_{name}_FILE".upper() for name in SECRETS
+}
+
+
+class Unit(dict[str, list[str]]):
+    """The lines of its section [Service], by their names."""
+
+    def __init__(self, file: Path):
+        for line in file.read_text().split("[Service]")[1].splitlines():
+            name, found, value = line.partition("=")
+            if found:
+                self.setdefault(name, []).append(value)
+
+
+def name_of(file: Path) -> str:
+    return file.name
+
+
+def test_every_part_has_a_unit() -> None:
+    started = {Unit(file)["ExecStart"][0].split(maxsplit=1)[1] for file in UNITS}
+    assert started == {"migrate", "api --port 8765", "dispatcher", "reaper", "worker cpu",
+                       "worker gpu"}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", UNITS, ids=name_of)
+def test_a_unit_starts_a_command_that_is_there(file: Path) -> None:
+    (line,) = Unit(file)["ExecStart"]
+    program, name, *arguments = line.split()
+    assert program == "/opt/mptlab/bin/mpt"
+    command = typer.main.get_group(app).commands[name]
+    command.make_context(name, arguments)  # it parses them
+
+
+@pytest.mark.parametrize("file", UNITS, ids=name_of)
+def test_a_unit_names_settings_that_are_there(file: Path) -> None:
+    unit = Unit(file)
+    given = dict(one.split("=", 1) for one in unit["Environment"])
+    assert {name for name in given if name != "CUDA_VISIBLE_DEVICES"} <= VARIABLES
+    handed = [one.split(":")[0] for one in unit["LoadCredential"]]
+    assert [given[f"MPT_{one}_FILE".upper().replace("-", "_")] for one in handed] == [
+        f"%d/{one}" for one in handed
+    ]
+    assert not any(name in file.read_text() for name in ("PASSWORD=", "REDIS_URL="))
+
+
+def test_the_environment_names_settings_that_are_there() -> None:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment]
+    parser.read_string("[all]\n" + (DEPLOY / "systemd" / "environment").read_text())
+    given = dict(parser["all"])
+    assert set(given) <= VARIABLES
+    assert "password" not in str(given)
+
+
+@pytest.mark.parametrize("file", UNITS, ids=name_of)
+def test_a_unit_is_hardened_and_lives(file: Path) -> None:
+    unit = Unit(file)
+    for name, value in {
+        "User": "mptlab", "NoNewPrivileges": "yes", "CapabilityBoundingSet": "", "UMask": "0077",
+        "ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes",
+    }.items():  # fmt: skip
+        assert unit[name] == [value], name
+    if "migrate" not in file.name:
+        assert unit["Restart"] == ["always"]
+    if "worker" in file.name:  # MPT_KILL_GRACE_S, and what it takes to tell of it
+        assert float(unit["TimeoutStopSec"][0]) >= 3 * Settings.model_fields["kill_grace_s"].default
+        assert unit["KillMode"] == ["mixed"]  # a runner is told by its worker
+
+
+def program(name: str) -> str:
+    found = shutil.which(name, path=PATH)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def test_systemd_verifies_the_units(tmp_path: Path) -> None:
+    """But for the place of the command, which is not installed where tests run."""
+    analyze = program("systemd-analyze")
+    for file in UNITS:
+        text = file.read_text().replace("/opt/mptlab/bin/mpt", shutil.which("true") or "")
+        (tmp_path / file.name).write_text(text)
+    names = [str(tmp_path / file.name) for file in UNITS]
+    done = subprocess.run([analyze, "verify", "--man=no", *names], capture_output=True, text=True)
+    about_ours = [line for line in done.stderr.splitlines() if "mptlab" in line]
+    assert (about_ours, done.returncode) == ([], 0)
+
+
+@pytest.fixture
+def proxy(settings: Settings, tmp_path: Path) -> Iterator[tuple[str, ssl.SSLContext]]:
+    """The API behind the Caddyfile, on loopback: its address and what trusts its certificate."""
+    caddy = program("caddy")
+    upstream, port = serve.free_port(), serve.free_port()
+    options = f"{{\nskip_install_trust\nadmin off\nhttp_port {serve.free_port()}\n}}\n"
+    (tmp_path / "Caddyfile").write_text(options + (DEPLOY / "Caddyfile").read_text())
+    environment = {
+        **os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path),
+        "MPT_SITE": f"https://localhost:{port}", "MPT_UPSTREAM": f"127.0.0.1:{upstream}",
+    }  # fmt: skip
+    root = tmp_path / "caddy/pki/authorities/local/root.crt"
+    with (
+        serve.embedded(settings.store, upstream, tmp_path / "log"),
+        open(tmp_path / "caddy.log", "wb") as log,
+        subprocess.Popen(
+            [caddy, "run", "--config", str(tmp_path / "Caddyfile"), "--adapter", "caddyfile"],
+            env=environment, stdout=log, stderr=log,
+        ) as process,
+    ):  # fmt: skip
+        try:
+            wait_until(root.exists, what="the proxy's certificate")
+            yield f"https://localhost:{port}", ssl.create_default_context(cafile=str(root))
+        finally:
+            process.terminate()
+
+
+def test_the_proxy_speaks_tls(
+    proxy: tuple[str, ssl.SSLContext], settings: Settings, tmp_path: Path
+) -> None:
+    """Submitting and an upload; the log of the proxy has no key."""
+    url, trusted = proxy
+    key = settings.key_file.read_text().strip()
+    headers = {"Authorization": f"Bearer {key}"}
+
+    def answers() -> bool:
+        try:
+            return httpx.get(f"{url}/readyz", verify=trusted).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    wait_until(answers, what="the API behind the proxy")
+    with httpx.Client(base_url=url, verify=trusted, headers=headers, timeout=60) as client:
+        answer = client.post("/v1/experiments", json={"spec": ppca_spec()})
+        assert answer.status_code == 202
+        assert "max-age" in answer.headers["Strict-Transport-Security"]
+        rows = b"0.1,0.2\n0.3,0.5\n" * 100_000
+        sent = client.post("/v1/datasets", params={"name": "rows.csv"}, content=rows)
+        assert sent.status_code == 201, sent.text
+    said = (tmp_path / "caddy.log").read_text()
+    assert "/v1/datasets" in said
+    assert key not in said
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """All that Prometheus is asked, by what asks."""
+    for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+    for panel in json.loads((DEPLOY / "grafana.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def selectors(node: Any) -> Iterator[Any]:
+    """Every metric that an expression selects, with its labels."""
+    if isinstance(node, promql.VectorSelector):
+        yield node
+    for name in ("lhs", "rhs", "expr", "args", "selector", "vector_selector"):
+        part = getattr(node, name, None)
+        for one in part if isinstance(part, list) else [part]:
+            if isinstance(one, promql.Expr):
+                yield from selectors(one)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory, prepared_store: Path) -> dict[str, set[str]]:
+    """The labels of each sample that /metrics gives."""
+    store = shutil.copytree(prepared_store, tmp_path_factory.mktemp("metrics") / "store")
+    settings = Settings(store=store, database_url=None)
+    headers = {"Authorization": f"Bearer {settings.key_file.read_text().strip()}"}
+    with TestClient(create_app(settings), headers=headers) as client:
+        text = client.get("/metrics").text
+    found: dict[str, set[str]] = {
+        "up": {"job"},  # Prometheus's own
+        "mpt_failures_total": {"kind"},  # given once there is a failure
+    }
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+@pytest.mark.parametrize(("name", "expression"), expressions())
+def test_what_is_asked_is_given(name: str, expression: str, given: dict[str, set[str]]) -> None:
+    found = list(selectors(promql.parse(expression)))
+    assert len(found) == len(re.findall(r"\b(?:mpt_\w+|up)\b", expression))
+    for selector in found:
+        assert selector.name in given
+        assert {one.name for one in selector.matchers.matchers} <= given[selector.name]
+
+
+def test_alerts_say_what_and_how_bad() -> None:
+    operations = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            assert rule["annotations"]["summary"].endswith(".")
+            assert rule["labels"]["severity"] in ("warning", "critical")
+            assert f"`{rule['alert']}`" in operations

@@ -1,0 +1,126 @@
+"""A worker whose time is limited, as that of a batch job: real processes."""
+
+import argparse
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from mptlab import Client
+from service.database import Database
+from service.experiments import lease
+from service.experiments.models import Experiment
+from service.settings import Settings
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import Lab, wait_until
+from worker.lifetime import Lifetime, duration
+
+LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=40_000)
+END_S = 3 + 5
+"""Of MPT_KILL_GRACE_S in these tests, and until a process's end is heard of."""
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("45m", 2700), ("3h", 10_800), ("1.5d", 129_600)]
+)
+def test_a_duration(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "3", "h", "-3h", "0s", "3 h", "03:00:00", "infh"])
+def test_no_duration(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="such as 90s"):
+        duration(text)
+
+
+@pytest.fixture
+def running(lab: Settings) -> Iterator[Lab]:
+    """A lab that lacks workers."""
+    made = Lab(lab, lab.store / "lab.log")
+    made.start_all(workers=0)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def client(running: Lab) -> Iterator[Client]:
+    with running.client() as made:
+        yield made
+
+
+def worker(running: Lab, lifetime_s: float, **more: str) -> Any:
+    return running.start("worker", "worker", "cpu", "--lifetime", f"{lifetime_s:g}s", **more)
+
+
+def events(running: Lab, text: str) -> int:
+    return running.log.read_text().count(text)
+
+
+def test_a_run_is_handed_back_before_the_end(running: Lab, client: Client) -> None:
+    """Another worker goes on with it from there, and none of it is counted as lost."""
+    submitted = client.submit(LONG)["id"]
+    first = worker(running, END_S + 20)
+    assert first.wait(timeout=60) == 0
+    handed_back = client.get(submitted)
+    assert (handed_back["status"], handed_back["attempt"]) == ("queued", 1)
+    assert not client.workers()
+    worker(running, 3600)
+    wait_until(lambda: client.get(submitted)["attempt"] == 2, what="a second attempt")
+    with closing(Database(running.settings.url)) as database, database.snapshot() as session:
+        experiment = session.get_one(Experiment, submitted)
+        (checkpoint, *_) = lease.checkpoints(session, submitted)
+    assert experiment.lost == 0
+    assert checkpoint.after_seq > 0
+    assert not events(running, "left no checkpoint in time")
+
+
+def test_no_run_is_begun_that_could_save_no_checkpoint(running: Lab, client: Client) -> None:
+    """What is left of its time is less than a checkpoint and the end take."""
+    submitted = client.submit(LONG)["id"]
+    assert worker(running, 600, MPT_CHECKPOINT_EVERY_S="600").wait(timeout=60) == 0
+    assert events(running, "it begins no other run") == 1
+    assert not events(running, "attempt 1 begins")
+    wait_until(lambda: client.get(submitted)["status"] == "queued")
+    assert client.get(submitted)["attempt"] == 0
+
+
+def test_a_run_that_is_under_way_may_end(running: Lab, client: Client) -> None:
+    """While it retires: then it takes no other, and ends before its time."""
+    short = ppca_spec(data__dim=60, evaluate__masks__per_size=2500)
+    ids = [client.submit(short)["id"] for _ in range(2)]
+    node = worker(running, END_S + 590, MPT_CHECKPOINT_EVERY_S="587")
+    assert node.wait(timeout=90) == 0
+    ended = [client.get(one) for one in ids]
+    assert [one["status"] for one in ended if one["attempt"]] == ["succeeded"]
+    assert events(running, "attempt 1 begins") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_notice_before_it_is_ready(running: Lab, number: signal.Signals) -> None:
+    node = worker(running, 3600)
+    wait_until(lambda: len(node.children()) > 0, what="its warm parent")
+    node.send_signal(number)
+    assert node.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_notice_hands_back(running: Lab, client: Client, number: signal.Signals) -> None:
+    submitted = client.submit(LONG)["id"]
+    node = worker(running, 3600)
+    wait_until(lambda: bool(client.get(submitted)["progress"]), what="progress")
+    node.send_signal(number)
+    assert node.wait(timeout=30) == 0
+    assert client.get(submitted)["status"] == "queued"
+
+
+def test_a_part_ends_the_wait() -> None:
+    """A process that stops for another reason does not wait for its time."""
+    lifetime = Lifetime()
+    waiting = threading.Thread(target=lifetime.end_after, args=[3600, 3600, lambda: False])
+    waiting.start()
+    lifetime.stopping.set()
+    waiting.join(10)
+    assert not waiting.is_alive()
