@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Any
 
 from asgi_correlation_id import correlation_id
 from fastapi import FastAPI, HTTPException, Request
@@ -10,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import compile_path
 
 from mptcore.specs import Problem, problems_of
 from service.database import AWAY, NotMigrated
@@ -94,9 +96,22 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, ApiError):
         return problem_response(error)
     status = HTTPStatus(error.status_code)
-    headers = dict(error.headers) if error.headers else None
+    headers = dict(error.headers or {})
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = _allowed(request)
     reason = status.phrase.lower().replace(" ", "_")
     return problem_response(ApiError(status, reason, str(error.detail), headers=headers))
+
+
+def _allowed(request: Request) -> str:
+    """All methods of a path, of which the router names those of one route."""
+    paths: dict[str, Any] = request.app.openapi()["paths"]
+    return ", ".join(
+        method.upper()
+        for template, operations in paths.items()
+        if compile_path(template)[0].match(request.url.path)
+        for method in operations
+    )
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:

@@ -62,13 +62,16 @@ def test_a_head_that_is_too_large_is_refused_while_it_comes(port: int, bomb: byt
             connection.sendall(HEAD + bomb)
         except (BrokenPipeError, ConnectionResetError):
             return  # it was cut off before it was sent
-        assert b" 400 " in answer(connection)
+        told = answer(connection)  # nothing, where the rest that was sent reset the connection
+        assert not told or b"at most" in told
 
 
 def test_a_url_that_is_too_large_is_refused(port: int) -> None:
     with connect(port) as connection:
         connection.sendall(b"GET /" + b"x" * (HEAD_BYTES + 1))
-        assert answer(connection).startswith(b"HTTP/1.1 400")
+        told = answer(connection)
+        assert told.startswith(b"HTTP/1.1 400")
+        assert b"at most" in told
 
 
 @pytest.mark.parametrize("before", [b"", HEAD + b"\r\n"])

@@ -110,7 +110,8 @@ def test_addresses_are_a_proxys_word_only_where_it_is_trusted(
 ) -> None:
     """As uvicorn does it under --forwarded-allow-ips."""
     app = create_app(settings.model_copy(update={"rate_per_address": 1}))
-    with TestClient(ProxyHeadersMiddleware(app, trusted)) as api:
+    proxied = ProxyHeadersMiddleware(app, trusted)  # type: ignore[arg-type]
+    with TestClient(proxied) as api:  # type: ignore[arg-type]
         found = [statuses(api, 1, **{"X-Forwarded-For": f"192.0.2.{i}"})[0] for i in range(3)]
     assert found == [401, 401 if apart else 429, 401 if apart else 429]
 

@@ -44,3 +44,21 @@ def test_no_field_of_a_spec_takes_an_address(
     answer = api.post("/v1/experiments", json={"spec": spec(address)})
     assert answer.status_code == 422
     assert pointer in {error["pointer"] for error in answer.json()["errors"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [("/v1/experiments", {"GET", "POST"}), ("/v1/experiments/a", {"GET", "PATCH", "DELETE"})],
+)
+def test_a_method_that_is_not_allowed_is_told_those_that_are(
+    api: TestClient, path: str, allowed: set[str]
+) -> None:
+    answer = api.put(path)
+    assert answer.status_code == 405
+    assert set(answer.headers["allow"].split(", ")) == allowed
+
+
+def test_the_document_says_that_errors_are_problems(api: TestClient) -> None:
+    for operations in api.get("/openapi.json").json()["paths"].values():
+        for operation in operations.values():
+            assert set(operation["responses"]["4XX"]["content"]) == {"application/problem+json"}

@@ -11,6 +11,7 @@ from sqlalchemy import update
 
 from service.database import Database
 from service.datasets import quota
+from service.errors import ApiError
 from service.experiments.models import Artifact, Experiment
 from service.main import create_app
 from service.settings import Settings
@@ -87,7 +88,7 @@ def test_two_at_once_do_not_share_the_last_room(
 def test_so_many_uploads_of_one_user_at_once() -> None:
     under_way = Counter[int]()
     with quota.one_of_few(under_way, 1, 2), quota.one_of_few(under_way, 1, 2):
-        with pytest.raises(quota.ApiError) as refused, quota.one_of_few(under_way, 1, 2):
+        with pytest.raises(ApiError) as refused, quota.one_of_few(under_way, 1, 2):
             pass
         assert refused.value.status_code == 429
         assert refused.value.headers == {"Retry-After": "5"}
