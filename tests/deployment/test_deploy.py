@@ -212,7 +212,7 @@ def given(tmp_path_factory: pytest.TempPathFactory, prepared_store: Path) -> dic
     return found
 
 
-@pytest.mark.parametrize(("name", "expression"), expressions())
+@pytest.mark.parametrize(("name", "expression"), list(expressions()))
 def test_what_is_asked_is_given(name: str, expression: str, given: dict[str, set[str]]) -> None:
     found = list(selectors(promql.parse(expression)))
     assert len(found) == len(re.findall(r"\b(?:mpt_\w+|up)\b", expression))

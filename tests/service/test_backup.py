@@ -30,7 +30,7 @@ from tests.support.processes import MPT, Lab, environment, wait_until
 from tests.support.servers import PostgreSQL
 from tests.support.undisturbed import undisturbed_records
 
-LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=20_000)
+LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=9000)
 ROWS = b"0.1,0.2,0.3\n0.4,0.5,0.7\n0.7,0.8,0.9\n0.3,0.1,0.2\n"
 LEFT_OUT = ("incoming/half/data.csv", "hub/models/weights")
 
@@ -112,7 +112,7 @@ def test_all_is_lost_and_restored(there: Settings, elsewhere: Settings, tmp_path
     folder = str(tmp_path / "backup")
     with service(there) as client:
         key = client.add_key("local")["key"]
-        ended = client.wait(client.submit(ppca_spec())["id"], timeout_s=60)
+        ended = client.wait(client.submit(ppca_spec())["id"], timeout_s=150)
         dataset = client.upload(tmp_path / "rows.csv")["id"]
         run = client.submit(LONG)["id"]
         wait_until(lambda: known_checkpoints(there, run) > 0, what="a checkpoint")
@@ -133,7 +133,7 @@ def test_all_is_lost_and_restored(there: Settings, elsewhere: Settings, tmp_path
         upload = {"source": "upload", "dataset": dataset, "n": 4, "dim": 3}
         model = {"family": "ppca", "latent_dim": 1, "init": "maximum_likelihood"}
         spec = {**ppca_spec(), "data": upload, "model": model}
-        assert client.wait(client.submit(spec)["id"], timeout_s=60)["status"] == "succeeded"
+        assert client.wait(client.submit(spec)["id"], timeout_s=150)["status"] == "succeeded"
         with Client(client.url, key) as other:
             assert other.me()["name"] == "local"
     first, second = starts(elsewhere, run)

@@ -63,7 +63,7 @@ def test_a_run_is_handed_back_before_the_end(running: Lab, client: Client) -> No
     """Another worker goes on with it from there, and none of it is counted as lost."""
     submitted = client.submit(LONG)["id"]
     first = worker(running, END_S + 20)
-    assert first.wait(timeout=60) == 0
+    assert first.wait(timeout=150) == 0
     handed_back = client.get(submitted)
     assert (handed_back["status"], handed_back["attempt"]) == ("queued", 1)
     assert not client.workers()
@@ -80,7 +80,7 @@ def test_a_run_is_handed_back_before_the_end(running: Lab, client: Client) -> No
 def test_no_run_is_begun_that_could_save_no_checkpoint(running: Lab, client: Client) -> None:
     """What is left of its time is less than a checkpoint and the end take."""
     submitted = client.submit(LONG)["id"]
-    assert worker(running, 600, MPT_CHECKPOINT_EVERY_S="600").wait(timeout=60) == 0
+    assert worker(running, 600, MPT_CHECKPOINT_EVERY_S="600").wait(timeout=150) == 0
     assert events(running, "it begins no other run") == 1
     assert not events(running, "attempt 1 begins")
     wait_until(lambda: client.get(submitted)["status"] == "queued")
@@ -92,7 +92,7 @@ def test_a_run_that_is_under_way_may_end(running: Lab, client: Client) -> None:
     short = ppca_spec(data__dim=60, evaluate__masks__per_size=2500)
     ids = [client.submit(short)["id"] for _ in range(2)]
     node = worker(running, END_S + 590, MPT_CHECKPOINT_EVERY_S="587")
-    assert node.wait(timeout=90) == 0
+    assert node.wait(timeout=150) == 0
     ended = [client.get(one) for one in ids]
     assert [one["status"] for one in ended if one["attempt"]] == ["succeeded"]
     assert events(running, "attempt 1 begins") == 1
@@ -103,7 +103,7 @@ def test_a_notice_before_it_is_ready(running: Lab, number: signal.Signals) -> No
     node = worker(running, 3600)
     wait_until(lambda: len(node.children()) > 0, what="its warm parent")
     node.send_signal(number)
-    assert node.wait(timeout=30) == 0
+    assert node.wait(timeout=150) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
@@ -112,7 +112,7 @@ def test_a_notice_hands_back(running: Lab, client: Client, number: signal.Signal
     node = worker(running, 3600)
     wait_until(lambda: bool(client.get(submitted)["progress"]), what="progress")
     node.send_signal(number)
-    assert node.wait(timeout=30) == 0
+    assert node.wait(timeout=150) == 0
     assert client.get(submitted)["status"] == "queued"
 
 
