@@ -25,7 +25,7 @@ from mptcore.runtime.session import ScoreCache, Step
 from mptcore.specs import Dense, FixedSize, Importance, UniformGrid
 from mptcore.specs.evaluate import MaskEvaluation
 
-SEEDS = 300
+SEEDS = 100
 MASKS = 20
 PRECISION = 20.0
 

@@ -19,7 +19,7 @@ def doubtful_reason(bias: float, std_err: float | None, share: float, cure: str)
     """Why a number should not be quoted, given its estimated bias, its standard error and the share
     of observations whose weights are in doubt."""
     if share > MOST_DOUBTFUL:
-        detail = f"the importance weights of {share:.0%} of the observations cannot be trusted"
+        detail = f"the importance weights of {share:.0%} of its terms cannot be trusted"
         return f"not final: {detail}, more than {MOST_DOUBTFUL:.0%}; {cure}"
     most, what = (MOST_BIAS, "") if std_err is None else (std_err, "its error of ")
     if not abs(bias) <= most:  # NaN is not known, and not final

@@ -11,12 +11,12 @@ from torch import Tensor
 from mptcore.families.vae.importance import (
     WeightSummary,
     debiased,
-    doubtful,
     grouped,
     log_mean_variance,
     summary_of,
     uneven,
 )
+from mptcore.families.vae.pareto import khats
 
 ENOUGH_ESS, LEAST_USE = 40, 5
 """The effective sample size to be expected of what needs no draws of its own, and of what is of
@@ -26,6 +26,9 @@ MOST_NARROW, LEAST_NARROW = 2, 32
 them, on average, and at least so many of those that are scored together."""
 GRADED_COLUMNS = 32
 """Masked dimensions whose weights are graded, of those that need no draws of their own."""
+NO_MEAN = 1.0
+"""The k̂ of terms above which their mean may not exist. Where it is 0.7 and more and no draws of
+their own are needed, errors are kept: 200 draws were wrong by 0.19 nats (rms), and told 0.24."""
 
 Narrow = Callable[[Tensor], WeightSummary]
 """log p(x_j, x_R) for pairs (B, 2) of an observation and the place of j among the masked, from
@@ -106,7 +109,9 @@ class Ratios:
         places = self.joint.shape[-1]
         chosen = torch.linspace(0, places - 1, min(places, GRADED_COLUMNS)).round().long()
         rest = ~self.narrow[:, chosen]
-        found = (doubtful(self.joint[..., chosen]) * rest).sum() / rest.sum().clamp(min=1)
+        joint = self.joint[..., chosen]
+        bad = (uneven(joint) | (khats(joint) > NO_MEAN)) & rest
+        found = bad.sum() / rest.sum().clamp(min=1).double()
         return (~self.narrow).double().mean(1) * found
 
     def _variance(self) -> Tensor:

@@ -107,13 +107,16 @@ def log_mean_variance(log_weights: Tensor) -> Tensor:
     return (shares - 1 / samples).clamp(min=0) * samples / (samples - 1)
 
 
-def weight_evidence(parts: Sequence[WeightSummary], *, cure: str) -> Evidence:
+def weight_evidence(
+    parts: Sequence[WeightSummary], *, cure: str, doubtful_error: float = DOUBTFUL_ERROR
+) -> Evidence:
     """The mean over observations of log p(x) without its first bias, with its Monte Carlo standard
-    error; unconverged where the weights do not bear it out."""
+    error, to which those in doubt add `doubtful_error` nats each; unconverged where the weights do
+    not bear it out."""
     columns = joined(parts)
     bias, share = columns.bias.mean().item(), columns.doubtful.mean().item()
     error = math.sqrt(columns.variance.sum().item()) / len(columns.debiased)
-    error = math.hypot(error, share * DOUBTFUL_ERROR)
+    error = math.hypot(error, share * doubtful_error)
     metrics = {"ess": columns.ess.median().item(), "bias_estimate": bias, "doubtful": share}
     reason = doubtful_reason(bias, error, share, cure)
     return Evidence(columns.debiased.mean().item(), error, reason, metrics)

@@ -261,6 +261,15 @@ def test_scores_by_recursion_are_never_final() -> None:
         assert metric(found, f"{name}_not_final", seed=0).std_err is not None
 
 
+def test_all_masks_are_scored_by_importance_with_an_error() -> None:
+    data = {"source": "ppca", "n": 9, "dim": 5, "latent_dim": 2, "noise_precision": 1.0}
+    evaluate = {"masks": {"schedule": "fixed", "size": 3, "design": "exhaustive"}}
+    spec = {**changed(DEEP, "model/conditionals", {"method": "importance"}), "data": data}
+    score = metric(ran({**spec, "evaluate": evaluate}), "biased_score", seed=0)
+    assert score.value is not None
+    assert 0 < std_err_of(score) < 0.1
+
+
 def test_what_few_draws_give_is_not_final() -> None:
     few = {"method": "importance", "draws": 4, "steps": 1}
     evaluate = {
