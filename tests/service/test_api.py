@@ -76,7 +76,7 @@ def test_the_contract_describes_the_spec_of_each_family_and_every_error(api: Tes
     assert set(schemas["ProblemDocument"]["required"]) >= {"status", "detail", "reason", "errors"}
     for path, methods in contract["paths"].items():
         for method, operation in methods.items():
-            error = operation["responses"]["4XX"]["content"]["application/json"]["schema"]
+            error = operation["responses"]["4XX"]["content"]["application/problem+json"]["schema"]
             assert error == {"$ref": "#/components/schemas/ProblemDocument"}, (method, path)
 
 

@@ -87,17 +87,6 @@ def test_no_run_is_begun_that_could_save_no_checkpoint(running: Lab, client: Cli
     assert client.get(submitted)["attempt"] == 0
 
 
-def test_a_run_that_is_under_way_may_end(running: Lab, client: Client) -> None:
-    """While it retires: then it takes no other, and ends before its time."""
-    short = ppca_spec(data__dim=60, evaluate__masks__per_size=2500)
-    ids = [client.submit(short)["id"] for _ in range(2)]
-    node = worker(running, END_S + 590, MPT_CHECKPOINT_EVERY_S="587")
-    assert node.wait(timeout=150) == 0
-    ended = [client.get(one) for one in ids]
-    assert [one["status"] for one in ended if one["attempt"]] == ["succeeded"]
-    assert events(running, "attempt 1 begins") == 1
-
-
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_notice_before_it_is_ready(running: Lab, number: signal.Signals) -> None:
     node = worker(running, 3600)
