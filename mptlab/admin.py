@@ -38,7 +38,8 @@ class Scope(StrEnum):
     metrics = "metrics"
 
 
-USER_COLUMNS = ("name", "role", "active", "shares", "max_running", "max_submitted", "may_jump")
+LIMITS = ("max_running", "max_submitted", "max_gpu_hours_a_day")
+USER_COLUMNS = ("name", "role", "active", "shares", *LIMITS, "may_jump")
 Name = Annotated[str, typer.Argument(help="the user's name")]
 
 
@@ -72,6 +73,9 @@ def change_user(
     max_submitted: Annotated[
         int | None, typer.Option(help="that have not ended; 0: as the settings")
     ] = None,
+    max_gpu_hours: Annotated[
+        float | None, typer.Option(help="within 24 hours; 0: as the settings")
+    ] = None,
     may_jump: Annotated[
         bool | None, typer.Option("--may-jump/--may-not-jump", help="by priorities above 100")
     ] = None,
@@ -79,7 +83,7 @@ def change_user(
     """Give a user another role, shares of slots or limits, or disable the user: at once, all keys
     included."""
     plain = {"role": role and role.value, "active": active, "shares": shares, "may_jump": may_jump}
-    limits = _given({"max_running": max_running, "max_submitted": max_submitted})
+    limits = _given(dict(zip(LIMITS, (max_running, max_submitted, max_gpu_hours), strict=True)))
     changes = _given(plain) | {limit: most or None for limit, most in limits.items()}
     if not changes:
         raise typer.BadParameter("nothing to set: see mpt admin user set --help")
@@ -153,7 +157,8 @@ def _given(values: Json) -> Json:
 
 
 def _show(items: list[Json], *columns: str) -> None:
-    table = Table(*columns, box=box.SIMPLE, pad_edge=False, collapse_padding=True)
+    headers = [column.replace("_", " ") for column in columns]  # which can be folded
+    table = Table(*headers, box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     for item in items:
         table.add_row(*(Text(_printable(_cell(item[column]))) for column in columns))
     console = Console()

@@ -167,6 +167,8 @@ def queue() -> None:
         _of(found[name], found[f"max_{name}"]) for name in ("running", "submitted")
     )
     typer.echo(f"running {running}, submitted {submitted}")
+    if (most := found["max_gpu_hours_a_day"]) is not None:
+        typer.echo(f"GPU-hours within 24: {found['gpu_hours']:.3g} of {most:g}")
     for one in found["items"]:
         place = one["queue"]
         start = place["estimated_start"] or "unknown"

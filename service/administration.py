@@ -24,7 +24,7 @@ UserName = Annotated[str, Path(pattern=NAME)]
 KeyId = Annotated[str, Path(pattern="^[0-9A-Za-z]{1,16}$")]
 AnyScope = Annotated[Scope, Field(strict=False)]
 DAY_S = 86_400.0
-STANDING = ("shares", "max_running", "max_submitted", "may_jump")
+STANDING = ("shares", "max_running", "max_submitted", "max_gpu_hours_a_day", "may_jump")
 """How a user stands in the queue."""
 
 
@@ -48,6 +48,7 @@ class UserChanges(Body):
     """Of slots: a user of 2 gets twice as much as one of 1 while both wait."""
     max_running: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     max_submitted: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_gpu_hours_a_day: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
     """In place of the limits of the settings; null: those."""
     may_jump: bool = False
     """Whether priorities above 100, which go before everyone's, are taken from the user."""
@@ -72,6 +73,7 @@ class UserOut(BaseModel):
     shares: int
     max_running: int | None
     max_submitted: int | None
+    max_gpu_hours_a_day: float | None
     may_jump: bool
 
 

@@ -24,6 +24,9 @@ class FairShare(BaseModel):
     max_submitted: int = Field(default=5000, ge=1)
     """Experiments of one user that have not ended (Slurm's MaxSubmitJobs), where the user has no
     limit of its own."""
+    max_gpu_hours_a_day: float | None = Field(default=None, gt=0)
+    """A user who has had so many hours of GPU slots within the last 24 begins no other run on a GPU
+    (what runs goes on), where the user has no limit of its own; unset is no limit."""
 
     def decayed(self, usage_s: float, for_s: float) -> float:
         """What a usage counts after so many seconds."""

@@ -28,6 +28,8 @@ def get_queue(database: DatabaseDep, settings: SettingsDep, user: Reader) -> Que
         max_running=mine.max_running,
         submitted=submitted,
         max_submitted=most,
+        gpu_hours=None if mine.max_gpu_hours is None else mine.gpu_hours,
+        max_gpu_hours_a_day=mine.max_gpu_hours,
         share=shares.share_of(user.id, standings),
         items=[_queued_out(one, found[one.id]) for one in waiting if one.id in found],
     )

@@ -79,6 +79,7 @@ class User(Base):
     """Slurm's RawShares: of two users who both wait, one of two shares gets twice as much."""
     max_running: Mapped[int | None]
     max_submitted: Mapped[int | None]
+    max_gpu_hours_a_day: Mapped[float | None]
     """In place of the limits of the settings."""
     may_jump: Mapped[bool] = mapped_column(default=False, server_default=false())
     """Whether a priority above 100 is taken from this user: it goes before everyone's."""

@@ -27,6 +27,7 @@ def upgrade() -> None:
         batch_op.add_column(sa.Column("shares", sa.Integer(), nullable=False, server_default="1"))
         batch_op.add_column(sa.Column("max_running", sa.Integer(), nullable=True))
         batch_op.add_column(sa.Column("max_submitted", sa.Integer(), nullable=True))
+        batch_op.add_column(sa.Column("max_gpu_hours_a_day", sa.Double(), nullable=True))
         batch_op.add_column(
             sa.Column("may_jump", sa.Boolean(), nullable=False, server_default=sa.false())
         )
@@ -109,5 +110,5 @@ def downgrade() -> None:
         batch_op.drop_column("memory_bytes")
         batch_op.create_index("ix_experiments_queue", ["status", "device", "priority", "id"])
     with op.batch_alter_table("users") as batch_op:
-        for name in ("may_jump", "max_submitted", "max_running", "shares"):
+        for name in ("may_jump", "max_gpu_hours_a_day", "max_submitted", "max_running", "shares"):
             batch_op.drop_column(name)

@@ -55,12 +55,12 @@ def dispatch_next(
 ) -> Dispatch | None:
     """Choose the next queued experiment that a worker of this queue may run and mark it dispatched,
     under a new number that only one claim can use: of the user who has had least for its shares,
-    the highest priority, then the oldest. A user at its limit is passed over, and what no idle
+    the highest priority, then the oldest. A user at a limit is passed over, and what no idle
     GPU has the memory for. None where nothing may run. One such choice is made at a time, so that
     no limit is passed. A worker is one that was heard of within so many seconds."""
     workers.lock_dispatching(session)
     standings = shares.standings(session, sharing or FairShare())
-    may_run = [one for one in standings if not one.is_at_limit]
+    may_run = [one for one in standings if one.may_begin(for_queue)]
     room: int | None = None
     for user in shares.in_turn(session, may_run, for_queue):
         if for_queue == Queue.GPU and room is None:

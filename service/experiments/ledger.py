@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, case, insert, select, update
+from sqlalchemy import Row, case, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.database import insert_new, now
@@ -21,6 +21,7 @@ from service.experiments.models import Attempt, Queue, Usage
 from service.fair_share import FairShare
 
 FOLDED_AT_ONCE = 1000
+HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,21 @@ def fold(session: Session, sharing: FairShare) -> None:
         usage.as_of = clock
         for one in mine:
             one.folded = True
+
+
+def gpu_hours_of_the_day(session: Session) -> dict[int, float]:
+    """The hours that users have had of GPU slots within the last 24, by owner."""
+    clock: float = session.execute(select(now())).scalar_one()
+    since = clock - DAY_S
+    began_at = case((Attempt.started_at < since, since), else_=Attempt.started_at)
+    lasted_s = func.sum(func.coalesce(Attempt.ended_at, clock) - began_at)
+    rows = session.execute(
+        select(Attempt.owner_id, lasted_s)
+        .where(Attempt.queue == Queue.GPU)
+        .where(Attempt.ended_at.is_(None) | (Attempt.ended_at > since))
+        .group_by(Attempt.owner_id)
+    )
+    return {owner_id: seconds / HOUR_S for owner_id, seconds in rows}
 
 
 def worth(sharing: FairShare, uses: Iterable[Use], at: float) -> float:

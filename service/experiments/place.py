@@ -188,7 +188,7 @@ def _position(one: Waiting, own: int, queue: Queue, scene: Scene) -> int:
     position = own
     for user in scene.standings.values():
         count, jumping = scene.queued.get((user.owner_id, queue), (0, 0))
-        if user.owner_id == one.owner_id or not count or user.is_at_limit:
+        if user.owner_id == one.owner_id or not count or not user.may_begin(queue):
             continue
         sooner = _below(user, level, charge, user.owner_id in older)
         if jumps:
@@ -221,6 +221,12 @@ def _place(
         reason = f"{mine.under_way} of your runs are running, your limit is {mine.max_running}"
         reason = reason if is_readers else "as many of its owner's runs are running as may"
         return _with_start(position, reason, _start_at_limit(mine, scene))
+    served = [queue for queue in served if mine.may_begin(queue)]
+    if not served:
+        hours = f"{mine.gpu_hours:.3g} GPU-hours within the last 24"
+        reason = f"you had {hours}, your limit is {mine.max_gpu_hours:g}"
+        reason = reason if is_readers else "its owner has had the GPU-hours of a day"
+        return _unknown(position, reason)
     gpu_run_is_first = mine.has_one_place and scene.gpu_run_is_first(one.owner_id)
     if served == [Queue.CPU] and scene.gpus and gpu_run_is_first:
         reason = f"your limit is {mine.max_running}, and your GPU run before it has the last place"

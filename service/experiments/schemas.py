@@ -109,6 +109,9 @@ class QueueOut(BaseModel):
     max_running: int | None
     submitted: int
     max_submitted: int
+    gpu_hours: float | None
+    """Of GPU slots within the last 24 hours; null where the caller has no limit of them."""
+    max_gpu_hours_a_day: float | None
     share: Share
     items: list[QueuedOut]
     """The first hundred."""

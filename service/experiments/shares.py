@@ -14,7 +14,7 @@ from sqlalchemy import ScalarSelect, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from service.database import now
-from service.experiments.ledger import Use, worth
+from service.experiments.ledger import Use, gpu_hours_of_the_day, worth
 from service.experiments.models import (
     DEVICES,
     Attempt,
@@ -69,6 +69,9 @@ class Standing:
     owner_id: int
     shares: int
     max_running: int | None
+    max_gpu_hours: float | None
+    gpu_hours: float
+    """Within the last 24 hours: of slots, not decayed; 0 where no user has a limit of them."""
     usage_s: float
     charged_s: float
     """The usage, where what is under way counts for as long as it is charged in advance."""
@@ -87,9 +90,17 @@ class Standing:
         return self.max_running is not None and self.under_way >= self.max_running
 
     @property
+    def has_spent_gpu_hours(self) -> bool:
+        return self.max_gpu_hours is not None and self.gpu_hours >= self.max_gpu_hours
+
+    def may_begin(self, queue: Queue) -> bool:
+        """Whether its limits allow another run on such a worker."""
+        return not (self.is_at_limit or (queue == Queue.GPU and self.has_spent_gpu_hours))
+
+    @property
     def has_one_place(self) -> bool:
         """Under its limit, and a run that needs a GPU waits for it perhaps."""
-        waits = Device.CUDA in self.highest
+        waits = Device.CUDA in self.highest and not self.has_spent_gpu_hours
         return waits and self.max_running is not None and self.under_way + 1 == self.max_running
 
     def waits_for(self, queue: Queue) -> bool:
@@ -142,16 +153,23 @@ def standings(session: Session, sharing: FairShare) -> list[Standing]:
     for owner_id, status, queue in session.execute(_UNDER_WAY):
         under_way.setdefault(owner_id, []).append((status, queue or Queue.CPU))
     rows = session.execute(_STANDINGS).all()
+    hours_count = sharing.max_gpu_hours_a_day is not None or any(
+        row.max_gpu_hours_a_day is not None for row in rows
+    )
+    gpu_hours = gpu_hours_of_the_day(session) if hours_count else {}
     return [
-        _standing(list(group), under_way.get(owner_id, ()), sharing)
+        _standing(list(group), under_way.get(owner_id, ()), gpu_hours.get(owner_id, 0.0), sharing)
         for owner_id, group in groupby(rows, itemgetter(0))
     ]
 
 
 def _standing(
-    rows: Sequence[Any], under_way: Sequence[tuple[str, str]], sharing: FairShare
+    rows: Sequence[Any],
+    under_way: Sequence[tuple[str, str]],
+    gpu_hours: float,
+    sharing: FairShare,
 ) -> Standing:
-    owner_id, shares, max_running, clock, slot_s, as_of, *highest = rows[0][:-3]
+    owner_id, shares, max_running, max_gpu_hours, clock, slot_s, as_of, *highest = rows[0][:-3]
     lines = [row[-3:] for row in rows if row[-3] is not None]
     uses = [Use(owner_id, *line) for line in lines]
     folded = 0.0 if slot_s is None else sharing.decayed(slot_s, clock - as_of)
@@ -165,6 +183,8 @@ def _standing(
         owner_id=owner_id,
         shares=shares,
         max_running=sharing.max_running if max_running is None else max_running,
+        max_gpu_hours=sharing.max_gpu_hours_a_day if max_gpu_hours is None else max_gpu_hours,
+        gpu_hours=gpu_hours,
         usage_s=folded + worth(sharing, uses, clock),
         charged_s=folded + worth(sharing, advance, clock),
         under_way=len(under_way),
@@ -235,6 +255,7 @@ _STANDINGS = (
         _USERS.c.id,
         _USERS.c.shares,
         _USERS.c.max_running,
+        _USERS.c.max_gpu_hours_a_day,
         now(),
         _USAGE.c.slot_s,
         _USAGE.c.as_of,

@@ -2,6 +2,7 @@
 either database."""
 
 import os
+import shutil
 import signal
 import subprocess
 import uuid
@@ -25,8 +26,9 @@ from service.experiments.models import Attempt, DesiredState, Event, Experiment,
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from tests.support.ppca_spec import ppca_spec
-from tests.support.processes import MPT, Lab, environment
+from tests.support.processes import MPT, Lab, environment, wait_until
 from tests.support.servers import PostgreSQL
+from tests.support.undisturbed import undisturbed_records
 
 LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=9000)
 ROWS = b"0.1,0.2,0.3\n0.4,0.5,0.7\n0.7,0.8,0.9\n0.3,0.1,0.2\n"
@@ -52,7 +54,7 @@ def elsewhere(there: Settings, postgresql: PostgreSQL, tmp_path: Path) -> Settin
 
 
 @contextmanager
-def service(settings: Settings) -> Iterator[Client]:
+def service(settings: Settings) -> Iterator[tuple[Lab, Client]]:
     """All processes of a service while the block runs; then they are killed."""
     lab = Lab(settings, settings.store / "lab.log")
     if settings.database_url is None:
@@ -61,7 +63,7 @@ def service(settings: Settings) -> Iterator[Client]:
         lab.start_all()
     try:
         with lab.client() as client:
-            yield client
+            yield lab, client
     finally:
         family = lab.family()
         for process in family:
@@ -110,6 +112,53 @@ def running(session: Any) -> lease.Claim:
     claim = lease.claim(session, chosen.experiment_id, chosen.dispatch_no, worker="w", lease_s=60)
     assert claim is not None
     return claim
+
+
+def suspend_runs(lab: Lab) -> None:
+    """Have none come to its end. A run is the child of a warm parent, which is that of a worker."""
+    for process in lab.family():
+        for parent in process.children():
+            for run in parent.children():
+                if not run.children():
+                    run.suspend()
+
+
+@pytest.mark.usefixtures("mpt")
+def test_all_is_lost_and_restored(there: Settings, elsewhere: Settings, tmp_path: Path) -> None:
+    """The run goes on from its checkpoint and gives what it gives undisturbed; keys, uploads and
+    what had ended are there."""
+    (tmp_path / "rows.csv").write_bytes(ROWS)
+    folder = str(tmp_path / "backup")
+    with service(there) as (lab, client):
+        key = client.add_key("local")["key"]
+        ended = client.wait(client.submit(ppca_spec())["id"], timeout_s=150)
+        dataset = client.upload(tmp_path / "rows.csv")["id"]
+        run = client.submit(LONG)["id"]
+        wait_until(lambda: known_checkpoints(there, run) > 0, what="a checkpoint")
+        suspend_runs(lab)
+        assert run_mpt(there, "backup", folder) == ""
+    shutil.rmtree(there.store)
+
+    assert "missing" not in run_mpt(elsewhere, "restore", folder)
+    with service(elsewhere) as (_, client):
+        again = client.wait(run, timeout_s=150)
+        assert (again["status"], again["attempt"]) == ("succeeded", lease.BEYOND + 2)
+        assert points(client, run) == [
+            (one["x"], one["value"])
+            for one in undisturbed_records(LONG)
+            if one["record"] == "point" and one["series"] == "score"
+        ]
+        assert client.get(ended["id"])["metrics"] == ended["metrics"]
+        assert client.curves(ended["id"], "score")
+        upload = {"source": "upload", "dataset": dataset, "n": 4, "dim": 3}
+        model = {"family": "ppca", "latent_dim": 1, "init": "maximum_likelihood"}
+        spec = {**ppca_spec(), "data": upload, "model": model}
+        assert client.wait(client.submit(spec)["id"], timeout_s=150)["status"] == "succeeded"
+        with Client(client.url, key) as other:
+            assert other.me()["name"] == "local"
+    first, second = starts(elsewhere, run)
+    assert "resumed_after" not in first
+    assert second["resumed_after"] > 0
 
 
 @pytest.mark.usefixtures("mpt")

@@ -272,10 +272,12 @@ def test_a_user_of_a_key_file_is_a_member(database: Database, tmp_path: Path) ->
 
 def test_how_a_user_stands_in_the_queue_is_set_by_an_admin(admin: TestClient) -> None:
     ann = bearer(member(admin)["key"])
-    standing = {"shares": 3, "max_running": 2, "max_submitted": 1, "may_jump": True}
+    standing = {"shares": 3, "max_running": 2, "max_submitted": 1,
+                "max_gpu_hours_a_day": 1.5, "may_jump": True}  # fmt: skip
     assert admin.patch("/v1/users/ann", json=standing).json().items() >= standing.items()
     own = admin.get("/v1/queue", headers=ann).json()
     assert (own["share"]["raw_shares"], own["max_running"], own["max_submitted"]) == (3, 2, 1)
+    assert (own["gpu_hours"], own["max_gpu_hours_a_day"]) == (0, 1.5)
     changed = admin.patch("/v1/users/ann", json={"max_running": None, "role": "member"}).json()
     assert changed.items() >= (standing | {"max_running": None}).items()
 
@@ -283,7 +285,7 @@ def test_how_a_user_stands_in_the_queue_is_set_by_an_admin(admin: TestClient) ->
 @pytest.mark.parametrize(
     ("field", "value"),
     [("shares", 0), ("shares", 10_001), ("shares", None), ("max_running", 0),
-     ("max_submitted", 2**31), ("may_jump", None)],
+     ("max_submitted", 2**31), ("max_gpu_hours_a_day", 0.0), ("may_jump", None)],
 )  # fmt: skip
 def test_what_cannot_be_set_of_a_user(admin: TestClient, field: str, value: int | None) -> None:
     member(admin)

@@ -165,6 +165,42 @@ def test_the_last_place_is_kept_for_the_gpu_run_that_comes_before(either: Databa
     assert len(started) == 3  # one CPU run went beside it
 
 
+def test_gpu_hours_of_a_day_are_limited(either: Database) -> None:
+    """Who has had them begins no other run on a GPU until enough of them is a day ago, and keeps
+    the CPU; of a run that began before the day's begin only what is within it counts."""
+    hour_s, day_s = 3600.0, 86_400.0
+    lab = SharedLab(either, FairShare(max_gpu_hours_a_day=10), cpus=1, gpus=1)
+    free, limited = lab.user("free", max_gpu_hours_a_day=1000), lab.user("limited")
+    lab.submit(free, 60, hour_s, device="cuda")
+    lab.submit(limited, 30, hour_s, device="cuda")
+    (on_cpu,) = lab.submit(limited, 1, hour_s, priority=-1)
+    lab.run(22 * hour_s)
+    starts = [at for at, owner, one in lab.starts if owner == limited and one != on_cpu]
+    assert len(starts) == 10
+    assert any(one == on_cpu for _, _, one in lab.starts)
+    lab.run(30 * hour_s)
+    starts = [at for at, owner, one in lab.starts if owner == limited and one != on_cpu]
+    first_ended = starts[0] + hour_s
+    assert starts[10] >= day_s
+    assert all(had_s(starts, at, hour_s) < 10 * hour_s for at in starts)
+    assert starts[10] <= first_ended + day_s
+
+
+def had_s(starts: list[float], at: float, length_s: float) -> float:
+    """Of slots within the day before, by the runs that had begun before."""
+    ends = [(max(s, at - 86_400), min(s + length_s, at)) for s in starts if s < at]
+    return sum(max(0.0, end - begin) for begin, end in ends)
+
+
+def test_the_last_place_is_kept_for_no_gpu_run_without_hours(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=1, gpus=1)
+    spent = lab.user("spent", max_running=1, max_gpu_hours_a_day=JOB_S / 3600)
+    lab.submit(spent, 2, JOB_S, device="cuda", priority=1)
+    (on_cpu,) = lab.submit(spent, 1, JOB_S)
+    lab.run(2.5 * JOB_S)
+    assert [one for _, _, one in lab.starts][1] == on_cpu
+
+
 def test_the_ledger_adds_up_however_it_is_folded(either: Database) -> None:
     """At any time: the integral of decayed use over all attempts, with the GPU's weight."""
     sharing = FairShare(half_life_s=500, gpu_weight=7)

@@ -109,6 +109,23 @@ def test_a_user_at_its_limit_starts_when_one_of_its_own_ends(either: Database) -
     assert 50 <= start.timestamp() - lab.clock.now <= 51
 
 
+def test_a_users_gpu_hours_are_the_reason(either: Database) -> None:
+    lab = SharedLab(either, FairShare(max_gpu_hours_a_day=0.5), gpus=1)
+    other = lab.user("other")
+    lab.submit(1, 1, 3600.0, device="cuda")
+    lab.run()
+    (waits,) = lab.submit(1, 1, JOB_S, device="cuda")
+    (others,) = lab.submit(other, 1, JOB_S, device="cuda")
+    place = found_places(lab, [waits])[waits]
+    assert place.reason == "you had 1 GPU-hours within the last 24, your limit is 0.5"
+    assert place.estimated_start is None
+    assert found_places(lab, [others])[others].position == 0
+    with either.snapshot() as session:
+        one = session.get_one(Experiment, waits)
+        told = places(session, [one], WITHIN_S, lab.sharing, other)[waits].reason
+    assert told == "its owner has had the GPU-hours of a day"
+
+
 def test_the_place_kept_for_a_gpu_run_is_the_reason(either: Database) -> None:
     lab = SharedLab(either, FairShare(), cpus=1, gpus=1)
     other, capped = lab.user("other"), lab.user("capped", max_running=1)

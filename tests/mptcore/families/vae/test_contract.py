@@ -22,6 +22,8 @@ DIGITS: dict[str, Any] = {
     "compute": {"threads": 1, "device": "cpu", "precision": "float32"},
 }
 
+FEW = {"source": "ppca", "n": 40, "dim": 64, "latent_dim": 2, "noise_precision": 2.0}
+
 
 def binary(device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(5)
@@ -69,7 +71,7 @@ class SampledContract(ModelContract):
         evaluate = {**DIGITS["evaluate"], "lml": {"method": "iwae", "samples": 2}}
         conditionals = self.conditionals.model_dump()
         model = {**model, "conditionals": conditionals}
-        return spec_of({**DIGITS, "model": model, "evaluate": evaluate})
+        return spec_of({**DIGITS, "data": FEW, "model": model, "evaluate": evaluate})
 
 
 class TestRecursive(SampledContract):

@@ -119,6 +119,11 @@ def test_fig3_vae_in_short() -> None:
     assert all(b < v for b, v in zip(bound, curve(found, "lml", seed=0), strict=True))
 
 
+FEW: dict[str, Any] = {
+    **DEEP,
+    "data": {"source": "ppca", "n": 60, "dim": 64, "latent_dim": 2, "noise_precision": 2.0,
+             "heldout": 0.3},
+}  # fmt: skip
 RESUMED = {
     "grid": {
         **LINEAR,
@@ -128,15 +133,15 @@ RESUMED = {
         "seeds": [1, 2],
     },
     "deep": {
-        **DEEP,
-        "train": {"objective": ["mpt"], "epochs": 5, "batch_size": 400, "curve_at": [2],
+        **FEW,
+        "train": {"objective": ["mpt"], "epochs": 5, "batch_size": 20, "curve_at": [2],
                   "lml_samples": 4},
         "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 50], "per_size": 2},
                      "lml": {"method": "iwae", "samples": 8, "steps": 1},
                      "ais": {"temperatures": 4, "observations": 5}},
     },
     "sampled scores": {
-        **DEEP,
+        **FEW,
         "model": {**DEEP["model"], "conditionals": {
             "method": "importance", "draws": 4, "steps": 1}},
         "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 20, 30, 40, 50], "per_size": 2},
@@ -422,9 +427,9 @@ def test_the_same_mask_scored_again_tells_of_the_draws() -> None:
 
 
 def test_what_is_recorded_does_not_change_training() -> None:
-    train = {"objective": ["elbo", "mpt"], "epochs": 4, "batch_size": 400, "lml_samples": 4}
+    train = {"objective": ["elbo", "mpt"], "epochs": 4, "batch_size": 20, "lml_samples": 4}
     evaluate = {**DEEP["evaluate"], "lml": {"method": "iwae", "samples": 4, "steps": 1}}
-    quick = {**DEEP, "evaluate": evaluate}
+    quick = {**FEW, "evaluate": evaluate}
     often, seldom = (
         ran({**quick, "train": {**train, "evaluate_every": every}}) for every in (1, 4)
     )

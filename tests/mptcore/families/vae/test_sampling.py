@@ -139,7 +139,7 @@ def test_recursion_reaches_them_where_the_encoder_is_exact(masks: Tensor) -> Non
     found = []
     for _ in range(20):
         both = []
-        for n in (300, 600):
+        for n in (100, 200):
             model.conditionals = Recursive(method="recursive", draws=n, rounds=20)
             scores = [model.conditional(x, mask, draws).log_probs.mean() for mask in masks]
             both.append(torch.stack(scores))
