@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from mptcore.families.vae.importance import (
-    WeightSummary,
     debiased,
+    doubtful,
     grouped,
     log_mean_variance,
-    summary_of,
     uneven,
 )
 from mptcore.families.vae.pareto import khats
@@ -21,7 +20,7 @@ from mptcore.families.vae.pareto import khats
 ENOUGH_ESS, LEAST_USE = 40, 5
 """The effective sample size to be expected of what needs no draws of its own, and of what is of
 some use beside them."""
-MOST_NARROW, LEAST_NARROW = 2, 32
+MOST_NARROW, LEAST_NARROW = 2, 64
 """Of the conditionals of either kind that need draws of their own so many for each observation get
 them, on average, and at least so many of those that are scored together."""
 GRADED_COLUMNS = 32
@@ -30,9 +29,28 @@ NO_MEAN = 1.0
 """The k̂ of terms above which their mean may not exist. Where it is 0.7 and more and no draws of
 their own are needed, errors are kept: 200 draws were wrong by 0.19 nats (rms), and told 0.24."""
 
-Narrow = Callable[[Tensor], WeightSummary]
-"""log p(x_j, x_R) for pairs (B, 2) of an observation and the place of j among the masked, from
-draws of their own."""
+
+class Ratio(NamedTuple):
+    """log (Σ w p(x_j | z) / Σ w), (P,) each."""
+
+    log_probs: Tensor
+    bias: Tensor  # estimated
+    variance: Tensor  # to the first order
+    doubtful: Tensor  # 1 where the weights cannot be trusted, else 0
+
+
+def ratio_of(weights: Tensor, joint: Tensor) -> Ratio:
+    """From logarithms of w and of w p(x_j | z), (draws, P)."""
+    draws, few = len(weights), uneven(joint) | uneven(weights)
+    influence = joint.softmax(0) - weights.softmax(0)
+    variance = influence.square().sum(0) * draws / (draws - 1)
+    values, bias = debiased(grouped(joint), grouped(weights), few)
+    return Ratio(values, bias, variance, torch.maximum(doubtful(weights), doubtful(joint)))
+
+
+Narrow = Callable[[Tensor], Ratio]
+"""For pairs (B, 2) of an observation and the place of j among the masked, from draws of their
+own."""
 
 
 class Conditionals(NamedTuple):
@@ -81,7 +99,6 @@ class Ratios:
 
     def conditionals(self, from_own: Narrow, generator: torch.Generator) -> Conditionals:
         """Where many are narrow, a random sample of them has draws of its own."""
-        given = summary_of(self.weights)  # log p(x_R)
         sums, counts = grouped(self.joint), grouped(self.weights)[..., None]
         few = uneven(self.joint) | uneven(self.weights)[:, None]
         log_probs, bias = debiased(sums, counts, few)
@@ -92,17 +109,17 @@ class Ratios:
             if len(pairs) == 0:
                 continue
             chosen = _sample(len(pairs), len(stratum), generator).to(pairs.device)
-            own, rows = from_own(pairs[chosen]), pairs[chosen, 0]
-            values = own.debiased - given.debiased[rows]
+            own = from_own(pairs[chosen])
             # What is hopeless may be thousands of nats too low, and tells nothing of the others.
             rough = torch.where(hopeless, 0, log_probs)[stratum].double()
-            all_values, error = _regressed(values, rough, chosen)
+            all_values, error = _regressed(own.log_probs.double(), rough, chosen)
             log_probs[stratum] = all_values.to(log_probs)
-            bias[stratum] = (own.bias - given.bias[rows]).mean().to(bias)
+            bias[stratum] = own.bias.mean().to(bias)
             share = share + stratum.double().mean(1) * own.doubtful.mean()
             part = len(pairs) / stratum.numel()
             variance = variance + part**2 * (error + own.variance.mean() / len(chosen))
-        return Conditionals(log_probs, bias, torch.maximum(share, given.doubtful), variance)
+        share = torch.maximum(share, doubtful(self.weights))
+        return Conditionals(log_probs, bias, share, variance)
 
     def _doubtful(self) -> Tensor:
         """The share (N,) that the doubtful are of an observation, without the narrow."""
@@ -116,10 +133,9 @@ class Ratios:
 
     def _variance(self) -> Tensor:
         """Of the mean over N and M, to the first order, without that of the draws of the narrow."""
-        shares = self.joint.softmax(0)
-        influence = torch.where(self.narrow, 0, shares).mean(-1) - self.weights.softmax(0)
+        gaps = self.joint.softmax(0) - self.weights.softmax(0)[..., None]
+        influence = torch.where(self.narrow, 0, gaps).mean(-1)
         draws, observations = influence.shape
-        influence = influence - influence.mean(0)
         return influence.square().sum() * draws / (draws - 1) / observations**2
 
 

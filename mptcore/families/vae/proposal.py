@@ -65,6 +65,14 @@ class Proposal:
         """Of some observations."""
         return Proposal(self.centres[:, rows], self.roots[:, rows], self.log_shares[:, rows])
 
+    def mixed(self, other: "Proposal") -> "Proposal":
+        """One half each, for the same observations."""
+        return Proposal(
+            torch.cat([self.centres, other.centres]),
+            torch.cat([self.roots, other.roots]),
+            torch.cat([self.log_shares, other.log_shares]) - math.log(2),
+        )
+
     def put(self, rows: Tensor, other: "Proposal") -> None:
         """Take that of another for some observations."""
         self.centres[:, rows] = other.centres

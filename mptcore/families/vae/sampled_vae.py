@@ -8,10 +8,16 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence, SampledModel
-from mptcore.families.vae.conditionals import Conditionals, Ratios, assembled, expected_ess
+from mptcore.families.vae.conditionals import (
+    Conditionals,
+    Ratio,
+    Ratios,
+    assembled,
+    expected_ess,
+    ratio_of,
+)
 from mptcore.families.vae.importance import (
     WeightSummary,
-    joined,
     weight_evidence,
 )
 from mptcore.families.vae.likelihoods import Likelihood
@@ -131,32 +137,45 @@ class SampledVae(Vae):
         weights, log_probs = self._sampler(x, masked, generator).weighed(z, proposal)
         joint = weights[..., None] + log_probs[..., masked]  # (pilot + draws, N, M)
 
-        def from_own(pairs: Tensor) -> WeightSummary:
+        def from_own(pairs: Tensor) -> Ratio:
             rows, places = pairs.T
             best = z[joint[:, rows, places].argmax(0), rows]
-            hidden = masked.repeat(len(rows), 1)
-            hidden[torch.arange(len(rows)), masked.nonzero()[places, 0]] = False
-            parts = torch.split(torch.arange(len(rows)), self.rows(method.draws))
-            return joined(
-                [self._given(x[rows[p]], hidden[p], best[p], method, generator) for p in parts]
-            )
+            columns = masked.nonzero()[places, 0]
+            found = [
+                self._narrow(
+                    x[rows[p]], masked, columns[p], best[p], proposal.of(rows[p]), method, generator
+                )
+                for p in torch.split(torch.arange(len(rows)), self.rows(method.draws))
+            ]
+            return Ratio(*(torch.cat(column) for column in zip(*found, strict=True)))
 
         expected = expected_ess(joint[:pilot], method.draws)
         return Ratios(weights[pilot:], joint[pilot:], expected).conditionals(from_own, generator)
 
-    def _given(
+    def _narrow(
         self,
         x: Tensor,
         masked: Tensor,
+        columns: Tensor,
         best: Tensor,
+        given: Proposal,
         method: Importance,
         generator: torch.Generator,
-    ) -> WeightSummary:
-        """log p(x_R) of observations with masks of their own (P, D), from proposals that start at
-        the best z known (P, K), too."""
+    ) -> Ratio:
+        """log p(x_j | x_R) for a j of each observation, `columns` (P,): one half of the draws from
+        the proposal `given` x_R, one half from that given x_j too, which starts at the best z known
+        (P, K), too. Both sums are of all draws: of two estimates of their own, that of log p(x_R)
+        might miss a mode that the other finds, and flatter the conditional."""
+        places = torch.arange(len(x), device=x.device)
+        hidden = masked.repeat(len(x), 1)
+        hidden[places, columns] = False
         plan = Plan(SCORE_STARTS, method.steps, (method.draws // PILOT_SHARE,))
-        proposal = self.proposal(x, masked, plan, generator, [best])
-        return self._sampler(x, masked, generator).summary(proposal, method.draws)
+        own = self.proposal(x, hidden, plan, generator, [best])
+        self._sampler(x, hidden, generator).settle(own, method.draws)
+        both = given.mixed(own)
+        sampler = self._sampler(x, masked, generator)
+        weights, log_probs = sampler.weighed(both.draw(method.draws, generator), both)
+        return ratio_of(weights, weights + log_probs[:, places, columns])
 
     def _by_recursion(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
         z = self._chains(x, masked, generator)
