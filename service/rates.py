@@ -105,7 +105,7 @@ async def _hit(storage: MemoryStorage | RedisStorage, policy: str, key: str, mos
 
 
 def _redis(settings: Settings) -> RedisStorage | None:
-    url = settings.redis_url.get_secret_value() if settings.redis_url else ""
+    url = settings.broker_url or ""
     if not url.startswith(("redis://", "rediss://")):
         return None
     return RedisStorage(

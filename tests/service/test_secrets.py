@@ -104,12 +104,13 @@ def test_processes_read_them_and_log_none(lab: Settings, guarded: Redis, tmp_pat
     unnamed = lab.model_copy(update={"database_url": None, "redis_url": None})
     running = Lab(unnamed, lab.store / "lab.log")
     running.start_all(1, **more)
+    said = running.log.read_text
     try:
         with running.client() as client:
             assert client.wait(client.submit(ppca_spec())["id"], timeout_s=60)["attempt"] == 1
+            assert "Redis is away" not in said()  # where requests are counted
             guarded.stop()
             client.submit(ppca_spec())
-            said = running.log.read_text
             wait_until(lambda: "the broker is away" in said(), what="a broker that is away")
             guarded.start()
             assert client.wait(client.submit(ppca_spec())["id"], timeout_s=60)["attempt"] == 1
