@@ -188,7 +188,8 @@ class _Arrival:
             place.parent.rmdir()
             first = self.known()
             if first is None:
-                raise
+                detail = "the data set of these bytes was deleted meanwhile: upload them again"
+                raise ApiError(HTTPStatus.CONFLICT, "deleted_meanwhile", detail) from None
             return first
 
 

@@ -66,6 +66,18 @@ def test_a_submission_sent_again_after_its_data_set_was_deleted(api: TestClient)
     assert api.post("/v1/experiments", json=body).status_code == 422
 
 
+def test_the_same_bytes_deleted_while_they_came_again(
+    api: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen by the unique index, and gone when it is looked for."""
+    first = post(api, "a.npy", npy(GOOD)).json()
+    monkeypatch.setattr("service.datasets.store.lock_same", lambda *_: None)
+    refused = post(api, "a.npy", npy(GOOD))
+    assert (refused.status_code, refused.json()["reason"]) == (409, "deleted_meanwhile")
+    assert "upload them again" in refused.json()["detail"]
+    assert stored(settings) == [settings.datasets(first["id"])]
+
+
 def test_the_list_is_paged(api: TestClient) -> None:
     made = [post(api, "good.npy", npy(GOOD + i)).json()["id"] for i in range(3)]
     first = api.get("/v1/datasets?limit=2").json()
