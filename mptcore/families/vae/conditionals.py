@@ -117,7 +117,8 @@ class Ratios:
             bias[stratum] = own.bias.mean().to(bias)
             share = share + stratum.double().mean(1) * own.doubtful.mean()
             part = len(pairs) / stratum.numel()
-            variance = variance + part**2 * (error + own.variance.mean() / len(chosen))
+            # The scatter of the sample holds that of its draws (Cochran 1977, Sec. 10.4).
+            variance = variance + part**2 * (error + own.variance.mean() / len(pairs))
         share = torch.maximum(share, doubtful(self.weights))
         return Conditionals(log_probs, bias, share, variance)
 
