@@ -5,18 +5,22 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import FileResponse
+from sqlalchemy.orm import Session
 
+from mptcore.specs import Problem
 from service.bodies import StrictRoute
 from service.dependencies import DatabaseDep, Reader, SettingsDep
-from service.errors import ApiError
+from service.errors import ApiError, invalid
 from service.experiments import store
 from service.experiments.artifacts import whole_file
-from service.experiments.curves import hold_still, labels_of, read_series
+from service.experiments.curves import TooFewPoints, hold_still, labels_of, read_curves
 from service.experiments.finding import ExperimentId, find
-from service.experiments.models import Experiment, Status
-from service.experiments.schemas import ArtifactList, CurvesOut, MetricList, SeriesOut
-from service.experiments.selection import check_selection
-from service.experiments.views import artifact_out, as_json, metric_out
+from service.experiments.formats import Answer, FormatDep, written
+from service.experiments.models import Experiment
+from service.experiments.schemas import ArtifactList, CurvesOut, MetricList
+from service.experiments.selection import Wanted, check_selection
+from service.experiments.states import is_terminal
+from service.experiments.views import artifact_out, metric_out
 from service.parameters import FreeParameters
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
@@ -68,15 +72,18 @@ def get_curves(
     experiment_id: ExperimentId,
     database: DatabaseDep,
     user: Reader,
-    max_points: MaxPoints = 1000,
+    labels: FreeParameters,
+    format: FormatDep,
+    max_points: MaxPoints = 100_000,
     after: After = 0,
 ) -> Response:
-    """All series, each of at most `max_points` points."""
+    """All series, together of at most `max_points` points; every other query parameter is a label
+    and the value it must have, for example ?seed=44, or one of several, ?seed=4&seed=44."""
     with database.snapshot() as session:
         hold_still(session)
         experiment = find(session, user, experiment_id)
-        series = read_series(session, experiment_id, after=after, max_points=max_points)
-    return _curves(experiment, series, after)
+        answer = _curves(session, experiment, None, labels, after, max_points)
+    return written(answer, format)
 
 
 @router.get("/{experiment_id}/curves/{series}", response_model=CurvesOut)
@@ -86,27 +93,40 @@ def get_curve(
     database: DatabaseDep,
     user: Reader,
     labels: FreeParameters,
+    format: FormatDep,
     max_points: MaxPoints = 100_000,
     after: After = 0,
 ) -> Response:
-    """The series of one name; every other query parameter is a label and the value it must have,
-    for example ?seed=44. While the experiment has not ended, a series that it may yet record is
-    empty, not unknown."""
+    """The series of one name; the other query parameters are labels, as for all curves. While the
+    experiment has not ended, a series that it may yet record is empty, not unknown."""
     with database.snapshot() as session:
         hold_still(session)
         experiment = find(session, user, experiment_id)
-        check_selection(labels_of(session, experiment_id), experiment.status, series, labels)
-        found = read_series(
-            session, experiment_id, name=series, labels=labels, after=after, max_points=max_points
+        answer = _curves(session, experiment, [series], labels, after, max_points)
+    return written(answer, format)
+
+
+def _curves(
+    session: Session,
+    experiment: Experiment,
+    names: list[str] | None,
+    labels: Wanted,
+    after: int,
+    max_points: int,
+) -> Answer:
+    known = labels_of(session, [experiment.id])[experiment.id]
+    check_selection(known, is_terminal(experiment.status), names, labels)
+    try:
+        found = read_curves(
+            session,
+            [experiment.id],
+            names=names,
+            labels=labels,
+            after=after,
+            max_points=max_points,
         )
-    return _curves(experiment, found, after)
-
-
-def _curves(experiment: Experiment, series: list[SeriesOut], after: int) -> Response:
-    answer = CurvesOut.model_construct(
-        experiment_id=experiment.id,
-        status=Status(experiment.status),
-        last_seq=max(experiment.last_seq, after),  # a run that was put back stands before `after`
-        series=series,
-    )
-    return as_json(answer)
+    except TooFewPoints as error:
+        raise invalid([Problem("/query/max_points", str(error))]) from None
+    # A run that was put back stands before `after`.
+    last_seqs = {experiment.id: max(experiment.last_seq, after)}
+    return Answer([experiment], found, last_seqs, batch=False)

@@ -208,8 +208,9 @@ class ExperimentPage(BaseModel):
 
 class SeriesOut(BaseModel):
     """A series by column. `sampled` says that points were left out to keep to max_points: the
-    first, the last and evenly many between remain, the same ones each time. `reasons` is null
-    or says for each point why a number is missing."""
+    first, the last, and of even stretches between the smallest, the largest and the first missing
+    value remain, the same ones each time. `reasons` is null or says for each point why a number is
+    missing."""
 
     name: str
     labels: dict[str, Any]
@@ -224,11 +225,15 @@ class SeriesOut(BaseModel):
 
 class CurvesOut(BaseModel):
     """`last_seq`, given back as `after`, asks for what came since; it never falls, also where a
-    run goes on from a checkpoint and records once more what was read already."""
+    run goes on from a checkpoint and records once more what was read already. `partial` says that
+    the run has not ended. `total_points` and `sampled` are of all series."""
 
     experiment_id: str
     status: Status
     last_seq: int
+    partial: bool
+    total_points: int
+    sampled: bool
     series: list[SeriesOut]
 
 
