@@ -90,6 +90,10 @@ def curves(settings: Settings) -> Iterator[Figure]:
         for form in ("json", "csv", "arrow"):
             took = asker.median(f"{path(HUNDRED_THOUSAND)}?format={form}")
             yield Figure(f"100,000 points, {form}, median", took, "ms")
+        body = json.dumps({"ids": MANY, "max_points": 1_000_000})
+        for form in ("json", "csv", "arrow"):
+            took = asker.median(f"/v1/curves:batchGet?format={form}", body)
+            yield Figure(f"100 experiments at once, {form}", took, "ms", at_most=300)
 
 
 def _store_curves(database: Database) -> None:

@@ -43,6 +43,7 @@ from service.references import reference_problems
 from service.settings import Settings
 from service.sharing import Whose
 from service.users import Caller
+from service.validators import NOT_MODIFIED, IfNoneMatch, by_content
 
 log = logging.getLogger(__name__)
 
@@ -155,9 +156,13 @@ def list_experiments(
     return as_json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
 
 
-@router.get("/{experiment_id}", response_model=ExperimentWithMetrics)
+@router.get("/{experiment_id}", response_model=ExperimentWithMetrics, responses=NOT_MODIFIED)
 def get_experiment(
-    experiment_id: ExperimentId, database: DatabaseDep, settings: SettingsDep, user: Reader
+    experiment_id: ExperimentId,
+    database: DatabaseDep,
+    settings: SettingsDep,
+    user: Reader,
+    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """One experiment, where it stands, and its metrics so far."""
     with database.snapshot() as session:
@@ -165,7 +170,8 @@ def get_experiment(
         answer = _out(session, experiment, settings, user)
         found = store.metrics(session, experiment_id) if experiment.last_seq else []
     metrics = [metric_out(m) for m in found]
-    return as_json(ExperimentWithMetrics.model_construct(**dict(answer), metrics=metrics))
+    whole = ExperimentWithMetrics.model_construct(**dict(answer), metrics=metrics)
+    return by_content(as_json(whole), if_none_match)
 
 
 WEIGHTY = ("priority", "visibility", "pinned")

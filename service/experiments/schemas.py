@@ -237,6 +237,38 @@ class CurvesOut(BaseModel):
     series: list[SeriesOut]
 
 
+Label = int | float | Line
+"""The value of a label."""
+
+
+class CurvesWanted(BaseModel):
+    """Which curves of which experiments."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    ids: Annotated[
+        list[Annotated[str, Field(max_length=100)]], Field(min_length=1, max_length=1000)
+    ]
+    series: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=100)] | None = (
+        None
+    )
+    """Their names; null for all."""
+    labels: Annotated[dict[str, Label | list[Label]], Field(max_length=20)] = {}
+    """The value that a label must have, or several of which it must have one."""
+    max_points: Annotated[int, Field(ge=2, le=1_000_000)] = 100_000
+    """Of all series of all experiments together; more are thinned."""
+
+
+class ManyCurvesOut(BaseModel):
+    """The curves of some experiments, in the order of their ids. `partial` says that some have not
+    ended; `total_points` and `sampled` are of all."""
+
+    partial: bool
+    total_points: int
+    sampled: bool
+    items: list[CurvesOut]
+
+
 def moment(seconds: float | None) -> datetime | None:
     """A time of the database as a date with its zone."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

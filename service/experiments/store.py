@@ -227,6 +227,17 @@ def readable_ids(session: Session, user: Caller, experiment_ids: Sequence[str]) 
     return set(session.scalars(query, reader(user.id, user.is_admin)))
 
 
+def readable_ones(
+    session: Session, user: Caller, experiment_ids: Sequence[str]
+) -> Sequence[Experiment]:
+    """Those of these experiments that are open to the caller, without their specs."""
+    query = select(Experiment).where(
+        Experiment.id.in_(experiment_ids), Experiment.deleted_at.is_(None), readable(Experiment)
+    )
+    lean = query.options(defer(Experiment.spec, raiseload=True))
+    return session.scalars(lean, reader(user.id, user.is_admin)).all()
+
+
 def newest(
     session: Session,
     owner_id: int,

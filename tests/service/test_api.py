@@ -168,7 +168,7 @@ def test_no_route_passes_over_a_query_parameter(api: TestClient) -> None:
         for method in methods:
             url = re.sub(r"\{\w+\}", "a", path)
             answer = api.request(method, f"{url}?colour=1", json={})
-            if "/curves" in path:
+            if "{experiment_id}/curves" in path:
                 assert answer.status_code == 404  # there is no experiment a
             else:
                 assert answer.status_code == 422, (method, path)
