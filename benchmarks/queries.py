@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from benchmarks.figures import Figure
 from service.database import Database
-from service.experiments.models import Block, Experiment, Series, Status
+from service.experiments.models import Block, Experiment, Metric, Series, Status
 from service.settings import Settings
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab
@@ -135,3 +135,70 @@ def _series(session: Session, id_: int, experiment_id: str, points: int, seed: i
         row = {"series_id": id_, "first_seq": first, "last_seq": first + count - 1, "count": count}
         session.execute(insert(Block), [{**row, **columns, "seq": x.astype("<i4").tobytes(),
                                          "reason": bytes(count), "reasons": []}])  # fmt: skip
+
+
+EXPERIMENTS = 100_000
+PAGES_ASKED = 100
+FILTERS = {
+    "newest": "",
+    "rare status": "status=failed",
+    "rare tag": "tag=rare",
+    "rare family": "family=vae",
+    "one name": "name=run%2077777",
+    "words, everywhere": "q=run",
+    "words, rare": "q=77777",
+    "created long ago": "created_before=1971-01-01",
+    "a rare metric": "filter=metrics.lml%20%3E%20-0.001",
+    "a metric of a seed": "filter=metrics.lml%7Bseed%3D4%7D%20%3E%20-0.001",
+    "by metric": "order_by=metrics.lml%20desc",
+    "by finish": "order_by=finished",
+    "by name": "order_by=name",
+    "a field of specs": "filter=spec.model.latent_dim%20%3D%203",
+    "a rare field of specs": "filter=spec.data.seed%20%3D%20999999",
+    "a rare range in specs": "filter=spec.data.seed%20%3E%20999990",
+    "several": "filter=metrics.lml%20%3E%20-60%20and%20status%3Dsucceeded%20and%20tag%3D%22even%22",
+}
+
+
+def lists(settings: Settings) -> Iterator[Figure]:
+    """A page of 50 among 100,000 experiments, all of the caller's own, by each filter and order."""
+    with closing(Database(settings.url)) as database:
+        _store_many(database)
+    at_most = None if settings.database_url is None else 50
+    with _asking(settings) as asker:
+        for name, query in FILTERS.items():
+            path = f"/v1/experiments?limit=50&{query}"
+            asked = 20 if settings.database_url is None else PAGES_ASKED
+            took = sorted(asker.ask(path)[0] for _ in range(asked))
+            yield Figure(f"list, {name}, p50", took[len(took) // 2], "ms")
+            yield Figure(f"list, {name}, p99", took[-2], "ms", at_most=at_most)
+
+
+def _store_many(database: Database) -> None:
+    with database.transaction() as session:
+        for first in range(0, EXPERIMENTS, 5_000):
+            numbers = range(first, first + 5_000)
+            session.execute(insert(Experiment), [_row(i) for i in numbers])
+            session.execute(insert(Metric), [one for i in numbers for one in _metrics(i)])
+    if database.engine.dialect.name == "postgresql":  # as it does by itself in time
+        with database.engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            connection.execute(text("VACUUM ANALYZE"))
+
+
+def _row(i: int) -> dict[str, object]:
+    family = "vae" if i % 10_000 == 7 else "ppca"
+    spec = {**SMALL, "model": {**SMALL["model"], "family": family, "latent_dim": i % 5},
+            "data": {**SMALL["data"], "seed": i}}  # fmt: skip
+    tags = ["even" if i % 2 == 0 else "odd", *(["rare"] if i % 10_000 == 3 else [])]
+    status = Status.FAILED if i % 10_000 == 5 else Status.SUCCEEDED
+    return {"id": f"{i:032x}", "owner_id": 1, "spec": spec, "tags": tags, "priority": 0,
+            "name": f"run {i}", "status": status, "created_at": 1e9 + i, "started_at": 1e9 + i,
+            "finished_at": 1e9 + i + (i * 7919) % 1000}  # fmt: skip
+
+
+def _metrics(i: int) -> Iterator[dict[str, object]]:
+    for seed in (4, 44):
+        value = -((i * 7919 + seed) % 1_000_003) / 10_000
+        yield {"experiment_id": f"{i:032x}", "name": "lml", "labels": f'{{"seed":{seed}}}',
+               "seq": seed, "value": value, "std_err": 0.0, "reason": None}  # fmt: skip

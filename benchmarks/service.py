@@ -315,6 +315,7 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "dispatch": dispatch,
     "recording": recording,
     "curves": queries.curves,
+    "list": queries.lists,
 }
 MODES: dict[str, Any] = {"embedded, SQLite": sqlite, "lab, PostgreSQL": postgresql}
 

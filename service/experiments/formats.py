@@ -185,21 +185,28 @@ def _table(answer: Answer) -> Any:
     of their own."""
     pa = _pyarrow("pyarrow")
     counts = [curve.shown for curve in answer.curves]
+    places = pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
 
     def told(values: list[Any]) -> Any:
         """A value for each series, over all of its points."""
-        places = np.repeat(np.arange(len(values), dtype=np.int32), counts)
-        return pa.array(values).take(pa.array(places))
+        array = pa.array(values)
+        if array.type == pa.string():
+            array = array.dictionary_encode()
+        return array.take(places)
 
     columns = {name: told(values) for name, values in _keys(answer)}
     for name in COLUMNS:
         parts = [curve.columns[name] for curve in answer.curves] or [np.array([])]
         columns[name] = pa.array(np.concatenate(parts), from_pandas=True)
     columns["reason"] = pa.chunked_array(
-        [pa.array(curve.reasons, pa.string()).take(pa.array(curve.columns["reason"]))
-         for curve in answer.curves], pa.string(),
-    )  # fmt: skip
-    return pa.table(columns)
+        [_reasons(pa, curve) for curve in answer.curves], pa.dictionary(pa.int32(), pa.string())
+    )
+    return pa.table(columns).unify_dictionaries().combine_chunks()
+
+
+def _reasons(pa: Any, curve: Curve) -> Any:
+    codes = np.ma.masked_equal(curve.columns["reason"].astype(np.int32), 0)
+    return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(curve.reasons, pa.string()))
 
 
 def _keys(answer: Answer) -> Iterator[tuple[str, list[Any]]]:
