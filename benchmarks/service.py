@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from http.client import HTTPConnection
@@ -28,6 +27,8 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import insert, text
 
+from benchmarks import queries
+from benchmarks.figures import Figure
 from mptlab import Client, serve
 from service.database import Database
 from service.experiments.dispatch import dispatch_next
@@ -58,25 +59,6 @@ READERS = 2
 SMALL = ppca_spec()
 LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=100_000)
 """Keeps a worker computing for as long as the clients ask."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A measured number and the bound that it is to keep, if it has one."""
-
-    name: str
-    value: float
-    unit: str
-    at_most: float | None = None
-    at_least: float | None = None
-
-    def __str__(self) -> str:
-        bound, missed = "", False
-        if self.at_most is not None:
-            bound, missed = f"< {self.at_most:g}", self.value > self.at_most
-        if self.at_least is not None:
-            bound, missed = f"≥ {self.at_least:g}", self.value < self.at_least
-        return f"{self.name:34}{self.value:12,.2f} {self.unit:9}{bound:>10}{'  missed' * missed}"
 
 
 @contextmanager
@@ -332,6 +314,8 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "many": many,
     "dispatch": dispatch,
     "recording": recording,
+    "curves": queries.curves,
+    "list": queries.lists,
 }
 MODES: dict[str, Any] = {"embedded, SQLite": sqlite, "lab, PostgreSQL": postgresql}
 

@@ -15,6 +15,7 @@ SECURE = {
     "Cache-Control": "no-store",
 }
 """Of an answer that does not say otherwise. TLS and its headers are the proxy's."""
+CURVE_HEADERS = ("MPT-Partial", "MPT-Sampled", "MPT-Total-Points", "MPT-Last-Seq")
 LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -42,7 +43,8 @@ def guard_origins(app: FastAPI, settings: Settings) -> None:
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "PATCH", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "Idempotency-Key"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "If-None-Match"],
+            expose_headers=["ETag", "Location", "Retry-After", *CURVE_HEADERS],
         )
     if settings.trusted_hosts:
         allowed = [*settings.trusted_hosts, *LOOPBACK]

@@ -14,7 +14,7 @@ from service.database import Database
 from service.datasets import router as datasets
 from service.dependencies import current_user, noted_keys
 from service.errors import PROBLEM, ProblemDocument, install_handlers
-from service.experiments import results
+from service.experiments import curve_routes, results
 from service.experiments import router as experiments
 from service.headers import AnswerHeaders, guard_origins
 from service.parameters import known_parameters
@@ -30,6 +30,8 @@ ROUTERS = (
     experiments.custom,
     experiments.router,
     results.router,
+    curve_routes.router,
+    curve_routes.custom,
     datasets.router,
     presets.router,
     monitoring.router,

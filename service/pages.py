@@ -12,6 +12,8 @@ from service.errors import ApiError, invalid
 Limit = Annotated[int, Query(ge=1, le=500, description="how many a page holds")]
 Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of a page")]
 
+LongCursor = Annotated[str | None, Query(max_length=2000, description="`next_cursor` of a page")]
+
 
 class HasId(Protocol):
     @property

@@ -1,5 +1,6 @@
 """Query parameters: what a route does not know is refused, not passed over."""
 
+from difflib import get_close_matches
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -11,13 +12,14 @@ from service.errors import invalid
 
 
 # Async, though they wait for nothing: a plain function costs a change of threads.
-async def free_parameters(request: Request) -> dict[str, str]:
-    """The query parameters that the route does not name."""
+async def free_parameters(request: Request) -> dict[str, list[str]]:
+    """The query parameters that the route does not name, with all the values given."""
     named = _named(_dependant(request))
-    return {key: value for key, value in request.query_params.items() if key not in named}
+    given = request.query_params
+    return {key: given.getlist(key) for key in given if key not in named}
 
 
-FreeParameters = Annotated[dict[str, str], Depends(free_parameters)]
+FreeParameters = Annotated[dict[str, list[str]], Depends(free_parameters)]
 """Of a handler that takes any query parameter, and checks them itself."""
 
 
@@ -27,14 +29,16 @@ async def known_parameters(request: Request) -> None:
     if not request.query_params or _takes_any(dependant):
         return
     named = _named(dependant)
+    unknown = [key for key in request.query_params if key not in named]
+    if unknown:
+        raise invalid([Problem(f"/query/{key}", _not_known(key, named)) for key in unknown])
+
+
+def _not_known(key: str, named: set[str]) -> str:
     known = f"the parameters are {', '.join(sorted(named))}" if named else "there are none"
-    problems = [
-        Problem(f"/query/{key}", f"not a query parameter of this route: {known}")
-        for key in request.query_params
-        if key not in named
-    ]
-    if problems:
-        raise invalid(problems)
+    near = get_close_matches(key, named, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"not a query parameter of this route: {meant}{known}"
 
 
 def _dependant(request: Request) -> Dependant:

@@ -11,17 +11,21 @@ from numpy.typing import NDArray
 from sqlalchemy import Row, select, tuple_
 from sqlalchemy.orm import Session
 
+from service.database import IN_BINARY
 from service.experiments.models import Block, Series
 from service.experiments.recording import COLUMNS
 from service.experiments.schemas import SeriesOut
-from service.experiments.selection import matches
+from service.experiments.selection import Wanted, matches
+from service.experiments.thinning import shares, thinned
 
 BLOCKS_TOGETHER = 500
 """Named in one statement: a database takes only so many parameters."""
-POINTS_TOGETHER = 100_000
-"""Fetched by one statement, about: 4 MB."""
+POINTS_TOGETHER = 50_000
+"""Fetched by one statement, about, and thinned together: 2 MB."""
+LEAST_SHOWN = 2
+"""Of a series that has them: its first point and its last."""
 
-Indices = NDArray[np.int64]
+Columns = dict[str, NDArray[Any]]
 AnyRow = Row[*tuple[Any, ...]]
 _POINTS = Block.count.label("points")  # a row has a method of its own called count
 
@@ -33,89 +37,186 @@ def hold_still(session: Session) -> None:
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The points that are wanted of a block of `count`, by their places in it."""
+class TooFewPoints(Exception):
+    """Not all series can show their first and last point."""
 
-    series_id: int
-    first_seq: int
-    count: int
-    places: Indices
+    def __init__(self, series: int):
+        super().__init__(f"{series} series need at least {LEAST_SHOWN * series}: two points each")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A series by column, all of it or thinned. A number that is missing is NaN; the column
+    `reason` has the place of its reason in `reasons`, of which the first is None."""
+
+    experiment_id: str
+    name: str
+    labels: dict[str, object]
+    total: int
+    columns: Columns
+    reasons: list[str | None]
 
     @property
-    def key(self) -> tuple[int, int]:
-        return self.series_id, self.first_seq
+    def shown(self) -> int:
+        return len(self.columns["x"])
+
+    @property
+    def sampled(self) -> bool:
+        return self.shown < self.total
+
+    @property
+    def reason_of_each(self) -> list[str | None] | None:
+        """None where no number is missing."""
+        if not self.columns["reason"].any():
+            return None
+        return [self.reasons[code] for code in self.columns["reason"].tolist()]
 
 
 @dataclass
 class _Line:
-    """The points that are wanted of one series, as they are gathered from its blocks."""
+    """One series as it is gathered from its blocks: thinned a window of POINTS_TOGETHER at a time,
+    wherever its blocks are cut, and then as a whole."""
 
-    name: str
+    head: AnyRow
     labels: dict[str, object]
     total: int
-    parts: list[_Part]
-    columns: dict[str, list[NDArray[np.float64]]] = field(
-        default_factory=lambda: {name: [] for name in COLUMNS}
-    )
-    reasons: list[str | None] = field(default_factory=list)
+    skipped: int
+    """How many points of its first block are not wanted."""
+    most: int = 0
+    waiting: list[Columns] = field(default_factory=list)
+    kept: list[Columns] = field(default_factory=list)
+    reasons: dict[str | None, int] = field(default_factory=lambda: {None: 0})
+
+    def add(self, block: AnyRow) -> None:
+        self.waiting.append(_cut(self._columns(block), slice(self.skipped, None)))
+        self.skipped = 0
+        while sum(len(one["x"]) for one in self.waiting) >= POINTS_TOGETHER:
+            whole = _joined(self.waiting)
+            self._keep(_cut(whole, slice(POINTS_TOGETHER)))
+            self.waiting = [_cut(whole, slice(POINTS_TOGETHER, None))]
+
+    def _columns(self, block: AnyRow) -> Columns:
+        columns: Columns = {
+            name: np.frombuffer(getattr(block, name), dtype="<f8") for name in COLUMNS
+        }
+        codes: NDArray[Any] = np.frombuffer(block.reason, dtype=np.uint8)
+        if block.reasons:
+            known = [self.reasons.setdefault(one, len(self.reasons)) for one in block.reasons]
+            codes = np.array([0, *known], dtype=np.int32)[codes]
+        return {**columns, "reason": codes}
+
+    def _keep(self, window: Columns) -> None:
+        """Twice its part of the points, of which the last thinning chooses."""
+        most = max(LEAST_SHOWN, -(-2 * self.most * len(window["x"]) // self.total))
+        self.kept.append(_thin(window, most))
+
+    def curve(self) -> Curve:
+        columns = _thin(_joined([*self.kept, *self.waiting]), self.most)
+        head = self.head
+        reasons = [*self.reasons]
+        return Curve(head.experiment_id, head.name, self.labels, self.total, columns, reasons)
+
+
+def _thin(columns: Columns, most: int) -> Columns:
+    if len(columns["value"]) <= most:
+        return columns
+    return _cut(columns, thinned(columns["value"], most))
+
+
+def _cut(columns: Columns, places: Any) -> Columns:
+    return {name: column[places] for name, column in columns.items()}
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def read_curves(
+    session: Session,
+    experiment_ids: Sequence[str],
+    *,
+    names: Sequence[str] | None = None,
+    labels: Wanted | None = None,
+    after: int = 0,
+    max_points: int,
+) -> list[Curve]:
+    """The series of some experiments, in the order of these: of the given names; whose labels have
+    the wanted values; of their points those recorded after the record `after`, thinned so that all
+    series together show at most `max_points`. A session that reads beside a run must hold still.
+    Raises TooFewPoints."""
+    lines: dict[int, _Line] = {}
+    blocks: list[AnyRow] = []
+    for head, own in _heads(session, experiment_ids, names, after):
+        line = _line(session, own, labels or {}, after)
+        if line is not None:
+            lines[head] = line
+            blocks += own
+    totals = [line.total for line in lines.values()]
+    if sum(min(total, LEAST_SHOWN) for total in totals) > max_points:
+        raise TooFewPoints(len(lines))
+    for line, most in zip(lines.values(), shares(totals, max_points), strict=True):
+        line.most = most
+    for some in _groups(blocks):
+        for block in _contents(session, some, after):
+            lines[block.series_id].add(block)
+    place = {one: i for i, one in enumerate(experiment_ids)}
+    found = [line.curve() for line in lines.values()]
+    return sorted(found, key=lambda curve: place[curve.experiment_id])
 
 
 def read_series(
-    session: Session,
-    experiment_id: str,
-    *,
-    name: str | None = None,
-    labels: dict[str, str] | None = None,
-    after: int = 0,
-    max_points: int,
+    session: Session, experiment_id: str, *, after: int = 0, max_points: int
 ) -> list[SeriesOut]:
-    """The series of an experiment: of one name, where given; whose labels have the given values,
-    compared as text; of their points those recorded after the record `after`, thinned to
-    `max_points`: the first, the last and evenly many between. A session that reads beside a run
-    must hold still."""
-    lines = dict(_lines(session, experiment_id, name, labels or {}, after, max_points))
-    wanted = {part.key: part for line in lines.values() for part in line.parts}
-    for some in _groups(wanted.values()):
-        for block in _blocks(session, [part.key for part in some]):
-            part = wanted[block.series_id, block.first_seq]
-            _gather(lines[block.series_id], block, part.places)
-    return [_out(line) for line in lines.values()]
+    """The series of one experiment as lists of numbers."""
+    found = read_curves(session, [experiment_id], after=after, max_points=max_points)
+    return [series_out(curve) for curve in found]
 
 
-def labels_of(session: Session, experiment_id: str) -> list[tuple[str, dict[str, object]]]:
-    """The name and labels of each series that there is."""
-    query = select(Series.name, Series.labels).where(Series.experiment_id == experiment_id)
-    found = session.execute(query.order_by(Series.id))
-    return [(name, json.loads(labels)) for name, labels in found]
+def labels_of(
+    session: Session, experiment_ids: Sequence[str]
+) -> dict[str, list[tuple[str, dict[str, object]]]]:
+    """The name and labels of each series that there is, by experiment."""
+    query = select(Series.experiment_id, Series.name, Series.labels)
+    query = query.where(Series.experiment_id.in_(experiment_ids)).order_by(Series.id)
+    found: dict[str, list[tuple[str, dict[str, object]]]] = {one: [] for one in experiment_ids}
+    for experiment_id, name, labels in session.execute(query):
+        found[experiment_id].append((name, json.loads(labels)))
+    return found
 
 
-def _lines(
-    session: Session,
-    experiment_id: str,
-    name: str | None,
-    labels: dict[str, str],
-    after: int,
-    max_points: int,
-) -> Iterator[tuple[int, _Line]]:
-    """Each series by its id, and which of its points to read: the sizes of its blocks tell."""
+def _heads(
+    session: Session, experiment_ids: Sequence[str], names: Sequence[str] | None, after: int
+) -> Iterator[tuple[int, list[AnyRow]]]:
+    """Each series by its id, with the sizes of its blocks."""
     query = (
-        select(Series.id, Series.name, Series.labels, Block.first_seq, Block.last_seq, _POINTS)
+        select(
+            Series.id.label("series_id"),
+            Series.experiment_id,
+            Series.name,
+            Series.labels,
+            Block.first_seq,
+            Block.last_seq,
+            _POINTS,
+        )
         .join(Block, Block.series_id == Series.id)
-        .where(Series.experiment_id == experiment_id, Block.last_seq > after)
+        .where(Series.experiment_id.in_(experiment_ids), Block.last_seq > after)
         .order_by(Series.id, Block.first_seq)
     )
-    if name is not None:
-        query = query.where(Series.name == name)
-    for series_id, rows in groupby(session.execute(query).all(), key=lambda row: row.id):
-        blocks = list(rows)
-        own = json.loads(blocks[0].labels)
-        if matches(own, labels):
-            skipped = _skipped(session, blocks[0], after)
-            total = sum(block.points for block in blocks) - skipped
-            if total > 0:
-                parts = list(_parts(blocks, _sample(total, max_points) + skipped))
-                yield series_id, _Line(blocks[0].name, own, total, parts)
+    if names is not None:
+        query = query.where(Series.name.in_(names))
+    for series_id, rows in groupby(session.execute(query).all(), key=lambda row: row.series_id):
+        yield series_id, list(rows)
+
+
+def _line(session: Session, blocks: list[AnyRow], wanted: Wanted, after: int) -> _Line | None:
+    labels = json.loads(blocks[0].labels)
+    if not matches(labels, wanted):
+        return None
+    skipped = _skipped(session, blocks[0], after)
+    total = sum(block.points for block in blocks) - skipped
+    return _Line(blocks[0], labels, total, skipped) if total > 0 else None
 
 
 def _skipped(session: Session, first: AnyRow, after: int) -> int:
@@ -123,7 +224,9 @@ def _skipped(session: Session, first: AnyRow, after: int) -> int:
     if first.first_seq > after:
         return 0
     column = session.scalar(
-        select(Block.seq).where(Block.series_id == first.id, Block.first_seq == first.first_seq)
+        select(Block.seq).where(
+            Block.series_id == first.series_id, Block.first_seq == first.first_seq
+        )
     )
     if column is None:
         seqs = np.linspace(first.first_seq, first.last_seq, first.points).round()
@@ -132,71 +235,50 @@ def _skipped(session: Session, first: AnyRow, after: int) -> int:
     return int(np.searchsorted(seqs, after, side="right"))
 
 
-def _sample(total: int, most: int) -> Indices:
-    if total <= most:
-        return np.arange(total)
-    return np.unique(np.linspace(0, total - 1, most).round().astype(np.int64))
-
-
-def _parts(blocks: Sequence[AnyRow], kept: Indices) -> Iterator[_Part]:
-    """The blocks in which the points of these places, counted over all blocks, are found."""
-    ends = np.cumsum([block.points for block in blocks])
-    cuts = np.searchsorted(kept, ends)
-    for block, end, start, stop in zip(blocks, ends, [0, *cuts[:-1]], cuts, strict=True):
-        if stop > start:
-            places = kept[start:stop] - (end - block.points)
-            yield _Part(block.id, block.first_seq, block.points, places)
-
-
-def _groups(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-    """Parts that are fetched together."""
-    some: list[_Part] = []
+def _groups(blocks: Iterable[AnyRow]) -> Iterator[list[AnyRow]]:
+    """Blocks that are fetched together."""
+    some: list[AnyRow] = []
     points = 0
-    for part in parts:
-        some.append(part)
-        points += part.count
+    for block in blocks:
+        some.append(block)
+        points += block.points
         if points >= POINTS_TOGETHER or len(some) == BLOCKS_TOGETHER:
             yield some
             some, points = [], 0
-    yield some
+    if some:
+        yield some
 
 
 _CONTENT = [getattr(Block, name) for name in (*COLUMNS, "reason", "reasons")]
 
 
-def _blocks(session: Session, keys: Sequence[tuple[int, int]]) -> Sequence[AnyRow]:
-    """The content of these blocks, in their order."""
-    query = select(Block.series_id, Block.first_seq, *_CONTENT).where(
-        tuple_(Block.series_id, Block.first_seq).in_(keys),
-        Block.series_id.in_({series_id for series_id, _ in keys}),  # by which SQLite finds them
+def _contents(session: Session, blocks: Sequence[AnyRow], after: int) -> Sequence[AnyRow]:
+    """The content of these blocks, in their order: all that their series have between them."""
+    keys = [(block.series_id, block.first_seq) for block in blocks]
+    place = tuple_(Block.series_id, Block.first_seq)
+    query = select(Block.series_id, *_CONTENT).where(
+        place.between(tuple_(*keys[0]), tuple_(*keys[-1])),
+        Block.series_id.in_({series_id for series_id, _ in keys}),
+        Block.last_seq > after,
     )
-    return session.execute(query.order_by(Block.series_id, Block.first_seq)).all()
+    ordered = query.order_by(Block.series_id, Block.first_seq)
+    return session.execute(ordered, execution_options=IN_BINARY).all()
 
 
-def _gather(line: _Line, block: AnyRow, places: Indices) -> None:
-    for name, parts in line.columns.items():
-        parts.append(np.frombuffer(getattr(block, name), dtype="<f8")[places])
-    known = [None, *block.reasons]
-    line.reasons += [known[block.reason[place]] for place in places]
-
-
-def _out(line: _Line) -> SeriesOut:
-    columns = {name: np.concatenate(parts) for name, parts in line.columns.items()}
+def series_out(curve: Curve) -> SeriesOut:
+    columns = {name: _listed(curve.columns[name]) for name in COLUMNS}
     return SeriesOut(
-        name=line.name,
-        labels=line.labels,
-        total_points=line.total,
-        sampled=len(columns["x"]) < line.total,
-        x=columns["x"].tolist(),
-        value=_nullable(columns["value"]),
-        std_err=_nullable(columns["std_err"]),
-        n=columns["n"].tolist(),
-        reasons=line.reasons if any(line.reasons) else None,
+        name=curve.name,
+        labels=curve.labels,
+        total_points=curve.total,
+        sampled=curve.sampled,
+        reasons=curve.reason_of_each,
+        **columns,
     )
 
 
-def _nullable(values: NDArray[np.float64]) -> list[float | None]:
-    listed: list[float | None] = values.tolist()
+def _listed(values: NDArray[np.float64]) -> list[Any]:
+    listed: list[Any] = values.tolist()
     for i in np.flatnonzero(np.isnan(values)):
         listed[i] = None
     return listed

@@ -71,6 +71,17 @@ def _device_of_spec(context: Any) -> str:
     return device
 
 
+def _family_of_spec(context: Any) -> str:
+    family: str = context.get_current_parameters()["spec"]["model"]["family"]
+    return family
+
+
+def _inside(name: str, column: str) -> Index:
+    """Of PostgreSQL alone: what a list contains, and what a field of an object equals."""
+    inside = text(f"({column}::jsonb) jsonb_path_ops")
+    return Index(name, inside, postgresql_using="gin").ddl_if(dialect="postgresql")
+
+
 class Experiment(Owned, Base):
     """One spec and its run. `attempt` is the fence: it rises with every claim, and a write of an
     older attempt finds no row. `last_seq` is the last record that is committed."""
@@ -78,9 +89,17 @@ class Experiment(Owned, Base):
     __tablename__ = "experiments"
     __table_args__ = (
         Index("ix_experiments_owner_id_id", "owner_id", "id"),
+        Index("ix_experiments_created_at_id", "created_at", "id"),
+        Index("ix_experiments_owner_id_created_at_id", "owner_id", "created_at", "id"),
+        Index("ix_experiments_owner_id_finished_at_id", "owner_id", "finished_at", "id"),
+        Index("ix_experiments_owner_id_name_id", "owner_id", "name", "id"),
+        Index(
+            "ix_experiments_owner_id_family_created_at_id", "owner_id", "family", "created_at", "id"
+        ),
         Index("ix_experiments_queue", "status", "owner_id", "device", "priority", "id"),
         Index(
             "ix_experiments_shared",
+            "created_at",
             "id",
             sqlite_where=text("visibility = 'lab'"),
             postgresql_where=text("visibility = 'lab'"),
@@ -91,6 +110,8 @@ class Experiment(Owned, Base):
             sqlite_where=text("deleted_at IS NOT NULL"),
             postgresql_where=text("deleted_at IS NOT NULL"),
         ),
+        _inside("ix_experiments_tags", "tags"),
+        _inside("ix_experiments_spec", "spec"),
         UniqueConstraint("owner_id", "idempotency_key"),
     )
 
@@ -109,6 +130,8 @@ class Experiment(Owned, Base):
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     device: Mapped[str] = mapped_column(String(8), default=_device_of_spec)
     """The spec's, where the queue finds it by its index."""
+    family: Mapped[str] = mapped_column(String(32), default=_family_of_spec)
+    """Of the spec's model, likewise."""
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """What a run of it is expected to take of its device, by what its family has learned; null
     where it is not known."""
@@ -272,6 +295,9 @@ class Metric(Base):
     """One number of a whole run; `labels` is canonical JSON."""
 
     __tablename__ = "metrics"
+    __table_args__ = (
+        Index("ix_metrics_name_value_experiment_id", "name", "value", "experiment_id"),
+    )
 
     experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
     name: Mapped[str] = mapped_column(String(64), primary_key=True)

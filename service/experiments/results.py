@@ -1,9 +1,9 @@
-"""The routes of what came out: files, metrics, curves."""
+"""The routes of what came out beside curves: files and metrics."""
 
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Response
 from fastapi.responses import FileResponse
 
 from service.bodies import StrictRoute
@@ -11,18 +11,12 @@ from service.dependencies import DatabaseDep, Reader, SettingsDep
 from service.errors import ApiError
 from service.experiments import store
 from service.experiments.artifacts import whole_file
-from service.experiments.curves import hold_still, labels_of, read_series
 from service.experiments.finding import ExperimentId, find
-from service.experiments.models import Experiment, Status
-from service.experiments.schemas import ArtifactList, CurvesOut, MetricList, SeriesOut
-from service.experiments.selection import check_selection
+from service.experiments.schemas import ArtifactList, MetricList
 from service.experiments.views import artifact_out, as_json, metric_out
-from service.parameters import FreeParameters
+from service.validators import NOT_MODIFIED, IfNoneMatch, by_content
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
-
-MaxPoints = Annotated[int, Query(ge=2, le=1_000_000)]
-After = Annotated[int, Query(ge=0, le=2**31 - 1)]
 
 
 @router.get("/{experiment_id}/artifacts")
@@ -54,59 +48,16 @@ def get_artifact(
     return FileResponse(file, media_type=known[name].media_type, filename=name)
 
 
-@router.get("/{experiment_id}/metrics")
-def get_metrics(experiment_id: ExperimentId, database: DatabaseDep, user: Reader) -> MetricList:
+@router.get("/{experiment_id}/metrics", response_model=MetricList, responses=NOT_MODIFIED)
+def get_metrics(
+    experiment_id: ExperimentId,
+    database: DatabaseDep,
+    user: Reader,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
     """The metrics so far."""
     with database.snapshot() as session:
         find(session, user, experiment_id)
         found = store.metrics(session, experiment_id)
-    return MetricList(items=[metric_out(metric) for metric in found])
-
-
-@router.get("/{experiment_id}/curves", response_model=CurvesOut)
-def get_curves(
-    experiment_id: ExperimentId,
-    database: DatabaseDep,
-    user: Reader,
-    max_points: MaxPoints = 1000,
-    after: After = 0,
-) -> Response:
-    """All series, each of at most `max_points` points."""
-    with database.snapshot() as session:
-        hold_still(session)
-        experiment = find(session, user, experiment_id)
-        series = read_series(session, experiment_id, after=after, max_points=max_points)
-    return _curves(experiment, series, after)
-
-
-@router.get("/{experiment_id}/curves/{series}", response_model=CurvesOut)
-def get_curve(
-    experiment_id: ExperimentId,
-    series: Annotated[str, Path(max_length=64, pattern="^[a-z_]+$")],
-    database: DatabaseDep,
-    user: Reader,
-    labels: FreeParameters,
-    max_points: MaxPoints = 100_000,
-    after: After = 0,
-) -> Response:
-    """The series of one name; every other query parameter is a label and the value it must have,
-    for example ?seed=44. While the experiment has not ended, a series that it may yet record is
-    empty, not unknown."""
-    with database.snapshot() as session:
-        hold_still(session)
-        experiment = find(session, user, experiment_id)
-        check_selection(labels_of(session, experiment_id), experiment.status, series, labels)
-        found = read_series(
-            session, experiment_id, name=series, labels=labels, after=after, max_points=max_points
-        )
-    return _curves(experiment, found, after)
-
-
-def _curves(experiment: Experiment, series: list[SeriesOut], after: int) -> Response:
-    answer = CurvesOut.model_construct(
-        experiment_id=experiment.id,
-        status=Status(experiment.status),
-        last_seq=max(experiment.last_seq, after),  # a run that was put back stands before `after`
-        series=series,
-    )
-    return as_json(answer)
+    answer = MetricList(items=[metric_out(metric) for metric in found])
+    return by_content(as_json(answer), if_none_match)

@@ -24,6 +24,8 @@ from service.dependencies import (
 from service.errors import ApiError, invalid
 from service.experiments import keeping, states, store
 from service.experiments.finding import ExperimentId, find, find_own
+from service.experiments.listing import page_of
+from service.experiments.listing_parameters import WantedDep
 from service.experiments.memory import Memory, expected_memory, memory_problems
 from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.place import place_of_next, places
@@ -37,12 +39,12 @@ from service.experiments.schemas import (
     Validation,
 )
 from service.experiments.views import as_json, experiment_out, metric_out, summary_out
-from service.pages import Cursor, Limit, page, read_cursor
+from service.pages import Limit, LongCursor
 from service.permission import check_whose
 from service.references import reference_problems
 from service.settings import Settings
-from service.sharing import Whose
 from service.users import Caller
+from service.validators import NOT_MODIFIED, IfNoneMatch, by_content
 
 log = logging.getLogger(__name__)
 
@@ -124,40 +126,35 @@ def list_experiments(
     database: DatabaseDep,
     settings: SettingsDep,
     user: Reader,
+    wanted: WantedDep,
     limit: Limit = 50,
-    cursor: Cursor = None,
-    status: Status | None = None,
+    cursor: LongCursor = None,
     fields: Fields = Fields.SUMMARY,
-    whose: Whose = Whose.MINE,
 ) -> Response:
     """The caller's experiments, or `whose=lab` those shared with the lab, newest first: without
-    their specs, or with `fields=full` and at most 50 a page with them."""
-    check_whose(whose, user)
+    their specs, or with `fields=full` and at most 50 a page with them. All filters must hold; where
+    one is given several times, any of its values suffices."""
+    check_whose(wanted.whose, user)
     full = fields == Fields.FULL
     if full and limit > MOST_SPECS:
         detail = f"at most {MOST_SPECS} with fields=full, not {limit}"
         raise invalid([Problem("/query/limit", detail)])
-    before = read_cursor(cursor)
     with database.snapshot() as session:
-        found = store.newest(
-            session,
-            user.id,
-            whose=whose,
-            limit=limit + 1,
-            before=before,
-            status=status,
-            with_spec=full,
-        )
-        kept, next_cursor = page(found, limit)
-        waiting = places(session, kept, settings.worker_silent_s, settings.share, user.id)
+        found = page_of(session, user.id, wanted, limit=limit, cursor=cursor, with_spec=full)
+        waiting = places(session, found.items, settings.worker_silent_s, settings.share, user.id)
     out = experiment_out if full else summary_out
-    items = [out(one, waiting.get(one.id)) for one in kept]
+    items = [out(one, waiting.get(one.id)) for one in found.items]
+    next_cursor = found.next_cursor
     return as_json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
 
 
-@router.get("/{experiment_id}", response_model=ExperimentWithMetrics)
+@router.get("/{experiment_id}", response_model=ExperimentWithMetrics, responses=NOT_MODIFIED)
 def get_experiment(
-    experiment_id: ExperimentId, database: DatabaseDep, settings: SettingsDep, user: Reader
+    experiment_id: ExperimentId,
+    database: DatabaseDep,
+    settings: SettingsDep,
+    user: Reader,
+    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """One experiment, where it stands, and its metrics so far."""
     with database.snapshot() as session:
@@ -165,7 +162,8 @@ def get_experiment(
         answer = _out(session, experiment, settings, user)
         found = store.metrics(session, experiment_id) if experiment.last_seq else []
     metrics = [metric_out(m) for m in found]
-    return as_json(ExperimentWithMetrics.model_construct(**dict(answer), metrics=metrics))
+    whole = ExperimentWithMetrics.model_construct(**dict(answer), metrics=metrics)
+    return by_content(as_json(whole), if_none_match)
 
 
 WEIGHTY = ("priority", "visibility", "pinned")

@@ -211,8 +211,9 @@ class ExperimentPage(BaseModel):
 
 class SeriesOut(BaseModel):
     """A series by column. `sampled` says that points were left out to keep to max_points: the
-    first, the last and evenly many between remain, the same ones each time. `reasons` is null
-    or says for each point why a number is missing."""
+    first, the last, and of even stretches between the smallest, the largest and the first missing
+    value remain, the same ones each time. `reasons` is null or says for each point why a number is
+    missing."""
 
     name: str
     labels: dict[str, Any]
@@ -227,12 +228,48 @@ class SeriesOut(BaseModel):
 
 class CurvesOut(BaseModel):
     """`last_seq`, given back as `after`, asks for what came since; it never falls, also where a
-    run goes on from a checkpoint and records once more what was read already."""
+    run goes on from a checkpoint and records once more what was read already. `partial` says that
+    the run has not ended. `total_points` and `sampled` are of all series."""
 
     experiment_id: str
     status: Status
     last_seq: int
+    partial: bool
+    total_points: int
+    sampled: bool
     series: list[SeriesOut]
+
+
+Label = int | float | Line
+"""The value of a label."""
+
+
+class CurvesWanted(BaseModel):
+    """Which curves of which experiments."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    ids: Annotated[
+        list[Annotated[str, Field(max_length=100)]], Field(min_length=1, max_length=1000)
+    ]
+    series: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=100)] | None = (
+        None
+    )
+    """Their names; null for all."""
+    labels: Annotated[dict[str, Label | list[Label]], Field(max_length=20)] = {}
+    """The value that a label must have, or several of which it must have one."""
+    max_points: Annotated[int, Field(ge=2, le=1_000_000)] = 100_000
+    """Of all series of all experiments together; more are thinned."""
+
+
+class ManyCurvesOut(BaseModel):
+    """The curves of some experiments, in the order of their ids. `partial` says that some have not
+    ended; `total_points` and `sampled` are of all."""
+
+    partial: bool
+    total_points: int
+    sampled: bool
+    items: list[CurvesOut]
 
 
 def moment(seconds: float | None) -> datetime | None:

@@ -16,7 +16,7 @@ from service.experiments.schemas import Submission
 from service.experiments.shares import MOST_PRIORITY
 from service.experiments.states import note_status
 from service.fair_share import FairShare
-from service.sharing import Visibility, Whose, readable, reader, shared
+from service.sharing import Visibility, readable, reader
 from service.users import Caller, User
 
 _BY_ID = (
@@ -227,31 +227,15 @@ def readable_ids(session: Session, user: Caller, experiment_ids: Sequence[str]) 
     return set(session.scalars(query, reader(user.id, user.is_admin)))
 
 
-def newest(
-    session: Session,
-    owner_id: int,
-    *,
-    whose: Whose = Whose.MINE,
-    limit: int,
-    before: str | None = None,
-    status: Status | None = None,
-    with_spec: bool = False,
+def readable_ones(
+    session: Session, user: Caller, experiment_ids: Sequence[str]
 ) -> Sequence[Experiment]:
-    """The owner's experiments, those shared with the lab, or all, newest first, that are older than
-    `before`. Specs are large: they are read only where they are asked for."""
-    query = select(Experiment).where(Experiment.deleted_at.is_(None))
-    query = query.options(joinedload(Experiment.owner))
-    if whose == Whose.MINE:
-        query = query.where(Experiment.owner_id == owner_id)
-    if whose == Whose.LAB:
-        query = query.where(shared(Experiment))
-    if not with_spec:
-        query = query.options(defer(Experiment.spec, raiseload=True))
-    if before is not None:
-        query = query.where(Experiment.id < before)
-    if status is not None:
-        query = query.where(Experiment.status == status)
-    return session.scalars(query.order_by(Experiment.id.desc()).limit(limit)).all()
+    """Those of these experiments that are open to the caller, without their specs."""
+    query = select(Experiment).where(
+        Experiment.id.in_(experiment_ids), Experiment.deleted_at.is_(None), readable(Experiment)
+    )
+    lean = query.options(defer(Experiment.spec, raiseload=True))
+    return session.scalars(lean, reader(user.id, user.is_admin)).all()
 
 
 def metrics(session: Session, experiment_id: str) -> Sequence[Metric]:

@@ -14,6 +14,7 @@ import pytest
 from service.database import Database
 from service.experiments import lease, states, store
 from service.experiments.dispatch import dispatch_next
+from service.experiments.listing import Wanted, page_of
 from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
@@ -137,7 +138,7 @@ os._exit({EXIT})
         with database.transaction() as session:
             made = store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}), "key")
             assert made is not None
-            assert len(store.newest(session, 1, limit=10)) == 1
+            assert len(page_of(session, 1, Wanted(), limit=10).items) == 1
     database.close()
 
 

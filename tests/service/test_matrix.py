@@ -91,6 +91,8 @@ MATRIX = [
     row("GET", f"{ONE}/metrics",            "200  404   200    200   404    401  401  401  403"),
     row("GET", f"{ONE}/curves",             "200  404   200    200   404    401  401  401  403"),
     row("GET", ONE + "/curves/{series}",    "200  404   200    200   404    401  401  401  403"),
+    row("POST", "/v1/curves:batchGet",      "200  404   200    200   404    401  401  401  403",
+        body={"ids": ["{experiment_id}"]}, scope=Scope.READ),
     row("POST", "/v1/datasets",             "201  201   201    201   403    401  401  401  403",
         query={"name": "a.txt"}),
     row("GET", "/v1/datasets",              "200  200   200    200   200    401  401  401  403"),
@@ -254,14 +256,15 @@ BY_METHOD = {
 
 def ask(lab: Lab, one: Row, caller: str) -> int:
     visibility = Visibility.LAB if caller == "shared" else Visibility.PRIVATE
-    path = one.path.format_map(_Names(lab.objects(one, visibility)))
+    objects = lab.objects(one, visibility)
+    path = one.path.format_map(_Names(objects))
     if one.path.startswith("/v1/presets/"):
         path = path.replace("a.txt", "table1")
     if one.path.startswith("/v1/users/"):
         path = path.replace("a.txt", "owner")
     kind = f"all but {one.scope or BY_METHOD[one.method]}" if caller == "wrong scope" else caller
     headers = {} if kind == "no key" else {"Authorization": f"Bearer {lab.keys[kind]}"}
-    body: dict[str, Any] = {} if one.body is None else {"json": _fresh(one.body)}
+    body: dict[str, Any] = {} if one.body is None else {"json": _fresh(one.body, objects)}
     if one.path == "/v1/datasets" and one.method == "POST":
         body = {"content": caller.encode()}
     answer = lab.api.request(one.method, path, params=one.query, headers=headers, **body)
@@ -275,8 +278,10 @@ class _Names(dict[str, str]):
         return {"name": "a.txt", "series": "score"}[name]
 
 
-def _fresh(body: dict[str, Any]) -> dict[str, Any]:
+def _fresh(body: dict[str, Any], objects: dict[str, str]) -> dict[str, Any]:
     """No two users have one name."""
+    if body == {"ids": ["{experiment_id}"]}:
+        return {"ids": [objects["experiment_id"]]}
     return {**body, "name": f"new-{uuid7().hex}"} if body == {"name": "new"} else body
 
 

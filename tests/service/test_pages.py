@@ -1,5 +1,8 @@
 """The bounds of pages and curves: just inside, and just outside."""
 
+import base64
+import json
+
 import pytest
 from fastapi.testclient import TestClient
 
@@ -40,6 +43,46 @@ def test_no_page_twice_and_none_left_out(api: TestClient, ids: list[str], path: 
             seen += [one["id"] for one in page["items"]]
             cursor = page["next_cursor"]
         assert seen == ids[::-1]
+
+
+def test_a_cursor_is_of_its_own_list(api: TestClient, ids: list[str]) -> None:
+    def ask(cursor: str, **query: str) -> tuple[int, str]:
+        answer = api.get("/v1/experiments", params={"limit": 1, **query, "cursor": cursor})
+        return answer.status_code, answer.json().get("detail", "")
+
+    page = api.get("/v1/experiments", params={"limit": 1, "filter": "priority = 0"}).json()
+    cursor = page["next_cursor"]
+    assert ask(cursor, filter="priority = 0", fields="full")[0] == 200
+    for other in ({}, {"filter": "priority < 1"}, {"filter": "priority = 0", "order_by": "name"},
+                  {"filter": "priority = 0", "status": "queued"}):  # fmt: skip
+        status, detail = ask(cursor, **other)
+        assert (status, "other filters" in detail) == (422, True), other
+    digest = json.loads(base64.urlsafe_b64decode(cursor + "=="))[0]
+    for forged in ([digest], [digest, "x", "y"], [digest, None, "y"], [digest, 10**400, "y"],
+                   [digest, [1], "y"], {}, 5, [digest, 1, 2, 3]):  # fmt: skip
+        text = base64.urlsafe_b64encode(json.dumps(forged).encode()).decode()
+        assert ask(text, filter="priority = 0")[0] == 422, forged
+    for told in ([digest, float("nan"), "y"], [digest, 5, {"a": 1}]):
+        text = base64.urlsafe_b64encode(json.dumps(told).encode()).decode()
+        assert ask(text, filter="priority = 0")[0] in (200, 422)
+    assert ask("é")[0] == 422
+
+
+@pytest.mark.parametrize(
+    ("query", "pointer"),
+    [
+        ("status=suceeded", "/query/status"),
+        ("created_after=yesterday", "/query/created_after"),
+        ("filter=stats%3D1", "/query/filter"),
+        ("order_by=colour", "/query/order_by"),
+        ("whose=all,mine", "/query/whose"),
+        (f"filter={'a' * 2001}", "/query/filter"),
+    ],
+)
+def test_what_no_list_can_be_filtered_by(api: TestClient, query: str, pointer: str) -> None:
+    answer = api.get(f"/v1/experiments?{query}")
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"].startswith(pointer)
 
 
 def test_fifty_on_a_page_unless_asked_otherwise(api: TestClient, database: Database) -> None:

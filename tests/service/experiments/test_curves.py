@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
+from numpy.typing import NDArray
+from sqlalchemy import delete, update
 
 from service.database import Database
 from service.experiments import lease
-from service.experiments.curves import hold_still, read_series
+from service.experiments.curves import TooFewPoints, hold_still, read_series
 from service.experiments.lease import Claim
 from service.experiments.models import Block, Checkpoint, Experiment, Series
 from service.experiments.recording import Batch, record
@@ -142,25 +143,79 @@ COUNT = 2_000
 BLOCKS = 200
 
 
-def test_points_are_thinned_while_they_are_read(database: Database) -> None:
-    """400,000 points, 15 MB: the same points as ever are given, in a fraction of that memory."""
-    experiment_id = submitted(database)
+def store_series(
+    database: Database, experiment_id: str, values: NDArray[np.float64], count: int = COUNT
+) -> None:
+    """The series `score` with these values over 0, 1, …, in blocks of `count`."""
     with database.transaction() as session:
         session.add(Series(id=1, experiment_id=experiment_id, name="score", labels="{}"))
         session.flush()
-        for first in range(0, COUNT * BLOCKS, COUNT):
-            x = np.arange(first, first + COUNT, dtype="<f8").tobytes()
-            columns = {"x": x, "value": x, "std_err": x, "n": x}
-            session.add(Block(series_id=1, first_seq=first + 1, last_seq=first + COUNT, count=COUNT,
-                              seq=None, reason=bytes(COUNT), reasons=[], **columns))  # fmt: skip
+        for first in range(0, len(values), count):
+            part = values[first : first + count].astype("<f8")
+            x = np.arange(first, first + len(part), dtype="<f8").tobytes()
+            columns = {"x": x, "value": part.tobytes(), "std_err": x, "n": x}
+            reason = np.isnan(part).astype("u1").tobytes()
+            session.add(Block(series_id=1, first_seq=first + 1, last_seq=first + len(part),
+                              count=len(part), seq=None, reason=reason, reasons=["not a number"],
+                              **columns))  # fmt: skip
             session.flush()
             session.expunge_all()
+
+
+def test_points_are_thinned_while_they_are_read(database: Database) -> None:
+    """400,000 points, 15 MB: thinned in a fraction of that memory, and no spike is lost."""
+    experiment_id = submitted(database)
+    values = np.sin(np.arange(COUNT * BLOCKS) / 1e4)
+    spikes = [77_777, 123_456, 399_998]
+    values[spikes] = [50.0, -50.0, 51.0]
+    store_series(database, experiment_id, values)
     with database.snapshot() as session:
         read_series(session, experiment_id, max_points=2)
         tracemalloc.start()
         (one,) = read_series(session, experiment_id, max_points=200)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert one.x == np.linspace(0, COUNT * BLOCKS - 1, 200).round().tolist()
+    assert {0, *spikes, len(values) - 1} <= {*one.x}
+    assert one.value == values[np.array(one.x, int)].tolist()
+    assert 190 <= len(one.x) <= 200
     assert (one.total_points, one.sampled) == (COUNT * BLOCKS, True)
     assert peak < 8e6
+
+
+def test_what_is_shown_does_not_depend_on_how_blocks_are_cut(either: Database) -> None:
+    values = np.random.default_rng(0).normal(size=250_000)
+    values[1000:1400] = np.nan
+    shown = []
+    for count in (1000, 19_997):
+        with either.transaction() as session:
+            session.execute(delete(Block))
+            session.execute(delete(Series))
+        experiment_id = submitted(either)
+        store_series(either, experiment_id, values, count)
+        with either.snapshot() as session:
+            shown += read_series(session, experiment_id, max_points=500)
+    assert shown[0] == shown[1]
+    assert None in shown[0].value
+    assert shown[0].reasons is not None
+    assert [reason is None for reason in shown[0].reasons] == [
+        value is not None for value in shown[0].value
+    ]
+
+
+def test_all_series_together_keep_to_the_points_asked_for(database: Database) -> None:
+    experiment_id = submitted(database)
+    write(database, claim_next(database), 0, LAST)
+    totals = {name: len(x) for name, x in UNDISTURBED.items()}
+    for most in range(6, LAST + 1):
+        with database.snapshot() as session:
+            found = read_series(session, experiment_id, max_points=most)
+        assert {one.name: one.total_points for one in found} == totals
+        assert sum(len(one.x) for one in found) <= most
+        for one in found:
+            assert (one.x[0], one.x[-1]) == (UNDISTURBED[one.name][0], UNDISTURBED[one.name][-1])
+            assert one.sampled == (len(one.x) < one.total_points)
+    with (
+        database.snapshot() as session,
+        pytest.raises(TooFewPoints, match="3 series need at least 6"),
+    ):
+        read_series(session, experiment_id, max_points=5)

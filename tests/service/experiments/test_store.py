@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func, select
-from sqlalchemy.exc import IntegrityError, InvalidRequestError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.database import Database
@@ -174,39 +174,6 @@ def test_an_experiment_is_found_by_its_owner_alone(database: Database) -> None:
         assert store.find(session, OTHER, mine.id) is None
         assert store.find(session, ME, theirs.id) is None
         assert store.find(session, ME, "0" * 32) is None
-
-
-def newest(database: Database, **options: Any) -> list[str]:
-    with database.snapshot() as session:
-        return [one.id for one in store.newest(session, ME, **{"limit": 10, **options})]
-
-
-def test_the_newest_come_first_and_no_more_than_asked_for(database: Database) -> None:
-    ids = [submit(database).id for _ in range(4)]
-    submit(database, owner_id=OTHER)
-    assert newest(database) == ids[::-1]
-    assert newest(database, limit=3) == ids[:0:-1]
-    assert newest(database, before=ids[2]) == [ids[1], ids[0]]
-    assert newest(database, before=ids[0]) == []
-
-
-def test_those_of_one_status(database: Database) -> None:
-    ids = [submit(database).id for _ in range(3)]
-    change(database, ids[1], status=Status.FAILED)
-    assert newest(database, status=Status.FAILED) == [ids[1]]
-    assert newest(database, status=Status.QUEUED) == [ids[2], ids[0]]
-    assert newest(database, status=Status.QUEUED, before=ids[2]) == [ids[0]]
-
-
-def test_no_spec_is_read_that_was_not_asked_for(database: Database) -> None:
-    made = submit(database)
-    with database.snapshot() as session:
-        (without,) = store.newest(session, ME, limit=1)
-        with pytest.raises(InvalidRequestError):
-            _ = without.spec
-    with database.snapshot() as session:
-        (full,) = store.newest(session, ME, limit=1, with_spec=True)
-        assert full.spec == made.spec
 
 
 def test_metrics_and_artifacts_come_in_the_order_of_their_records(database: Database) -> None:

@@ -1,0 +1,181 @@
+"""The routes of curves: of one experiment, and of many at once."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+from sqlalchemy.orm import Session
+
+from mptcore.specs import Problem
+from service.bodies import StrictRoute
+from service.dependencies import DatabaseDep, Reader
+from service.errors import ApiError, invalid
+from service.experiments import store
+from service.experiments.curves import TooFewPoints, hold_still, labels_of, read_curves
+from service.experiments.finding import ExperimentId, find
+from service.experiments.formats import MEDIA_TYPES, Answer, Format, FormatDep, written
+from service.experiments.models import Experiment
+from service.experiments.schemas import CurvesOut, CurvesWanted, ManyCurvesOut
+from service.experiments.selection import Wanted, check_selection
+from service.experiments.states import is_terminal
+from service.parameters import FreeParameters
+from service.permission import not_found
+from service.users import Caller
+from service.validators import NOT_MODIFIED, IfNoneMatch, etag, is_known, not_modified, tagged
+
+router = APIRouter(prefix="/v1/experiments", tags=["curves"], route_class=StrictRoute)
+custom = APIRouter(tags=["curves"], route_class=StrictRoute)
+
+MaxPoints = Annotated[
+    int, Query(ge=2, le=1_000_000, description="of all series together; more are thinned")
+]
+After = Annotated[
+    int, Query(ge=0, le=2**31 - 1, description="`last_seq` of an earlier answer: what came since")
+]
+FORMATS = {MEDIA_TYPES[format]: {} for format in Format if format != Format.JSON}
+"""What the OpenAPI document says of them beside JSON."""
+
+
+@router.get(
+    "/{experiment_id}/curves",
+    response_model=CurvesOut,
+    responses={200: {"content": FORMATS}, **NOT_MODIFIED},
+)
+def get_curves(
+    experiment_id: ExperimentId,
+    database: DatabaseDep,
+    user: Reader,
+    labels: FreeParameters,
+    format: FormatDep,
+    if_none_match: IfNoneMatch = None,
+    max_points: MaxPoints = 100_000,
+    after: After = 0,
+) -> Response:
+    """All series, together of at most `max_points` points; every other query parameter is a label
+    and the value it must have, for example ?seed=44, or one of several, ?seed=4&seed=44."""
+    with database.snapshot() as session:
+        hold_still(session)
+        experiment = find(session, user, experiment_id)
+        tag = _tag(experiment, None, labels, format, max_points, after)
+        if is_known(tag, if_none_match):
+            return not_modified(tag)
+        answer = _curves(session, experiment, None, labels, after, max_points)
+    return tagged(written(answer, format), tag)
+
+
+@router.get(
+    "/{experiment_id}/curves/{series}",
+    response_model=CurvesOut,
+    responses={200: {"content": FORMATS}, **NOT_MODIFIED},
+)
+def get_curve(
+    experiment_id: ExperimentId,
+    series: Annotated[str, Path(max_length=64, pattern="^[a-z_]+$")],
+    database: DatabaseDep,
+    user: Reader,
+    labels: FreeParameters,
+    format: FormatDep,
+    if_none_match: IfNoneMatch = None,
+    max_points: MaxPoints = 100_000,
+    after: After = 0,
+) -> Response:
+    """The series of one name; the other query parameters are labels, as for all curves. While the
+    experiment has not ended, a series that it may yet record is empty, not unknown."""
+    with database.snapshot() as session:
+        hold_still(session)
+        experiment = find(session, user, experiment_id)
+        tag = _tag(experiment, series, labels, format, max_points, after)
+        if is_known(tag, if_none_match):
+            return not_modified(tag)
+        answer = _curves(session, experiment, [series], labels, after, max_points)
+    return tagged(written(answer, format), tag)
+
+
+def _tag(
+    experiment: Experiment,
+    series: str | None,
+    labels: Wanted,
+    format: Format,
+    max_points: int,
+    after: int,
+) -> str:
+    """What was recorded up to a number stays, until another attempt takes it back."""
+    at = (experiment.id, experiment.attempt, experiment.last_seq, experiment.status)
+    return etag(*at, series, sorted(labels.items()), format, max_points, after)
+
+
+def _curves(
+    session: Session,
+    experiment: Experiment,
+    names: list[str] | None,
+    labels: Wanted,
+    after: int,
+    max_points: int,
+) -> Answer:
+    known = labels_of(session, [experiment.id])[experiment.id]
+    check_selection(known, is_terminal(experiment.status), names, labels)
+    try:
+        found = read_curves(
+            session,
+            [experiment.id],
+            names=names,
+            labels=labels,
+            after=after,
+            max_points=max_points,
+        )
+    except TooFewPoints as error:
+        raise invalid([Problem("/query/max_points", str(error))]) from None
+    # A run that was put back stands before `after`.
+    last_seqs = {experiment.id: max(experiment.last_seq, after)}
+    return Answer([experiment], found, last_seqs, batch=False)
+
+
+@custom.post(
+    "/v1/curves:batchGet",
+    response_model=ManyCurvesOut,
+    responses={200: {"content": FORMATS}},
+)
+def batch_get_curves(
+    wanted: CurvesWanted, database: DatabaseDep, user: Reader, format: FormatDep
+) -> Response:
+    """The curves of up to 1,000 experiments in one answer: of all or none. Where some are not
+    there, the 404 names them."""
+    labels = {key: _texts(value) for key, value in wanted.labels.items()}
+    with database.snapshot() as session:
+        hold_still(session)
+        experiments = _find_all(session, user, wanted.ids)
+        known = [one for of in labels_of(session, wanted.ids).values() for one in of]
+        ended = all(is_terminal(one.status) for one in experiments)
+        check_selection(known, ended, wanted.series, labels, where="/labels")
+        try:
+            found = read_curves(
+                session,
+                wanted.ids,
+                names=wanted.series,
+                labels=labels,
+                max_points=wanted.max_points,
+            )
+        except TooFewPoints as error:
+            raise invalid([Problem("/max_points", str(error))]) from None
+    last_seqs = {one.id: one.last_seq for one in experiments}
+    return written(Answer(experiments, found, last_seqs, batch=True), format)
+
+
+def _texts(value: object) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list) else [str(value)]
+
+
+def _find_all(session: Session, user: Caller, ids: Sequence[str]) -> list[Experiment]:
+    """In the order of their ids. Raises ApiError, in the same words for what is not there and for
+    what is not the caller's to see."""
+    if twice := [i for i, one in enumerate(ids) if one in ids[:i]]:
+        raise invalid([Problem(f"/ids/{i}", f"{ids[i]} is named before") for i in twice])
+    found = {one.id: one for one in store.readable_ones(session, user, ids)}
+    missing = [i for i, one in enumerate(ids) if one not in found]
+    if missing:
+        detail = not_found("experiment").detail
+        listed = ", ".join(ids[i] for i in missing)
+        problems = [Problem(f"/ids/{i}", detail) for i in missing]
+        raise ApiError(HTTPStatus.NOT_FOUND, "not_found", f"{detail}: {listed}", problems)
+    return [found[one] for one in ids]

@@ -1,0 +1,246 @@
+"""What the fields of a filter are in the tables, and how they are compared with what was given."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from enum import StrEnum
+from operator import ge, gt, le, lt
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, func, not_, or_, select, true
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from mptcore.protocol.records import LABELS
+from service.experiments.filters.grammar import Comparison, Condition, Given, Joined, Negated, Wrong
+from service.experiments.filters.paths import SPEC_PATHS
+from service.experiments.filters.stored_json import (
+    is_label,
+    spec_compares,
+    tag_is,
+)
+from service.experiments.models import Device, Experiment, Metric, Status
+from service.sharing import Visibility
+from service.users import User
+
+Clause = ColumnElement[bool]
+Labels = tuple[tuple[str, Given], ...]
+ORDERS: dict[str, Callable[[Any, Any], Any]] = {"<": lt, "<=": le, ">": gt, ">=": ge}
+FAMILIES = ("ppca", "factor_analysis", "linear_vae", "vae", "masked_lm")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column of experiments, and what may be said of it: `kind` is text, number, time or bool,
+    or the enum of its values."""
+
+    column: InstrumentedAttribute[Any]
+    kind: str | type[StrEnum] | tuple[str, ...] = "text"
+    nullable: bool = False
+
+
+FIELDS = {
+    "id": Field(Experiment.id),
+    "name": Field(Experiment.name, nullable=True),
+    "note": Field(Experiment.note, nullable=True),
+    "status": Field(Experiment.status, Status),
+    "family": Field(Experiment.family, FAMILIES),
+    "device": Field(Experiment.device, Device),
+    "visibility": Field(Experiment.visibility, Visibility),
+    "failure": Field(Experiment.failure_kind, nullable=True),
+    "retry_of": Field(Experiment.retry_of, nullable=True),
+    "priority": Field(Experiment.priority, "number"),
+    "pinned": Field(Experiment.pinned, "bool"),
+    "created": Field(Experiment.created_at, "time"),
+    "started": Field(Experiment.started_at, "time", nullable=True),
+    "finished": Field(Experiment.finished_at, "time", nullable=True),
+}
+OTHERS = ("owner", "tag", "metrics.NAME", "spec.PATH")
+
+
+def clause(session: Session, condition: Condition) -> Clause:
+    """As bound SQL that is true or false of an experiment, never unknown. Raises Wrong."""
+    match condition:
+        case Negated():
+            return not_(clause(session, condition.part))
+        case Joined():
+            parts = [clause(session, part) for part in condition.parts]
+            return or_(*parts) if condition.any else and_(*parts)
+        case Comparison():
+            return _compared(session, condition)
+
+
+def _compared(session: Session, one: Comparison) -> Clause:
+    kind, _, rest = one.field.partition(".")
+    if one.labels and kind != "metrics":
+        raise Wrong(one.column, f"{one.field} has no labels: only metrics have")
+    if one.operator == "in":
+        parts = [
+            _compared(session, Comparison(one.field, one.labels, "=", (value,), one.column))
+            for value in one.values
+        ]
+        return or_(*parts)
+    (value,) = one.values
+    if one.field in FIELDS:
+        return _of_column(FIELDS[one.field], one, value)
+    if one.field == "owner":
+        return _of_owner(one, value)
+    if one.field == "tag":
+        return _of_tag(session, one, value)
+    if kind == "metrics" and rest:
+        return _of_metric(session, rest, one, value)
+    if kind == "spec" and rest:
+        return _of_spec(session, rest, one, value)
+    raise Wrong(one.column, _unknown("field", one.field, [*FIELDS, *OTHERS]))
+
+
+def _unknown(what: str, given: str, known: list[str]) -> str:
+    near = get_close_matches(given, known, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"there is no {what} {given}: {meant}there are {', '.join(known)}"
+
+
+def _of_column(field: Field, one: Comparison, value: Given) -> Clause:
+    if value.value is None:
+        return _of_null(field, one)
+    if one.operator == "~":
+        if field.kind != "text":
+            raise Wrong(one.column, f"~ is for text, which {one.field} is not")
+        found: Clause = field.column.icontains(value.text, autoescape=True)
+    elif one.operator in ORDERS:
+        if field.kind not in ("number", "time", "text"):
+            raise Wrong(one.column, f"{one.field} has no order: use = != in")
+        found = ORDERS[one.operator](field.column, _value(field, one.field, value))
+    else:
+        found = field.column == _value(field, one.field, value)
+    if field.nullable:
+        found = and_(field.column.is_not(None), found)
+    return not_(found) if one.operator == "!=" else found
+
+
+def _of_null(field: Field, one: Comparison) -> Clause:
+    if not field.nullable or one.operator not in ("=", "!="):
+        raise Wrong(one.column, f"{one.field} {one.operator} null is never so")
+    column = field.column
+    return column.is_(None) if one.operator == "=" else column.is_not(None)
+
+
+def _value(field: Field, name: str, given: Given) -> Any:
+    match field.kind:
+        case "text":
+            return given.text
+        case "number":
+            return number(name, given)
+        case "time":
+            return moment(name, given)
+        case "bool":
+            if not isinstance(given.value, bool):
+                raise Wrong(given.column, f"{name} is true or false, not {given.text}")
+            return given.value
+    known = [str(one) for one in field.kind]
+    if given.text not in known:
+        raise Wrong(given.column, _unknown(f"{name}", given.text, known))
+    return given.text
+
+
+def number(name: str, given: Given) -> float:
+    if isinstance(given.value, float):
+        return given.value
+    raise Wrong(given.column, f"{name} is a number, not {given.text}")
+
+
+def moment(name: str, given: Given) -> float:
+    """Seconds since 1970; without a zone it is UTC."""
+    try:
+        found = datetime.fromisoformat(given.text)
+        return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
+    except (ValueError, OverflowError):
+        detail = f"{name} is a date as 2026-01-31 or 2026-01-31T12:00:00Z, not {given.text}"
+        raise Wrong(given.column, detail) from None
+
+
+def _only(one: Comparison, *operators: str) -> None:
+    if one.operator not in operators:
+        raise Wrong(one.column, f"{one.field} knows {' '.join(operators)} in, not {one.operator}")
+
+
+def _of_owner(one: Comparison, value: Given) -> Clause:
+    _only(one, "=", "!=")
+    found: Clause = Experiment.owner_id == owner_id(value.text)
+    return not_(found) if one.operator == "!=" else found
+
+
+def owner_id(name: str) -> Any:
+    """Of the user of that name; -1 where there is none, which is not told apart from one who has
+    nothing."""
+    found = select(User.id).where(User.name == name).scalar_subquery()
+    return func.coalesce(found, -1)
+
+
+def _of_tag(session: Session, one: Comparison, value: Given) -> Clause:
+    _only(one, "=", "!=")
+    found = tag_is(session, value.text)
+    return not_(found) if one.operator == "!=" else found
+
+
+def _of_metric(session: Session, name: str, one: Comparison, value: Given) -> Clause:
+    conditions = [Metric.experiment_id == Experiment.id]
+    conditions += metric_is(session, Metric, name, one.labels, one.column)
+    if value.value is None:
+        _only(one, "=", "!=")
+        missing = one.operator == "="
+        conditions.append(Metric.value.is_(None) if missing else Metric.value.is_not(None))
+    else:
+        wanted = number(one.field, value)
+        _only(one, "=", "!=", *ORDERS)
+        compares: dict[str, Clause] = {
+            "=": Metric.value == wanted,
+            "!=": Metric.value != wanted,
+        }
+        if one.operator in ORDERS:
+            conditions.append(ORDERS[one.operator](Metric.value, wanted))
+        else:
+            conditions.append(compares[one.operator])
+    return select(Metric.name).where(*conditions).exists()
+
+
+def metric_is(
+    session: Session, metric: Any, name: str, labels: Labels, column: int
+) -> list[ColumnElement[bool]]:
+    """That it is the metric of that name, with these labels among its own. Raises Wrong."""
+    check_metric(session, name, column)
+    for label, given in labels:
+        if label not in LABELS:
+            raise Wrong(given.column, _unknown("label", label, [*LABELS]))
+    of_labels = [is_label(session, metric, label, given.text) for label, given in labels]
+    return [metric.name == name, *of_labels]
+
+
+MOST_NAMED = 50
+
+
+def check_metric(session: Session, name: str, column: int) -> None:
+    """Whether any run has recorded it, unless there are no metrics at all yet. Raises Wrong."""
+    if session.scalar(select(true()).where(select(Metric.seq).where(Metric.name == name).exists())):
+        return
+    known = [
+        *session.scalars(select(Metric.name).distinct().order_by(Metric.name).limit(MOST_NAMED))
+    ]
+    if known:
+        raise Wrong(column, _unknown("metric", name, known))
+
+
+def _of_spec(session: Session, path: str, one: Comparison, value: Given) -> Clause:
+    if path not in SPEC_PATHS:
+        near = get_close_matches(path, SPEC_PATHS, n=1)
+        meant = f"did you mean spec.{near[0]}? " if near else ""
+        group = path.rpartition(".")[0]
+        beside = sorted(p for p in SPEC_PATHS if p.rpartition(".")[0] == group) or ["model", "data"]
+        detail = f"there is no field {path} of a spec: {meant}beside it are {', '.join(beside)}"
+        raise Wrong(one.column, detail)
+    if one.operator in ORDERS:
+        number(one.field, value)
+    else:
+        _only(one, "=", "!=", *ORDERS)
+    found = spec_compares(session, path, "=" if one.operator == "!=" else one.operator, value.value)
+    return not_(found) if one.operator == "!=" else found

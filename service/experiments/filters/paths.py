@@ -1,0 +1,33 @@
+"""The fields of all specs by their dotted paths."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from mptcore.specs import ExperimentSpec
+
+_DEEPEST = 12
+"""References and unions on the way to a field."""
+
+
+def _paths(schema: dict[str, Any], node: dict[str, Any], path: str, left: int) -> Iterator[str]:
+    if left == 0:
+        return
+    if "$ref" in node:
+        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    for union in ("anyOf", "oneOf", "allOf"):
+        for part in node.get(union, ()):
+            yield from _paths(schema, part, path, left - 1)
+    for name, part in node.get("properties", {}).items():
+        inner = f"{path}.{name}" if path else name
+        yield inner
+        yield from _paths(schema, part, inner, left - 1)
+
+
+def _all() -> frozenset[str]:
+    schema = TypeAdapter(ExperimentSpec).json_schema()
+    return frozenset(_paths(schema, schema, "", _DEEPEST))
+
+
+SPEC_PATHS = _all()

@@ -1,0 +1,83 @@
+"""Looking into JSON that is stored: in the words of either database, with what it looks for bound,
+and for equality so that an index of PostgreSQL serves."""
+
+import json
+from typing import Any
+
+from sqlalchemy import ColumnElement, String, and_, bindparam, cast, func, literal, select
+from sqlalchemy.dialects.postgresql import JSONB, JSONPATH
+from sqlalchemy.orm import Session
+
+from service.database import storable
+from service.experiments.filters.grammar import Value
+from service.experiments.models import Experiment
+
+Clause = ColumnElement[bool]
+
+
+def _far(session: Session) -> bool:
+    return session.get_bind().dialect.name == "postgresql"
+
+
+def _bound_json(value: Any) -> ColumnElement[Any]:
+    return cast(bindparam(None, json.dumps(storable(value)), type_=String()), JSONB)
+
+
+def tag_is(session: Session, tag: str) -> Clause:
+    if _far(session):
+        return cast(Experiment.tags, JSONB).op("@>", is_comparison=True)(_bound_json([tag]))
+    each = func.json_each(Experiment.tags).table_valued("value")
+    return select(literal(1)).select_from(each).where(each.c.value == tag).exists()
+
+
+def a_tag_contains(session: Session, word: str) -> Clause:
+    if _far(session):
+        each = func.jsonb_array_elements_text(cast(Experiment.tags, JSONB)).table_valued("value")
+    else:
+        each = func.json_each(Experiment.tags).table_valued("value")
+    column: Any = cast(each.c.value, String)
+    found = column.icontains(word, autoescape=True)
+    return select(literal(1)).select_from(each).where(found).exists()
+
+
+def is_label(session: Session, metric: Any, label: str, value: str) -> Clause:
+    """Compared as text. `label` is one of those that there are."""
+    if _far(session):
+        found = cast(metric.labels, JSONB).op("->>")(label)
+    else:
+        found = func.json_extract(metric.labels, f"$.{label}")
+    return func.coalesce(cast(found, String), "") == value
+
+
+def spec_compares(session: Session, path: str, operator: str, value: Value) -> Clause:
+    """Whether a field of the spec, or an item of a list, compares so with a value of its kind.
+    `path` is one of a spec's."""
+    if not _far(session):
+        return _in_sqlite(path, operator, value)
+    spec = cast(Experiment.spec, JSONB)
+    if operator == "=":
+        scalar: Any = value
+        inner: Any = scalar
+        listed: Any = [scalar]
+        for name in reversed(path.split(".")):
+            inner, listed = {name: inner}, {name: listed}
+        contains = spec.op("@>", is_comparison=True)
+        return contains(_bound_json(inner)) | contains(_bound_json(listed))
+    where = cast(literal(f"$.{path} ? (@ {operator} $given)"), JSONPATH)
+    return func.jsonb_path_exists(spec, where, _bound_json({"given": value}))
+
+
+KINDS = {float: ("integer", "real"), str: ("text",), type(None): ("null",)}
+"""What SQLite calls them."""
+
+
+def _in_sqlite(path: str, operator: str, value: Value) -> Clause:
+    each = func.json_each(Experiment.spec, f"$.{path}").table_valued("value", "type")
+    if isinstance(value, bool):
+        conditions: list[Any] = [each.c.type == str(value).lower()]
+    else:
+        conditions = [each.c.type.in_(KINDS[type(value)])]
+    if isinstance(value, str | float):
+        compare = each.c.value.op(operator, is_comparison=True)
+        conditions.append(compare(value))
+    return select(literal(1)).select_from(each).where(and_(*conditions)).exists()

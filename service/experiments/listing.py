@@ -1,0 +1,208 @@
+"""Pages of experiments: filtered, ordered, and continued from where the last one ended."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, or_, select, tuple_
+from sqlalchemy.orm import Session, aliased, defer, joinedload
+
+from mptcore.specs import Problem
+from service.errors import ApiError, invalid
+from service.experiments.filters.fields import clause, metric_is, owner_id
+from service.experiments.filters.grammar import Order, Wrong, parse, parse_order
+from service.experiments.filters.stored_json import a_tag_contains, tag_is
+from service.experiments.models import Experiment, Metric, Status
+from service.sharing import Whose, shared
+
+Clause = ColumnElement[bool]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which experiments a list holds, and in which order. Of several values any suffices."""
+
+    whose: Whose = Whose.MINE
+    status: Sequence[Status] = ()
+    owner: str | None = None
+    tag: Sequence[str] = ()
+    name: str | None = None
+    family: Sequence[str] = ()
+    q: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    finished_after: datetime | None = None
+    finished_before: datetime | None = None
+    filter: str | None = None
+    order_by: str = "created desc"
+
+
+@dataclass(frozen=True)
+class Page:
+    items: Sequence[Experiment]
+    next_cursor: str | None = None
+
+
+def page_of(
+    session: Session,
+    user_id: int,
+    wanted: Wanted,
+    *,
+    limit: int,
+    cursor: str | None = None,
+    with_spec: bool = False,
+) -> Page:
+    """The user's experiments, those shared with the lab, or all; ordered by a field, those that
+    have it. Specs are large: they are read only where they are asked for. Raises ApiError."""
+    order = _at("order_by", lambda: parse_order(wanted.order_by))
+    query, key = _at("order_by", lambda: _ordered(session, order))
+    query = query.where(*_clauses(session, user_id, wanted))
+    place = tuple_(key, Experiment.id)
+    if cursor:
+        last = tuple_(*_read(cursor, wanted, order))
+        query = query.where(place < last if order.descending else place > last)
+    columns = (key, Experiment.id)
+    query = query.order_by(*(one.desc() if order.descending else one for one in columns))
+    query = query.options(joinedload(Experiment.owner))
+    if not with_spec:
+        query = query.options(defer(Experiment.spec, raiseload=True))
+    found = session.execute(query.limit(limit + 1)).all()
+    return _page(found, limit, wanted)
+
+
+def _page(found: Sequence[Row[tuple[Experiment, Any]]], limit: int, wanted: Wanted) -> Page:
+    kept = found[:limit]
+    items = [experiment for experiment, _ in kept]
+    if len(found) <= limit:
+        return Page(items)
+    experiment, key = kept[-1]
+    return Page(items, _cursor(wanted, key, experiment.id))
+
+
+def _at(parameter: str, work: Any) -> Any:
+    """What is wrong with a text of the query is said of its parameter."""
+    try:
+        return work()
+    except Wrong as error:
+        raise invalid([Problem(f"/query/{parameter}", str(error))]) from None
+
+
+COLUMNS = {
+    "created": Experiment.created_at,
+    "finished": Experiment.finished_at,
+    "name": Experiment.name,
+}
+
+
+def _ordered(session: Session, order: Order) -> tuple[Select[Any], Any]:
+    """A query, and what it is ordered by. Raises Wrong."""
+    kind, _, name = order.field.partition(".")
+    if kind == "metrics" and name:
+        return _by_metric(session, order, name)
+    if order.field not in COLUMNS or order.labels:
+        known = f"{', '.join(COLUMNS)}, metrics.NAME"
+        raise Wrong(1, f"there is no order by {order.field}: there are {known}, asc or desc")
+    column = COLUMNS[order.field]
+    query = select(Experiment, column.label("place"))
+    return (query if order.field == "created" else query.where(column.is_not(None))), column
+
+
+def _by_metric(session: Session, order: Order, name: str) -> tuple[Select[Any], Any]:
+    """An experiment with several such metrics stands where the first of them does."""
+    earlier = aliased(Metric)
+    before = (earlier.value, earlier.labels), (Metric.value, Metric.labels)
+    first, second = (tuple_(*one) for one in before)
+    comes_before = first > second if order.descending else first < second
+    better = select(earlier.seq).where(
+        earlier.experiment_id == Metric.experiment_id,
+        *metric_is(session, earlier, name, order.labels, 1),
+        comes_before,
+    )
+    query = (
+        select(Experiment, Metric.value.label("place"))
+        .join(Metric, Metric.experiment_id == Experiment.id)
+        .where(
+            *metric_is(session, Metric, name, order.labels, 1),
+            Metric.value.is_not(None),
+            ~better.exists(),
+        )
+    )
+    return query, Metric.value
+
+
+def _clauses(session: Session, user_id: int, wanted: Wanted) -> list[Clause]:
+    found: list[Clause] = [Experiment.deleted_at.is_(None)]
+    if wanted.whose == Whose.MINE:
+        found.append(Experiment.owner_id == user_id)
+    if wanted.whose == Whose.LAB:
+        found.append(shared(Experiment))
+    if wanted.owner is not None:
+        found.append(Experiment.owner_id == owner_id(wanted.owner))
+    if wanted.status:
+        found.append(Experiment.status.in_(wanted.status))
+    if wanted.family:
+        found.append(Experiment.family.in_(wanted.family))
+    if wanted.name is not None:
+        found.append(Experiment.name == wanted.name)
+    if wanted.tag:
+        found.append(or_(*(tag_is(session, tag) for tag in wanted.tag)))
+    found += _in_time(wanted)
+    found += [_has_word(session, word) for word in (wanted.q or "").split()]
+    if wanted.filter is not None:
+        text = wanted.filter
+        found.append(_at("filter", lambda: clause(session, parse(text))))
+    return found
+
+
+def _in_time(wanted: Wanted) -> list[Clause]:
+    """From `after` on, and up to `before`, which does not belong to it."""
+    created, finished = Experiment.created_at, Experiment.finished_at
+    bounds = [
+        (wanted.created_after, created.__ge__),
+        (wanted.created_before, created.__lt__),
+        (wanted.finished_after, finished.__ge__),
+        (wanted.finished_before, finished.__lt__),
+    ]
+    return [compare(_seconds(moment)) for moment, compare in bounds if moment is not None]
+
+
+def _seconds(moment: datetime) -> float:
+    """Without a zone it is UTC."""
+    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+
+
+def _has_word(session: Session, word: str) -> Clause:
+    columns = (Experiment.name, Experiment.note, Experiment.id)
+    inside = [column.icontains(word, autoescape=True) for column in columns]
+    return or_(*inside, a_tag_contains(session, word))
+
+
+def _digest(wanted: Wanted) -> str:
+    text = json.dumps(asdict(wanted), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _cursor(wanted: Wanted, key: Any, experiment_id: str) -> str:
+    text = json.dumps([_digest(wanted), key, experiment_id])
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _read(cursor: str, wanted: Wanted, order: Order) -> tuple[str | float, str]:
+    """Where the last page ended. Raises ApiError."""
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        digest, key, experiment_id = json.loads(text)
+        place = str(key) if order.field == "name" else float(key)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise _no_cursor("a cursor is the next_cursor of an earlier answer") from None
+    if digest != _digest(wanted):
+        raise _no_cursor("this cursor is of a list with other filters or in another order")
+    return place, str(experiment_id)
+
+
+def _no_cursor(detail: str) -> ApiError:
+    return invalid([Problem("/query/cursor", detail)])

@@ -1,0 +1,69 @@
+"""The query parameters of lists of experiments."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import Depends, Query
+
+from service.experiments.listing import Wanted
+from service.experiments.models import Status
+from service.sharing import Whose
+
+
+# Async, though it waits for nothing: a plain function costs a change of threads.
+async def wanted_experiments(
+    *,
+    whose: Annotated[Whose, Query(description="whose experiments")] = Whose.MINE,
+    status: Annotated[
+        list[Status], Query(default_factory=list, description="where they stand", max_length=7)
+    ],
+    owner: Annotated[
+        str | None, Query(max_length=200, description="the name of their owner")
+    ] = None,
+    tag: Annotated[
+        list[str], Query(default_factory=list, max_length=50, description="a tag that they have")
+    ],
+    name: Annotated[str | None, Query(max_length=200, description="their whole name")] = None,
+    family: Annotated[
+        list[str],
+        Query(default_factory=list, max_length=20, description="the family of their model"),
+    ],
+    q: Annotated[
+        str | None,
+        Query(
+            max_length=200,
+            description="words that each stand in their name, note, tags or id, in any case",
+        ),
+    ] = None,
+    created_after: Annotated[
+        datetime | None, Query(description="from this moment on (ISO 8601, else UTC)")
+    ] = None,
+    created_before: Annotated[datetime | None, Query(description="before this moment")] = None,
+    finished_after: Annotated[
+        datetime | None, Query(description="ended from this moment on")
+    ] = None,
+    finished_before: Annotated[
+        datetime | None, Query(description="ended before this moment")
+    ] = None,
+    filter: Annotated[
+        str | None,
+        Query(
+            max_length=2000,
+            description="comparisons joined by and, or, not: fields are in docs/api.md",
+            examples=["metrics.lml > -61 and spec.model.latent_dim in (1, 2)"],
+        ),
+    ] = None,
+    order_by: Annotated[
+        str,
+        Query(
+            max_length=200,
+            description="created, finished, name or metrics.NAME, then asc or desc; those without "
+            "a value are left out",
+            examples=["metrics.lml{seed=4} desc"],
+        ),
+    ] = "created desc",
+) -> Wanted:
+    return Wanted(**locals())
+
+
+WantedDep = Annotated[Wanted, Depends(wanted_experiments)]

@@ -1,0 +1,49 @@
+"""What a reader has already is not sent again: ETag, If-None-Match and 304 (RFC 9110).
+
+No answer is marked as good for ever, not even that of a run that has ended: its owner may delete
+it or share it no longer, and the key may be revoked, and from that moment on no cache may answer in
+our place. So caches ask each time, which costs milliseconds where nothing has changed."""
+
+import hashlib
+import json
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Annotated
+
+from fastapi import Header, Response
+
+IfNoneMatch = Annotated[
+    str | None,
+    Header(description="the ETag of an earlier answer: 304 where it would be the same again"),
+]
+NOT_MODIFIED: dict[int | str, dict[str, object]] = {
+    304: {"description": "It is as If-None-Match has it; there is no body"}
+}
+ASK_EACH_TIME = {"Cache-Control": "private, no-cache", "Vary": "Authorization, Accept"}
+VERSION = version("mptlab-server")
+
+
+def etag(*parts: object) -> str:
+    """Of an answer that follows from these parts and from the version of the service."""
+    text = json.dumps([VERSION, *parts])
+    return f'"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"'
+
+
+def is_known(tag: str, if_none_match: str | None) -> bool:
+    known = [one.strip().removeprefix("W/") for one in (if_none_match or "").split(",")]
+    return tag in known or known == ["*"]
+
+
+def not_modified(tag: str) -> Response:
+    return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={**ASK_EACH_TIME, "ETag": tag})
+
+
+def tagged(response: Response, tag: str) -> Response:
+    response.headers.update({**ASK_EACH_TIME, "ETag": tag})
+    return response
+
+
+def by_content(response: Response, if_none_match: str | None) -> Response:
+    """The answer with the tag of its content, or that it is known."""
+    tag = f'"{hashlib.blake2b(response.body, digest_size=12).hexdigest()}"'
+    return not_modified(tag) if is_known(tag, if_none_match) else tagged(response, tag)
