@@ -228,6 +228,29 @@ DIGITS: dict[str, Any] = {
 }
 
 
+def sweeps(settings: Settings) -> Iterator[Figure]:
+    """A sweep of 1,000 points and a batch of 1,000 specs, each from the request to its answer: the
+    median of 5, while a worker computes."""
+    with running(settings) as client:
+        client.submit(LONG, priority=100)
+        grid = {"spec": SMALL, "grid": {"seeds": [[i] for i in range(TOGETHER)]}}
+        batch = {"experiments": [{"spec": {**SMALL, "seeds": [i]}} for i in range(TOGETHER)]}
+        for path, body in (("/v1/sweeps", grid), ("/v1/experiments:batch", batch)):
+            took = []
+            for _ in range(5):
+                began = time.perf_counter()
+                made = client._call("POST", path, json=body)
+                took.append(time.perf_counter() - began)
+                for one in made.get("items", ()):
+                    client.delete(one["id"])
+                if "id" in made:
+                    client._call("DELETE", f"/v1/sweeps/{made['id']}")
+            yield Figure(f"{TOGETHER:,} by {path}", statistics.median(took), "s", at_most=1)
+
+
+TOGETHER = 1000
+
+
 WRITER = f"""
 import sys
 sys.stdin.readline()
@@ -331,6 +354,7 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "start": start,
     "many": many,
     "dispatch": dispatch,
+    "sweeps": sweeps,
     "recording": recording,
 }
 MODES: dict[str, Any] = {"embedded, SQLite": sqlite, "lab, PostgreSQL": postgresql}

@@ -86,6 +86,8 @@ class Settings(BaseSettings):
     """Of the store's disk that uploads leave free."""
     max_body_bytes: int = 256 * 1024
     """Of every other request."""
+    max_batch_bytes: int = 4 * 2**20
+    """Of a request for many experiments: a batch, or a sweep."""
     body_s: float = Field(default=30.0, gt=0)
     """For the whole of it to come."""
     rate_per_user: int = Field(default=2000, ge=1)

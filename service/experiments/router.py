@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 from sqlalchemy.orm import Session
 
-from mptcore.specs import ExperimentSpec, Limits, Problem, stored_spec
+from mptcore.specs import Problem, stored_spec
 from service import audit
 from service.bodies import StrictRoute
 from service.database import Database
@@ -23,8 +23,8 @@ from service.dependencies import (
 )
 from service.errors import ApiError, invalid
 from service.experiments import keeping, states, store
+from service.experiments.acceptance import Acceptance
 from service.experiments.finding import ExperimentId, find, find_own
-from service.experiments.memory import Memory, expected_memory, memory_problems
 from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.place import place_of_next, places
 from service.experiments.schemas import (
@@ -39,7 +39,7 @@ from service.experiments.schemas import (
 from service.experiments.views import as_json, experiment_out, metric_out, summary_out
 from service.pages import Cursor, Limit, page, read_cursor
 from service.permission import check_whose
-from service.references import reference_problems
+from service.references import Named, after_problems, reference_problems
 from service.settings import Settings
 from service.sharing import Whose
 from service.users import Caller
@@ -62,13 +62,11 @@ def submit(
 ) -> ExperimentOut:
     """Queue an experiment. With an Idempotency-Key, the same request sent again is answered with
     the experiment that the first one made; another request under the same key is refused."""
-    with _refusals(), database.transaction() as session:
+    with refusals(), database.transaction() as session:
         # The key comes first: what was accepted stays so, whatever has been deleted since.
         experiment = store.submitted(session, user.id, submission, idempotency_key)
         if experiment is None:
-            _check_limits(submission.spec, settings.limits)
-            _check_references(session, user.id, submission.spec)
-            memory = _check_memory(session, submission.spec)
+            known = _accepted(session, settings, user.id, submission)
             experiment = store.submit(
                 session,
                 user.id,
@@ -76,7 +74,8 @@ def submit(
                 idempotency_key,
                 by=user,
                 sharing=settings.share,
-                memory=memory,
+                memory=known.memory(submission.spec),
+                unfinished=known.unfinished(submission.spec, submission.after),
             )
         answer = _out(session, experiment, settings, user)
     log.info("submitted", extra={"experiment_id": answer.id})
@@ -93,10 +92,8 @@ def validate(
     submission: Submission, database: DatabaseDep, settings: SettingsDep, user: Submitter
 ) -> Validation:
     """Say what a submission would become, and store nothing."""
-    _check_limits(submission.spec, settings.limits)
     with database.snapshot() as session:
-        _check_references(session, user.id, submission.spec)
-        memory = _check_memory(session, submission.spec)
+        memory = _accepted(session, settings, user.id, submission).memory(submission.spec)
         place = place_of_next(
             session,
             user.id,
@@ -182,7 +179,7 @@ def change(
 ) -> ExperimentOut:
     """Change what stands beside the spec: name, tags, note, priority, visibility, pinned."""
     wanted = changes.model_dump(exclude_unset=True)
-    with _refusals(), database.transaction() as session:
+    with refusals(), database.transaction() as session:
         experiment = find_own(session, user, experiment_id)
         store.check_priority(session, experiment.owner_id, wanted.get("priority", 0))
         for name, value in wanted.items():
@@ -246,7 +243,7 @@ def retry(
 ) -> ExperimentOut:
     """Queue a new experiment with the spec of one that failed or was cancelled. The
     Idempotency-Key serves as for a submission."""
-    with _refusals(), database.transaction() as session:
+    with refusals(), database.transaction() as session:
         old = find_own(session, user, experiment_id)
         if old.status not in (Status.FAILED, Status.CANCELLED):
             detail = f"only what failed or was cancelled is retried; this is {old.status}"
@@ -254,8 +251,15 @@ def retry(
         again = store.retried(session, old, idempotency_key)
         if again is None:
             # What was shared when the old one was submitted may be so no longer.
-            _check_references(session, old.owner_id, stored_spec(old.spec))
-            again = store.retry(session, old, idempotency_key, by=user, sharing=settings.share)
+            unfinished = retryable(session, settings, old)
+            again = store.retry(
+                session,
+                old,
+                idempotency_key,
+                by=user,
+                sharing=settings.share,
+                unfinished=unfinished,
+            )
         answer = _out(session, again, settings, user)
     response.headers["Location"] = answer.urls.self
     return answer
@@ -290,30 +294,30 @@ def _request(
         return _out(session, experiment, settings, user)
 
 
-def _check_limits(spec: ExperimentSpec, limits: Limits) -> None:
-    if problems := spec.limit_problems(limits):
-        raise _invalid_spec(problems)
+def _accepted(
+    session: Session, settings: Settings, owner_id: int, submission: Submission
+) -> Acceptance:
+    """What is known of a submission that may be. Raises ApiError."""
+    spec = submission.spec
+    known = Acceptance(session, settings, owner_id, [spec], submission.after)
+    if problems := known.submission_problems(spec, submission.after):
+        raise invalid(problems)
+    return known
 
 
-def _check_references(session: Session, owner_id: int, spec: ExperimentSpec) -> None:
-    if problems := reference_problems(session, owner_id, spec):
-        raise _invalid_spec(problems)
-
-
-def _check_memory(session: Session, spec: ExperimentSpec) -> Memory:
-    """What it is expected to take, if there is a worker that could hold it."""
-    memory = expected_memory(session, spec)
-    if problems := memory_problems(session, spec, memory):
-        raise _invalid_spec(problems)
-    return memory
-
-
-def _invalid_spec(problems: list[Problem]) -> ApiError:
-    return invalid([Problem(f"/spec{p.pointer}", p.detail) for p in problems])
+def retryable(session: Session, settings: Settings, old: Experiment) -> list[str]:
+    """What a new experiment like this old one waits for. Raises ApiError: what the old one named
+    may be gone, or shared no longer."""
+    spec, after = stored_spec(old.spec), old.comes_after or []
+    named = Named.by(session, old.owner_id, [spec], after)
+    problems = [Problem(f"/spec{p.pointer}", p.detail) for p in reference_problems(named, spec)]
+    if problems := problems + list(after_problems(named, after)):
+        raise invalid(problems)
+    return named.unfinished(spec, after)
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def refusals() -> Iterator[None]:
     try:
         yield
     except store.Refused as refusal:

@@ -7,10 +7,21 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from mptcore.specs import ExperimentSpec
+from mptcore.specs.base import ExperimentId
 from service.experiments.models import Status
 from service.sharing import Visibility
 
 Line = Annotated[str, Field(min_length=1, max_length=200)]
+Tags = Annotated[list[Line], Field(max_length=50)]
+Note = Annotated[str, Field(max_length=10_000)]
+Priority = Annotated[int, Field(ge=-100, le=200)]
+"""Of your own experiments, higher runs first. Above 100 it goes before everyone's, for users whom
+an administrator lets."""
+
+
+After = Annotated[list[ExperimentId], Field(max_length=100)]
+"""The ids of experiments that are to succeed first; where one does not, this one fails. What a
+model's `experiment` names is one of them of itself."""
 
 
 class Submission(BaseModel):
@@ -20,13 +31,12 @@ class Submission(BaseModel):
 
     spec: ExperimentSpec
     name: Line | None = None
-    tags: Annotated[list[Line], Field(max_length=50)] = []
-    note: Annotated[str, Field(max_length=10_000)] | None = None
-    priority: Annotated[int, Field(ge=-100, le=200)] = 0
-    """Of your own experiments, higher runs first. Above 100 it goes before everyone's, for users
-    whom an administrator lets."""
+    tags: Tags = []
+    note: Note | None = None
+    priority: Priority = 0
     visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
     """Whether the lab may read it, and start from what it trained."""
+    after: After = []
 
 
 class Changes(BaseModel):
@@ -35,9 +45,9 @@ class Changes(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Line | None = None
-    tags: Annotated[list[Line], Field(max_length=50)] = []
-    note: Annotated[str, Field(max_length=10_000)] | None = None
-    priority: Annotated[int, Field(ge=-100, le=200)] = 0
+    tags: Tags = []
+    note: Note | None = None
+    priority: Priority = 0
     visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
     pinned: bool = False
     """Neither its age nor a quota removes what is pinned."""
@@ -177,6 +187,10 @@ class ExperimentSummary(BaseModel):
     desired_state: str
     attempt: int
     retry_of: str | None
+    sweep: str | None
+    """The sweep that it is a point of."""
+    after: list[str]
+    """The experiments that had to succeed first."""
     worker: str | None
     created_at: datetime
     started_at: datetime | None
