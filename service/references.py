@@ -1,6 +1,6 @@
 """What a spec names by id must be its owner's or shared with the lab, and fit."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ class Named:
 
     datasets: Mapping[str, Dataset]
     experiments: Mapping[str, Experiment]
+    weights: Mapping[str, str]
+    """The SHA-256 of what these experiments kept, of those that did."""
 
     @classmethod
     def by(
@@ -40,19 +42,35 @@ class Named:
         transaction does: what is to wait for them is not too late."""
         specs = list(specs)
         uploads = {one for spec in specs if (one := getattr(spec.data, "dataset", None))}
-        named = {one for spec in specs for _, one in _weights(spec)}
+        named = {one for spec in specs for _, one in _weights(spec)}.union(after)
         return cls(
             {one.id: one for one in datasets.readable_of(session, owner_id, uploads)},
-            {
-                one.id: one
-                for one in experiments.lock_readable(session, owner_id, named.union(after))
-            },
+            {one.id: one for one in experiments.lock_readable(session, owner_id, named)},
+            {one.experiment_id: one.sha256 for one in _kept(session, named)},
         )
+
+    def digests(self, spec: ExperimentSpec) -> list[str] | None:
+        """Of the uploads and weights that a spec names; None where some are not there yet."""
+        upload = getattr(spec.data, "dataset", None)
+        found = [] if upload is None else [self.datasets[upload].sha256]
+        for _, one in _weights(spec):
+            if one not in self.weights or self.experiments[one].status != Status.SUCCEEDED:
+                return None
+            found.append(self.weights[one])
+        return found
 
     def unfinished(self, spec: ExperimentSpec, after: Iterable[str]) -> list[str]:
         """Those of the experiments that it comes after that have not ended."""
         named = dict.fromkeys([*after, *(one for _, one in _weights(spec))])
         return [one for one in named if self.experiments[one].status in UNFINISHED]
+
+
+def _kept(session: Session, experiment_ids: Collection[str]) -> Sequence[Artifact]:
+    """The weights that these experiments kept."""
+    if not experiment_ids:
+        return ()
+    wanted = (Artifact.experiment_id.in_(experiment_ids), Artifact.file == WEIGHTS)
+    return session.scalars(select(Artifact).where(*wanted)).all()
 
 
 def _weights(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
@@ -150,10 +168,7 @@ def input_files(
     found = {one.id: _input(settings.datasets(one.id) / one.file, one.sha256) for one in uploads}
     models = [spec.get("model") or {}, spec.get("baseline") or {}]
     named = [model["experiment"] for model in models if model.get("experiment")]
-    weights = session.scalars(
-        select(Artifact).where(Artifact.experiment_id.in_(named), Artifact.file == WEIGHTS)
-    )
-    for one in weights:
+    for one in _kept(session, named):
         folder = settings.artifacts(one.experiment_id, one.attempt)
         found[one.experiment_id] = _input(folder / one.file, one.sha256)
     return found

@@ -60,6 +60,11 @@ class Settings(BaseSettings):
     """SQLAlchemy's URL; unset is SQLite in the store."""
     database_password: SecretStr | None = None
     """PostgreSQL's, where the URL has none."""
+    data_dir: Path | None = None
+    """Where data sets lie: `MNIST/`, `FashionMNIST/`, `text/`, `glue/`. Runs read them there; a
+    service that sees them refuses a spec that names what is not there."""
+    models_dir: Path | None = None
+    """Where checkpoints of language models lie, a folder each; as with the data sets."""
     limits: Limits = Limits()
     share: FairShare = FairShare()
     redis_url: SecretStr | None = None

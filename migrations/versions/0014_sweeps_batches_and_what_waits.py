@@ -1,4 +1,4 @@
-"""sweeps, batches, and experiments that come after others."""
+"""sweeps, batches, experiments that come after others, and the cache of results."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -9,6 +9,7 @@ branch_labels = None
 depends_on = None
 
 IN_A_SWEEP = sa.text("sweep_id IS NOT NULL")
+HAS_KEY = sa.text("cache_key IS NOT NULL")
 QUEUE = "ix_experiments_queue"
 
 
@@ -38,6 +39,7 @@ def upgrade() -> None:
     with op.batch_alter_table("experiments") as batch_op:
         batch_op.add_column(sa.Column("sweep_id", sa.String(32), nullable=True))
         batch_op.add_column(sa.Column("comes_after", sa.JSON(), nullable=True))
+        batch_op.add_column(sa.Column("cache_key", sa.String(64), nullable=True))
         batch_op.add_column(sa.Column("held", sa.String(8), nullable=False, server_default=""))
         batch_op.create_foreign_key(
             "fk_experiments_sweep_id_sweeps", "sweeps", ["sweep_id"], ["id"]
@@ -50,6 +52,13 @@ def upgrade() -> None:
         ["sweep_id", "status", "held", "id"],
         sqlite_where=IN_A_SWEEP,
         postgresql_where=IN_A_SWEEP,
+    )
+    op.create_index(
+        "ix_experiments_cache_key",
+        "experiments",
+        ["cache_key"],
+        sqlite_where=HAS_KEY,
+        postgresql_where=HAS_KEY,
     )
     _create_links()
 
@@ -93,11 +102,12 @@ def _create_links() -> None:
 def downgrade() -> None:
     for table in ("requests", "waits", "sweep_points"):
         op.drop_table(table)
+    op.drop_index("ix_experiments_cache_key", "experiments")
     op.drop_index("ix_experiments_sweep", "experiments")
     with op.batch_alter_table("experiments") as batch_op:
         batch_op.drop_index(QUEUE)
         batch_op.drop_constraint("fk_experiments_sweep_id_sweeps", type_="foreignkey")
-        for name in ("held", "comes_after", "sweep_id"):
+        for name in ("held", "cache_key", "comes_after", "sweep_id"):
             batch_op.drop_column(name)
         batch_op.create_index(QUEUE, ["status", "owner_id", "device", "priority", "id"])
     op.drop_table("sweeps")

@@ -27,17 +27,28 @@ class New(NamedTuple):
 def submit(
     session: Session,
     owner_id: int,
-    new: Sequence[New],
+    wanted: Sequence[New | str],
     *,
     by: Caller,
     sharing: FairShare,
     sweep_id: str | None = None,
 ) -> list[str]:
-    """Store new experiments in the queue, of a sweep or not, and give their ids in order. The audit
-    has a line for each that is of no sweep. Raises Refused where they are more than the user may
-    have."""
-    if not new:
-        return []
+    """Store new experiments in the queue, of a sweep or not, and give the ids of all in order:
+    those that are wanted by their ids are there. The audit has a line for each that is of no sweep.
+    Raises Refused where they are more than the user may have."""
+    new = [one for one in wanted if isinstance(one, New)]
+    made = iter(_submit(session, owner_id, new, by, sharing, sweep_id) if new else ())
+    return [next(made) if isinstance(one, New) else one for one in wanted]
+
+
+def _submit(
+    session: Session,
+    owner_id: int,
+    new: Sequence[New],
+    by: Caller,
+    sharing: FairShare,
+    sweep_id: str | None,
+) -> list[str]:
     highest = max(one.columns["priority"] for one in new)
     store.check_limits(session, owner_id, highest, len(new), sharing)
     ids = [uuid7().hex for _ in new]

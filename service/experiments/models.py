@@ -108,6 +108,12 @@ class Experiment(Owned, Base):
             sqlite_where=text("deleted_at IS NOT NULL"),
             postgresql_where=text("deleted_at IS NOT NULL"),
         ),
+        Index(
+            "ix_experiments_cache_key",
+            "cache_key",
+            sqlite_where=text("cache_key IS NOT NULL"),
+            postgresql_where=text("cache_key IS NOT NULL"),
+        ),
         UniqueConstraint("owner_id", "idempotency_key"),
     )
 
@@ -137,6 +143,8 @@ class Experiment(Owned, Base):
     comes_after: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     """The experiments that had to succeed first."""
     held: Mapped[str] = mapped_column(String(8), default=Held.NOT, server_default="")
+    cache_key: Mapped[str | None] = mapped_column(String(64))
+    """What tells what it computes; null where that is not known."""
     idempotency_key: Mapped[str | None] = mapped_column(String(200))
     submission_sha256: Mapped[str | None] = mapped_column(String(64))
 

@@ -39,7 +39,6 @@ from service.experiments.schemas import (
 from service.experiments.views import as_json, experiment_out, metric_out, summary_out
 from service.pages import Cursor, Limit, page, read_cursor
 from service.permission import check_whose
-from service.references import Named, after_problems, reference_problems
 from service.settings import Settings
 from service.sharing import Whose
 from service.users import Caller
@@ -51,7 +50,11 @@ router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=S
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200)]
 
 
-@router.post("", status_code=HTTPStatus.ACCEPTED)
+@router.post(
+    "",
+    status_code=HTTPStatus.ACCEPTED,
+    responses={200: {"model": ExperimentOut, "description": "One that computed the same before"}},
+)
 def submit(
     submission: Submission,
     database: WriterDep,
@@ -60,13 +63,18 @@ def submit(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> ExperimentOut:
-    """Queue an experiment. With an Idempotency-Key, the same request sent again is answered with
-    the experiment that the first one made; another request under the same key is refused."""
+    """Queue an experiment: 202. Where one that you may read has computed the same: 200 and that
+    one, whose `cached_from` says so; nothing is queued, and no limit counts. With an
+    Idempotency-Key, the same request sent again is answered with the experiment that the first one
+    made; another request under the same key is refused."""
     with refusals(), database.transaction() as session:
         # The key comes first: what was accepted stays so, whatever has been deleted since.
         experiment = store.submitted(session, user.id, submission, idempotency_key)
         if experiment is None:
             known = _accepted(session, settings, user.id, submission)
+            key = known.cache_key(submission.spec)
+            if submission.cache and (hit := known.hits([key])):
+                return _cached(session, settings, user, hit[str(key)], response)
             experiment = store.submit(
                 session,
                 user.id,
@@ -76,6 +84,7 @@ def submit(
                 sharing=settings.share,
                 memory=known.memory(submission.spec),
                 unfinished=known.unfinished(submission.spec, submission.after),
+                cache_key=key,
             )
         answer = _out(session, experiment, settings, user)
     log.info("submitted", extra={"experiment_id": answer.id})
@@ -251,7 +260,7 @@ def retry(
         again = store.retried(session, old, idempotency_key)
         if again is None:
             # What was shared when the old one was submitted may be so no longer.
-            unfinished = retryable(session, settings, old)
+            unfinished, key = _retryable(session, settings, old)
             again = store.retry(
                 session,
                 old,
@@ -259,6 +268,7 @@ def retry(
                 by=user,
                 sharing=settings.share,
                 unfinished=unfinished,
+                cache_key=key,
             )
         answer = _out(session, again, settings, user)
     response.headers["Location"] = answer.urls.self
@@ -305,15 +315,26 @@ def _accepted(
     return known
 
 
-def retryable(session: Session, settings: Settings, old: Experiment) -> list[str]:
-    """What a new experiment like this old one waits for. Raises ApiError: what the old one named
-    may be gone, or shared no longer."""
+def _retryable(
+    session: Session, settings: Settings, old: Experiment
+) -> tuple[list[str], str | None]:
+    """What a new experiment like this old one waits for, and its key in the cache. Raises ApiError:
+    what the old one named may be gone, or shared no longer."""
     spec, after = stored_spec(old.spec), old.comes_after or []
-    named = Named.by(session, old.owner_id, [spec], after)
-    problems = [Problem(f"/spec{p.pointer}", p.detail) for p in reference_problems(named, spec)]
-    if problems := problems + list(after_problems(named, after)):
+    known = Acceptance(session, settings, old.owner_id, [spec], after)
+    if problems := known.gone(spec, after):
         raise invalid(problems)
-    return named.unfinished(spec, after)
+    return known.unfinished(spec, after), known.cache_key(spec)
+
+
+def _cached(
+    session: Session, settings: Settings, user: Caller, experiment_id: str, response: Response
+) -> ExperimentOut:
+    """The experiment of before that answers for a submission."""
+    answer = _out(session, find(session, user, experiment_id), settings, user)
+    response.status_code = HTTPStatus.OK
+    response.headers["Location"] = answer.urls.self
+    return answer.model_copy(update={"cached_from": experiment_id})
 
 
 @contextmanager

@@ -37,6 +37,8 @@ class Submission(BaseModel):
     visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
     """Whether the lab may read it, and start from what it trained."""
     after: After = []
+    cache: bool = True
+    """Whether an experiment that computed the same answers for it, where you may read one."""
 
 
 class Changes(BaseModel):
@@ -207,6 +209,8 @@ class ExperimentOut(ExperimentSummary):
 
     spec: dict[str, Any]
     """As it was accepted: a later version of the service may not accept it again."""
+    cached_from: str | None = None
+    """In the answer to a submission that this experiment, of before, answers for: its id."""
 
 
 class ExperimentWithMetrics(ExperimentOut):

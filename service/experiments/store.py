@@ -68,6 +68,7 @@ def submit(
     sharing: FairShare | None = None,
     memory: Memory | None = None,
     unfinished: Sequence[str] = (),
+    cache_key: str | None = None,
 ) -> Experiment:
     """Store a new experiment in the queue, or find what the same submission made under the same
     key before. It waits for those of the experiments that it comes after that are `unfinished`.
@@ -77,13 +78,16 @@ def submit(
         owner_id=owner_id,
         idempotency_key=idempotency_key,
         submission_sha256=_digest(submission),
-        **columns_of(submission, memory, unfinished),
+        **columns_of(submission, memory, unfinished, cache_key),
     )
     return _enqueue_once(session, experiment, by, sharing or FairShare(), unfinished)
 
 
 def columns_of(
-    submission: Submission, memory: Memory | None, unfinished: Sequence[str]
+    submission: Submission,
+    memory: Memory | None,
+    unfinished: Sequence[str],
+    cache_key: str | None = None,
 ) -> dict[str, Any]:
     """What a new experiment's row says of its submission."""
     after = [*dict.fromkeys([*submission.after, *unfinished])]
@@ -92,6 +96,7 @@ def columns_of(
         "memory_bytes": memory.expected if memory else None,
         "estimated_bytes": memory.by_spec if memory else None,
         "comes_after": after or None,
+        "cache_key": cache_key,
         "held": Held.AFTER if unfinished else Held.NOT,
         **submission.model_dump(include={"name", "tags", "note", "priority", "visibility"}),
     }
@@ -100,7 +105,7 @@ def columns_of(
 def _digest(submission: Submission) -> str:
     """The same for what was sent before there were these fields."""
     added = {
-        name for name in ("visibility", "after")
+        name for name in ("visibility", "after", "cache")
         if getattr(submission, name) == Submission.model_fields[name].default
     }  # fmt: skip
     return hashlib.sha256(submission.model_dump_json(exclude=added).encode()).hexdigest()
@@ -124,6 +129,7 @@ def retry(
     by: Caller | None = None,
     sharing: FairShare | None = None,
     unfinished: Sequence[str] = (),
+    cache_key: str | None = None,
 ) -> Experiment:
     """Queue a new experiment like an old one, or find what the same retry made under the same key
     before. It takes the old one's place in a sweep. Raises KeyReused and Refused."""
@@ -131,17 +137,20 @@ def retry(
         id=uuid7().hex,
         idempotency_key=idempotency_key,
         submission_sha256=_retry_digest(old),
-        **columns_again(old, unfinished),
+        **columns_again(old, unfinished, cache_key),
     )
     return _enqueue_once(session, experiment, by, sharing or FairShare(), unfinished)
 
 
-def columns_again(old: Experiment, unfinished: Sequence[str]) -> dict[str, Any]:
+def columns_again(
+    old: Experiment, unfinished: Sequence[str], cache_key: str | None
+) -> dict[str, Any]:
     """What the row of a new experiment like an old one says."""
     kept = ("owner_id", "name", "tags", "note", "priority", "visibility", "spec", "device",
             "memory_bytes", "estimated_bytes", "sweep_id", "comes_after")  # fmt: skip
     held = Held.AFTER if unfinished else Held.NOT
-    return {"retry_of": old.id, "held": held, **{name: getattr(old, name) for name in kept}}
+    same = {name: getattr(old, name) for name in kept}
+    return {"retry_of": old.id, "held": held, "cache_key": cache_key, **same}
 
 
 def _retry_digest(old: Experiment) -> str:

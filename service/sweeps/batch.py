@@ -35,13 +35,20 @@ def submit_batch(
     of the whole request."""
     with refusals(), database.transaction() as session:
         kept = many.kept_request(session, user.id, idempotency_key, sha256_of("batch", batch))
-        ids = list(kept.made) if kept else []
-        if not ids:
-            new = _accepted(session, settings, user.id, batch.experiments)
-            ids = many.submit(session, user.id, new, by=user, sharing=settings.share)
-            if kept:
-                kept.made = ids
-    return BatchOut(items=[Made(id=one, url=f"/v1/experiments/{one}") for one in ids])
+        if kept and kept.made:
+            return BatchOut.model_validate({"items": kept.made})
+        wanted = _accepted(session, settings, user.id, batch.experiments)
+        ids = many.submit(session, user.id, wanted, by=user, sharing=settings.share)
+        answer = BatchOut(items=[_made(*pair) for pair in zip(ids, wanted, strict=True)])
+        if kept:
+            kept.made = answer.model_dump()["items"]
+    return answer
+
+
+def _made(experiment_id: str, wanted: New | str) -> Made:
+    there = isinstance(wanted, str)
+    url = f"/v1/experiments/{experiment_id}"
+    return Made(id=experiment_id, url=url, cached_from=experiment_id if there else None)
 
 
 def sha256_of(what: str, request: BaseModel) -> str:
@@ -51,7 +58,8 @@ def sha256_of(what: str, request: BaseModel) -> str:
 
 def _accepted(
     session: Session, settings: Settings, owner_id: int, submissions: Sequence[Submission]
-) -> list[New]:
+) -> list[New | str]:
+    """What is to be made, and the ids of what is there already. Raises ApiError."""
     specs = [one.spec for one in submissions]
     after = {one for submission in submissions for one in submission.after}
     known = Acceptance(session, settings, owner_id, specs, after)
@@ -62,9 +70,15 @@ def _accepted(
     ]
     if problems:
         raise invalid(problems)
-    return [_new(known, one) for one in submissions]
+    keys = [known.cache_key(spec) for spec in specs]
+    hits = known.hits(keys)
+    return [
+        hits[key] if one.cache and key in hits else _new(known, one, key)
+        for one, key in zip(submissions, keys, strict=True)
+    ]
 
 
-def _new(known: Acceptance, one: Submission) -> New:
+def _new(known: Acceptance, one: Submission, cache_key: str | None) -> New:
     unfinished = known.unfinished(one.spec, one.after)
-    return New(store.columns_of(one, known.memory(one.spec), unfinished), unfinished)
+    columns = store.columns_of(one, known.memory(one.spec), unfinished, cache_key)
+    return New(columns, unfinished)

@@ -63,6 +63,6 @@ class KeptRequest(Base):
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), primary_key=True)
     idempotency_key: Mapped[str] = mapped_column(String(200), primary_key=True)
     sha256: Mapped[str] = mapped_column(String(64))
-    made: Mapped[list[str]] = mapped_column(JSON)
-    """Ids, in their order."""
+    made: Mapped[list[Any]] = mapped_column(JSON)
+    """What the answer rests on: of a batch all of it."""
     created_at: Mapped[float] = mapped_column(default=now())

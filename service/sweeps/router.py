@@ -23,16 +23,16 @@ from service.experiments.store import columns_again, columns_of
 from service.experiments.views import as_json
 from service.pages import Cursor, Limit, page, read_cursor
 from service.permission import check_whose, not_found, writable
-from service.references import Named, after_problems, reference_problems
 from service.settings import Settings
 from service.sharing import Visibility, Whose
 from service.sweeps import store
 from service.sweeps.batch import sha256_of
 from service.sweeps.ends import estimated_end
-from service.sweeps.expansion import MOST_POINTS, MOST_PROBLEMS, Point, Points, in_request, specs_of
+from service.sweeps.expansion import MOST_POINTS, MOST_PROBLEMS, Point, in_request, specs_of
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import (
     Added,
+    MorePoints,
     Retried,
     SweepChanges,
     SweepOut,
@@ -70,7 +70,7 @@ def submit_sweep(
         else:
             sweep = store.create(session, user.id, submission)
             points = [*submission.points()]
-            _add(session, settings, user, sweep, points)
+            _add(session, settings, user, sweep, points, submission.cache)
             audit.note(session, user, "sweep.submitted", sweep.id, points=len(points))
             if kept:
                 kept.made = [sweep.id]
@@ -129,7 +129,7 @@ def get_table(
 @router.post("/{sweep_id}/points", status_code=HTTPStatus.ACCEPTED)
 def add_points(
     sweep_id: SweepId,
-    more: Points,
+    more: MorePoints,
     database: WriterDep,
     settings: SettingsDep,
     user: Submitter,
@@ -146,7 +146,7 @@ def add_points(
         if store.next_point(session, sweep.id) + len(points) > MOST_POINTS:
             detail = f"a sweep has at most {MOST_POINTS} points"
             raise invalid([Problem("", detail)])
-        first = _add(session, settings, user, sweep, points)
+        first = _add(session, settings, user, sweep, points, more.cache)
         sweep.fields = [*dict.fromkeys([*sweep.fields, *more.fields()])]
         if kept:
             kept.made = [str(first)]
@@ -220,7 +220,7 @@ def retry_sweep(
         sweep = _find_own(session, user, sweep_id)
         store.next_point(session, sweep.id)  # holds it: of two retries the second finds none left
         old = store.retryable(session, sweep)
-        new = _again(session, sweep, old)
+        new = _again(session, settings, sweep, old)
         ids = many.submit(
             session, sweep.owner_id, new, by=user, sharing=settings.share, sweep_id=sweep.id
         )
@@ -230,9 +230,15 @@ def retry_sweep(
 
 
 def _add(
-    session: Session, settings: Settings, user: Caller, sweep: Sweep, points: Sequence[Point]
+    session: Session,
+    settings: Settings,
+    user: Caller,
+    sweep: Sweep,
+    points: Sequence[Point],
+    cache: bool,
 ) -> int:
-    """Gives the number of the first. Raises ApiError and Refused."""
+    """An experiment for each point: one that computed the same before, where `cache` allows that,
+    or a new one. Gives the number of the first. Raises ApiError and Refused."""
     try:
         specs = specs_of(sweep.spec, points, settings.limits)
     except SpecError as error:
@@ -240,8 +246,13 @@ def _add(
     known = Acceptance(session, settings, sweep.owner_id, specs, sweep.comes_after)
     if problems := known.after_problems(sweep.comes_after) + _unacceptable(known, points, specs):
         raise invalid(problems)
-    new = [_new(known, sweep, spec) for spec in specs]
-    return store.add_points(session, sweep, new, by=user, sharing=settings.share)
+    keys = [known.cache_key(spec) for spec in specs]
+    hits = known.hits(keys) if cache else {}
+    computed = [
+        hits[key] if key in hits else _new(known, sweep, spec, key)
+        for spec, key in zip(specs, keys, strict=True)
+    ]
+    return store.add_points(session, sweep, computed, by=user, sharing=settings.share)
 
 
 def _unacceptable(
@@ -258,7 +269,7 @@ def _unacceptable(
     return [*found.values()]
 
 
-def _new(known: Acceptance, sweep: Sweep, spec: ExperimentSpec) -> New:
+def _new(known: Acceptance, sweep: Sweep, spec: ExperimentSpec, cache_key: str | None) -> New:
     unfinished = known.unfinished(spec, sweep.comes_after)
     submission = Submission.model_construct(
         spec=spec,
@@ -267,24 +278,25 @@ def _new(known: Acceptance, sweep: Sweep, spec: ExperimentSpec) -> New:
         visibility=Visibility(sweep.visibility),
         after=sweep.comes_after,
     )
-    columns = columns_of(submission, known.memory(spec), unfinished)
+    columns = columns_of(submission, known.memory(spec), unfinished, cache_key)
     return New({**columns, "held": store.held(sweep, unfinished)}, unfinished)
 
 
-def _again(session: Session, sweep: Sweep, old: Sequence[Experiment]) -> list[New]:
+def _again(
+    session: Session, settings: Settings, sweep: Sweep, old: Sequence[Experiment]
+) -> list[New]:
     """Raises ApiError where what one named is gone, or shared no longer."""
     specs = [stored_spec(one.spec) for one in old]
     after = {id for one in old for id in one.comes_after or ()}
-    named = Named.by(session, sweep.owner_id, specs, after)
+    known = Acceptance(session, settings, sweep.owner_id, specs, after)
     new = []
     for one, spec in zip(old, specs, strict=True):
         after_it = one.comes_after or []
-        problems = reference_problems(named, spec) + list(after_problems(named, after_it))
-        if problems:
+        if problems := known.gone(spec, after_it):
             detail = f"{one.id} cannot run again: {problems[0].detail}"
             raise ApiError(HTTPStatus.CONFLICT, "not_retryable", detail)
-        unfinished = named.unfinished(spec, after_it)
-        new.append(New(columns_again(one, unfinished), unfinished))
+        unfinished = known.unfinished(spec, after_it)
+        new.append(New(columns_again(one, unfinished, known.cache_key(spec)), unfinished))
     return new
 
 

@@ -36,10 +36,11 @@ class Batch(BaseModel):
 
 
 class Made(BaseModel):
-    """An experiment of a batch."""
+    """An experiment of a batch; `cached_from` is its id where it was there before."""
 
     id: str
     url: str
+    cached_from: str | None
 
 
 class BatchOut(BaseModel):
@@ -48,7 +49,15 @@ class BatchOut(BaseModel):
     items: list[Made]
 
 
-class SweepSubmission(Points):
+class MorePoints(Points):
+    """Points to add to a sweep."""
+
+    cache: bool = True
+    """Whether a point is computed by an experiment of before, where you may read one that computed
+    the same."""
+
+
+class SweepSubmission(MorePoints):
     """A spec and what of it is swept. The spec need not be whole without a point's values."""
 
     spec: dict[str, Any]

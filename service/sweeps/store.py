@@ -45,12 +45,12 @@ def create(session: Session, owner_id: int, submission: SweepSubmission) -> Swee
 
 
 def add_points(
-    session: Session, sweep: Sweep, new: Sequence[New], *, by: Caller, sharing: FairShare
+    session: Session, sweep: Sweep, points: Sequence[New | str], *, by: Caller, sharing: FairShare
 ) -> int:
-    """Queue an experiment for each new point of a sweep. Gives the number of the first. Raises
-    Refused."""
+    """Add points to a sweep: for each an experiment that is to be, or one of before, by its id.
+    Gives the number of the first. Raises Refused."""
     first = next_point(session, sweep.id)
-    ids = many.submit(session, sweep.owner_id, new, by=by, sharing=sharing, sweep_id=sweep.id)
+    ids = many.submit(session, sweep.owner_id, points, by=by, sharing=sharing, sweep_id=sweep.id)
     rows = [
         {"sweep_id": sweep.id, "point": point, "experiment_id": one}
         for point, one in enumerate(ids, first)
