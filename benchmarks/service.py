@@ -234,11 +234,8 @@ def sweeps(settings: Settings) -> Iterator[Figure]:
     with running(settings) as client:
         client.submit(LONG, priority=100, cache=False)
         grid = {"spec": SMALL, "cache": False, "grid": {"seeds": [[i] for i in range(TOGETHER)]}}
-        batch = {
-            "experiments": [
-                {"spec": {**SMALL, "seeds": [i]}, "cache": False} for i in range(TOGETHER)
-            ]
-        }
+        each = [{"spec": {**SMALL, "seeds": [i]}, "cache": False} for i in range(TOGETHER)]
+        batch = {"experiments": each}
         for path, body in (("/v1/sweeps", grid), ("/v1/experiments:batch", batch)):
             took = []
             for _ in range(5):

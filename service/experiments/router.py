@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Annotated
 
@@ -27,12 +28,14 @@ from service.experiments.acceptance import Acceptance
 from service.experiments.finding import ExperimentId, find, find_own
 from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.place import place_of_next, places
+from service.experiments.runtime import expected_runtime
 from service.experiments.schemas import (
     Changes,
     ExperimentOut,
     ExperimentPage,
     ExperimentWithMetrics,
     Fields,
+    RuntimeOut,
     Submission,
     Validation,
 )
@@ -102,7 +105,10 @@ def validate(
 ) -> Validation:
     """Say what a submission would become, and store nothing."""
     with database.snapshot() as session:
-        memory = _accepted(session, settings, user.id, submission).memory(submission.spec)
+        known = _accepted(session, settings, user.id, submission)
+        memory = known.memory(submission.spec)
+        hit = known.hits([known.cache_key(submission.spec)]) if submission.cache else {}
+        runtime = expected_runtime(session, submission.spec)
         place = place_of_next(
             session,
             user.id,
@@ -116,6 +122,8 @@ def validate(
         spec=submission.spec,
         masks=submission.spec.mask_count(),
         memory_bytes=memory.expected,
+        runtime=None if runtime is None else RuntimeOut(**asdict(runtime)),
+        cached_from=next(iter(hit.values()), None),
         queue_position=place.position,
         queue_reason=place.reason,
     )

@@ -55,6 +55,16 @@ class Changes(BaseModel):
     """Neither its age nor a quota removes what is pinned."""
 
 
+class RuntimeOut(BaseModel):
+    """In seconds: half of such runs take less than `median_s`, and four of five from `low_s` to
+    `high_s`, by the last `runs` of the family on that kind of slot."""
+
+    median_s: float
+    low_s: float
+    high_s: float
+    runs: int
+
+
 class Validation(BaseModel):
     """What a submission would become."""
 
@@ -63,6 +73,10 @@ class Validation(BaseModel):
     """How many masks would be scored; where a target is set, at most."""
     memory_bytes: int
     """What a run is expected to take of its device, about."""
+    runtime: RuntimeOut | None
+    """How long it would run; null until a few of its family have."""
+    cached_from: str | None
+    """The experiment of before that would answer for it."""
     queue_position: int
     """How many queued experiments would run before it, on the workers that it may run on."""
     queue_reason: str

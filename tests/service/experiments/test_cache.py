@@ -114,12 +114,12 @@ def test_a_batch_and_a_sweep_are_answered_in_part(admin: TestClient) -> None:
             "/v1/experiments:batch", json=body, headers={"Idempotency-Key": "b"}
         ).json()["items"]
         assert [item["cached_from"] for item in items] == [one, None]
-    body = {"spec": ppca_spec(), "grid": {"seeds": [[4], [6]]}}
-    made = admin.post("/v1/sweeps", json=body).json()
+    sweep = {"spec": ppca_spec(), "grid": {"seeds": [[4], [6]]}}
+    made = admin.post("/v1/sweeps", json=sweep).json()
     assert made["counts"] | {"succeeded": 1, "queued": 1} == made["counts"]
     table = admin.get(made["urls"]["table"]).json()["items"]
     assert table[0]["experiment_id"] == one
-    anew = admin.post("/v1/sweeps", json={**body, "cache": False}).json()
+    anew = admin.post("/v1/sweeps", json={**sweep, "cache": False}).json()
     assert anew["counts"]["queued"] == 2
     # What a sweep only found is not its own: it is neither deleted with it nor shared by it.
     admin.patch(made["urls"]["self"], json={"visibility": "lab"})
