@@ -17,7 +17,7 @@ from mptcore.specs import stored_spec
 from service.database import Database
 from service.experiments import store
 from service.experiments.dispatch import dispatch_next
-from service.experiments.memory import expected_memory
+from service.experiments.memory import MemoryModel
 from service.experiments.models import Attempt
 from service.experiments.schemas import Submission
 from service.settings import Settings
@@ -62,7 +62,7 @@ def measure(settings: Settings, value: dict[str, Any]) -> tuple[int, int | None]
     slot = Slot(Database(settings.url), settings, "bench")
     with closing(Database(settings.url)) as database:
         with database.transaction() as session:
-            memory = expected_memory(session, spec)
+            memory = MemoryModel(session).expected(spec)
             submission = Submission.model_validate({"spec": value})
             store.submit(session, 1, submission, memory=memory)
             chosen = dispatch_next(session)

@@ -113,13 +113,13 @@ def running(settings: Settings) -> Iterator[Client]:
 def _wait_for_worker(client: Client) -> None:
     serve.wait_until(client.is_ready)
     wait_until(lambda: bool(client.workers()), what="a worker")
-    client.wait(client.submit(SMALL)["id"], timeout_s=60)
+    client.wait(client.submit(SMALL, cache=False)["id"], timeout_s=60)
 
 
 def requests(settings: Settings) -> Iterator[Figure]:
     """20 clients submit and look every 0.2 s, and then without a pause, while a worker computes."""
     with running(settings) as client:
-        client.submit(LONG, priority=100)
+        client.submit(LONG, priority=100, cache=False)
         _ask(client.url, settings, WARM_UP_S, PERIOD_S)
         posts, gets = _ask(client.url, settings, MEASURED_S, PERIOD_S)
         yield Figure("POST p50", _percentile(posts, 50), "ms")
@@ -140,7 +140,7 @@ def _ask(
         "Authorization": f"Bearer {settings.key_file.read_text().strip()}",
         "Content-Type": "application/json",
     }
-    body = json.dumps({"spec": SMALL})
+    body = json.dumps({"spec": SMALL, "cache": False})
     posts: list[float] = []
     gets: list[float] = []
     stop_at = time.monotonic() + seconds
@@ -181,7 +181,7 @@ def start(settings: Settings) -> Iterator[Figure]:
         delays = []
         for _ in range(10):
             time.sleep(0.5)
-            ended = client.wait(client.submit(SMALL)["id"], timeout_s=60)
+            ended = client.wait(client.submit(SMALL, cache=False)["id"], timeout_s=60)
             delays.append(_seconds(ended["started_at"]) - _seconds(ended["created_at"]))
     yield Figure("submission to running, median", statistics.median(delays), "s", at_most=1)
     yield Figure("submission to running, slowest", max(delays), "s")
@@ -195,7 +195,7 @@ def many(settings: Settings) -> Iterator[Figure]:
     """Small experiments on one slot, from the first submission to the end of the last."""
     with running(settings) as client:
         began = time.perf_counter()
-        made = [client.submit(DIGITS)["id"] for _ in range(MANY)]
+        made = [client.submit(DIGITS, cache=False)["id"] for _ in range(MANY)]
         for experiment_id in made:
             assert client.wait(experiment_id, timeout_s=300)["status"] == "succeeded"
         yield Figure(f"{MANY} small experiments", time.perf_counter() - began, "s", at_most=20)
@@ -208,6 +208,30 @@ DIGITS: dict[str, Any] = {
     "evaluate": {"masks": {"schedule": "fixed", "size": 3, "per_size": 20}},
     "compute": {"device": "cpu", "threads": 1},
 }
+
+
+def sweeps(settings: Settings) -> Iterator[Figure]:
+    """A sweep of 1,000 points and a batch of 1,000 specs, each from the request to its answer: the
+    median of 5, while a worker computes."""
+    with running(settings) as client:
+        client.submit(LONG, priority=100, cache=False)
+        grid = {"spec": SMALL, "cache": False, "grid": {"seeds": [[i] for i in range(TOGETHER)]}}
+        each = [{"spec": {**SMALL, "seeds": [i]}, "cache": False} for i in range(TOGETHER)]
+        batch = {"experiments": each}
+        for path, body in (("/v1/sweeps", grid), ("/v1/experiments:batch", batch)):
+            took = []
+            for _ in range(5):
+                began = time.perf_counter()
+                made = client._call("POST", path, json=body)
+                took.append(time.perf_counter() - began)
+                for one in made.get("items", ()):
+                    client.delete(one["id"])
+                if "id" in made:
+                    client._call("DELETE", f"/v1/sweeps/{made['id']}")
+            yield Figure(f"{TOGETHER:,} by {path}", statistics.median(took), "s", at_most=1)
+
+
+TOGETHER = 1000
 
 
 WRITER = f"""
@@ -313,6 +337,7 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "start": start,
     "many": many,
     "dispatch": dispatch,
+    "sweeps": sweeps,
     "recording": recording,
     "curves": queries.curves,
     "list": queries.lists,

@@ -36,8 +36,6 @@ def _generated(title: str) -> str:
 # Settings: what the class says of its fields.
 
 OTHERS = {
-    "MPT_DATA_DIR": "where data sets lie: `MNIST/`, `FashionMNIST/`, `text/`, `glue/`",
-    "MPT_MODELS_DIR": "where checkpoints of language models lie, a folder each",
     "MPT_ALLOW_DOWNLOAD": "`1`: image sets that `MPT_DATA_DIR` lacks are downloaded to it",
     "HF_HUB_OFFLINE": "`1`: no hub is asked for models or texts",
     "HF_HOME": "where the hub's cache lies; in the store it keeps to `MPT_HUB_CACHE_BYTES`",

@@ -28,10 +28,19 @@ class AuditEntry(Base):
 
 def note(session: Session, by: Caller | str, action: str, object_id: str, **details: Any) -> None:
     """Write who did what; `by` is a caller, or the name of a process."""
+    session.add(AuditEntry(**line(by, action, object_id, **details)))
+
+
+def line(by: Caller | str, action: str, object_id: str, **details: Any) -> dict[str, Any]:
+    """The columns of an entry."""
     actor, key_id = (by, None) if isinstance(by, str) else (by.name, by.key_id)
-    session.add(
-        AuditEntry(actor=actor, key_id=key_id, action=action, object_id=object_id, details=details)
-    )
+    return {
+        "actor": actor,
+        "key_id": key_id,
+        "action": action,
+        "object_id": object_id,
+        "details": details,
+    }
 
 
 def newest(

@@ -17,12 +17,15 @@ from service.settings import Settings
 class StrictRequest(Request):
     """A request whose body keeps to the settings `max_body_bytes` and `body_s`."""
 
+    def _limit(self, settings: Settings) -> int:
+        return settings.max_body_bytes
+
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
             settings: Settings = self.app.state.settings
             try:
                 async with asyncio.timeout(settings.body_s):
-                    self._body = await self._received(settings.max_body_bytes)
+                    self._body = await self._received(self._limit(settings))
             except TimeoutError:
                 detail = f"a body comes within {settings.body_s:g} s"
                 raise ApiError(HTTPStatus.REQUEST_TIMEOUT, "body_stalled", detail) from None
@@ -45,14 +48,23 @@ class StrictRequest(Request):
             raise invalid(error.problems) from None
 
 
+class LargeRequest(StrictRequest):
+    """One that tells of many things, and may be as large as `max_batch_bytes`."""
+
+    def _limit(self, settings: Settings) -> int:
+        return settings.max_batch_bytes
+
+
 class StrictRoute(APIRoute):
     """A route whose JSON body is read by StrictRequest."""
+
+    request_class: type[StrictRequest] = StrictRequest
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def strict(request: Request) -> Response:
-            return await handle(StrictRequest(request.scope, request.receive))
+            return await handle(self.request_class(request.scope, request.receive))
 
         return strict
 
@@ -62,3 +74,9 @@ class StrictRoute(APIRoute):
         field = self.body_field
         model = field.field_info.annotation if field else None
         return model if isinstance(model, type) and issubclass(model, BaseModel) else BaseModel
+
+
+class LargeRoute(StrictRoute):
+    """The same by LargeRequest."""
+
+    request_class = LargeRequest

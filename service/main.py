@@ -20,6 +20,8 @@ from service.headers import AnswerHeaders, guard_origins
 from service.parameters import known_parameters
 from service.rates import RateLimits, Rates
 from service.settings import Settings
+from service.sweeps import batch
+from service.sweeps import router as sweeps
 
 ERRORS: dict[int | str, dict[str, object]] = {
     "4XX": {"model": ProblemDocument, "description": "What was wrong, as RFC 9457"},
@@ -28,7 +30,9 @@ ERRORS: dict[int | str, dict[str, object]] = {
 
 ROUTERS = (
     experiments.custom,
+    batch.router,
     experiments.router,
+    sweeps.router,
     results.router,
     curve_routes.router,
     curve_routes.custom,

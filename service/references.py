@@ -1,6 +1,7 @@
 """What a spec names by id must be its owner's or shared with the lab, and fit."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from mptcore.specs import ExperimentSpec, PlainText, Problem, UploadData
 from service.datasets import store as datasets
 from service.datasets.models import Dataset
 from service.experiments import store as experiments
-from service.experiments.models import Artifact, Status
+from service.experiments.models import UNFINISHED, Artifact, Experiment, Status
 from service.settings import Settings
 
 WEIGHTS = "weights.safetensors"
@@ -20,21 +21,93 @@ WEIGHTS = "weights.safetensors"
 NO_UPLOAD = "you have no data set of this id; POST /v1/datasets makes one"
 
 
-def reference_problems(session: Session, owner_id: int, spec: ExperimentSpec) -> list[Problem]:
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The uploads and experiments that specs name and their owner may read, by their ids."""
+
+    datasets: Mapping[str, Dataset]
+    experiments: Mapping[str, Experiment]
+    weights: Mapping[str, str]
+    """The SHA-256 of what these experiments kept, of those that did."""
+
+    @classmethod
+    def by(
+        cls,
+        session: Session,
+        owner_id: int,
+        specs: Iterable[ExperimentSpec],
+        after: Iterable[str] = (),
+    ) -> "Named":
+        """Looked up once for any number of specs. The experiments do not end before the
+        transaction does: what is to wait for them is not too late."""
+        specs = list(specs)
+        uploads = {one for spec in specs if (one := getattr(spec.data, "dataset", None))}
+        named = {one for spec in specs for _, one in _weights(spec)}.union(after)
+        return cls(
+            {one.id: one for one in datasets.readable_of(session, owner_id, uploads)},
+            {one.id: one for one in experiments.lock_readable(session, owner_id, named)},
+            {one.experiment_id: one.sha256 for one in _kept(session, named)},
+        )
+
+    def digests(self, spec: ExperimentSpec) -> list[str] | None:
+        """Of the uploads and weights that a spec names; None where some are not there yet."""
+        upload = getattr(spec.data, "dataset", None)
+        found = [] if upload is None else [self.datasets[upload].sha256]
+        for _, one in _weights(spec):
+            if one not in self.weights or self.experiments[one].status != Status.SUCCEEDED:
+                return None
+            found.append(self.weights[one])
+        return found
+
+    def unfinished(self, spec: ExperimentSpec, after: Iterable[str]) -> list[str]:
+        """Those of the experiments that it comes after that have not ended."""
+        named = dict.fromkeys([*after, *(one for _, one in _weights(spec))])
+        return [one for one in named if self.experiments[one].status in UNFINISHED]
+
+
+def _kept(session: Session, experiment_ids: Collection[str]) -> Sequence[Artifact]:
+    """The weights that these experiments kept."""
+    if not experiment_ids:
+        return ()
+    wanted = (Artifact.experiment_id.in_(experiment_ids), Artifact.file == WEIGHTS)
+    return session.scalars(select(Artifact).where(*wanted)).all()
+
+
+def _weights(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
+    """The experiments whose weights a spec takes, by the part that does."""
+    for part in ("model", "baseline"):  # of which a family may have none, nor take weights
+        named = getattr(getattr(spec, part, None), "experiment", None)
+        if named is not None:
+            yield part, named
+
+
+def reference_problems(named: Named, spec: ExperimentSpec) -> list[Problem]:
     """What is wrong with the uploads and experiments that a spec names."""
-    problems = list(_experiment_problems(session, owner_id, spec))
+    problems = list(_experiment_problems(named, spec))
     match spec.data:
         case UploadData():
-            problems += _upload_problems(session, owner_id, spec.data)
+            problems += _upload_problems(named, spec.data)
         case PlainText() if spec.data.dataset is not None:
-            problems += _text_problems(session, owner_id, spec.data.dataset, spec.data.column)
+            problems += _text_problems(named, spec.data.dataset, spec.data.column)
     return problems
 
 
-def _text_problems(
-    session: Session, owner_id: int, dataset_id: str, column: str
-) -> Iterator[Problem]:
-    dataset = datasets.find_readable(session, owner_id, dataset_id)
+def after_problems(named: Named, after: Sequence[str]) -> Iterator[Problem]:
+    """What is wrong with the experiments that another is to come after."""
+    for i, one in enumerate(after):
+        found = named.experiments.get(one)
+        if found is None:
+            yield Problem(f"/after/{i}", "the id of an experiment, yours or shared with the lab")
+        elif found.status in FAILED:
+            detail = f"this experiment is {found.status}: what comes after it could not run"
+            yield Problem(f"/after/{i}", detail)
+
+
+FAILED = (Status.FAILED, Status.CANCELLED)
+
+
+def _text_problems(named: Named, dataset_id: str, column: str) -> Iterator[Problem]:
+    dataset = named.datasets.get(dataset_id)
     if dataset is None:
         yield Problem("/data/dataset", NO_UPLOAD)
     elif dataset.dim is not None:
@@ -44,8 +117,8 @@ def _text_problems(
         yield Problem("/data/column", f"the upload's columns of text are {have}; not {column}")
 
 
-def _upload_problems(session: Session, owner_id: int, data: UploadData) -> Iterator[Problem]:
-    dataset = datasets.find_readable(session, owner_id, data.dataset)
+def _upload_problems(named: Named, data: UploadData) -> Iterator[Problem]:
+    dataset = named.datasets.get(data.dataset)
     if dataset is None:
         yield Problem("/data/dataset", NO_UPLOAD)
         return
@@ -75,18 +148,13 @@ def _shape(dataset: Dataset, data: UploadData) -> tuple[int, int | None] | None:
     return dataset.n, dataset.dim
 
 
-def _experiment_problems(
-    session: Session, owner_id: int, spec: ExperimentSpec
-) -> Iterator[Problem]:
-    for part in ("model", "baseline"):  # of which a family may have none, nor take weights
-        named = getattr(getattr(spec, part, None), "experiment", None)
-        if named is None:
-            continue
-        found = experiments.find_readable(session, owner_id, named)
-        if found is None or found.status != Status.SUCCEEDED or found.spec.get("train") is None:
+def _experiment_problems(named: Named, spec: ExperimentSpec) -> Iterator[Problem]:
+    for part, one in _weights(spec):
+        found = named.experiments.get(one)
+        if found is None or found.status in FAILED or found.spec.get("train") is None:
             detail = (
-                "the id of an experiment, yours or shared with the lab, that trained a model and "
-                "succeeded"
+                "the id of an experiment, yours or shared with the lab, that trains a model and "
+                "did not fail"
             )
             yield Problem(f"/{part}/experiment", detail)
 
@@ -100,10 +168,7 @@ def input_files(
     found = {one.id: _input(settings.datasets(one.id) / one.file, one.sha256) for one in uploads}
     models = [spec.get("model") or {}, spec.get("baseline") or {}]
     named = [model["experiment"] for model in models if model.get("experiment")]
-    weights = session.scalars(
-        select(Artifact).where(Artifact.experiment_id.in_(named), Artifact.file == WEIGHTS)
-    )
-    for one in weights:
+    for one in _kept(session, named):
         folder = settings.artifacts(one.experiment_id, one.attempt)
         found[one.experiment_id] = _input(folder / one.file, one.sha256)
     return found

@@ -60,6 +60,11 @@ class Settings(BaseSettings):
     """SQLAlchemy's URL; unset is SQLite in the store."""
     database_password: SecretStr | None = None
     """PostgreSQL's, where the URL has none."""
+    data_dir: Path | None = None
+    """Where data sets lie: `MNIST/`, `FashionMNIST/`, `text/`, `glue/`. Runs read them there; a
+    service that sees them refuses a spec that names what is not there."""
+    models_dir: Path | None = None
+    """Where checkpoints of language models lie, a folder each; as with the data sets."""
     limits: Limits = Limits()
     share: FairShare = FairShare()
     redis_url: SecretStr | None = None
@@ -86,6 +91,8 @@ class Settings(BaseSettings):
     """Of the store's disk that uploads leave free."""
     max_body_bytes: int = 256 * 1024
     """Of every other request."""
+    max_batch_bytes: int = 4 * 2**20
+    """Of a request for many experiments: a batch, or a sweep."""
     body_s: float = Field(default=30.0, gt=0)
     """For the whole of it to come."""
     rate_per_user: int = Field(default=2000, ge=1)

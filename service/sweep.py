@@ -17,6 +17,7 @@ from service.experiments import keeping, ledger
 from service.experiments.keeping import Kept
 from service.settings import Settings
 from service.start import begin
+from service.sweeps import store as sweeps
 
 PROCESS = "sweeper"
 """Its name in the audit."""
@@ -85,6 +86,8 @@ def purge(database: Database, settings: Settings, removals: Iterable[Removal]) -
         with database.transaction() as session:
             if keeping.purge(session, one.experiment_id):
                 audit.note(session, PROCESS, "experiment.purged", one.experiment_id)
+    with database.transaction() as session:
+        sweeps.purge(session, settings.purge_after_s)
 
 
 def _removal(settings: Settings, one: Kept, why: str) -> Removal:

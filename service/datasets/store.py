@@ -1,6 +1,6 @@
 """Finding uploads. Every query for a user names the owner, or the reader to whom they are open."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload
@@ -17,6 +17,16 @@ def find_readable(
     query = select(Dataset).where(Dataset.id == dataset_id, readable(Dataset))
     query = query.options(joinedload(Dataset.owner))
     return session.scalar(query, reader(reader_id, reads_all))
+
+
+def readable_of(
+    session: Session, reader_id: int, dataset_ids: Collection[str]
+) -> Sequence[Dataset]:
+    """Those of these data sets that are open to the reader."""
+    if not dataset_ids:
+        return ()
+    query = select(Dataset).where(Dataset.id.in_(dataset_ids), readable(Dataset))
+    return session.scalars(query, reader(reader_id)).all()
 
 
 def lock_same(session: Session, owner_id: int, sha256: str, format: str) -> Dataset | None:

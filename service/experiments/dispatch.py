@@ -21,11 +21,12 @@ from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import now
-from service.experiments import shares
+from service.experiments import holds, shares
 from service.experiments.lease import MOST_BYTES
 from service.experiments.models import (
     DEVICES,
     Device,
+    Held,
     Queue,
     Status,
 )
@@ -56,9 +57,11 @@ def dispatch_next(
     """Choose the next queued experiment that a worker of this queue may run and mark it dispatched,
     under a new number that only one claim can use: of the user who has had least for its shares,
     the highest priority, then the oldest. A user at a limit is passed over, and what no idle
-    GPU has the memory for. None where nothing may run. One such choice is made at a time, so that
+    GPU has the memory for, and what is held: for others to succeed, or for its sweep's limit. None
+    where nothing may run. One such choice is made at a time, so that
     no limit is passed. A worker is one that was heard of within so many seconds."""
     workers.lock_dispatching(session)
+    holds.fill(session)
     standings = shares.standings(session, sharing or FairShare())
     may_run = [one for one in standings if one.may_begin(for_queue)]
     room: int | None = None
@@ -116,6 +119,7 @@ def _first(device: Device, for_queue: Queue) -> Subquery:
     waits = (
         (EXPERIMENTS.c.status == Status.QUEUED)
         & (EXPERIMENTS.c.owner_id == bindparam("owner"))
+        & (EXPERIMENTS.c.held == Held.NOT)
         & (EXPERIMENTS.c.device == device)
     )
     if for_queue == Queue.GPU:

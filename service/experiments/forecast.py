@@ -7,7 +7,7 @@ kind of slot took lately. Where neither says anything, nothing is said.
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,20 +68,30 @@ def _rounded(at: float, clock: float) -> float:
 def forecasts(session: Session) -> dict[Queue, Forecast]:
     """Of every queue."""
     clock: float = session.execute(select(now())).scalar_one()
-    running = session.execute(
-        select(
-            Attempt.owner_id,
-            Attempt.queue,
-            Attempt.attempt,
-            Attempt.started_at,
-            Experiment.progress_done,
-            Experiment.progress_total,
-        )
-        .join(Experiment, Experiment.id == Attempt.experiment_id)
-        .where(Attempt.folded.is_(False), Attempt.ended_at.is_(None))
-        .where(Experiment.status == Status.RUNNING)
-    ).all()
+    running = session.execute(_RUNNING).all()
     return {queue: _forecast(session, queue, running, clock) for queue in Queue}
+
+
+_RUNNING = (
+    select(
+        Attempt.owner_id,
+        Attempt.queue,
+        Attempt.attempt,
+        Attempt.started_at,
+        Experiment.progress_done,
+        Experiment.progress_total,
+    )
+    .join(Experiment, Experiment.id == Attempt.experiment_id)
+    .where(Attempt.folded.is_(False), Attempt.ended_at.is_(None))
+    .where(Experiment.status == Status.RUNNING)
+)
+
+
+def ends_of(session: Session, sweep_id: str, found: Mapping[Queue, Forecast]) -> list[float | None]:
+    """When each of a sweep's running experiments is expected to end; None where it is not known."""
+    running = session.execute(_RUNNING.where(Experiment.sweep_id == sweep_id))
+    return [_end(one, found[Queue(one.queue)].mean_s, found[Queue(one.queue)].clock)
+            for one in running]  # fmt: skip
 
 
 def _forecast(session: Session, queue: Queue, running: Sequence[Any], clock: float) -> Forecast:

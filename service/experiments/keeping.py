@@ -20,8 +20,10 @@ from service.experiments.models import (
     Experiment,
     Metric,
     Series,
+    Wait,
 )
 from service.experiments.statistics import count_purged
+from service.sweeps.models import SweepPoint
 from service.users import User
 
 
@@ -103,7 +105,7 @@ def _started_from(session: Session) -> Iterator[str]:
         yield from (one for one in row if one is not None)
 
 
-RECORDS = (Series, Metric, Event, Artifact, Checkpoint, Attempt)
+RECORDS = (Series, Metric, Event, Artifact, Checkpoint, Attempt, Wait, SweepPoint)
 """The tables whose rows are an experiment's own, and go with it."""
 
 

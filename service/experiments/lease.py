@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 
 from service.database import now
 from service.experiments import ledger
+from service.experiments.cache import own_key_only
 from service.experiments.models import (
     TERMINAL,
     Artifact,
@@ -99,6 +100,7 @@ def claim(
             attempt=Experiment.attempt + 1,
             worker=worker,
             lease_expires_at=now() + lease_s,
+            cache_key=own_key_only(),
             started_at=func.coalesce(Experiment.started_at, now()),
             last_seq=func.coalesce(_latest_checkpoint, 0),
             progress_done=None,

@@ -4,6 +4,7 @@ The family says what its tensors come to; what earlier runs of it took corrects 
 """
 
 from dataclasses import dataclass
+from functools import cache, partial
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -31,12 +32,35 @@ class Memory:
     expected: int
 
 
-def expected_memory(session: Session, spec: ExperimentSpec) -> Memory:
-    """What a run of it takes, about."""
-    queue = Queue.CPU if Device(spec.compute.device) == Device.CPU else Queue.GPU
-    by_spec = spec.memory_estimate()
-    ratio = learned_ratio(session, spec.model.family, queue)
-    return Memory(by_spec, RUNTIME_BYTES[queue] + int(ratio * by_spec))
+class MemoryModel:
+    """What runs take, and what workers hold; each looked up once, for any number of specs."""
+
+    def __init__(self, session: Session):
+        self._ratio = cache(partial(learned_ratio, session))
+        self._largest = cache(partial(workers.largest, session))
+
+    def expected(self, spec: ExperimentSpec) -> Memory:
+        """What a run of it takes, about."""
+        queue = Queue.CPU if Device(spec.compute.device) == Device.CPU else Queue.GPU
+        by_spec = spec.memory_estimate()
+        ratio = self._ratio(spec.model.family, queue)
+        return Memory(by_spec, RUNTIME_BYTES[queue] + int(ratio * by_spec))
+
+    def problems(self, spec: ExperimentSpec, memory: Memory) -> list[Problem]:
+        """Whether no worker there is could ever hold it. Of workers that are not there, or that do
+        not say what they have, nothing is known."""
+        device = Device(spec.compute.device)
+        holds = self._largest()
+        largest = {
+            queue: holds[queue] for queue in Queue if device in DEVICES[queue] and queue in holds
+        }
+        if not largest or any(one is None or one >= memory.expected for one in largest.values()):
+            return []
+        have = " and ".join(
+            f"{(size or 0) / GIB:.3g} GiB on a {queue.upper()}" for queue, size in largest.items()
+        )
+        takes = f"a run takes about {memory.expected / GIB:.3g} GiB"
+        return [Problem(spec.memory_field, f"{takes}; the workers hold at most {have}")]
 
 
 def learned_ratio(session: Session, family: str, queue: Queue) -> float:
@@ -61,20 +85,3 @@ def learned_ratio(session: Session, family: str, queue: Queue) -> float:
     ratios = sorted(((peak or 0) - RUNTIME_BYTES[queue]) / (by_spec or 1) for peak, by_spec in rows)
     least, most = RATIO_BOUNDS
     return min(most, max(least, ratios[int(0.95 * (len(ratios) - 1) + 0.5)]))
-
-
-def memory_problems(session: Session, spec: ExperimentSpec, memory: Memory) -> list[Problem]:
-    """Whether no worker there is could ever hold it. Of workers that are not there, or that do not
-    say what they have, nothing is known."""
-    device = Device(spec.compute.device)
-    holds = workers.largest(session)
-    largest = {
-        queue: holds[queue] for queue in Queue if device in DEVICES[queue] and queue in holds
-    }
-    if not largest or any(size is None or size >= memory.expected for size in largest.values()):
-        return []
-    have = " and ".join(
-        f"{(size or 0) / GIB:.3g} GiB on a {queue.upper()}" for queue, size in largest.items()
-    )
-    detail = f"a run takes about {memory.expected / GIB:.3g} GiB; the workers hold at most {have}"
-    return [Problem(spec.memory_field, detail)]

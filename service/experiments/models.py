@@ -19,6 +19,7 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from service.database import Base, now
 from service.sharing import Owned
+from service.sweeps.models import Sweep
 from service.users import User
 
 
@@ -62,6 +63,16 @@ class Device(StrEnum):
     AUTO = "auto"
 
 
+class Held(StrEnum):
+    """Why a queued experiment is not to be chosen yet; "" where it may be."""
+
+    NOT = ""
+    AFTER = "after"
+    """Those that it comes after have not all succeeded."""
+    SWEEP = "sweep"
+    """As many of its sweep's runs are under way as may."""
+
+
 DEVICES = {Queue.CPU: (Device.CPU, Device.AUTO), Queue.GPU: (Device.CUDA, Device.AUTO)}
 """What the workers of each queue take."""
 
@@ -96,7 +107,13 @@ class Experiment(Owned, Base):
         Index(
             "ix_experiments_owner_id_family_created_at_id", "owner_id", "family", "created_at", "id"
         ),
-        Index("ix_experiments_queue", "status", "owner_id", "device", "priority", "id"),
+        Index("ix_experiments_queue", "status", "owner_id", "held", "device", "priority", "id"),
+        Index(
+            "ix_experiments_sweep",
+            *("sweep_id", "status", "held", "id"),
+            sqlite_where=text("sweep_id IS NOT NULL"),
+            postgresql_where=text("sweep_id IS NOT NULL"),
+        ),
         Index(
             "ix_experiments_shared",
             "created_at",
@@ -112,6 +129,12 @@ class Experiment(Owned, Base):
         ),
         _inside("ix_experiments_tags", "tags"),
         _inside("ix_experiments_spec", "spec"),
+        Index(
+            "ix_experiments_cache_key",
+            "cache_key",
+            sqlite_where=text("cache_key IS NOT NULL"),
+            postgresql_where=text("cache_key IS NOT NULL"),
+        ),
         UniqueConstraint("owner_id", "idempotency_key"),
     )
 
@@ -138,6 +161,13 @@ class Experiment(Owned, Base):
     estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """The same by its spec alone."""
     retry_of: Mapped[str | None] = mapped_column(String(32))
+    sweep_id: Mapped[str | None] = mapped_column(ForeignKey(Sweep.id))
+    """The sweep that it was made for."""
+    comes_after: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """The experiments that had to succeed first."""
+    held: Mapped[str] = mapped_column(String(8), default=Held.NOT, server_default="")
+    cache_key: Mapped[str | None] = mapped_column(String(64))
+    """What tells what it computes; null where that is not known."""
     idempotency_key: Mapped[str | None] = mapped_column(String(200))
     submission_sha256: Mapped[str | None] = mapped_column(String(64))
 
@@ -161,6 +191,18 @@ class Experiment(Owned, Base):
     progress_unit: Mapped[str | None] = mapped_column(String(32))
     failure_kind: Mapped[str | None] = mapped_column(String(16))
     failure_message: Mapped[str | None] = mapped_column(Text)
+
+
+class Wait(Base):
+    """One experiment waits for another to succeed. The row goes when that has, or with one of the
+    two: what has ended neither waits nor is waited for."""
+
+    __tablename__ = "waits"
+
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
+    after_id: Mapped[str] = mapped_column(
+        ForeignKey("experiments.id"), primary_key=True, index=True
+    )
 
 
 class Purged(Base):

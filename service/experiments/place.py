@@ -8,10 +8,10 @@ from sqlalchemy import ColumnElement, case, func, select
 from sqlalchemy.orm import Session
 
 from service import workers
-from service.experiments import forecast, shares
+from service.experiments import forecast, holds, shares
 from service.experiments.forecast import Forecast
 from service.experiments.ledger import slot_weight
-from service.experiments.models import DEVICES, Device, Experiment, Queue, Status
+from service.experiments.models import DEVICES, Device, Experiment, Held, Queue, Status
 from service.experiments.schemas import QueuePlace, moment
 from service.experiments.shares import MOST_PRIORITY, Firsts, Standing
 from service.fair_share import FairShare
@@ -88,10 +88,14 @@ def places(
     else:
         own = _count_own_each(session, queued)
     scene = _scene(session, {one.owner_id for one in queued}, within_s, sharing or FairShare())
-    return {
+    found = {
         one.id: _place(one, own[one.id], scene, reader_id in (None, one.owner_id))
         for one in queued
         if one.id in own
+    }
+    reasons = holds.reasons(session, experiments, reader_id)
+    return found | {
+        id: _unknown(found[id].position, reason) for id, reason in reasons.items() if id in found
     }
 
 
@@ -129,7 +133,7 @@ def _queued(session: Session) -> dict[tuple[int, Queue], tuple[int, int]]:
     jumps = func.sum(case((Experiment.priority > MOST_PRIORITY, 1), else_=0))
     rows = session.execute(
         select(Experiment.owner_id, Experiment.device, func.count(), jumps)
-        .where(Experiment.status == Status.QUEUED)
+        .where(Experiment.status == Status.QUEUED, Experiment.held == Held.NOT)
         .group_by(Experiment.owner_id, Experiment.device)
     ).all()
     found: dict[tuple[int, Queue], tuple[int, int]] = {}
@@ -144,6 +148,7 @@ def _count_own(session: Session, one: Waiting) -> dict[Queue, int]:
     """How many queued experiments of the same user each queue's workers take before this one. Two
     counts, for each is a range of the index."""
     waits = (Experiment.status == Status.QUEUED) & (Experiment.owner_id == one.owner_id)
+    waits &= Experiment.held == Held.NOT
     equal = (Experiment.priority == one.priority) & (Experiment.id < one.id)
     counts = {}
     for queue in QUEUES[Device(one.device)]:
@@ -170,7 +175,8 @@ def _count_own_each(session: Session, queued: Sequence[Waiting]) -> dict[str, di
 
 
 def _before(queue: Queue) -> ColumnElement[int]:
-    counts = case((Experiment.device.in_(DEVICES[queue]), 1), else_=0)
+    for_it = Experiment.device.in_(DEVICES[queue]) & (Experiment.held == Held.NOT)
+    counts = case((for_it, 1), else_=0)
     order = (Experiment.priority.desc(), Experiment.id)
     upto_this = func.sum(counts).over(
         partition_by=Experiment.owner_id, order_by=order, rows=(None, 0)

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
 from sqlalchemy.orm import Session
 
-from mptcore.specs import ExperimentSpec, Limits, Problem, stored_spec
+from mptcore.specs import Problem, stored_spec
 from service import audit
 from service.bodies import StrictRoute
 from service.database import Database
@@ -23,25 +24,26 @@ from service.dependencies import (
 )
 from service.errors import ApiError, invalid
 from service.experiments import keeping, states, store
+from service.experiments.acceptance import Acceptance
 from service.experiments.finding import ExperimentId, find, find_own
 from service.experiments.listing import page_of
 from service.experiments.listing_parameters import WantedDep
-from service.experiments.memory import Memory, expected_memory, memory_problems
 from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.place import place_of_next, places
+from service.experiments.runtime import expected_runtime
 from service.experiments.schemas import (
     Changes,
     ExperimentOut,
     ExperimentPage,
     ExperimentWithMetrics,
     Fields,
+    RuntimeOut,
     Submission,
     Validation,
 )
 from service.experiments.views import as_json, experiment_out, metric_out, summary_out
 from service.pages import Limit, LongCursor
 from service.permission import check_whose
-from service.references import reference_problems
 from service.settings import Settings
 from service.users import Caller
 from service.validators import NOT_MODIFIED, IfNoneMatch, by_content
@@ -53,7 +55,11 @@ router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=S
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200)]
 
 
-@router.post("", status_code=HTTPStatus.ACCEPTED)
+@router.post(
+    "",
+    status_code=HTTPStatus.ACCEPTED,
+    responses={200: {"model": ExperimentOut, "description": "One that computed the same before"}},
+)
 def submit(
     submission: Submission,
     database: WriterDep,
@@ -62,15 +68,18 @@ def submit(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> ExperimentOut:
-    """Queue an experiment. With an Idempotency-Key, the same request sent again is answered with
-    the experiment that the first one made; another request under the same key is refused."""
-    with _refusals(), database.transaction() as session:
+    """Queue an experiment: 202. Where one that you may read has computed the same: 200 and that
+    one, whose `cached_from` says so; nothing is queued, and no limit counts. With an
+    Idempotency-Key, the same request sent again is answered with the experiment that the first one
+    made; another request under the same key is refused."""
+    with refusals(), database.transaction() as session:
         # The key comes first: what was accepted stays so, whatever has been deleted since.
         experiment = store.submitted(session, user.id, submission, idempotency_key)
         if experiment is None:
-            _check_limits(submission.spec, settings.limits)
-            _check_references(session, user.id, submission.spec)
-            memory = _check_memory(session, submission.spec)
+            known = _accepted(session, settings, user.id, submission)
+            key = known.cache_key(submission.spec)
+            if submission.cache and (hit := known.hits([key])):
+                return _cached(session, settings, user, hit[str(key)], response)
             experiment = store.submit(
                 session,
                 user.id,
@@ -78,7 +87,9 @@ def submit(
                 idempotency_key,
                 by=user,
                 sharing=settings.share,
-                memory=memory,
+                memory=known.memory(submission.spec),
+                unfinished=known.unfinished(submission.spec, submission.after),
+                cache_key=key,
             )
         answer = _out(session, experiment, settings, user)
     log.info("submitted", extra={"experiment_id": answer.id})
@@ -95,10 +106,11 @@ def validate(
     submission: Submission, database: DatabaseDep, settings: SettingsDep, user: Submitter
 ) -> Validation:
     """Say what a submission would become, and store nothing."""
-    _check_limits(submission.spec, settings.limits)
     with database.snapshot() as session:
-        _check_references(session, user.id, submission.spec)
-        memory = _check_memory(session, submission.spec)
+        known = _accepted(session, settings, user.id, submission)
+        memory = known.memory(submission.spec)
+        hit = known.hits([known.cache_key(submission.spec)]) if submission.cache else {}
+        runtime = expected_runtime(session, submission.spec)
         place = place_of_next(
             session,
             user.id,
@@ -112,6 +124,8 @@ def validate(
         spec=submission.spec,
         masks=submission.spec.mask_count(),
         memory_bytes=memory.expected,
+        runtime=None if runtime is None else RuntimeOut(**asdict(runtime)),
+        cached_from=next(iter(hit.values()), None),
         queue_position=place.position,
         queue_reason=place.reason,
     )
@@ -180,7 +194,7 @@ def change(
 ) -> ExperimentOut:
     """Change what stands beside the spec: name, tags, note, priority, visibility, pinned."""
     wanted = changes.model_dump(exclude_unset=True)
-    with _refusals(), database.transaction() as session:
+    with refusals(), database.transaction() as session:
         experiment = find_own(session, user, experiment_id)
         store.check_priority(session, experiment.owner_id, wanted.get("priority", 0))
         for name, value in wanted.items():
@@ -244,7 +258,7 @@ def retry(
 ) -> ExperimentOut:
     """Queue a new experiment with the spec of one that failed or was cancelled. The
     Idempotency-Key serves as for a submission."""
-    with _refusals(), database.transaction() as session:
+    with refusals(), database.transaction() as session:
         old = find_own(session, user, experiment_id)
         if old.status not in (Status.FAILED, Status.CANCELLED):
             detail = f"only what failed or was cancelled is retried; this is {old.status}"
@@ -252,8 +266,16 @@ def retry(
         again = store.retried(session, old, idempotency_key)
         if again is None:
             # What was shared when the old one was submitted may be so no longer.
-            _check_references(session, old.owner_id, stored_spec(old.spec))
-            again = store.retry(session, old, idempotency_key, by=user, sharing=settings.share)
+            unfinished, key = _retryable(session, settings, old)
+            again = store.retry(
+                session,
+                old,
+                idempotency_key,
+                by=user,
+                sharing=settings.share,
+                unfinished=unfinished,
+                cache_key=key,
+            )
         answer = _out(session, again, settings, user)
     response.headers["Location"] = answer.urls.self
     return answer
@@ -288,30 +310,41 @@ def _request(
         return _out(session, experiment, settings, user)
 
 
-def _check_limits(spec: ExperimentSpec, limits: Limits) -> None:
-    if problems := spec.limit_problems(limits):
-        raise _invalid_spec(problems)
+def _accepted(
+    session: Session, settings: Settings, owner_id: int, submission: Submission
+) -> Acceptance:
+    """What is known of a submission that may be. Raises ApiError."""
+    spec = submission.spec
+    known = Acceptance(session, settings, owner_id, [spec], submission.after)
+    if problems := known.submission_problems(spec, submission.after):
+        raise invalid(problems)
+    return known
 
 
-def _check_references(session: Session, owner_id: int, spec: ExperimentSpec) -> None:
-    if problems := reference_problems(session, owner_id, spec):
-        raise _invalid_spec(problems)
+def _retryable(
+    session: Session, settings: Settings, old: Experiment
+) -> tuple[list[str], str | None]:
+    """What a new experiment like this old one waits for, and its key in the cache. Raises ApiError:
+    what the old one named may be gone, or shared no longer."""
+    spec, after = stored_spec(old.spec), old.comes_after or []
+    known = Acceptance(session, settings, old.owner_id, [spec], after)
+    if problems := known.gone(spec, after):
+        raise invalid(problems)
+    return known.unfinished(spec, after), known.cache_key(spec)
 
 
-def _check_memory(session: Session, spec: ExperimentSpec) -> Memory:
-    """What it is expected to take, if there is a worker that could hold it."""
-    memory = expected_memory(session, spec)
-    if problems := memory_problems(session, spec, memory):
-        raise _invalid_spec(problems)
-    return memory
-
-
-def _invalid_spec(problems: list[Problem]) -> ApiError:
-    return invalid([Problem(f"/spec{p.pointer}", p.detail) for p in problems])
+def _cached(
+    session: Session, settings: Settings, user: Caller, experiment_id: str, response: Response
+) -> ExperimentOut:
+    """The experiment of before that answers for a submission."""
+    answer = _out(session, find(session, user, experiment_id), settings, user)
+    response.status_code = HTTPStatus.OK
+    response.headers["Location"] = answer.urls.self
+    return answer.model_copy(update={"cached_from": experiment_id})
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def refusals() -> Iterator[None]:
     try:
         yield
     except store.Refused as refusal:

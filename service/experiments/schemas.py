@@ -7,10 +7,21 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from mptcore.specs import ExperimentSpec
+from mptcore.specs.base import ExperimentId
 from service.experiments.models import Status
 from service.sharing import Visibility
 
 Line = Annotated[str, Field(min_length=1, max_length=200)]
+Tags = Annotated[list[Line], Field(max_length=50)]
+Note = Annotated[str, Field(max_length=10_000)]
+Priority = Annotated[int, Field(ge=-100, le=200)]
+"""Of your own experiments, higher runs first. Above 100 it goes before everyone's, for users whom
+an administrator lets."""
+
+
+After = Annotated[list[ExperimentId], Field(max_length=100)]
+"""The ids of experiments that are to succeed first; where one does not, this one fails. What a
+model's `experiment` names is one of them of itself."""
 
 
 class Submission(BaseModel):
@@ -20,13 +31,14 @@ class Submission(BaseModel):
 
     spec: ExperimentSpec
     name: Line | None = None
-    tags: Annotated[list[Line], Field(max_length=50)] = []
-    note: Annotated[str, Field(max_length=10_000)] | None = None
-    priority: Annotated[int, Field(ge=-100, le=200)] = 0
-    """Of your own experiments, higher runs first. Above 100 it goes before everyone's, for users
-    whom an administrator lets."""
+    tags: Tags = []
+    note: Note | None = None
+    priority: Priority = 0
     visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
     """Whether the lab may read it, and start from what it trained."""
+    after: After = []
+    cache: bool = True
+    """Whether an experiment that computed the same answers for it, where you may read one."""
 
 
 class Changes(BaseModel):
@@ -35,12 +47,22 @@ class Changes(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Line | None = None
-    tags: Annotated[list[Line], Field(max_length=50)] = []
-    note: Annotated[str, Field(max_length=10_000)] | None = None
-    priority: Annotated[int, Field(ge=-100, le=200)] = 0
+    tags: Tags = []
+    note: Note | None = None
+    priority: Priority = 0
     visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
     pinned: bool = False
     """Neither its age nor a quota removes what is pinned."""
+
+
+class RuntimeOut(BaseModel):
+    """In seconds: half of such runs take less than `median_s`, and four of five from `low_s` to
+    `high_s`, by the last `runs` of the family on that kind of slot."""
+
+    median_s: float
+    low_s: float
+    high_s: float
+    runs: int
 
 
 class Validation(BaseModel):
@@ -51,6 +73,10 @@ class Validation(BaseModel):
     """How many masks would be scored; where a target is set, at most."""
     memory_bytes: int
     """What a run is expected to take of its device, about."""
+    runtime: RuntimeOut | None
+    """How long it would run; null until a few of its family have."""
+    cached_from: str | None
+    """The experiment of before that would answer for it."""
     queue_position: int
     """How many queued experiments would run before it, on the workers that it may run on."""
     queue_reason: str
@@ -180,6 +206,10 @@ class ExperimentSummary(BaseModel):
     desired_state: str
     attempt: int
     retry_of: str | None
+    sweep: str | None
+    """The sweep that it is a point of."""
+    after: list[str]
+    """The experiments that had to succeed first."""
     worker: str | None
     created_at: datetime
     started_at: datetime | None
@@ -196,6 +226,8 @@ class ExperimentOut(ExperimentSummary):
 
     spec: dict[str, Any]
     """As it was accepted: a later version of the service may not accept it again."""
+    cached_from: str | None = None
+    """In the answer to a submission that this experiment, of before, answers for: its id."""
 
 
 class ExperimentWithMetrics(ExperimentOut):

@@ -20,6 +20,7 @@ from service.experiments.models import (
     Attempt,
     Device,
     Experiment,
+    Held,
     Queue,
     Status,
     Usage,
@@ -225,7 +226,12 @@ def _highest(device: Device) -> ScalarSelect[int]:
     one = EXPERIMENTS.alias()
     return (
         select(func.max(one.c.priority))
-        .where(one.c.status == Status.QUEUED, one.c.owner_id == _USERS.c.id, one.c.device == device)
+        .where(
+            one.c.status == Status.QUEUED,
+            one.c.owner_id == _USERS.c.id,
+            one.c.held == Held.NOT,
+            one.c.device == device,
+        )
         .correlate(_USERS)
         .scalar_subquery()
     )
@@ -239,6 +245,7 @@ def _oldest(device: Device) -> ScalarSelect[str]:
         .where(
             one.c.status == Status.QUEUED,
             one.c.owner_id == _USERS.c.id,
+            one.c.held == Held.NOT,
             one.c.device == device,
             one.c.priority == _highest(device),
         )

@@ -3,15 +3,16 @@
 Every function takes a session and commits nothing.
 """
 
-from sqlalchemy import (
-    select,
-    update,
-)
+import heapq
+
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from service.database import now
+from service.experiments import holds
 from service.experiments.models import (
     TERMINAL,
+    UNFINISHED,
     WAITING,
     DesiredState,
     Event,
@@ -21,8 +22,22 @@ from service.experiments.models import (
 
 
 def note_status(session: Session, experiment_id: str, status: Status, **details: object) -> None:
+    """Say what an experiment has become. Where it has ended, what waits for it may run, or fails,
+    and so on along the chain."""
     data = {"status": status, **details}
     session.add(Event(experiment_id=experiment_id, kind="status", data=data))
+    if is_terminal(status):
+        _settle(session, experiment_id, status)
+
+
+def _settle(session: Session, experiment_id: str, status: Status) -> None:
+    failed = list(holds.settle(session, experiment_id, status))
+    while failed:  # the oldest first: locks are taken in the order of ids
+        one = heapq.heappop(failed)
+        data = {"status": Status.FAILED, "after": experiment_id}
+        session.add(Event(experiment_id=one, kind="status", data=data))
+        for next_one in holds.settle(session, one, Status.FAILED):
+            heapq.heappush(failed, next_one)
 
 
 def request(session: Session, experiment_id: str, desired: DesiredState) -> Status | None:
@@ -41,6 +56,8 @@ def request(session: Session, experiment_id: str, desired: DesiredState) -> Stat
         .returning(Experiment.id)
     ).one_or_none()
     if waiting is not None:
+        if to_state == Status.QUEUED:
+            holds.take_turns(session, [experiment_id])
         note_status(session, experiment_id, to_state)
         return to_state
     running = session.execute(
@@ -66,3 +83,25 @@ AT_ONCE = {
 
 def is_terminal(status: str) -> bool:
     return status in TERMINAL
+
+
+def cancel_sweep(session: Session, sweep_id: str) -> int:
+    """Have all of a sweep's experiments cancelled that have not ended, in a few statements; says
+    how many these are."""
+    mine = (Experiment.sweep_id == sweep_id, Experiment.status.in_(UNFINISHED))
+    held = select(Experiment.id).where(*mine).order_by(Experiment.id).with_for_update()
+    found = len(session.scalars(held).all())
+    change = update(Experiment).where(*mine).execution_options(synchronize_session=False)
+    cancelled = session.scalars(
+        change.where(Experiment.status.in_(WAITING))
+        .values(status=Status.CANCELLED, desired_state=DesiredState.CANCEL, finished_at=now())
+        .returning(Experiment.id)
+    ).all()
+    session.execute(change.values(desired_state=DesiredState.CANCEL))
+    data = {"status": Status.CANCELLED}
+    events = [{"experiment_id": one, "kind": "status", "data": data} for one in cancelled]
+    if events:
+        session.execute(insert(Event), events)
+    for one in holds.let_go(session, cancelled):
+        _settle(session, one, Status.CANCELLED)
+    return found

@@ -2,7 +2,8 @@
 whom they are open; what was deleted is in none."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.exc import IntegrityError
@@ -10,13 +11,15 @@ from sqlalchemy.orm import Session, defer, joinedload
 from uuid6 import uuid7
 
 from service import audit
+from service.experiments import holds
 from service.experiments.memory import Memory
-from service.experiments.models import UNFINISHED, Artifact, Experiment, Metric, Status
+from service.experiments.models import UNFINISHED, Artifact, Experiment, Held, Metric, Status
 from service.experiments.schemas import Submission
 from service.experiments.shares import MOST_PRIORITY
 from service.experiments.states import note_status
 from service.fair_share import FairShare
-from service.sharing import Visibility, readable, reader
+from service.sharing import readable, reader
+from service.sweeps.models import KeptRequest
 from service.users import Caller, User
 
 _BY_ID = (
@@ -50,6 +53,8 @@ def submitted(
     KeyReused."""
     if idempotency_key is None:
         return None
+    if session.get(KeptRequest, (owner_id, idempotency_key)) is not None:
+        raise KeyReused
     return _made(session, owner_id, idempotency_key, _digest(submission))
 
 
@@ -62,25 +67,47 @@ def submit(
     by: Caller | None = None,
     sharing: FairShare | None = None,
     memory: Memory | None = None,
+    unfinished: Sequence[str] = (),
+    cache_key: str | None = None,
 ) -> Experiment:
     """Store a new experiment in the queue, or find what the same submission made under the same
-    key before. Raises KeyReused, and Refused where the user has as many as it may."""
+    key before. It waits for those of the experiments that it comes after that are `unfinished`.
+    Raises KeyReused, and Refused where the user has as many as it may."""
     experiment = Experiment(
         id=uuid7().hex,
         owner_id=owner_id,
-        spec=submission.spec.model_dump(mode="json"),
         idempotency_key=idempotency_key,
         submission_sha256=_digest(submission),
-        memory_bytes=memory.expected if memory else None,
-        estimated_bytes=memory.by_spec if memory else None,
-        **submission.model_dump(include={"name", "tags", "note", "priority", "visibility"}),
+        **columns_of(submission, memory, unfinished, cache_key),
     )
-    return _enqueue_once(session, experiment, by, sharing or FairShare())
+    return _enqueue_once(session, experiment, by, sharing or FairShare(), unfinished)
+
+
+def columns_of(
+    submission: Submission,
+    memory: Memory | None,
+    unfinished: Sequence[str],
+    cache_key: str | None = None,
+) -> dict[str, Any]:
+    """What a new experiment's row says of its submission."""
+    after = [*dict.fromkeys([*submission.after, *unfinished])]
+    return {
+        "spec": submission.spec.model_dump(mode="json"),
+        "memory_bytes": memory.expected if memory else None,
+        "estimated_bytes": memory.by_spec if memory else None,
+        "comes_after": after or None,
+        "cache_key": cache_key,
+        "held": Held.AFTER if unfinished else Held.NOT,
+        **submission.model_dump(include={"name", "tags", "note", "priority", "visibility"}),
+    }
 
 
 def _digest(submission: Submission) -> str:
-    """The same for what was sent before there was a visibility."""
-    added = {"visibility"} if submission.visibility == Visibility.PRIVATE else set()
+    """The same for what was sent before there were these fields."""
+    added = {
+        name for name in ("visibility", "after", "cache")
+        if getattr(submission, name) == Submission.model_fields[name].default
+    }  # fmt: skip
     return hashlib.sha256(submission.model_dump_json(exclude=added).encode()).hexdigest()
 
 
@@ -101,19 +128,29 @@ def retry(
     *,
     by: Caller | None = None,
     sharing: FairShare | None = None,
+    unfinished: Sequence[str] = (),
+    cache_key: str | None = None,
 ) -> Experiment:
     """Queue a new experiment like an old one, or find what the same retry made under the same key
-    before. Raises KeyReused and Refused."""
-    kept = ("owner_id", "name", "tags", "note", "priority", "visibility", "spec", "memory_bytes",
-            "estimated_bytes")  # fmt: skip
+    before. It takes the old one's place in a sweep. Raises KeyReused and Refused."""
     experiment = Experiment(
         id=uuid7().hex,
-        retry_of=old.id,
         idempotency_key=idempotency_key,
         submission_sha256=_retry_digest(old),
-        **{name: getattr(old, name) for name in kept},
+        **columns_again(old, unfinished, cache_key),
     )
-    return _enqueue_once(session, experiment, by, sharing or FairShare())
+    return _enqueue_once(session, experiment, by, sharing or FairShare(), unfinished)
+
+
+def columns_again(
+    old: Experiment, unfinished: Sequence[str], cache_key: str | None
+) -> dict[str, Any]:
+    """What the row of a new experiment like an old one says."""
+    kept = ("owner_id", "name", "tags", "note", "priority", "visibility", "spec", "device",
+            "memory_bytes", "estimated_bytes", "sweep_id", "comes_after")  # fmt: skip
+    held = Held.AFTER if unfinished else Held.NOT
+    same = {name: getattr(old, name) for name in kept}
+    return {"retry_of": old.id, "held": held, "cache_key": cache_key, **same}
 
 
 def _retry_digest(old: Experiment) -> str:
@@ -121,16 +158,20 @@ def _retry_digest(old: Experiment) -> str:
 
 
 def _enqueue_once(
-    session: Session, experiment: Experiment, by: Caller | None, sharing: FairShare
+    session: Session,
+    experiment: Experiment,
+    by: Caller | None,
+    sharing: FairShare,
+    unfinished: Sequence[str],
 ) -> Experiment:
     if experiment.idempotency_key is None:
-        return _enqueue(session, experiment, by, sharing)
+        return _enqueue(session, experiment, by, sharing, unfinished)
     owner_id, key = experiment.owner_id, experiment.idempotency_key
     digest = experiment.submission_sha256
     # A savepoint: the unique key decides between two requests at the same time.
     try:
         with session.begin_nested():
-            return _enqueue(session, experiment, by, sharing)
+            return _enqueue(session, experiment, by, sharing, unfinished)
     except (IntegrityError, Refused):
         first = _made(session, owner_id, key, digest)
         if first is None:
@@ -151,11 +192,18 @@ def _made(session: Session, owner_id: int, key: str, digest: str | None) -> Expe
 
 
 def _enqueue(
-    session: Session, experiment: Experiment, by: Caller | None, sharing: FairShare
+    session: Session,
+    experiment: Experiment,
+    by: Caller | None,
+    sharing: FairShare,
+    unfinished: Sequence[str],
 ) -> Experiment:
-    _check_limits(session, experiment, sharing)
+    check_limits(session, experiment.owner_id, experiment.priority, 1, sharing)
     session.add(experiment)
     session.flush()
+    holds.wait_for(session, {experiment.id: unfinished})
+    if experiment.retry_of and experiment.sweep_id:
+        holds.take_places(session, {experiment.retry_of: experiment.id})
     note_status(session, experiment.id, Status.QUEUED)
     if by is not None:
         details = {"retry_of": experiment.retry_of} if experiment.retry_of else {}
@@ -165,14 +213,16 @@ def _enqueue(
     return stored
 
 
-def _check_limits(session: Session, experiment: Experiment, sharing: FairShare) -> None:
-    """Whether its owner may have one more. A user's submissions pass here one at a time, so that
+def check_limits(
+    session: Session, owner_id: int, priority: int, more: int, sharing: FairShare
+) -> None:
+    """Whether a user may have so many more. A user's submissions pass here one at a time, so that
     two at once do not both take the last place. Raises Refused."""
-    owner_id = experiment.owner_id
-    check_priority(session, owner_id, experiment.priority)
+    check_priority(session, owner_id, priority)
     count, most = submitted_of(session, owner_id, sharing)
-    if count >= most:
-        detail = f"{count} of your experiments have not ended, and your limit is {most}"
+    if count + more > most:
+        asked = "" if more == 1 else f"; these are {more} more"
+        detail = f"{count} of your experiments have not ended, and your limit is {most}{asked}"
         raise Refused("limit_reached", detail)
 
 
@@ -202,7 +252,7 @@ def next_in_turn(session: Session, owner_id: int, limit: int) -> Sequence[Experi
         .where(Experiment.owner_id == owner_id, Experiment.status == Status.QUEUED)
         .options(defer(Experiment.spec, raiseload=True))
     )
-    order = (Experiment.priority.desc(), Experiment.id)
+    order = (Experiment.held != Held.NOT, Experiment.priority.desc(), Experiment.id)
     return session.scalars(query.order_by(*order).limit(limit)).all()
 
 
@@ -217,6 +267,24 @@ def find_readable(
     """The experiment of that id, if the reader owns it, if it is shared with the lab, or if the
     reader reads all."""
     return session.scalar(_READABLE, {"id": experiment_id, **reader(reader_id, reads_all)})
+
+
+def lock_readable(
+    session: Session, reader_id: int, experiment_ids: Collection[str]
+) -> Sequence[Experiment]:
+    """Those of these experiments that are open to the reader; they change no more before the
+    transaction ends."""
+    if not experiment_ids:
+        return ()
+    query = (
+        select(Experiment)
+        .where(Experiment.id.in_(experiment_ids), Experiment.deleted_at.is_(None))
+        .where(readable(Experiment))
+        .order_by(Experiment.id)
+        .with_for_update(read=True)
+        .execution_options(populate_existing=True)
+    )
+    return session.scalars(query, reader(reader_id)).all()
 
 
 def readable_ids(session: Session, user: Caller, experiment_ids: Sequence[str]) -> set[str]:

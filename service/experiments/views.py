@@ -57,6 +57,8 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
         desired_state=experiment.desired_state,
         attempt=experiment.attempt,
         retry_of=experiment.retry_of,
+        sweep=experiment.sweep_id,
+        after=experiment.comes_after or [],
         worker=experiment.worker,
         created_at=created_at,
         started_at=moment(experiment.started_at),

@@ -10,17 +10,22 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sqlalchemy import select
+from sqlalchemy import func, select
+from sqlalchemy.orm import aliased
 
 from service.database import Database
 from service.experiments import lease, ledger, states, store
 from service.experiments.dispatch import Dispatch, dispatch_next
 from service.experiments.lease import Claim, FailureCause, LeaseLost
-from service.experiments.models import DesiredState, Experiment, Status
+from service.experiments.many import New
+from service.experiments.models import TERMINAL, DesiredState, Experiment, Held, Status, Wait
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
-from service.users import User
+from service.sweeps import store as sweeps
+from service.sweeps.models import Sweep
+from service.sweeps.schemas import SweepSubmission
+from service.users import Caller, Role, User
 from tests.support.fake_clock import FakeClock
 from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec
@@ -79,6 +84,34 @@ class QueueMachine(RuleBasedStateMachine):
             made = store.submit(session, user, submission)
         assert made is not None
         self.submitted.append(made.id)
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data(), user=st.integers(1, 3))
+    def submit_after(self, data: st.DataObject, user: int) -> None:
+        """One that waits for up to two others, where these may still succeed."""
+        among = st.lists(st.sampled_from(self.submitted), min_size=1, max_size=2, unique=True)
+        after = data.draw(among)
+        submission = Submission.model_validate({"spec": ppca_spec(), "after": after})
+        if {self._load(one).status for one in after} & {Status.FAILED, Status.CANCELLED}:
+            return
+        unfinished = [one for one in after if self._load(one).status != Status.SUCCEEDED]
+        with self.database.transaction() as session:
+            made = store.submit(session, user, submission, unfinished=unfinished)
+        self.submitted.append(made.id)
+
+    @rule(user=st.integers(1, 3), concurrency=st.integers(1, 2), points=st.integers(1, 4))
+    def submit_sweep(self, user: int, concurrency: int, points: int) -> None:
+        seeds = {"seeds": [[i] for i in range(points)]}
+        body = {"spec": ppca_spec(), "grid": seeds, "concurrency": concurrency}
+        submission = SweepSubmission.model_validate(body)
+        columns = store.columns_of(Submission.model_validate({"spec": ppca_spec()}), None, [])
+        by = Caller(user, f"user {user}", Role.MEMBER, "key", frozenset())
+        with self.database.transaction() as session:
+            sweep = sweeps.create(session, user, submission)
+            new = [New({**columns, "held": sweeps.held(sweep, [])})] * points
+            sweeps.add_points(session, sweep, new, by=by, sharing=SHARING)
+            made = select(Experiment.id).where(Experiment.sweep_id == sweep.id)
+            self.submitted += session.scalars(made).all()
 
     @precondition(lambda self: self.submitted)
     @rule(data=st.data(), desired=st.sampled_from(list(DesiredState)))
@@ -295,6 +328,31 @@ class QueueMachine(RuleBasedStateMachine):
         assert all(owners.count(user) <= limit for user, limit in LIMITS.items())
 
     @invariant()
+    def no_sweep_has_more_under_way_than_its_limit(self) -> None:
+        under_way = Experiment.status.in_((Status.DISPATCHED, Status.RUNNING))
+        with self.database.snapshot() as session:
+            rows = session.execute(
+                select(func.count(), Sweep.concurrency)
+                .join(Experiment, Experiment.sweep_id == Sweep.id)
+                .where(under_way)
+                .group_by(Sweep.id, Sweep.concurrency)
+            ).all()
+        assert all(limit is not None and count <= limit for count, limit in rows)
+
+    @invariant()
+    def what_is_held_waits_for_what_has_not_ended(self) -> None:
+        """And nothing else is held, or waits."""
+        after = aliased(Experiment)
+        with self.database.snapshot() as session:
+            ended = select(Wait).join(after, after.id == Wait.after_id)
+            assert not session.scalars(ended.where(after.status.in_(TERMINAL))).all()
+            waits = set(session.scalars(select(Wait.experiment_id)))
+            held = select(Experiment.id).where(
+                Experiment.held == Held.AFTER, Experiment.status.not_in(TERMINAL)
+            )
+            assert waits == set(session.scalars(held))
+
+    @invariant()
     def records_are_those_of_an_undisturbed_run(self) -> None:
         counts = check(self.database, dict.fromkeys(self.touched, RECORDS), settled=False)
         self.touched.clear()
@@ -321,6 +379,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.clock += DISPATCH_TIMEOUT_S + LEASE_S + 1
         with self.database.transaction() as session:
             lease.reap(session, DISPATCH_TIMEOUT_S, MAX_LOST)
+        self._resume_what_is_waited_for()
         while (dispatched := self._dispatch_next()) is not None:
             self._claim(1, dispatched)
             self._write(1, len(RECORDS))
@@ -331,3 +390,8 @@ class QueueMachine(RuleBasedStateMachine):
         counts = check(self.database, everything, sharing=SHARING)
         self.database.close()
         assert counts.clean, str(counts)
+
+    def _resume_what_is_waited_for(self) -> None:
+        with self.database.transaction() as session:
+            for one in session.scalars(select(Wait.after_id).distinct()).all():
+                states.request(session, one, DesiredState.RUN)

@@ -138,7 +138,7 @@ class Storm:
     def _insist(self, client: Client, spec: Any, key: str) -> dict[str, Any] | None:
         while not self._calm.is_set():
             try:
-                return client.submit(spec, idempotency_key=key)
+                return client.submit(spec, idempotency_key=key, cache=False)
             except (httpx.TransportError, Refused):
                 time.sleep(0.2)
         return None

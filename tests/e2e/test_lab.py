@@ -27,11 +27,11 @@ def began(lab: Lab, experiment_id: str) -> None:
 
 def test_from_submission_to_curves_and_cancel_pause_resume(lab: Settings) -> None:
     with lab_processes(lab) as running, running.client() as client:
-        first = client.submit(LONG)["id"]
+        first = client.submit(LONG, cache=False)["id"]
         began(running, first)
         client.pause(first)
         wait_until(lambda: client.get(first)["status"] == "paused")
-        second = client.submit(ppca_spec())["id"]  # the slot is free
+        second = client.submit(ppca_spec(), cache=False)["id"]  # the slot is free
         ended = client.wait(second, timeout_s=60)
         assert (ended["status"], ended["attempt"]) == ("succeeded", 1)
         (worker,) = client.workers()
@@ -52,7 +52,7 @@ def test_from_submission_to_curves_and_cancel_pause_resume(lab: Settings) -> Non
 
 def test_a_node_told_to_stop_hands_back(lab: Settings) -> None:
     with lab_processes(lab) as running, running.client() as client:
-        submitted = client.submit(MEDIUM)["id"]
+        submitted = client.submit(MEDIUM, cache=False)["id"]
         began(running, submitted)
         node = running.processes["worker0"]
         assert {one.environ()["CUDA_VISIBLE_DEVICES"] for one in node.children()} == {""}
@@ -72,7 +72,7 @@ def test_the_broker_is_away(lab: Settings, redis: Redis) -> None:
     with lab_processes(lab) as running, running.client() as client:
         wait_until(lambda: bool(client.workers()), what="a worker")
         redis.stop()
-        submitted = client.submit(ppca_spec())["id"]
+        submitted = client.submit(ppca_spec(), cache=False)["id"]
         time.sleep(3.5)
         assert "it is deaf" not in running.log.read_text()
         assert client.get(submitted)["status"] in ("queued", "dispatched")
@@ -85,12 +85,12 @@ def test_the_broker_forgets_and_is_a_black_hole(lab: Settings, redis: Redis) -> 
         wait_until(lambda: bool(client.workers()), what="a worker")
         ids = []
         for _ in range(3):
-            ids.append(client.submit(ppca_spec())["id"])
+            ids.append(client.submit(ppca_spec(), cache=False)["id"])
             redis.flush()
         for experiment_id in ids:
             assert client.wait(experiment_id, timeout_s=60)["status"] == "succeeded"
         redis.freeze()
-        submitted = client.submit(ppca_spec())["id"]
+        submitted = client.submit(ppca_spec(), cache=False)["id"]
         time.sleep(5)
         redis.thaw()
         assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
@@ -99,7 +99,7 @@ def test_the_broker_forgets_and_is_a_black_hole(lab: Settings, redis: Redis) -> 
 def test_the_database_is_away_during_a_run(lab: Settings, postgresql: PostgreSQL) -> None:
     """The run goes on, its records wait, and nothing is reaped when the database is back."""
     with lab_processes(lab) as running, running.client() as client:
-        submitted = client.submit(MEDIUM)["id"]
+        submitted = client.submit(MEDIUM, cache=False)["id"]
         began(running, submitted)
         postgresql.stop()
         time.sleep(4)  # two leases
@@ -115,7 +115,7 @@ def test_the_database_is_away_during_a_run(lab: Settings, postgresql: PostgreSQL
 def test_killed(lab: Settings, victim: str) -> None:
     """The storm kills the dispatcher and the API too."""
     with lab_processes(lab) as running, running.client() as client:
-        submitted = client.submit(MEDIUM)["id"]
+        submitted = client.submit(MEDIUM, cache=False)["id"]
         began(running, submitted)
         process: psutil.Process = running.processes["worker0"]
         if victim == "runner":
@@ -133,7 +133,7 @@ def test_killed(lab: Settings, victim: str) -> None:
 
 def test_a_node_stopped_past_its_lease_writes_nothing_more(lab: Settings) -> None:
     with lab_processes(lab, workers=2) as running, running.client() as client:
-        submitted = client.submit(MEDIUM)["id"]
+        submitted = client.submit(MEDIUM, cache=False)["id"]
         began(running, submitted)
         holder = client.get(submitted)["worker"]
         (frozen,) = [p for p in running.processes.values() if holder.endswith(f":{p.pid}")]
@@ -154,7 +154,7 @@ def test_every_doorbell_rung_ten_times(lab: Settings) -> None:
     with lab_processes(lab) as running, running.client() as client:
         wait_until(lambda: bool(client.workers()), what="a worker")
         celery = make_celery(lab)
-        ids = [client.submit(ppca_spec())["id"] for _ in range(2)]
+        ids = [client.submit(ppca_spec(), cache=False)["id"] for _ in range(2)]
         for _ in range(10):
             for experiment_id in ids:
                 for dispatch_no in (0, 1, 2):
@@ -164,7 +164,7 @@ def test_every_doorbell_rung_ten_times(lab: Settings) -> None:
             assert (ended["status"], ended["attempt"]) == ("succeeded", 1)
         for experiment_id in ids:
             ring(celery, Queue.CPU, experiment_id, 1)
-        last = client.submit(ppca_spec())["id"]
+        last = client.submit(ppca_spec(), cache=False)["id"]
         assert client.wait(last, timeout_s=60)["status"] == "succeeded"
         assert [client.get(i)["attempt"] for i in ids] == [1, 1]
 
@@ -174,7 +174,7 @@ def test_a_deaf_node_begins_anew(lab: Settings) -> None:
     with lab_processes(lab, MPT_DISPATCH_TIMEOUT_S="6") as running, running.client() as client:
         wait_until(lambda: bool(client.workers()), what="a worker")
         running.processes["dispatcher"].kill()
-        submitted = client.submit(ppca_spec())["id"]
+        submitted = client.submit(ppca_spec(), cache=False)["id"]
         with Database(lab.url).transaction() as session:
             assert dispatch_next(session) is not None
         wait_until(lambda: "it is deaf" in running.log.read_text(), what="deafness")

@@ -165,7 +165,7 @@ def test_wait_survives_a_server_that_is_killed_and_started_again(
         Client(other.url, key, on_outage=told.append) as client,
         ThreadPoolExecutor(1) as beside,
     ):
-        experiment_id = client.submit(ppca_spec())["id"]
+        experiment_id = client.submit(ppca_spec(), cache=False)["id"]
         ended = beside.submit(client.wait, experiment_id, 60)
         time.sleep(0.3)
         lab.processes["api"].kill()

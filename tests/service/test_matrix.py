@@ -25,6 +25,8 @@ from service.main import create_app
 from service.prepare import prepare
 from service.settings import Settings
 from service.sharing import Visibility
+from service.sweeps import store as sweeps
+from service.sweeps.schemas import SweepSubmission
 from service.users import MAY, ApiKey, Role, Scope, User
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL
@@ -61,7 +63,9 @@ def row(method: str, path: str, statuses: str, **how: Any) -> Row:
 
 
 SPEC = {"spec": ppca_spec()}
+TWO_POINTS = {"grid": {"seeds": [[4], [44]]}}
 ONE, UPLOAD = "/v1/experiments/{experiment_id}", "/v1/datasets/{dataset_id}"
+SWEEP = "/v1/sweeps/{sweep_id}"
 # fmt: off
 MATRIX = [
     #                                       owner other shared admin viewer none rev. exp. scope
@@ -73,6 +77,8 @@ MATRIX = [
         body=SPEC),
     row("POST", "/v1/experiments:validate", "200  200   200    200   403    401  401  401  403",
         body=SPEC),
+    row("POST", "/v1/experiments:batch",    "202  202   202    202   403    401  401  401  403",
+        body={"experiments": [SPEC]}),
     row("GET", "/v1/experiments",           "200  200   200    200   200    401  401  401  403"),
     row("GET", ONE,                         "200  404   200    200   404    401  401  401  403"),
     row("PATCH", ONE,                       "200  404   403    200   403    401  401  401  403",
@@ -93,6 +99,19 @@ MATRIX = [
     row("GET", ONE + "/curves/{series}",    "200  404   200    200   404    401  401  401  403"),
     row("POST", "/v1/curves:batchGet",      "200  404   200    200   404    401  401  401  403",
         body={"ids": ["{experiment_id}"]}, scope=Scope.READ),
+    row("POST", "/v1/sweeps",               "202  202   202    202   403    401  401  401  403",
+        body={**SPEC, **TWO_POINTS}),
+    row("GET", "/v1/sweeps",                "200  200   200    200   200    401  401  401  403"),
+    row("GET", SWEEP,                       "200  404   200    200   404    401  401  401  403"),
+    row("GET", f"{SWEEP}/table",            "200  404   200    200   404    401  401  401  403"),
+    row("POST", f"{SWEEP}/points",          "202  404   403    202   403    401  401  401  403",
+        body=TWO_POINTS),
+    row("PATCH", SWEEP,                     "200  404   403    200   403    401  401  401  403",
+        body={"name": "new"}),
+    row("DELETE", SWEEP,                    "204  404   403    204   403    401  401  401  403"),
+    row("POST", f"{SWEEP}:cancel",          "202  404   403    202   403    401  401  401  403",
+        scope=Scope.CANCEL),
+    row("POST", f"{SWEEP}:retry",           "202  404   403    202   403    401  401  401  403"),
     row("POST", "/v1/datasets",             "201  201   201    201   403    401  401  401  403",
         query={"name": "a.txt"}),
     row("GET", "/v1/datasets",              "200  200   200    200   200    401  401  401  403"),
@@ -134,7 +153,7 @@ class Lab:
     keys: dict[str, str]
 
     def objects(self, one: Row, visibility: Visibility) -> dict[str, str]:
-        """An experiment, an upload and a key of the owner's, made anew, by their ids."""
+        """An experiment, an upload, a sweep and a key of the owner's, made anew, by their ids."""
         with self.database.transaction() as session:
             owner = accounts.find(session, "owner")
             assert owner is not None
@@ -146,7 +165,11 @@ class Lab:
             session.add(upload)
             scopes = MAY[Role.MEMBER]
             key, _ = accounts.add_key(session, owner, name=None, scopes=scopes, lasts_s=None)
-            return {"experiment_id": experiment.id, "dataset_id": upload.id, "key_id": key.id}
+            sweep = sweeps.create(session, owner.id, SweepSubmission.model_validate(
+                {**SPEC, **TWO_POINTS, "visibility": visibility}
+            ))  # fmt: skip
+            return {"experiment_id": experiment.id, "dataset_id": upload.id, "key_id": key.id,
+                    "sweep_id": sweep.id}  # fmt: skip
 
 
 def _artifact(settings: Settings, experiment_id: str) -> Artifact:
@@ -291,7 +314,7 @@ def _fresh(body: dict[str, Any], objects: dict[str, str]) -> dict[str, Any]:
 def test_what_is_private_is_as_if_it_were_not_there(lab: Lab, one: Row) -> None:
     """To another member, word for word."""
     there = lab.objects(one, Visibility.PRIVATE)
-    nowhere = {"experiment_id": "0" * 32, "dataset_id": "0" * 32, "key_id": "0" * 16}
+    nowhere = dict.fromkeys(there, "0" * 32) | {"key_id": "0" * 16}
     answers = []
     for names in (there, nowhere):
         path = one.path.format_map(_Names({**names, "series": "score", "name": "owner"}))

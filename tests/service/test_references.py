@@ -1,7 +1,7 @@
 """What a spec names by id is looked up for every family, one that it never saw too."""
 
 from service.database import Database
-from service.references import NO_UPLOAD, reference_problems
+from service.references import NO_UPLOAD, Named, reference_problems
 from tests.support.markov import MarkovExperiment
 
 
@@ -13,5 +13,6 @@ def test_a_family_without_baseline_and_weights(database: Database) -> None:
         }
     )
     with database.snapshot() as session:
-        found = reference_problems(session, 1, spec)  # type: ignore[arg-type]  # not registered
+        named = Named.by(session, 1, [spec])  # type: ignore[list-item]  # not registered
+        found = reference_problems(named, spec)  # type: ignore[arg-type]
     assert [(one.pointer, one.detail) for one in found] == [("/data/dataset", NO_UPLOAD)]

@@ -94,9 +94,13 @@ def _locate(
             continue  # a branch of a union of plain types
         if isinstance(value, list) and not isinstance(step, int):
             continue  # the same
-        if not isinstance(value, dict | list):
+        if isinstance(value, list):  # its items are what its field's annotation names
+            value = value[int(step)]
+            pointer += pointer_token(step)
             continue
-        value = value.get(step) if isinstance(value, dict) else value[int(step)]
+        if not isinstance(value, dict):
+            continue
+        value = value.get(step)
         field = holder.model_fields.get(str(step)) if members else None
         members = _models(field.annotation) if field else []
         pointer += pointer_token(step)

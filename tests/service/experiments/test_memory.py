@@ -18,7 +18,7 @@ from service.experiments.memory import (
     LEAST_RUNS,
     RUNTIME_BYTES,
     Memory,
-    expected_memory,
+    MemoryModel,
     learned_ratio,
 )
 from service.experiments.models import Attempt, Experiment, Queue, Status
@@ -172,7 +172,7 @@ def test_what_no_worker_could_hold_is_refused(api: TestClient, database: Databas
 def test_a_family_learns_from_what_its_runs_took(either: Database) -> None:
     spec = validate_spec(ppca_spec(data__n=200_000, data__dim=100))
     with either.snapshot() as session:
-        plain = expected_memory(session, spec)
+        plain = MemoryModel(session).expected(spec)
     assert plain.expected == RUNTIME_BYTES[Queue.CPU] + plain.by_spec
     for i in range(LEAST_RUNS):
         with either.snapshot() as session:
@@ -183,7 +183,7 @@ def test_a_family_learns_from_what_its_runs_took(either: Database) -> None:
         assert learned_ratio(session, "ppca", Queue.CPU) == pytest.approx(3)
         assert learned_ratio(session, "ppca", Queue.GPU) == 1.0
         assert learned_ratio(session, "vae", Queue.CPU) == 1.0
-        found = expected_memory(session, spec)
+        found = MemoryModel(session).expected(spec)
     assert found.expected == RUNTIME_BYTES[Queue.CPU] + 3 * plain.by_spec
 
 

@@ -1,0 +1,74 @@
+"""Whether specs may be submitted, by all that is known of them before they run."""
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy.orm import Session
+
+from mptcore.specs import ExperimentSpec, Problem
+from service.experiments.cache import fingerprint, hits, key_of
+from service.experiments.inputs import Inputs
+from service.experiments.memory import Memory, MemoryModel
+from service.references import Named, after_problems, reference_problems
+from service.settings import Settings
+
+
+class Acceptance:
+    """For the specs of one request and their owner: what they need to know is looked up once,
+    however many they are. In a transaction that writes, it stays so until that ends."""
+
+    def __init__(
+        self,
+        session: Session,
+        settings: Settings,
+        owner_id: int,
+        specs: Iterable[ExperimentSpec],
+        after: Iterable[str] = (),
+    ):
+        self._limits = settings.limits
+        self._named = Named.by(session, owner_id, specs, after)
+        self._memory = MemoryModel(session)
+        self._inputs = Inputs(settings)
+        self._session, self._owner_id = session, owner_id
+
+    def problems(self, spec: ExperimentSpec) -> list[Problem]:
+        """What is wrong with one of the specs; pointers are into it."""
+        problems = spec.limit_problems(self._limits) or reference_problems(self._named, spec)
+        problems = problems or list(self._inputs.problems(spec))
+        return problems or self._memory.problems(spec, self.memory(spec))
+
+    def submission_problems(self, spec: ExperimentSpec, after: Sequence[str]) -> list[Problem]:
+        """What is wrong with one of the submissions; pointers are into it."""
+        of_spec = [Problem(f"/spec{p.pointer}", p.detail) for p in self.problems(spec)]
+        return of_spec + self.after_problems(after)
+
+    def gone(self, spec: ExperimentSpec, after: Sequence[str]) -> list[Problem]:
+        """What is wrong with a spec that was accepted before, by what it names alone."""
+        named = reference_problems(self._named, spec)
+        of_spec = [Problem(f"/spec{p.pointer}", p.detail) for p in named]
+        return of_spec + self.after_problems(after)
+
+    def after_problems(self, after: Sequence[str]) -> list[Problem]:
+        """What is wrong with the experiments that one is to come after: /after/i."""
+        return list(after_problems(self._named, after))
+
+    def cache_key(self, spec: ExperimentSpec) -> str | None:
+        """What tells what it computes; None where that is not known."""
+        digests, files = self._named.digests(spec), self._inputs.files(spec)
+        if digests is None or files is None:
+            return None
+        state = fingerprint(files) if files else ""
+        if state is None:
+            return None
+        return key_of(spec.model_dump(mode="json"), [*digests, state])
+
+    def hits(self, keys: Iterable[str | None]) -> dict[str, str]:
+        """The experiments that computed the same before and are open to the owner, by key."""
+        return hits(self._session, self._owner_id, keys)
+
+    def memory(self, spec: ExperimentSpec) -> Memory:
+        """What a run of it takes of its device."""
+        return self._memory.expected(spec)
+
+    def unfinished(self, spec: ExperimentSpec, after: Sequence[str]) -> list[str]:
+        """What it has to wait for."""
+        return self._named.unfinished(spec, after)

@@ -1,0 +1,96 @@
+"""The result cache: an experiment that succeeded answers for a submission that would compute the
+same. The key is of the spec, of the core's sources and libraries, and of all that is read.
+
+A file of the lab's folders is known by its name, size and times and not by its content: the key
+must say what a run will read that begins later. A file that was changed has another time of change,
+which no one sets back, even where its content is put back; so the result of a run that read the
+changed file is never found by the key of what was there before or after. Uploads and kept weights
+never change, and are known by their digests. What is not in sight, a hub's above all, has no key.
+"""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import ColumnElement, case, select
+from sqlalchemy.orm import Session
+
+from service.experiments.models import Experiment, Status
+from service.sharing import readable, reader
+
+LIBRARIES = ("torch", "transformers", "numpy", "scipy", "scikit-learn")
+CORE_DIGITS = 16
+
+
+@cache
+def core_digest() -> str:
+    """Of the sources of mptcore and the versions of the libraries that it computes with, as they
+    are installed here: the beginning of every key."""
+    digest = hashlib.sha256()
+    spec = importlib.util.find_spec("mptcore")
+    assert spec is not None
+    (folder,) = map(Path, spec.submodule_search_locations or ())
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    for name in LIBRARIES:
+        digest.update(f"{name} {_version(name)}\n".encode())
+    return digest.hexdigest()[:CORE_DIGITS]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
+def key_of(spec: Mapping[str, Any], inputs: Iterable[str]) -> str:
+    """Of a spec as it is stored, and of what it reads."""
+    text = json.dumps([spec, sorted(inputs)], sort_keys=True)
+    rest = hashlib.sha256(text.encode()).hexdigest()
+    return core_digest() + rest[: 64 - CORE_DIGITS]
+
+
+def fingerprint(files: Collection[Path]) -> str | None:
+    """What tells these files from others, and from themselves once they are changed; None where
+    there is none, or one cannot be seen."""
+    try:
+        stats = [(str(path), path.stat()) for path in sorted(files)]
+    except OSError:
+        return None
+    parts = [(name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
+    return json.dumps(parts) if parts else None
+
+
+def own_key_only() -> ColumnElement[str | None]:
+    """The key of an experiment that is claimed here: none where this worker's core is another than
+    that of the service that made the key."""
+    return case(
+        (Experiment.cache_key.startswith(core_digest(), autoescape=True), Experiment.cache_key),
+        else_=None,
+    )
+
+
+def hits(session: Session, reader_id: int, keys: Iterable[str | None]) -> dict[str, str]:
+    """The experiments that succeeded and are open to the reader, by their keys: of several the
+    reader's own, and the latest."""
+    wanted = {key for key in keys if key is not None}
+    if not wanted:
+        return {}
+    found = session.execute(
+        select(Experiment.cache_key, Experiment.id)
+        .where(
+            Experiment.cache_key.in_(wanted),
+            Experiment.status == Status.SUCCEEDED,
+            Experiment.deleted_at.is_(None),
+            readable(Experiment),
+        )
+        .order_by(Experiment.owner_id == reader_id, Experiment.id),
+        reader(reader_id),
+    )
+    return {str(row.cache_key): row.id for row in found}  # the last of each key

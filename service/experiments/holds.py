@@ -1,0 +1,214 @@
+"""What is queued and not to be chosen yet: it waits for other experiments to succeed, or for its
+sweep to have fewer runs under way.
+
+A held experiment is out of the queue's index until it may run, so that a choice is as cheap with
+ten thousand of them as with none. Who ends an experiment frees or fails what waits for it, in the
+same transaction. Rows are locked in the order of their ids: what waits is younger than what it
+waits for. Every function takes a session and commits nothing.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from sqlalchemy import bindparam, case, delete, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from service.database import now
+from service.experiments.models import WAITING, Experiment, Held, Status, Wait
+from service.sweeps.models import Sweep, SweepPoint
+
+OPEN = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
+_LIMITED = select(Sweep.id).where(Sweep.concurrency.is_not(None))
+_NEXT_HOLD = case((Experiment.sweep_id.in_(_LIMITED), Held.SWEEP), else_=Held.NOT)
+"""What holds an experiment that waits for no other."""
+
+_HOLDING = select(Sweep.id, Sweep.concurrency).where(Sweep.holds)
+_UNDER_WAY = select(func.count()).where(
+    Experiment.sweep_id == bindparam("sweep_id"),
+    Experiment.status.in_(OPEN),
+    Experiment.held == Held.NOT,
+)
+_HELD = (
+    select(Experiment.id)
+    .where(Experiment.sweep_id == bindparam("sweep_id"), Experiment.held == Held.SWEEP)
+    .order_by(Experiment.id)
+)
+_NEXT = _HELD.where(Experiment.status == Status.QUEUED).with_for_update(skip_locked=True)
+_ANY = _HELD.where(Experiment.status.in_(WAITING)).limit(1)
+"""Made once: idle workers ask ten times a second."""
+
+
+def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> None:
+    """Have each of these new experiments wait for others, which their submission holds locked."""
+    rows = [
+        {"experiment_id": one, "after_id": after} for one, others in waits.items()
+        for after in others
+    ]  # fmt: skip
+    if rows:
+        session.execute(insert(Wait), rows)
+
+
+def take_places(session: Session, successors: Mapping[str, str]) -> None:
+    """New experiments take the places of old ones (new by old) in their sweeps."""
+    place = update(SweepPoint).where(SweepPoint.experiment_id == bindparam("old"))
+    taken = place.where(
+        select(Experiment.sweep_id).where(Experiment.id == bindparam("new")).scalar_subquery()
+        == SweepPoint.sweep_id
+    ).values(experiment_id=bindparam("new"))
+    rows = [{"old": old, "new": new} for old, new in successors.items()]
+    if not rows:
+        return
+    session.connection().execute(taken, rows)
+    take_turns(session, successors.values())
+
+
+def settle(session: Session, ended_id: str, status: str) -> Sequence[str]:
+    """An experiment has ended: what waited for it may run where that was the last, or fails where
+    it did not succeed. Gives those that fail."""
+    session.execute(delete(Wait).where(Wait.experiment_id == ended_id))
+    waiting = session.scalars(
+        select(Experiment.id)
+        .where(Experiment.id.in_(select(Wait.experiment_id).where(Wait.after_id == ended_id)))
+        .order_by(Experiment.id)
+        .with_for_update()
+    ).all()
+    if not waiting:
+        return ()
+    if status == Status.SUCCEEDED:
+        session.execute(delete(Wait).where(Wait.after_id == ended_id))
+        _free(session, waiting)
+        return ()
+    session.execute(delete(Wait).where(Wait.experiment_id.in_(waiting)))
+    message = f"it comes after {ended_id}, which {_became(status)}"
+    failed = session.scalars(
+        update(Experiment)
+        .where(Experiment.id.in_(waiting), Experiment.status.in_(WAITING))
+        .values(
+            status=Status.FAILED,
+            finished_at=now(),
+            failure_kind="invalid",
+            failure_message=message,
+        )
+        .returning(Experiment.id)
+    )
+    return sorted(failed)
+
+
+def let_go(session: Session, ended: Sequence[str]) -> Sequence[str]:
+    """These have ended, and wait no more; gives those of them that others wait for."""
+    session.execute(delete(Wait).where(Wait.experiment_id.in_(ended)))
+    waited_for = select(Wait.after_id).where(Wait.after_id.in_(ended)).distinct()
+    return session.scalars(waited_for.order_by(Wait.after_id)).all()
+
+
+def _became(status: str) -> str:
+    return "was cancelled" if status == Status.CANCELLED else "failed"
+
+
+def _free(session: Session, waiting: Sequence[str]) -> None:
+    """Those of these that wait for no other now. They are locked: of two that end at the same time
+    the second sees what the first did."""
+    others = select(Wait.experiment_id).where(Wait.experiment_id == Experiment.id).exists()
+    freed = session.execute(
+        update(Experiment)
+        .where(Experiment.id.in_(waiting), ~others)
+        .values(held=_NEXT_HOLD)
+        .returning(Experiment.sweep_id, Experiment.held)
+    ).all()
+    note_holding(session, {row.sweep_id for row in freed if row.held == Held.SWEEP})
+
+
+def take_turns(session: Session, experiment_ids: Collection[str]) -> None:
+    """What is new to a sweep with a limit, or was set aside and is resumed, waits for its turn."""
+    limited = update(Experiment).where(
+        Experiment.id.in_(experiment_ids),
+        Experiment.sweep_id.in_(_LIMITED),
+        Experiment.held == Held.NOT,
+    )
+    held = limited.values(held=Held.SWEEP).returning(Experiment.sweep_id)
+    note_holding(session, {one for one in session.scalars(held) if one is not None})
+
+
+def note_holding(session: Session, sweep_ids: set[str]) -> None:
+    """These sweeps have experiments that `fill` is to look after."""
+    if sweep_ids:
+        holding = update(Sweep).where(Sweep.id.in_(sweep_ids)).values(holds=True)
+        session.execute(holding.execution_options(synchronize_session=False))
+
+
+def limit(session: Session, sweep: Sweep) -> None:
+    """Its limit has changed: what has not been chosen yet takes its turn anew."""
+    mine = update(Experiment).where(Experiment.sweep_id == sweep.id, Experiment.status.in_(WAITING))
+    if sweep.concurrency is None:
+        session.execute(mine.where(Experiment.held == Held.SWEEP).values(held=Held.NOT))
+        return
+    queued = (Experiment.status == Status.QUEUED) & (Experiment.held == Held.NOT)
+    session.execute(mine.where(queued).values(held=Held.SWEEP))
+    note_holding(session, {sweep.id})
+
+
+def fill(session: Session) -> None:
+    """Let sweeps have as many under way as they may. To be called by who alone dispatches: the
+    lock on that keeps two from giving the same place twice."""
+    for sweep_id, concurrency in session.execute(_HOLDING).all():
+        which = {"sweep_id": sweep_id}
+        room = (concurrency or 0) - (session.scalar(_UNDER_WAY, which) or 0)
+        if room <= 0:
+            continue
+        chosen = session.scalars(_NEXT.limit(room), which).all()
+        if chosen:
+            free = update(Experiment).where(Experiment.id.in_(chosen)).values(held=Held.NOT)
+            session.execute(free.execution_options(synchronize_session=False))
+        elif session.scalar(_ANY, which) is None:
+            session.execute(update(Sweep).where(Sweep.id == sweep_id).values(holds=False))
+
+
+def reasons(
+    session: Session, experiments: Sequence[Experiment], reader_id: int | None
+) -> dict[str, str]:
+    """What those of these experiments that are held wait for, by their ids, in words for the
+    reader; None is their owner."""
+    queued = [one for one in experiments if one.status == Status.QUEUED]
+    after = [one for one in queued if one.held == Held.AFTER]
+    sweeps = {one.sweep_id for one in queued if one.held == Held.SWEEP}
+    others = _waited_for(session, [one.id for one in after]) if after else {}
+    limits: dict[str, int | None] = {}
+    if sweeps:
+        rows = session.execute(select(Sweep.id, Sweep.concurrency).where(Sweep.id.in_(sweeps)))
+        limits = {row.id: row.concurrency for row in rows}
+    found = {
+        one.id: _in_words(others.get(one.id, ()), reader_id in (None, one.owner_id))
+        for one in after
+    }
+    for one in queued:
+        if one.held == Held.SWEEP and one.sweep_id is not None:
+            most = limits.get(one.sweep_id)
+            found[one.id] = f"of its sweep at most {most} may be under way at once"
+    return found
+
+
+def _waited_for(
+    session: Session, experiment_ids: Sequence[str]
+) -> dict[str, list[tuple[str, str]]]:
+    """The ids and states of what each of these waits for."""
+    rows = session.execute(
+        select(Wait.experiment_id, Wait.after_id, Experiment.status)
+        .join(Experiment, Experiment.id == Wait.after_id)
+        .where(Wait.experiment_id.in_(experiment_ids))
+        .order_by(Wait.after_id)
+    )
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for one, after, status in rows:
+        found[one].append((after, status))
+    return found
+
+
+NAMED = 3
+
+
+def _in_words(others: Sequence[tuple[str, str]], is_readers: bool) -> str:
+    if not is_readers:
+        return "it waits for other experiments to succeed"
+    named = ", ".join(f"{one} ({status})" for one, status in others[:NAMED])
+    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+    return f"it waits for {named}{more} to succeed"

@@ -1,0 +1,154 @@
+"""What a spec reads beside what it holds: where that is, and whether it is there.
+
+The service sees the folders MPT_DATA_DIR and MPT_MODELS_DIR where its settings name them and they
+are there; else it does not know, and lets a spec through.
+"""
+
+import difflib
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mptcore.specs import ExperimentSpec, GlueText, PlainText, Problem
+from mptcore.specs.data.text import GLUE_SPLITS
+from service.settings import Settings
+
+TEXT_FORMATS = ("txt", "jsonl", "parquet")
+IMAGES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
+"""The folder of each set of images."""
+RAW = "raw/train-images-idx3-ubyte"
+GLUE_HUB = "nyu-mll/glue"
+MOST_NAMED = 20
+
+
+class Inputs:
+    """What of the lab's folders specs read; each folder is looked at once, for any number of
+    specs."""
+
+    def __init__(self, settings: Settings):
+        self.data = _folder(settings.data_dir)
+        self.models = _folder(settings.models_dir)
+        self._names: dict[Path, list[str]] = {}
+
+    def files(self, spec: ExperimentSpec) -> list[Path] | None:
+        """Those that it reads; None where that is not in sight."""
+        found: list[Path] = []
+        for part in (self._data_files(spec.data), *map(self._checkpoint_files, _models(spec))):
+            if part is None:
+                return None
+            found += part
+        return found
+
+    def problems(self, spec: ExperimentSpec) -> Iterator[Problem]:
+        """What is missing of what it reads, as far as that is known here."""
+        if self.data is not None:
+            yield from self._data_problems(spec.data, self.data)
+        if self.models is not None and _is_offline():
+            for part in ("model", "baseline"):
+                named = getattr(getattr(spec, part, None), "checkpoint", None)
+                if named and not (self.models / named).is_dir() and not _in_cache(named):
+                    there = self._listed(self.models, files=False)
+                    yield Problem(f"/{part}/checkpoint", _not_there("checkpoint", named, there))
+
+    def _data_problems(self, data: Any, folder: Path) -> Iterator[Problem]:
+        match data:
+            case PlainText(file=str(name)) if not (folder / "text" / name).is_file():
+                there = self._listed(folder / "text", files=True)
+                yield Problem("/data/file", _not_there("text", name, there))
+            case GlueText() if self._glue_file(data) is None and _is_offline():
+                wanted, there = f"{data.subset}/{data.split}", _glue_in(folder)
+                if not _in_cache(GLUE_HUB):
+                    yield Problem("/data/subset", _not_there("GLUE subset", wanted, there))
+            case _ if data.source in IMAGES and _lacks_images(folder, data.source):
+                there = [name for name in IMAGES if not _lacks_images(folder, name)]
+                yield Problem("/data/source", _not_there("data set", data.source, there))
+
+    def _data_files(self, data: Any) -> list[Path] | None:
+        match data:
+            case GlueText():
+                local = self._glue_file(data)
+                return None if local is None else [local]
+            case PlainText(file=str(name)):
+                return None if self.data is None else [self.data / "text" / name]
+            case _ if data.source in IMAGES:
+                return None if self.data is None else _below(self.data / IMAGES[data.source])
+        return []
+
+    def _checkpoint_files(self, model: Any) -> list[Path] | None:
+        name = getattr(model, "checkpoint", None)
+        if name is None:
+            return []
+        if self.models is None or not (self.models / name).is_dir():
+            return None
+        return _below(self.models / name)
+
+    def _glue_file(self, data: GlueText) -> Path | None:
+        if self.data is None:
+            return None
+        places = (self.data / "glue" / data.subset / f"{data.split}.{f}" for f in TEXT_FORMATS)
+        return next((path for path in places if path.is_file()), None)
+
+    def _listed(self, folder: Path, *, files: bool) -> list[str]:
+        """The files of a folder by their names, or its folders."""
+        if folder not in self._names:
+            among = sorted(folder.iterdir()) if folder.is_dir() else []
+            self._names[folder] = [one.name for one in among if one.is_file() == files]
+        return self._names[folder]
+
+
+def _models(spec: ExperimentSpec) -> list[Any]:
+    return [spec.model, getattr(spec, "baseline", None)]
+
+
+def _lacks_images(folder: Path, source: str) -> bool:
+    """Whether they are not there, and will not be downloaded."""
+    file = folder / IMAGES[source] / RAW
+    there = file.is_file() or file.with_name(f"{file.name}.gz").is_file()
+    return not there and os.environ.get("MPT_ALLOW_DOWNLOAD") != "1"
+
+
+def _glue_in(folder: Path) -> list[str]:
+    return [
+        f"{subset}/{path.stem}"
+        for subset in GLUE_SPLITS
+        for path in sorted((folder / "glue" / subset).glob("*.*"))
+    ]
+
+
+def _below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def _folder(path: Path | None) -> Path | None:
+    return path if path is not None and path.is_dir() else None
+
+
+def _is_offline() -> bool:
+    """Whether nothing comes from a hub, so that what is not in the folders is nowhere."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _in_cache(name: str) -> bool:
+    """Whether the hub's cache has this model or data set from before."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    flat = name.replace("/", "--")
+    return any((hub / f"{kind}--{flat}").is_dir() for kind in ("models", "datasets"))
+
+
+def _not_there(what: str, name: str, there: Sequence[str]) -> str:
+    """With the names that exist, those that are like it first."""
+    return f"there is no {what} {name}{_meant(name, there)}; {_named(there)}"
+
+
+def _meant(name: str, there: Collection[str]) -> str:
+    like = difflib.get_close_matches(name, there, n=1)
+    return f": did you mean {like[0]}?" if like else ""
+
+
+def _named(there: Sequence[str]) -> str:
+    if not there:
+        return "there is none at all"
+    more = f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
+    return f"there are {', '.join(there[:MOST_NAMED])}{more}"

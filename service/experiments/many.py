@@ -1,0 +1,88 @@
+"""Submitting many experiments at once: all or none, in a few statements."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+from uuid6 import uuid7
+
+from service import audit
+from service.audit import AuditEntry
+from service.database import insert_new
+from service.experiments import holds, store
+from service.experiments.models import Event, Experiment, Status
+from service.fair_share import FairShare
+from service.sweeps.models import KeptRequest
+from service.users import Caller
+
+
+class New(NamedTuple):
+    """The columns of an experiment that is to be, and what it waits for."""
+
+    columns: Mapping[str, Any]
+    unfinished: Sequence[str] = ()
+
+
+def submit(
+    session: Session,
+    owner_id: int,
+    wanted: Sequence[New | str],
+    *,
+    by: Caller,
+    sharing: FairShare,
+    sweep_id: str | None = None,
+) -> list[str]:
+    """Store new experiments in the queue, of a sweep or not, and give the ids of all in order:
+    those that are wanted by their ids are there. The audit has a line for each that is of no sweep.
+    Raises Refused where they are more than the user may have."""
+    new = [one for one in wanted if isinstance(one, New)]
+    made = iter(_submit(session, owner_id, new, by, sharing, sweep_id) if new else ())
+    return [next(made) if isinstance(one, New) else one for one in wanted]
+
+
+def _submit(
+    session: Session,
+    owner_id: int,
+    new: Sequence[New],
+    by: Caller,
+    sharing: FairShare,
+    sweep_id: str | None,
+) -> list[str]:
+    highest = max(one.columns["priority"] for one in new)
+    store.check_limits(session, owner_id, highest, len(new), sharing)
+    ids = [uuid7().hex for _ in new]
+    common = {"owner_id": owner_id, "sweep_id": sweep_id}
+    rows = [
+        {**one.columns, "id": id, "device": one.columns["spec"]["compute"]["device"], **common}
+        for id, one in zip(ids, new, strict=True)
+    ]
+    session.execute(insert(Experiment), rows)
+    data = {"status": Status.QUEUED}
+    session.execute(
+        insert(Event), [{"experiment_id": id, "kind": "status", "data": data} for id in ids]
+    )
+    holds.wait_for(
+        session, {id: one.unfinished for id, one in zip(ids, new, strict=True) if one.unfinished}
+    )
+    if sweep_id is None:
+        lines = [audit.line(by, "experiment.submitted", id) for id in ids]
+        session.execute(insert(AuditEntry), lines)
+    return ids
+
+
+def kept_request(
+    session: Session, owner_id: int, key: str | None, sha256: str
+) -> KeptRequest | None:
+    """What is kept of a request under its idempotency key; None without one. `made` is empty where
+    the key is new, and is then to be set: a request under the same key at the same time waits here
+    for this one. Raises KeyReused."""
+    if key is None:
+        return None
+    which = {"owner_id": owner_id, "idempotency_key": key}
+    insert_new(session, KeptRequest, [{**which, "sha256": sha256, "made": []}])
+    kept = session.scalars(select(KeptRequest).filter_by(**which)).one()
+    single = select(Experiment.id).filter_by(**which)
+    if kept.sha256 != sha256 or session.scalar(single) is not None:
+        raise store.KeyReused
+    return kept

@@ -1,0 +1,84 @@
+"""The route that takes many experiments at once, and what it shares with sweeps: accepting many."""
+
+import hashlib
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+
+from mptcore.specs import Problem
+from service.bodies import LargeRoute
+from service.dependencies import SettingsDep, Submitter, WriterDep
+from service.errors import invalid
+from service.experiments import many, store
+from service.experiments.acceptance import Acceptance
+from service.experiments.many import New
+from service.experiments.router import IdempotencyKey, refusals
+from service.experiments.schemas import Submission
+from service.settings import Settings
+from service.sweeps.schemas import Batch, BatchOut, Made
+
+router = APIRouter(tags=["experiments"], route_class=LargeRoute)
+
+
+@router.post("/v1/experiments:batch", status_code=HTTPStatus.ACCEPTED)
+def submit_batch(
+    batch: Batch,
+    database: WriterDep,
+    settings: SettingsDep,
+    user: Submitter,
+    idempotency_key: IdempotencyKey = None,
+) -> BatchOut:
+    """Queue up to a thousand experiments: all, or none where one is refused. The Idempotency-Key is
+    of the whole request."""
+    with refusals(), database.transaction() as session:
+        kept = many.kept_request(session, user.id, idempotency_key, sha256_of("batch", batch))
+        if kept and kept.made:
+            return BatchOut.model_validate({"items": kept.made})
+        wanted = _accepted(session, settings, user.id, batch.experiments)
+        ids = many.submit(session, user.id, wanted, by=user, sharing=settings.share)
+        answer = BatchOut(items=[_made(*pair) for pair in zip(ids, wanted, strict=True)])
+        if kept:
+            kept.made = answer.model_dump()["items"]
+    return answer
+
+
+def _made(experiment_id: str, wanted: New | str) -> Made:
+    there = isinstance(wanted, str)
+    url = f"/v1/experiments/{experiment_id}"
+    return Made(id=experiment_id, url=url, cached_from=experiment_id if there else None)
+
+
+def sha256_of(what: str, request: BaseModel) -> str:
+    """What tells one request from another under the same idempotency key."""
+    return hashlib.sha256(f"{what} {request.model_dump_json()}".encode()).hexdigest()
+
+
+def _accepted(
+    session: Session, settings: Settings, owner_id: int, submissions: Sequence[Submission]
+) -> list[New | str]:
+    """What is to be made, and the ids of what is there already. Raises ApiError."""
+    specs = [one.spec for one in submissions]
+    after = {one for submission in submissions for one in submission.after}
+    known = Acceptance(session, settings, owner_id, specs, after)
+    problems = [
+        Problem(f"/experiments/{i}{problem.pointer}", problem.detail)
+        for i, one in enumerate(submissions)
+        for problem in known.submission_problems(one.spec, one.after)
+    ]
+    if problems:
+        raise invalid(problems)
+    keys = [known.cache_key(spec) for spec in specs]
+    hits = known.hits(keys)
+    return [
+        hits[key] if one.cache and key in hits else _new(known, one, key)
+        for one, key in zip(submissions, keys, strict=True)
+    ]
+
+
+def _new(known: Acceptance, one: Submission, cache_key: str | None) -> New:
+    unfinished = known.unfinished(one.spec, one.after)
+    columns = store.columns_of(one, known.memory(one.spec), unfinished, cache_key)
+    return New(columns, unfinished)

@@ -1,0 +1,88 @@
+"""When a sweep may end, as far as that can be told."""
+
+import math
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from service import workers
+from service.experiments import forecast
+from service.experiments.models import UNFINISHED, Device, Experiment, Held, Queue, Status
+from service.experiments.place import QUEUES, places
+from service.settings import Settings
+from service.sweeps.models import Sweep
+
+ENDED = "all of its runs have ended"
+PAUSED = "some of its runs are paused"
+WAITS = "its runs wait for other experiments"
+
+
+def estimated_end(session: Session, settings: Settings, sweep: Sweep) -> tuple[float | None, str]:
+    """In the database's time, and what the estimate rests on, or why there is none: the last that
+    may be chosen now starts when its place says, and those that its limit holds back follow in
+    rounds."""
+    left = _left(session, sweep.id)
+    if not left:
+        return None, ENDED
+    if any(status == Status.PAUSED for status, _ in left):
+        return None, PAUSED
+    if (Status.QUEUED, Held.AFTER) in left:
+        return None, WAITS
+    found = forecast.forecasts(session)
+    ends = forecast.ends_of(session, sweep.id, found)
+    last = _last(session, sweep.id)
+    if last is not None:
+        place = places(session, [last], settings.worker_silent_s, settings.share)[last.id]
+        if place.estimated_start is None:
+            return None, place.estimate
+        mean_s = _mean_s(found, last)
+        ends.append(None if mean_s is None else place.estimated_start.timestamp() + mean_s)
+    if any(end is None for end in ends):
+        return None, forecast.UNKNOWN
+    clock = next(iter(found.values())).clock
+    end = max((one for one in ends if one is not None), default=clock)
+    held = left.get((Status.QUEUED, Held.SWEEP), 0)
+    return _after_held(session, settings, sweep, held, end, found)
+
+
+def _after_held(
+    session: Session,
+    settings: Settings,
+    sweep: Sweep,
+    held: int,
+    end: float,
+    found: dict[Queue, forecast.Forecast],
+) -> tuple[float | None, str]:
+    if not held:
+        return end, forecast.BASIS
+    one = session.scalars(_OF.filter_by(sweep_id=sweep.id, held=Held.SWEEP).limit(1)).one()
+    mean_s = _mean_s(found, one)
+    slots = workers.slots(session, settings.worker_silent_s)
+    together = sum(slots[queue].workers for queue in QUEUES[Device(one.device)] if queue in slots)
+    if mean_s is None or not together:
+        return None, forecast.UNKNOWN
+    rounds = math.ceil(held / min(together, sweep.concurrency or together))
+    return end + rounds * mean_s, forecast.BASIS
+
+
+_OF = select(Experiment).where(Experiment.status == Status.QUEUED)
+
+
+def _left(session: Session, sweep_id: str) -> dict[tuple[str, str], int]:
+    rows = session.execute(
+        select(Experiment.status, Experiment.held, func.count())
+        .where(Experiment.sweep_id == sweep_id, Experiment.status.in_(UNFINISHED))
+        .group_by(Experiment.status, Experiment.held)
+    )
+    return {(status, held): count for status, held, count in rows}
+
+
+def _last(session: Session, sweep_id: str) -> Experiment | None:
+    """Of those that may be chosen now."""
+    free = _OF.where(Experiment.sweep_id == sweep_id, Experiment.held == Held.NOT)
+    return session.scalar(free.order_by(Experiment.priority, Experiment.id.desc()).limit(1))
+
+
+def _mean_s(found: dict[Queue, forecast.Forecast], one: Experiment) -> float | None:
+    known = [mean for q in QUEUES[Device(one.device)] if (mean := found[q].mean_s) is not None]
+    return max(known, default=None)

@@ -1,0 +1,211 @@
+"""From a spec and what is swept to the specs of the points.
+
+The fields are dotted paths into the spec: `model.latent_dim`, `seeds`. A value takes the place of
+what the spec has there; objects that are missing on the way are made.
+"""
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from mptcore.specs import ExperimentSpec, Limits, Problem, SpecError, validate_spec
+from mptcore.specs.base import Seed, reject
+from mptcore.specs.parsing.json_text import pointer_token
+
+MOST_POINTS = 10_000
+MOST_PROBLEMS = 100
+"""In one answer."""
+
+FieldPath = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,9}$")]
+Values = Annotated[list[Any], Field(min_length=1, max_length=MOST_POINTS)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Range(Part):
+    """Numbers from `low` to `high`, both included: whole ones where both are written as such.
+    `scale` log draws their logarithm evenly."""
+
+    low: int | float
+    high: int | float
+    scale: Literal["linear", "log"] = "linear"
+
+    @model_validator(mode="after")
+    def _rises(self) -> Self:
+        if self.low >= self.high:
+            reject([Problem("/high", f"above low, {self.low}, not {self.high}")])
+        if self.scale == "log" and self.low <= 0:
+            reject([Problem("/low", f"above 0 for scale log, not {self.low}")])
+        return self
+
+    def value(self, share: float) -> int | float:
+        """At this share, from 0 to 1, of the way."""
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        low, high = (self.low, self.high + 1) if whole else (self.low, self.high)
+        if self.scale == "log":
+            found = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+        else:
+            found = low + share * (high - low)
+        return min(math.floor(found), self.high) if whole else min(max(found, self.low), self.high)
+
+
+class RandomDraws(Part):
+    """`n` points, each field drawn by itself: one of a list of values, or from a range. The same
+    seed gives the same points."""
+
+    n: Annotated[int, Field(ge=1, le=MOST_POINTS)]
+    seed: Seed = 0
+    fields: Annotated[dict[FieldPath, Values | Range], Field(min_length=1, max_length=100)]
+
+
+class Points(Part):
+    """Exactly one of: `grid`, all combinations of the values of some fields, the last one varying
+    fastest; `list`, each point by itself; `random`."""
+
+    grid: Annotated[dict[FieldPath, Values], Field(min_length=1, max_length=100)] | None = None
+    listed: Annotated[
+        list[Annotated[dict[FieldPath, Any], Field(max_length=100)]] | None,
+        Field(alias="list", min_length=1, max_length=MOST_POINTS),
+    ] = None
+    random: RandomDraws | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [one for one in (self.grid, self.listed, self.random) if one is not None]
+        if len(given) != 1:
+            reject([Problem("", "give exactly one of grid, list and random")])
+        size = math.prod(map(len, self.grid.values())) if self.grid else 0
+        if size > MOST_POINTS:
+            reject([Problem("/grid", f"at most {MOST_POINTS} points, not {size}")])
+        if problems := [p for path in self.fields() for p in self._nested(path)]:
+            reject(problems)
+        return self
+
+    def fields(self) -> list[str]:
+        """The paths that are swept."""
+        if self.grid is not None:
+            return [*self.grid]
+        if self.random is not None:
+            return [*self.random.fields]
+        return [*dict.fromkeys(path for point in self.listed or () for path in point)]
+
+    def _nested(self, path: str) -> Iterator[Problem]:
+        for other in self.fields():
+            if path.startswith(f"{other}."):
+                where = "/grid" if self.grid else "/random/fields" if self.random else "/list"
+                yield Problem(where, f"{path} lies within {other}, which is swept itself")
+
+    def points(self) -> Iterator["Point"]:
+        """Each with its place in this request."""
+        if self.grid is not None:
+            yield from _grid(self.grid)
+        elif self.random is not None:
+            yield from _drawn(self.random)
+        for i, values in enumerate(self.listed or ()):
+            yield Point(values, {path: f"/list/{i}{pointer_token(path)}" for path in values})
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The values of the swept fields, and where in the request each is written."""
+
+    values: Mapping[str, Any]
+    pointers: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        return ", ".join(f"{path}={_short(value)}" for path, value in self.values.items())
+
+
+def _grid(grid: Mapping[str, Sequence[Any]]) -> Iterator[Point]:
+    for places in itertools.product(*(range(len(values)) for values in grid.values())):
+        chosen = dict(zip(grid, places, strict=True))
+        yield Point(
+            {path: grid[path][i] for path, i in chosen.items()},
+            {path: f"/grid{pointer_token(path)}/{i}" for path, i in chosen.items()},
+        )
+
+
+def _drawn(draws: RandomDraws) -> Iterator[Point]:
+    """By `random()` alone, which is the same in every version of Python."""
+    generator = random.Random(draws.seed)
+    pointers = {path: f"/random/fields{pointer_token(path)}" for path in draws.fields}
+    for _ in range(draws.n):
+        values = {path: _one_of(among, generator.random()) for path, among in draws.fields.items()}
+        yield Point(values, pointers)
+
+
+def _one_of(among: list[Any] | Range, share: float) -> Any:
+    if isinstance(among, Range):
+        return among.value(share)
+    return among[math.floor(share * len(among))]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def specs_of(
+    base: Mapping[str, Any], points: Sequence[Point], limits: Limits
+) -> list[ExperimentSpec]:
+    """The specs of the points. Raises SpecError with what is wrong: pointers are into the request,
+    whose spec is the base, and each names the first point that it concerns."""
+    found: list[ExperimentSpec] = []
+    problems: dict[str, Problem] = {}
+    for i, point in enumerate(points):
+        try:
+            found.append(validate_spec(with_values(base, point.values), limits))
+        except SpecError as error:
+            for problem in error.problems:
+                there = in_request(problem, i, point)
+                problems.setdefault(there.pointer, there)
+        if len(problems) >= MOST_PROBLEMS:
+            break
+    if problems:
+        raise SpecError([*problems.values()])
+    return found
+
+
+def in_request(problem: Problem, number: int, point: Point) -> Problem:
+    """A problem of a point's spec at its place in the request: where the value of a swept field is
+    written, or in the base spec."""
+    detail = f"point {number} ({point.text}): {problem.detail}"
+    for path, pointer in point.pointers.items():
+        field = "".join(map(pointer_token, path.split(".")))
+        if problem.pointer == field or problem.pointer.startswith(f"{field}/"):
+            return Problem(pointer + problem.pointer.removeprefix(field), detail)
+    return Problem(f"/spec{problem.pointer}", detail)
+
+
+def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec with these values; the base stays as it is."""
+    spec = dict(base)
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        part = spec
+        for depth, name in enumerate(parents, 1):
+            below = part.get(name)
+            if not isinstance(below, dict | None):
+                pointer = "".join(map(pointer_token, parents[:depth]))
+                raise SpecError([Problem(pointer, f"no object, in which {path} could be")])
+            part[name] = dict(below or {})
+            part = part[name]
+        part[last] = value
+    return spec
+
+
+def value_at(spec: Mapping[str, Any], path: str) -> Any:
+    """The value of a field in a spec; None where it has no such field."""
+    value: Any = spec
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,323 @@
+"""The routes of sweeps."""
+
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from sqlalchemy.orm import Session
+
+from mptcore.specs import ExperimentSpec, Problem, SpecError, stored_spec
+from service import audit
+from service.bodies import LargeRoute
+from service.dependencies import Canceller, DatabaseDep, Reader, SettingsDep, Submitter, WriterDep
+from service.errors import ApiError, invalid
+from service.experiments import holds, many, states
+from service.experiments.acceptance import Acceptance
+from service.experiments.many import New
+from service.experiments.models import Experiment
+from service.experiments.router import IdempotencyKey, refusals
+from service.experiments.schemas import Submission
+from service.experiments.store import columns_again, columns_of
+from service.experiments.views import as_json
+from service.pages import Cursor, Limit, page, read_cursor
+from service.permission import check_whose, not_found, writable
+from service.settings import Settings
+from service.sharing import Visibility, Whose
+from service.sweeps import store
+from service.sweeps.batch import sha256_of
+from service.sweeps.ends import estimated_end
+from service.sweeps.expansion import MOST_POINTS, MOST_PROBLEMS, Point, in_request, specs_of
+from service.sweeps.models import Sweep
+from service.sweeps.schemas import (
+    Added,
+    MorePoints,
+    Retried,
+    SweepChanges,
+    SweepOut,
+    SweepPage,
+    SweepSubmission,
+    Table,
+    TableForm,
+)
+from service.sweeps.views import as_csv, summary_out, sweep_out, table
+from service.users import Caller
+
+log = logging.getLogger(__name__)
+
+router = APIRouter(prefix="/v1/sweeps", tags=["sweeps"], route_class=LargeRoute)
+
+SweepId = Annotated[str, Path(max_length=100)]
+
+
+@router.post("", status_code=HTTPStatus.ACCEPTED)
+def submit_sweep(
+    submission: SweepSubmission,
+    database: WriterDep,
+    settings: SettingsDep,
+    user: Submitter,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> SweepOut:
+    """Queue an experiment for each point of a sweep, 10,000 at most: all, or none where one is
+    refused. The errors say which point, and point to its value in the request."""
+    with refusals(), database.transaction() as session:
+        sha256 = sha256_of("sweep", submission)
+        kept = many.kept_request(session, user.id, idempotency_key, sha256)
+        if kept and kept.made:
+            sweep = _find(session, user, kept.made[0])
+        else:
+            sweep = store.create(session, user.id, submission)
+            points = [*submission.points()]
+            _add(session, settings, user, sweep, points, submission.cache)
+            audit.note(session, user, "sweep.submitted", sweep.id, points=len(points))
+            if kept:
+                kept.made = [sweep.id]
+        session.flush()
+        answer = _out(session, settings, _find(session, user, sweep.id), user)
+    log.info("sweep submitted", extra={"sweep_id": answer.id, "points": answer.points})
+    response.headers["Location"] = answer.urls.self
+    return answer
+
+
+@router.get("")
+def list_sweeps(
+    database: DatabaseDep,
+    user: Reader,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    whose: Whose = Whose.MINE,
+) -> SweepPage:
+    """The caller's sweeps, or `whose=lab` those shared with the lab, newest first."""
+    check_whose(whose, user)
+    before = read_cursor(cursor)
+    with database.snapshot() as session:
+        found = store.newest(session, user.id, whose=whose, limit=limit + 1, before=before)
+        kept, next_cursor = page(found, limit)
+        counts = store.counts(session, [one.id for one in kept], user)
+    items = [summary_out(one, counts.get(one.id, {})) for one in kept]
+    return SweepPage(items=items, next_cursor=next_cursor)
+
+
+@router.get("/{sweep_id}")
+def get_sweep(
+    sweep_id: SweepId, database: DatabaseDep, settings: SettingsDep, user: Reader
+) -> SweepOut:
+    """How many of a sweep's points stand where, how far it is, and when it may end."""
+    with database.snapshot() as session:
+        return _out(session, settings, _find(session, user, sweep_id), user)
+
+
+@router.get(
+    "/{sweep_id}/table", response_model=Table, responses={200: {"content": {"text/csv": {}}}}
+)
+def get_table(
+    sweep_id: SweepId, database: DatabaseDep, user: Reader, form: TableForm = TableForm.JSON
+) -> Response:
+    """One row for each point: the swept fields, where it stands, and its metrics; `form=csv` for a
+    spreadsheet. Points whose experiment was deleted, or is not open to you, are left out."""
+    with database.snapshot() as session:
+        sweep = _find(session, user, sweep_id)
+        points = store.points(session, sweep_id, user)
+        made = table(sweep, points, store.metrics(session, sweep_id))
+    if form == TableForm.CSV:
+        return Response(as_csv(made), media_type="text/csv")
+    return as_json(made)
+
+
+@router.post("/{sweep_id}/points", status_code=HTTPStatus.ACCEPTED)
+def add_points(
+    sweep_id: SweepId,
+    more: MorePoints,
+    database: WriterDep,
+    settings: SettingsDep,
+    user: Submitter,
+    idempotency_key: IdempotencyKey = None,
+) -> Added:
+    """Add points to a sweep, of the same spec."""
+    with refusals(), database.transaction() as session:
+        sweep = _find_own(session, user, sweep_id)
+        sha256 = sha256_of(f"points of {sweep_id}", more)
+        kept = many.kept_request(session, user.id, idempotency_key, sha256)
+        points = [*more.points()]
+        if kept and kept.made:
+            return Added(first=int(kept.made[0]), count=len(points))
+        if store.next_point(session, sweep.id) + len(points) > MOST_POINTS:
+            detail = f"a sweep has at most {MOST_POINTS} points"
+            raise invalid([Problem("", detail)])
+        first = _add(session, settings, user, sweep, points, more.cache)
+        sweep.fields = [*dict.fromkeys([*sweep.fields, *more.fields()])]
+        if kept:
+            kept.made = [str(first)]
+        audit.note(session, user, "sweep.extended", sweep.id, points=len(points))
+    return Added(first=first, count=len(points))
+
+
+@router.patch("/{sweep_id}")
+def change_sweep(
+    sweep_id: SweepId,
+    changes: SweepChanges,
+    database: WriterDep,
+    settings: SettingsDep,
+    user: Submitter,
+) -> SweepOut:
+    """Change what stands beside a sweep's spec; its priority and visibility go to its experiments
+    too."""
+    wanted = changes.model_dump(exclude_unset=True)
+    with refusals(), database.transaction() as session:
+        sweep = _find_own(session, user, sweep_id)
+        for name, value in wanted.items():
+            setattr(sweep, name, value)
+        session.flush()
+        store.change_all(session, sweep, wanted)
+        if "concurrency" in wanted:
+            holds.limit(session, sweep)
+        weighty = {n: wanted[n] for n in wanted if n not in ("name", "tags", "note")}
+        audit.note(session, user, "sweep.changed", sweep_id, fields=[*wanted], **weighty)
+        session.flush()
+        return _out(session, settings, sweep, user)
+
+
+@router.delete("/{sweep_id}", status_code=HTTPStatus.NO_CONTENT)
+def delete_sweep(sweep_id: SweepId, database: WriterDep, user: Canceller) -> None:
+    """Delete a sweep and the experiments that were made for it. What waits is cancelled with it;
+    where one runs it must be cancelled first, and what is pinned unpinned: 409."""
+    with database.transaction() as session:
+        sweep = _find_own(session, user, sweep_id)
+        what = store.obstacle(session, sweep)
+        if what == "running":
+            detail = "some of it is running: cancel it first, and delete it once that has ended"
+            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
+        if what == "pinned":
+            detail = "an experiment of it is pinned: set pinned to false first"
+            raise ApiError(HTTPStatus.CONFLICT, "pinned", detail)
+        store.remove(session, sweep)
+        audit.note(session, user, "sweep.deleted", sweep_id)
+
+
+@router.post("/{sweep_id}:cancel", status_code=HTTPStatus.ACCEPTED)
+def cancel_sweep(
+    sweep_id: SweepId, database: WriterDep, settings: SettingsDep, user: Canceller
+) -> SweepOut:
+    """Cancel all of a sweep's experiments that have not ended: what waits at once, what runs within
+    a heartbeat and the grace it is given."""
+    with database.transaction() as session:
+        sweep = _find_own(session, user, sweep_id)
+        count = states.cancel_sweep(session, sweep.id)
+        audit.note(session, user, "sweep.cancelled", sweep_id, experiments=count)
+        session.flush()
+        return _out(session, settings, sweep, user)
+
+
+@router.post("/{sweep_id}:retry", status_code=HTTPStatus.ACCEPTED)
+def retry_sweep(
+    sweep_id: SweepId, database: WriterDep, settings: SettingsDep, user: Submitter
+) -> Retried:
+    """Queue a new experiment for each point whose own failed or was cancelled; it takes the
+    place of that one in the sweep. Sent again, it finds none left to retry."""
+    with refusals(), database.transaction() as session:
+        sweep = _find_own(session, user, sweep_id)
+        store.next_point(session, sweep.id)  # holds it: of two retries the second finds none left
+        old = store.retryable(session, sweep)
+        new = _again(session, settings, sweep, old)
+        ids = many.submit(
+            session, sweep.owner_id, new, by=user, sharing=settings.share, sweep_id=sweep.id
+        )
+        holds.take_places(session, {one.id: id for one, id in zip(old, ids, strict=True)})
+        audit.note(session, user, "sweep.retried", sweep_id, experiments=len(ids))
+    return Retried(count=len(ids))
+
+
+def _add(
+    session: Session,
+    settings: Settings,
+    user: Caller,
+    sweep: Sweep,
+    points: Sequence[Point],
+    cache: bool,
+) -> int:
+    """An experiment for each point: one that computed the same before, where `cache` allows that,
+    or a new one. Gives the number of the first. Raises ApiError and Refused."""
+    try:
+        specs = specs_of(sweep.spec, points, settings.limits)
+    except SpecError as error:
+        raise invalid(error.problems) from None
+    known = Acceptance(session, settings, sweep.owner_id, specs, sweep.comes_after)
+    if problems := known.after_problems(sweep.comes_after) + _unacceptable(known, points, specs):
+        raise invalid(problems)
+    keys = [known.cache_key(spec) for spec in specs]
+    hits = known.hits(keys) if cache else {}
+    computed = [
+        hits[key] if key in hits else _new(known, sweep, spec, key)
+        for spec, key in zip(specs, keys, strict=True)
+    ]
+    return store.add_points(session, sweep, computed, by=user, sharing=settings.share)
+
+
+def _unacceptable(
+    known: Acceptance, points: Sequence[Point], specs: Sequence[ExperimentSpec]
+) -> list[Problem]:
+    """Each problem at its place in the request, for the first point that it concerns."""
+    found: dict[str, Problem] = {}
+    for i, (point, spec) in enumerate(zip(points, specs, strict=True)):
+        for problem in known.problems(spec):
+            there = in_request(problem, i, point)
+            found.setdefault(there.pointer, there)
+        if len(found) >= MOST_PROBLEMS:
+            break
+    return [*found.values()]
+
+
+def _new(known: Acceptance, sweep: Sweep, spec: ExperimentSpec, cache_key: str | None) -> New:
+    unfinished = known.unfinished(spec, sweep.comes_after)
+    submission = Submission.model_construct(
+        spec=spec,
+        tags=sweep.tags,
+        priority=sweep.priority,
+        visibility=Visibility(sweep.visibility),
+        after=sweep.comes_after,
+    )
+    columns = columns_of(submission, known.memory(spec), unfinished, cache_key)
+    return New({**columns, "held": store.held(sweep, unfinished)}, unfinished)
+
+
+def _again(
+    session: Session, settings: Settings, sweep: Sweep, old: Sequence[Experiment]
+) -> list[New]:
+    """Raises ApiError where what one named is gone, or shared no longer."""
+    specs = [stored_spec(one.spec) for one in old]
+    after = {id for one in old for id in one.comes_after or ()}
+    known = Acceptance(session, settings, sweep.owner_id, specs, after)
+    new = []
+    for one, spec in zip(old, specs, strict=True):
+        after_it = one.comes_after or []
+        if problems := known.gone(spec, after_it):
+            detail = f"{one.id} cannot run again: {problems[0].detail}"
+            raise ApiError(HTTPStatus.CONFLICT, "not_retryable", detail)
+        unfinished = known.unfinished(spec, after_it)
+        new.append(New(columns_again(one, unfinished, known.cache_key(spec)), unfinished))
+    return new
+
+
+def _find(session: Session, user: Caller, sweep_id: str) -> Sweep:
+    found = _readable(session, user, sweep_id)
+    if found is None:
+        raise not_found("sweep")
+    return found
+
+
+def _find_own(session: Session, user: Caller, sweep_id: str) -> Sweep:
+    return writable(user, _readable(session, user, sweep_id), "sweep")
+
+
+def _readable(session: Session, user: Caller, sweep_id: str) -> Sweep | None:
+    if not sweep_id.isalnum():
+        return None
+    return store.find_readable(session, user.id, sweep_id, user.is_admin)
+
+
+def _out(session: Session, settings: Settings, sweep: Sweep, user: Caller) -> SweepOut:
+    counts = store.counts(session, [sweep.id], user).get(sweep.id, {})
+    running = store.progress(session, sweep.id)
+    return sweep_out(sweep, counts, running, estimated_end(session, settings, sweep))

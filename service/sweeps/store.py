@@ -1,0 +1,226 @@
+"""Finding sweeps and their points, and what is done to all points at once. No function commits."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Row, Select, delete, func, insert, select, update
+from sqlalchemy.orm import Session, joinedload
+from uuid6 import uuid7
+
+from service.database import now
+from service.experiments import keeping, many, states, store
+from service.experiments.many import New
+from service.experiments.models import (
+    UNFINISHED,
+    Experiment,
+    Held,
+    Metric,
+    Status,
+)
+from service.fair_share import FairShare
+from service.sharing import Whose, readable, reader, shared
+from service.sweeps.models import KeptRequest, Sweep, SweepPoint
+from service.sweeps.schemas import SweepSubmission
+from service.users import Caller
+
+FAILED = (Status.FAILED, Status.CANCELLED)
+
+
+def create(session: Session, owner_id: int, submission: SweepSubmission) -> Sweep:
+    """A new sweep, without a point yet."""
+    beside = {"spec", "name", "tags", "note", "priority", "visibility", "concurrency"}
+    sweep = Sweep(
+        id=uuid7().hex,
+        owner_id=owner_id,
+        fields=submission.fields(),
+        comes_after=submission.after,
+        **submission.model_dump(include=beside),
+    )
+    session.add(sweep)
+    session.flush()
+    return sweep
+
+
+def add_points(
+    session: Session, sweep: Sweep, points: Sequence[New | str], *, by: Caller, sharing: FairShare
+) -> int:
+    """Add points to a sweep: for each an experiment that is to be, or one of before, by its id.
+    Gives the number of the first. Raises Refused."""
+    first = next_point(session, sweep.id)
+    ids = many.submit(session, sweep.owner_id, points, by=by, sharing=sharing, sweep_id=sweep.id)
+    rows = [
+        {"sweep_id": sweep.id, "point": point, "experiment_id": one}
+        for point, one in enumerate(ids, first)
+    ]
+    session.execute(insert(SweepPoint), rows)
+    sweep.holds = sweep.holds or sweep.concurrency is not None
+    return first
+
+
+def next_point(session: Session, sweep_id: str) -> int:
+    """The number of the next point. Holds the sweep: points are added by one at a time."""
+    session.execute(select(Sweep.id).where(Sweep.id == sweep_id).with_for_update())
+    last = session.scalar(select(func.max(SweepPoint.point)).filter_by(sweep_id=sweep_id))
+    return 0 if last is None else last + 1
+
+
+def held(sweep: Sweep, unfinished: Sequence[str]) -> Held:
+    """What holds a new experiment of a sweep."""
+    if unfinished:
+        return Held.AFTER
+    return Held.NOT if sweep.concurrency is None else Held.SWEEP
+
+
+def find_readable(
+    session: Session, reader_id: int, sweep_id: str, reads_all: bool = False
+) -> Sweep | None:
+    """The sweep of that id, if the reader owns it, if it is shared with the lab, or if the reader
+    reads all."""
+    query = _THERE.where(Sweep.id == sweep_id, readable(Sweep))
+    return session.scalar(query, reader(reader_id, reads_all))
+
+
+_THERE = select(Sweep).where(Sweep.deleted_at.is_(None)).options(joinedload(Sweep.owner))
+
+
+def newest(
+    session: Session, owner_id: int, *, whose: Whose, limit: int, before: str | None
+) -> Sequence[Sweep]:
+    """The owner's sweeps, those shared with the lab, or all, newest first."""
+    query = _THERE
+    if whose == Whose.MINE:
+        query = query.where(Sweep.owner_id == owner_id)
+    if whose == Whose.LAB:
+        query = query.where(shared(Sweep))
+    if before is not None:
+        query = query.where(Sweep.id < before)
+    return session.scalars(query.order_by(Sweep.id.desc()).limit(limit)).all()
+
+
+def counts(
+    session: Session, sweep_ids: Sequence[str], user: Caller
+) -> dict[str, dict[Status, int]]:
+    """How many points of each of these sweeps stand where, of those that are open to the caller."""
+    query = _points(SweepPoint.sweep_id, Experiment.status, func.count())
+    query = query.where(SweepPoint.sweep_id.in_(sweep_ids))
+    rows = session.execute(
+        query.group_by(SweepPoint.sweep_id, Experiment.status), reader(user.id, user.is_admin)
+    )
+    found: dict[str, dict[Status, int]] = defaultdict(dict)
+    for sweep_id, status, count in rows:
+        found[sweep_id][Status(status)] = count
+    return found
+
+
+def points(session: Session, sweep_id: str, user: Caller) -> Sequence[Row[Any]]:
+    """The points that are open to the caller, in their order."""
+    wanted = ("id", "status", "failure_kind", "failure_message", "spec")
+    query = _points(SweepPoint.point, *(getattr(Experiment, name) for name in wanted))
+    query = query.where(SweepPoint.sweep_id == sweep_id).order_by(SweepPoint.point)
+    return session.execute(query, reader(user.id, user.is_admin)).all()
+
+
+def _points(*columns: Any) -> Select[Any]:
+    return (
+        select(*columns)
+        .join(Experiment, Experiment.id == SweepPoint.experiment_id)
+        .where(Experiment.deleted_at.is_(None), readable(Experiment))
+    )
+
+
+def metrics(
+    session: Session, sweep_id: str
+) -> dict[str, dict[str, tuple[float | None, float | None]]]:
+    """Of each experiment of a sweep: its metrics by name, with their standard errors."""
+    query = (
+        select(Metric.experiment_id, Metric.name, Metric.labels, Metric.value, Metric.std_err)
+        .join(SweepPoint, SweepPoint.experiment_id == Metric.experiment_id)
+        .where(SweepPoint.sweep_id == sweep_id)
+        .order_by(Metric.experiment_id, Metric.seq)
+    )
+    found: dict[str, dict[str, tuple[float | None, float | None]]] = defaultdict(dict)
+    for experiment_id, name, labels, value, std_err in session.execute(query):
+        found[experiment_id][_column(name, labels)] = value, std_err
+    return found
+
+
+def _column(name: str, labels: str) -> str:
+    """`lml[seed=4]`."""
+    text = ",".join(f"{key}={value}" for key, value in json.loads(labels).items())
+    return f"{name}[{text}]" if text else name
+
+
+def progress(session: Session, sweep_id: str) -> float:
+    """How many runs' worth its running experiments have done."""
+    rows = session.execute(
+        select(Experiment.progress_done, Experiment.progress_total).where(
+            Experiment.sweep_id == sweep_id,
+            Experiment.status == Status.RUNNING,
+            Experiment.progress_total > 0,
+        )
+    )
+    return math.fsum(min(1.0, (done or 0) / (total or 1)) for done, total in rows)
+
+
+def retryable(session: Session, sweep: Sweep) -> Sequence[Experiment]:
+    """The experiments of its points that failed or were cancelled."""
+    query = (
+        select(Experiment)
+        .join(SweepPoint, SweepPoint.experiment_id == Experiment.id)
+        .where(SweepPoint.sweep_id == sweep.id, Experiment.sweep_id == sweep.id)
+        .where(Experiment.status.in_(FAILED), Experiment.deleted_at.is_(None))
+        .order_by(SweepPoint.point)
+    )
+    return session.scalars(query).all()
+
+
+def obstacle(session: Session, sweep: Sweep) -> str | None:
+    """What keeps a sweep from being deleted: that one of its experiments is running, or pinned."""
+    mine = select(Experiment.id).where(
+        Experiment.sweep_id == sweep.id, Experiment.deleted_at.is_(None)
+    )
+    for what, kept in (
+        ("running", Experiment.status == Status.RUNNING),
+        ("pinned", Experiment.pinned),
+    ):
+        if session.scalar(mine.where(kept).limit(1)) is not None:
+            return what
+    return None
+
+
+def remove(session: Session, sweep: Sweep) -> None:
+    """Have no one see a sweep and what was made for it any more; what waits is cancelled first."""
+    states.cancel_sweep(session, sweep.id)
+    mine = select(Experiment.id).where(Experiment.sweep_id == sweep.id)
+    keeping.remove_ended(session, session.scalars(mine).all())
+    sweep.deleted_at = session.scalar(select(now()))
+
+
+def change_all(session: Session, sweep: Sweep, wanted: dict[str, Any]) -> None:
+    """What of a sweep's changes goes to its experiments too."""
+    mine = update(Experiment).where(Experiment.sweep_id == sweep.id)
+    mine = mine.execution_options(synchronize_session=False)
+    if "visibility" in wanted:
+        session.execute(mine.values(visibility=wanted["visibility"]))
+    if "priority" in wanted:
+        store.check_priority(session, sweep.owner_id, wanted["priority"])
+        waiting = mine.where(Experiment.status.in_(UNFINISHED))
+        session.execute(waiting.values(priority=wanted["priority"]))
+
+
+REQUESTS_S = 30 * 86_400.0
+"""So long the idempotency key of a request that made several things is known."""
+
+
+def purge(session: Session, after_s: float) -> None:
+    """Forget sweeps that were deleted longer ago and whose experiments are gone, and old keys."""
+    left = select(Experiment.id).where(Experiment.sweep_id == Sweep.id).exists()
+    gone = select(Sweep.id).where(Sweep.deleted_at <= now() - after_s, ~left)
+    ids = session.scalars(gone.with_for_update(skip_locked=True)).all()
+    session.execute(delete(SweepPoint).where(SweepPoint.sweep_id.in_(ids)))
+    session.execute(delete(Sweep).where(Sweep.id.in_(ids)))
+    old = KeptRequest.created_at < now() - REQUESTS_S
+    session.execute(delete(KeptRequest).where(old))

@@ -1,0 +1,246 @@
+"""Experiments that come after others: they wait, run once these have succeeded, or fail."""
+
+import threading
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from service.database import Database
+from service.experiments import lease, states, store
+from service.experiments.acceptance import Acceptance
+from service.experiments.dispatch import dispatch_next
+from service.experiments.lease import Claim, FailureCause
+from service.experiments.models import DesiredState, Event, Experiment, Held, Status, Wait
+from service.experiments.schemas import Submission
+from service.settings import Settings
+from tests.service.test_users import admin, bearer, database_of, member, place, processes
+from tests.support.attempts import claim_next
+from tests.support.ppca_spec import ppca_spec
+
+__all__ = ["admin", "place", "processes"]  # fixtures
+
+TRAINED = ppca_spec(model__init="random", train={"objective": "lml", "epochs": 1})
+
+
+def submit(
+    api: TestClient,
+    *after: str,
+    spec: dict[str, Any] | None = None,
+    headers: dict[str, str] | None = None,
+    **beside: Any,
+) -> str:
+    body = {"spec": spec or ppca_spec(), "after": after, **beside}
+    answer = api.post("/v1/experiments", json=body, headers=headers)
+    assert answer.status_code == 202, answer.text
+    experiment_id: str = answer.json()["id"]
+    return experiment_id
+
+
+def get(api: TestClient, experiment_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = api.get(f"/v1/experiments/{experiment_id}").json()
+    return found
+
+
+def finish(database: Database, claim: Claim, status: Status = Status.SUCCEEDED) -> None:
+    cause = FailureCause("error", "it broke") if status == Status.FAILED else None
+    with database.transaction() as session:
+        lease.finish(session, claim, status, cause)
+
+
+def is_idle(database: Database) -> bool:
+    with database.transaction() as session:
+        return dispatch_next(session) is None
+
+
+def from_weights(experiment_id: str) -> dict[str, Any]:
+    return ppca_spec(
+        model__init="experiment", model__experiment=experiment_id, model__noise_precision=...
+    )
+
+
+def nothing_waits(database: Database) -> bool:
+    with database.snapshot() as session:
+        held = select(Experiment.id).where(
+            Experiment.held == Held.AFTER, Experiment.status == Status.QUEUED
+        )
+        return not session.scalars(select(Wait)).all() and not session.scalars(held).all()
+
+
+def test_it_waits_until_all_have_succeeded(admin: TestClient) -> None:
+    database = database_of(admin)
+    first, second = submit(admin), submit(admin)
+    last = submit(admin, first, second, priority=100)
+    queue = get(admin, last)["queue"]
+    assert queue["reason"] == f"it waits for {first} (queued), {second} (queued) to succeed"
+    assert queue["estimated_start"] is None
+    assert get(admin, last)["after"] == [first, second]
+    one, other = claim_next(database), claim_next(database)
+    assert is_idle(database)
+    finish(database, other)
+    assert get(admin, last)["queue"]["reason"] == f"it waits for {first} (running) to succeed"
+    assert is_idle(database)
+    finish(database, one)
+    assert claim_next(database).experiment_id == last
+    assert nothing_waits(database)
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled", "deleted", "cancelled while it runs"])
+def test_what_comes_after_a_failure_fails_along_the_chain(admin: TestClient, how: str) -> None:
+    database = database_of(admin)
+    first = submit(admin)
+    chain = [submit(admin, first)]
+    chain.append(submit(admin, chain[0]))
+    paused = submit(admin, chain[1], first)
+    admin.post(f"/v1/experiments/{paused}:pause")
+    beside = submit(admin)
+    match how:
+        case "failed":
+            finish(database, claim_next(database), Status.FAILED)
+        case "cancelled":
+            admin.post(f"/v1/experiments/{first}:cancel")
+        case "deleted":
+            assert admin.delete(f"/v1/experiments/{first}").status_code == 204
+        case _:
+            claim = claim_next(database)
+            admin.post(f"/v1/experiments/{first}:cancel")
+            with database.transaction() as session:
+                lease.release(session, claim)
+    became = "failed" if how == "failed" else "was cancelled"
+    failure = {"kind": "invalid", "message": f"it comes after {first}, which {became}"}
+    for one in (chain[0], paused):
+        assert (get(admin, one)["status"], get(admin, one)["failure"]) == ("failed", failure)
+        assert get(admin, one)["finished_at"] is not None
+    message = f"it comes after {chain[0]}, which failed"
+    assert get(admin, chain[1])["failure"] == {"kind": "invalid", "message": message}
+    assert claim_next(database).experiment_id == beside
+    assert nothing_waits(database)
+    with database.snapshot() as session:
+        events = select(Event.data).where(Event.experiment_id == chain[1]).order_by(Event.id)
+        assert [data["status"] for data in session.scalars(events)] == ["queued", "failed"]
+
+
+def test_a_run_that_is_lost_too_often_fails_what_comes_after_it(admin: TestClient) -> None:
+    database = database_of(admin)
+    first = submit(admin)
+    last = submit(admin, first)
+    claim = claim_next(database)
+    with database.transaction() as session:
+        lease.mark_lost(session, claim, max_lost=1)
+    assert get(admin, last)["status"] == "queued"
+    claim = claim_next(database)
+    assert claim.experiment_id == first
+    with database.transaction() as session:
+        lease.mark_lost(session, claim, max_lost=1)
+    assert get(admin, last)["status"] == "failed"
+
+
+def test_weights_of_what_has_not_ended_are_waited_for(admin: TestClient) -> None:
+    database = database_of(admin)
+    trained = submit(admin, spec=TRAINED)
+    waiting = submit(admin, spec=from_weights(trained))
+    assert get(admin, waiting)["after"] == [trained]
+    finish(database, claim_next(database))
+    assert claim_next(database).experiment_id == waiting
+    ready = submit(admin, trained, spec=from_weights(trained))  # which has succeeded by now
+    assert claim_next(database).experiment_id == ready
+
+
+def test_what_cannot_be_waited_for_is_refused(admin: TestClient) -> None:
+    ended, untrained = submit(admin), submit(admin)
+    admin.post(f"/v1/experiments/{ended}:cancel")
+    someone = member(admin)
+    theirs = submit(admin, headers=bearer(someone["key"]))
+    shared = submit(admin, headers=bearer(someone["key"]), visibility="lab")
+    for after, spec, pointer, detail in (
+        (["0" * 32], ppca_spec(), "/after/0", "the id of an experiment, yours or shared"),
+        ([ended], ppca_spec(), "/after/0", "this experiment is cancelled"),
+        ([shared, theirs], ppca_spec(), "/after/1", "the id of an experiment, yours or"),
+        ([], from_weights(untrained), "/spec/model/experiment", "that trains a model"),
+        ([], from_weights(ended), "/spec/model/experiment", "did not fail"),
+        ([], from_weights(theirs), "/spec/model/experiment", "yours or shared"),
+        (["a b"], ppca_spec(), "/after/0", "pattern"),
+    ):
+        body = {"spec": spec, "after": after}
+        for path in ("/v1/experiments", "/v1/experiments:validate"):
+            answer = admin.post(path, json=body)
+            (error,) = answer.json()["errors"]
+            assert (error["pointer"], detail in error["detail"]) == (pointer, True), error
+    submit(admin, shared)
+
+
+def test_a_retry_waits_for_the_same(admin: TestClient) -> None:
+    first = submit(admin)
+    second = submit(admin, first)
+    admin.post(f"/v1/experiments/{second}:cancel")
+    again = admin.post(f"/v1/experiments/{second}:retry").json()
+    assert (again["after"], again["queue"]["reason"][:8]) == ([first], "it waits")
+    admin.post(f"/v1/experiments/{again['id']}:cancel")
+    admin.post(f"/v1/experiments/{first}:cancel")
+    refused = admin.post(f"/v1/experiments/{second}:retry")
+    assert refused.json()["errors"][0]["pointer"] == "/after/0"
+
+
+def test_another_users_reader_is_not_told_for_what(admin: TestClient) -> None:
+    first = submit(admin)
+    shared = submit(admin, first, visibility="lab")
+    own = bearer(member(admin)["key"])
+    seen = admin.get(f"/v1/experiments/{shared}", headers=own).json()
+    assert seen["queue"]["reason"] == "it waits for other experiments to succeed"
+
+
+def test_what_is_waited_for_is_counted_in_no_place(admin: TestClient) -> None:
+    first = submit(admin)
+    for _ in range(3):
+        submit(admin, first, priority=50)
+    assert get(admin, submit(admin))["queue"]["position"] == 1
+
+
+def test_one_that_ends_meanwhile_is_not_waited_for_for_ever(lab: Settings) -> None:
+    """A submission that has looked at a run is stored before that run may end."""
+    database = Database(lab.url, connections=3)
+    with database.transaction() as session:
+        first = store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()})).id
+    claim = claim_next(database)
+    with database.transaction() as session:
+        submission = Submission.model_validate({"spec": ppca_spec(), "after": [first]})
+        known = Acceptance(session, lab, 1, [submission.spec], submission.after)
+        unfinished = known.unfinished(submission.spec, submission.after)
+        ending = threading.Thread(target=finish, args=(database, claim))
+        ending.start()
+        ending.join(0.5)
+        assert ending.is_alive()
+        last = store.submit(session, 1, submission, unfinished=unfinished).id
+    ending.join(10)
+    assert claim_next(database).experiment_id == last
+
+
+def test_two_that_end_at_once_free_what_waits_for_both(lab: Settings) -> None:
+    database = Database(lab.url, connections=3)
+    with database.transaction() as session:
+        plain = Submission.model_validate({"spec": ppca_spec()})
+        ids = [store.submit(session, 1, plain).id for _ in range(2)]
+        both = Submission.model_validate({"spec": ppca_spec(), "after": ids})
+        last = store.submit(session, 1, both, unfinished=ids).id
+    claims = [claim_next(database) for _ in ids]
+    with database.transaction() as session:
+        lease.finish(session, claims[0], Status.SUCCEEDED)
+        session.flush()
+        other = threading.Thread(target=finish, args=(database, claims[1]))
+        other.start()
+        other.join(0.5)
+    other.join(10)
+    assert claim_next(database).experiment_id == last
+    assert nothing_waits(database)
+
+
+def test_what_waits_may_be_cancelled_itself(admin: TestClient) -> None:
+    database = database_of(admin)
+    first = submit(admin)
+    last = submit(admin, first)
+    with database.transaction() as session:
+        assert states.request(session, last, DesiredState.CANCEL) == Status.CANCELLED
+    finish(database, claim_next(database))
+    assert get(admin, last)["status"] == "cancelled"
+    assert nothing_waits(database)

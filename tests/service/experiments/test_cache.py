@@ -1,0 +1,293 @@
+"""What was computed before answers for what would compute the same; and nothing else does."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select, update
+
+from mptcore.specs import validate_spec
+from service.experiments import cache, lease
+from service.experiments.cache import core_digest, fingerprint
+from service.experiments.inputs import Inputs
+from service.experiments.lease import FailureCause
+from service.experiments.models import Experiment, Status
+from service.main import create_app
+from service.settings import Settings
+from service.users import User
+from tests.service.test_users import admin, bearer, database_of, member, place, processes
+from tests.support.attempts import claim_next
+from tests.support.ppca_spec import ppca_spec
+
+__all__ = ["admin", "place", "processes"]  # fixtures
+
+
+def post(api: TestClient, spec: Any = None, headers: Any = None, **beside: Any) -> dict[str, Any]:
+    body = {"spec": spec or ppca_spec(), **beside}
+    answer = api.post("/v1/experiments", json=body, headers=headers)
+    found: dict[str, Any] = answer.json()
+    assert answer.status_code == (200 if found.get("cached_from") else 202), answer.text
+    return found
+
+
+def computed(
+    api: TestClient, status: Status = Status.SUCCEEDED, headers: Any = None, **beside: Any
+) -> str:
+    """An experiment that has run."""
+    made: str = post(api, headers=headers, cache=False, **beside)["id"]
+    cause = None if status == Status.SUCCEEDED else FailureCause("error", "it broke")
+    database = database_of(api)
+    claim = claim_next(database)
+    assert claim.experiment_id == made
+    with database.transaction() as session:
+        lease.finish(session, claim, status, cause)
+    return made
+
+
+def count(api: TestClient) -> int:
+    with database_of(api).snapshot() as session:
+        return session.scalar(select(func.count()).select_from(Experiment)) or 0
+
+
+def test_the_same_spec_is_answered_with_what_it_gave(admin: TestClient) -> None:
+    one = computed(admin, name="first")
+    body = {"spec": ppca_spec(), "name": "second", "priority": 5}
+    answer = admin.post("/v1/experiments", json=body)
+    assert answer.status_code == 200
+    assert answer.headers["Location"] == f"/v1/experiments/{one}"
+    found = answer.json()
+    assert (found["id"], found["cached_from"], found["name"]) == (one, one, "first")
+    assert (found["status"], found["terminal"]) == ("succeeded", True)
+    assert admin.get(f"/v1/experiments/{one}").json()["cached_from"] is None
+    spelled_out = ppca_spec(data__noise="isotropic")  # a default that is written out
+    assert post(admin, spelled_out)["cached_from"] == one
+    assert count(admin) == 1
+
+
+def test_what_differs_is_computed(admin: TestClient) -> None:
+    one = computed(admin)
+    assert post(admin, ppca_spec(seeds=[5]))["cached_from"] is None
+    assert post(admin, ppca_spec(compute__threads=2))["cached_from"] is None
+    again = post(admin, cache=False)
+    assert (again["cached_from"], again["id"] != one) == (None, True)
+
+
+def test_what_failed_or_has_not_ended_answers_for_nothing(admin: TestClient) -> None:
+    computed(admin, Status.FAILED)
+    waiting = post(admin)["id"]
+    other = post(admin)
+    assert (other["cached_from"], other["id"] != waiting) == (None, True)
+
+
+def test_only_what_the_caller_may_read_answers(admin: TestClient) -> None:
+    theirs = bearer(member(admin)["key"])
+    hidden = computed(admin, headers=theirs)
+    assert post(admin)["cached_from"] is None  # an admin, too, has no private result of another's
+    with database_of(admin).transaction() as session:
+        session.execute(update(Experiment).where(Experiment.id != hidden).values(priority=-9))
+    admin.patch(f"/v1/experiments/{hidden}", json={"visibility": "lab"}, headers=theirs)
+    assert post(admin)["cached_from"] == hidden
+    admin.patch(f"/v1/experiments/{hidden}", json={"visibility": "private"}, headers=theirs)
+    assert post(admin)["cached_from"] is None
+    assert post(admin, headers=theirs)["cached_from"] == hidden
+    admin.delete(f"/v1/experiments/{hidden}", headers=theirs)
+    assert post(admin, headers=theirs)["cached_from"] is None
+
+
+def test_a_hit_costs_no_quota(admin: TestClient) -> None:
+    one = computed(admin)
+    post(admin, cache=False)
+    with database_of(admin).transaction() as session:
+        session.execute(update(User).where(User.id == 1).values(max_submitted=1))
+    assert post(admin)["cached_from"] == one
+    refused = admin.post("/v1/experiments", json={"spec": ppca_spec(seeds=[9])})
+    assert refused.json()["reason"] == "limit_reached"
+
+
+def test_a_batch_and_a_sweep_are_answered_in_part(admin: TestClient) -> None:
+    one = computed(admin)
+    body = {"experiments": [{"spec": ppca_spec(seeds=[s])} for s in (4, 5)]}
+    for _ in range(2):  # a replay says the same
+        items = admin.post(
+            "/v1/experiments:batch", json=body, headers={"Idempotency-Key": "b"}
+        ).json()["items"]
+        assert [item["cached_from"] for item in items] == [one, None]
+    sweep = {"spec": ppca_spec(), "grid": {"seeds": [[4], [6]]}}
+    made = admin.post("/v1/sweeps", json=sweep).json()
+    assert made["counts"] | {"succeeded": 1, "queued": 1} == made["counts"]
+    table = admin.get(made["urls"]["table"]).json()["items"]
+    assert table[0]["experiment_id"] == one
+    anew = admin.post("/v1/sweeps", json={**sweep, "cache": False}).json()
+    assert anew["counts"]["queued"] == 2
+    # What a sweep only found is not its own: it is neither deleted with it nor shared by it.
+    admin.patch(made["urls"]["self"], json={"visibility": "lab"})
+    assert admin.delete(made["urls"]["self"]).status_code == 204
+    found = admin.get(f"/v1/experiments/{one}").json()
+    assert (found["visibility"], found["sweep"]) == ("private", None)
+
+
+def test_another_core_computes_anew(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed(admin)
+    monkeypatch.setattr(cache, "core_digest", lambda: "f" * 16)
+    assert post(admin)["cached_from"] is None
+
+
+def test_a_worker_of_another_core_leaves_no_result_for_this_one(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a lab is upgraded, a service is newer than its workers."""
+    with monkeypatch.context() as other:
+        other.setattr(cache, "core_digest", lambda: "f" * 16)
+        post(admin, cache=False)
+    claim = claim_next(database_of(admin))
+    with database_of(admin).transaction() as session:
+        lease.finish(session, claim, Status.SUCCEEDED)
+    monkeypatch.setattr(cache, "core_digest", lambda: "f" * 16)
+    assert post(admin)["cached_from"] is None
+
+
+def test_the_digest_is_of_every_source() -> None:
+    assert len(core_digest()) == 16
+    assert core_digest() == core_digest()
+
+
+def test_a_changed_file_is_another(tmp_path: Path) -> None:
+    """Also where its content, its size and its time of change are put back."""
+    file = tmp_path / "a.txt"
+    file.write_text("one")
+    before, stat = fingerprint([file]), file.stat()
+    assert before is not None
+    assert fingerprint([file]) == before
+    file.write_text("two")
+    file.write_text("one")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert fingerprint([file]) != before
+    assert fingerprint([tmp_path / "b.txt"]) is None
+    assert fingerprint([]) is None
+
+
+TEXT = {
+    "model": {"family": "masked_lm", "checkpoint": "tiny"},
+    "data": {"source": "text", "file": "a.txt"},
+}
+
+
+@pytest.fixture
+def folders(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Of a service that sees the lab's data and checkpoints."""
+    for name in ("models/tiny", "models/bert-base", "data/text", "data/glue/cola"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "models/tiny/config.json").write_text("{}")
+    (tmp_path / "data/text/a.txt").write_text("a\n")
+    (tmp_path / "data/glue/cola/validation.jsonl").write_text("{}")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    seen = {"data_dir": tmp_path / "data", "models_dir": tmp_path / "models"}
+    return settings.model_copy(update=seen)
+
+
+@pytest.fixture
+def seeing(folders: Settings) -> Any:
+    key = folders.key_file.read_text().strip()
+    with TestClient(create_app(folders), headers=bearer(key)) as api:
+        yield api
+
+
+def test_a_changed_text_or_checkpoint_computes_anew(seeing: TestClient, folders: Settings) -> None:
+    one = computed(seeing, spec=TEXT)
+    assert post(seeing, TEXT)["cached_from"] == one
+    assert folders.data_dir is not None
+    assert folders.models_dir is not None
+    for file in (folders.data_dir / "text/a.txt", folders.models_dir / "tiny/config.json"):
+        content = file.read_text()
+        file.write_text(content)
+        assert post(seeing, TEXT)["cached_from"] is None
+
+
+def test_what_is_not_in_sight_has_no_key(settings: Settings, folders: Settings) -> None:
+    spec = validate_spec(TEXT)
+    assert Inputs(settings).files(spec) is None
+    assert len(Inputs(folders).files(spec) or ()) == 2
+    hub = validate_spec({**TEXT, "model": {"family": "masked_lm", "checkpoint": "of-the-hub"}})
+    assert Inputs(folders).files(hub) is None
+    glue = {"source": "glue", "subset": "rte", "split": "test"}
+    assert Inputs(folders).files(validate_spec({**TEXT, "data": glue})) is None
+    assert Inputs(folders).files(validate_spec(ppca_spec())) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "pointer", "detail"),
+    [
+        (
+            "model",
+            {"family": "masked_lm", "checkpoint": "bert-bas"},
+            "/model/checkpoint",
+            "there is no checkpoint bert-bas: did you mean bert-base?; there are bert-base, tiny",
+        ),
+        (
+            "baseline",
+            {"family": "masked_lm", "checkpoint": "xyz"},
+            "/baseline/checkpoint",
+            "there is no checkpoint xyz; there are bert-base, tiny",
+        ),
+        (
+            "data",
+            {"source": "text", "file": "b.txt"},
+            "/data/file",
+            "there is no text b.txt: did you mean a.txt?; there are a.txt",
+        ),
+        (
+            "data",
+            {"source": "glue", "subset": "cola", "split": "test"},
+            "/data/subset",
+            "there is no GLUE subset cola/test; there are cola/validation",
+        ),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(
+    seeing: TestClient, part: str, value: Any, pointer: str, detail: str
+) -> None:
+    for path in ("/v1/experiments", "/v1/experiments:validate"):
+        answer = seeing.post(path, json={"spec": {**TEXT, part: value}})
+        assert answer.status_code == 422
+        assert answer.json()["errors"] == [{"pointer": f"/spec{pointer}", "detail": detail}]
+
+
+def test_images_that_are_not_there_are_refused(
+    seeing: TestClient, folders: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = {"model": {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}}
+    body = {"spec": {**spec, "data": {"source": "mnist"}}}
+    answer = seeing.post("/v1/experiments", json=body)
+    detail = "there is no data set mnist; there is none at all"
+    assert answer.json()["errors"] == [{"pointer": "/spec/data/source", "detail": detail}]
+    monkeypatch.setenv("MPT_ALLOW_DOWNLOAD", "1")
+    assert seeing.post("/v1/experiments", json=body).status_code == 202
+    monkeypatch.delenv("MPT_ALLOW_DOWNLOAD")
+    assert folders.data_dir is not None
+    raw = folders.data_dir / "MNIST/raw"
+    raw.mkdir(parents=True)
+    (raw / "train-images-idx3-ubyte").write_bytes(b"")
+    assert seeing.post("/v1/experiments", json=body).status_code == 202
+
+
+def test_what_cannot_be_known_is_let_through(
+    seeing: TestClient, admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the folders, and where a hub may have it."""
+    unknown = {**TEXT, "model": {"family": "masked_lm", "checkpoint": "bert-bas"}}
+    text = {**TEXT, "data": {"source": "text", "file": "b.txt"}}
+    for spec in (unknown, text):
+        assert admin.post("/v1/experiments", json={"spec": spec}).status_code == 202
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert seeing.post("/v1/experiments", json={"spec": unknown}).status_code == 202
+    assert seeing.post("/v1/experiments", json={"spec": text}).status_code == 422
+
+
+def test_a_checkpoint_in_the_hubs_cache_is_there(seeing: TestClient, folders: Settings) -> None:
+    spec = {**TEXT, "model": {"family": "masked_lm", "checkpoint": "org/model"}}
+    assert seeing.post("/v1/experiments", json={"spec": spec}).status_code == 422
+    (Path(os.environ["HF_HOME"]) / "hub/models--org--model").mkdir(parents=True)
+    assert seeing.post("/v1/experiments", json={"spec": spec}).status_code == 202

@@ -1,0 +1,120 @@
+"""Many experiments in one request: all or none."""
+
+from typing import Any
+
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select, update
+
+from service.audit import AuditEntry
+from service.experiments.models import Event, Experiment
+from service.users import User
+from tests.service.test_users import admin, database_of, place, processes
+from tests.support.ppca_spec import ppca_spec
+
+__all__ = ["admin", "place", "processes"]  # fixtures
+
+PATH = "/v1/experiments:batch"
+
+
+def entries(number: int) -> list[dict[str, Any]]:
+    return [
+        {"spec": ppca_spec(seeds=[i]), "name": f"run {i}", "priority": i % 50}
+        for i in range(number)
+    ]
+
+
+def count(api: TestClient, table: type[Any] = Experiment) -> int:
+    with database_of(api).snapshot() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
+
+
+def test_a_batch_is_as_so_many_submissions(admin: TestClient) -> None:
+    answer = admin.post(PATH, json={"experiments": entries(3)})
+    assert answer.status_code == 202
+    for i, one in enumerate(answer.json()["items"]):
+        found = admin.get(one["url"]).json()
+        assert (found["id"], found["name"], found["priority"]) == (one["id"], f"run {i}", i)
+        assert (found["spec"]["seeds"], found["status"]) == ([i], "queued")
+        assert found["queue"]["position"] == 2 - i
+    single = admin.post("/v1/experiments", json=entries(1)[0]).json()["id"]
+    with database_of(admin).snapshot() as session:
+        query = select(Experiment).where(Experiment.id == bind(answer))
+        of_batch, alone = session.scalars(query).one(), session.get_one(Experiment, single)
+        mine = {c.name: getattr(of_batch, c.name) for c in Experiment.__table__.columns}
+        other = {c.name: getattr(alone, c.name) for c in Experiment.__table__.columns}
+        apart = {name for name in mine if mine[name] != other[name]}
+        assert apart <= {"id", "created_at", "submission_sha256"}
+        events = select(func.count()).select_from(Event).group_by(Event.experiment_id)
+        assert session.scalars(events).all() == [1] * 4
+        audited = select(func.count()).where(AuditEntry.action == "experiment.submitted")
+        assert session.scalar(audited) == 4
+
+
+def bind(answer: Any) -> str:
+    first: str = answer.json()["items"][0]["id"]
+    return first
+
+
+def test_one_that_is_wrong_refuses_all_and_is_named(admin: TestClient) -> None:
+    bad = entries(3)
+    bad[1]["spec"]["model"]["latent_dim"] = 0
+    bad[2]["spec"]["modell"] = {}
+    answer = admin.post(PATH, json={"experiments": bad})
+    assert answer.status_code == 422
+    found = {one["pointer"]: one["detail"] for one in answer.json()["errors"]}
+    assert found["/experiments/1/spec/model/latent_dim"] == "greater than or equal to 1"
+    assert found["/experiments/2/spec/modell"].startswith("unknown field; allowed here: baseline")
+    large = entries(2)
+    large[1]["spec"] = ppca_spec(data__n=100_000_000, data__dim=100_000)
+    answer = admin.post(PATH, json={"experiments": large})
+    assert answer.json()["errors"][0]["pointer"] == "/experiments/1/spec/data"
+    nowhere = entries(2)
+    nowhere[1]["after"] = ["0" * 32]
+    answer = admin.post(PATH, json={"experiments": nowhere})
+    assert answer.json()["errors"][0]["pointer"] == "/experiments/1/after/0"
+    assert count(admin) == 0
+
+
+def test_there_are_from_one_to_a_thousand(admin: TestClient) -> None:
+    for number, detail in ((0, "at least 1 items"), (1001, "at most 1000 items")):
+        answer = admin.post(PATH, json={"experiments": entries(number)})
+        assert answer.json()["errors"] == [{"pointer": "/experiments", "detail": detail}]
+    assert admin.post(PATH, json={"experiments": entries(1000)}).status_code == 202
+    assert count(admin) == 1000
+
+
+def test_the_limit_of_submitted_runs_is_for_all_of_them(admin: TestClient) -> None:
+    with database_of(admin).transaction() as session:
+        session.execute(update(User).where(User.id == 1).values(max_submitted=3))
+    assert admin.post(PATH, json={"experiments": entries(2)}).status_code == 202
+    answer = admin.post(PATH, json={"experiments": entries(2)})
+    assert (answer.status_code, answer.json()["reason"]) == (409, "limit_reached")
+    assert admin.post(PATH, json={"experiments": entries(1)}).status_code == 202
+    assert count(admin) == 3
+
+
+def test_the_same_request_under_one_key_is_made_once(admin: TestClient) -> None:
+    key = {"Idempotency-Key": "once"}
+    first = admin.post(PATH, json={"experiments": entries(2)}, headers=key).json()
+    assert admin.post(PATH, json={"experiments": entries(2)}, headers=key).json() == first
+    other = admin.post(PATH, json={"experiments": entries(3)}, headers=key)
+    assert (other.status_code, other.json()["reason"]) == (409, "idempotency_key_reused")
+    single = {"Idempotency-Key": "single"}
+    admin.post("/v1/experiments", json=entries(1)[0], headers=single)
+    other = admin.post(PATH, json={"experiments": entries(2)}, headers=single)
+    assert (other.status_code, other.json()["reason"]) == (409, "idempotency_key_reused")
+    assert count(admin) == 3
+
+
+def test_a_refused_batch_leaves_its_key_free(admin: TestClient) -> None:
+    key = {"Idempotency-Key": "once"}
+    bad = [*entries(1), {**entries(1)[0], "after": ["0" * 32]}]
+    assert admin.post(PATH, json={"experiments": bad}, headers=key).status_code == 422
+    assert admin.post(PATH, json={"experiments": entries(2)}, headers=key).status_code == 202
+
+
+def test_a_batch_may_not_jump_the_queue(admin: TestClient) -> None:
+    jumping = [*entries(1), {**entries(1)[0], "priority": 150}]
+    answer = admin.post(PATH, json={"experiments": jumping})
+    assert (answer.status_code, answer.json()["reason"]) == (403, "may_not_jump")
+    assert count(admin) == 0

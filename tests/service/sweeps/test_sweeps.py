@@ -1,0 +1,434 @@
+"""Sweeps: their points, what is refused, and what is done to all of them at once."""
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select, update
+
+from service import sweep as files
+from service.database import Database, now
+from service.experiments import lease, recording
+from service.experiments.dispatch import dispatch_next
+from service.experiments.lease import Claim, FailureCause
+from service.experiments.models import Experiment, Held, Metric, Status
+from service.settings import Settings
+from service.sweeps.expansion import MOST_POINTS, Points
+from service.sweeps.models import KeptRequest, Sweep, SweepPoint
+from service.sweeps.store import REQUESTS_S
+from service.users import User
+from tests.service.test_users import admin, bearer, database_of, member, place, processes
+from tests.support.ppca_spec import ppca_spec
+
+__all__ = ["admin", "place", "processes"]  # fixtures
+
+SPEC = ppca_spec(model__init="random")
+GRID = {"model.latent_dim": [1, 2, 3], "seeds": [[4], [44]]}
+
+
+def sweep(api: TestClient, headers: dict[str, str] | None = None, **beside: Any) -> dict[str, Any]:
+    body = {"spec": SPEC, **({"grid": GRID} if "list" not in beside else {}), **beside}
+    answer = api.post("/v1/sweeps", json=body, headers=headers)
+    assert answer.status_code == 202, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def refused(api: TestClient, path: str = "/v1/sweeps", **body: Any) -> list[tuple[str, str]]:
+    answer = api.post(path, json=body)
+    assert answer.status_code == 422, answer.text
+    assert count(api) == 0
+    return [(one["pointer"], one["detail"]) for one in answer.json()["errors"]]
+
+
+def count(api: TestClient) -> int:
+    return len(api.get("/v1/experiments?limit=500").json()["items"])
+
+
+def rows(api: TestClient, sweep_id: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = api.get(f"/v1/sweeps/{sweep_id}/table").json()["items"]
+    return found
+
+
+def states(api: TestClient, sweep_id: str) -> list[str]:
+    return [row["status"] for row in rows(api, sweep_id)]
+
+
+def claim_next(database: Database) -> Claim | None:
+    with database.transaction() as session:
+        chosen = dispatch_next(session)
+        if chosen is None:
+            return None
+        return lease.claim(
+            session, chosen.experiment_id, chosen.dispatch_no, worker="w", lease_s=60
+        )
+
+
+def finish(database: Database, claim: Claim | None, status: Status = Status.SUCCEEDED) -> None:
+    assert claim is not None
+    cause = FailureCause("error", "it broke") if status == Status.FAILED else None
+    with database.transaction() as session:
+        lease.finish(session, claim, status, cause)
+
+
+def test_a_grid_is_all_combinations_the_last_varying_fastest(admin: TestClient) -> None:
+    made = sweep(admin, name="dims", tags=["a"], priority=3, visibility="lab")
+    assert (made["points"], made["status"], made["terminal"]) == (6, "queued", False)
+    assert made["counts"] == dict.fromkeys(Status, 0) | {"queued": 6}
+    found = rows(admin, made["id"])
+    assert [row["point"] for row in found] == [*range(6)]
+    expected = [{"model.latent_dim": k, "seeds": s} for k in (1, 2, 3) for s in ([4], [44])]
+    assert [row["fields"] for row in found] == expected
+    one = admin.get(f"/v1/experiments/{found[3]['experiment_id']}").json()
+    assert one["spec"]["model"]["latent_dim"] == 2
+    assert one["spec"]["seeds"] == [44]
+    assert (one["sweep"], one["tags"], one["priority"]) == (made["id"], ["a"], 3)
+    assert one["visibility"] == "lab"
+
+
+def test_a_list_gives_each_point_by_itself(admin: TestClient) -> None:
+    listed = [{"model.latent_dim": 1}, {"seeds": [1, 2], "train": None}]
+    made = sweep(admin, list=listed)
+    assert made["fields"] == ["model.latent_dim", "seeds", "train"]
+    found = [row["fields"] for row in rows(admin, made["id"])]
+    assert found == [
+        {"model.latent_dim": 1, "seeds": [4], "train": None},
+        {"model.latent_dim": 2, "seeds": [1, 2], "train": None},
+    ]
+
+
+def drawn(**draws: Any) -> list[dict[str, Any]]:
+    return [dict(one.values) for one in Points.model_validate({"random": draws}).points()]
+
+
+def test_random_draws_are_of_what_is_given_and_the_same_for_a_seed() -> None:
+    fields = {
+        "a": [1, "x"],
+        "b": {"low": 1, "high": 3},
+        "c": {"low": 0.001, "high": 1.0, "scale": "log"},
+        "d": {"low": 1, "high": 1000, "scale": "log"},
+    }
+    found = drawn(n=2000, seed=5, fields=fields)
+    assert found == drawn(n=2000, seed=5, fields=fields)
+    assert found != drawn(n=2000, seed=6, fields=fields)
+    assert {one["a"] for one in found} == {1, "x"}
+    assert {one["b"] for one in found} == {1, 2, 3}
+    assert all(0.001 <= one["c"] <= 1.0 for one in found)
+    # A third of the range in logarithms holds a third of the draws: 5 standard errors.
+    error = 5 * (2000 * 2 / 9) ** 0.5
+    assert abs(sum(one["c"] < 0.01 for one in found) - 2000 / 3) < error
+    assert abs(sum(one["b"] == 2 for one in found) - 2000 / 3) < error
+    assert {one["d"] for one in found} <= {*range(1, 1001)}
+    assert all(isinstance(one["d"], int) for one in found)
+
+
+def test_one_bad_point_refuses_all_and_is_named(admin: TestClient) -> None:
+    grid = {"seeds": [[4], [44]], "model.latent_dim": [1, 9, 2]}
+    assert refused(admin, spec=SPEC, grid=grid) == [
+        (
+            "/grid/model.latent_dim/1",
+            "point 1 (seeds=[4], model.latent_dim=9): latent_dim is less than the data's 6 "
+            "dimensions, not 9",
+        )
+    ]
+    listed = [{"seeds": [4]}, {"model.init": "maximum", "seeds": [4]}]
+    (found,) = refused(admin, spec=SPEC, list=listed)
+    assert found[0] == "/list/1/model.init"
+    assert found[1].startswith("point 1 (model.init=\"maximum\", seeds=[4]): one of 'generator'")
+    draws = {"n": 3, "fields": {"model.latent_dim": {"low": 6, "high": 9}}}
+    ((pointer, detail),) = refused(admin, spec=SPEC, random=draws)
+    assert pointer == "/random/fields/model.latent_dim"
+    assert detail.startswith("point 0 (model.latent_dim=")
+
+
+def test_what_is_wrong_beside_the_swept_fields_is_in_the_spec(admin: TestClient) -> None:
+    """A contradiction between a swept field and another names the other, and the point."""
+    generator = ppca_spec()
+    ((pointer, detail),) = refused(admin, spec=generator, grid={"data.latent_dim": [2, 3]})
+    assert pointer == "/spec/model/latent_dim"
+    assert detail.startswith("point 1 (data.latent_dim=3): init generator takes")
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "detail"),
+    [
+        ({}, "", "give exactly one of grid, list and random"),
+        ({"grid": GRID, "list": [{}]}, "", "give exactly one of grid, list and random"),
+        ({"grid": {}}, "/grid", "at least 1 item"),
+        ({"grid": {"Seeds": [1]}}, "/grid/Seeds", "match pattern"),
+        ({"grid": {"seeds": []}}, "/grid/seeds", "at least 1 item"),
+        (
+            {"grid": {"seeds": [[i] for i in range(101)], "model.latent_dim": [1] * 100}},
+            "/grid",
+            f"at most {MOST_POINTS} points, not 10100",
+        ),
+        (
+            {"grid": {"model": [{}], "model.latent_dim": [1]}},
+            "/grid",
+            "model.latent_dim lies within model, which is swept itself",
+        ),
+        ({"grid": {"seeds.first": [1]}}, "/spec/seeds", "no object, in which seeds.first could be"),
+        ({"grid": {"model.size": [1]}}, "/grid/model.size/0", "unknown field"),
+        (
+            {"random": {"n": 1, "fields": {"seeds": {"low": 2, "high": 1}}}},
+            "/random/fields/seeds/high",
+            "above low, 2, not 1",
+        ),
+        ({"grid": GRID, "after": ["0" * 32]}, "/after/0", "the id of an experiment"),
+        ({"grid": GRID, "concurrency": 0}, "/concurrency", "greater than or equal to 1"),
+    ],
+)
+def test_what_is_no_sweep_is_refused(
+    admin: TestClient, body: dict[str, Any], pointer: str, detail: str
+) -> None:
+    found = refused(admin, spec=SPEC, **body)
+    assert any(one[0] == pointer and detail in one[1] for one in found), found
+
+
+def test_what_a_point_names_is_looked_up(admin: TestClient) -> None:
+    upload = {"source": "upload", "dataset": "a" * 32, "n": 9, "dim": 7}
+    found = refused(admin, spec=SPEC, grid={"data": [SPEC["data"], upload]})
+    assert [one[0] for one in found] == ["/grid/data/1/dataset"]
+
+
+def test_the_limit_of_submitted_runs_counts(admin: TestClient) -> None:
+    with database_of(admin).transaction() as session:
+        session.execute(update(User).where(User.id == 1).values(max_submitted=5))
+    answer = admin.post("/v1/sweeps", json={"spec": SPEC, "grid": GRID})
+    assert (answer.status_code, answer.json()["reason"]) == (409, "limit_reached")
+    assert "these are 6 more" in answer.json()["detail"]
+    assert count(admin) == 0
+    assert admin.get("/v1/sweeps").json()["items"] == []
+
+
+def test_a_sweep_under_one_key_is_made_once(admin: TestClient) -> None:
+    key = {"Idempotency-Key": "once"}
+    assert sweep(admin, key)["id"] == sweep(admin, key)["id"]
+    assert count(admin) == 6
+    other = admin.post("/v1/sweeps", json={"spec": SPEC, "grid": {"seeds": [[1]]}}, headers=key)
+    assert (other.status_code, other.json()["reason"]) == (409, "idempotency_key_reused")
+    single = admin.post("/v1/experiments", json={"spec": SPEC}, headers=key)
+    assert (single.status_code, single.json()["reason"]) == (409, "idempotency_key_reused")
+
+
+def test_points_are_added_later_once_under_one_key(admin: TestClient) -> None:
+    made = sweep(admin)
+    path, more = made["urls"]["points"], {"grid": {"evaluate.masks.per_size": [5, 6]}}
+    for _ in range(2):
+        answer = admin.post(path, json=more, headers={"Idempotency-Key": "more"})
+        assert answer.json() == {"first": 6, "count": 2}
+    found = rows(admin, made["id"])
+    assert [row["point"] for row in found] == [*range(8)]
+    assert [row["fields"]["evaluate.masks.per_size"] for row in found] == [4] * 6 + [5, 6]
+    bad = admin.post(path, json={"list": [{"model.latent_dim": 9}]})
+    assert bad.json()["errors"][0]["pointer"] == "/list/0/model.latent_dim"
+    many = admin.post(path, json={"grid": {"seeds": [[i] for i in range(MOST_POINTS - 7)]}})
+    assert (many.status_code, many.json()["detail"]) == (
+        422,
+        f"/: a sweep has at most {MOST_POINTS} points",
+    )
+
+
+def test_no_more_run_at_once_than_the_sweep_allows(admin: TestClient) -> None:
+    """Whatever its runs come to: the next takes the place, in the order of the points."""
+    made = sweep(admin, concurrency=2)
+    database = database_of(admin)
+    first, second = claim_next(database), claim_next(database)
+    assert claim_next(database) is None
+    waiting = admin.get(f"/v1/experiments/{rows(admin, made['id'])[2]['experiment_id']}").json()
+    assert waiting["queue"]["reason"] == "of its sweep at most 2 may be under way at once"
+    other = admin.post("/v1/experiments", json={"spec": SPEC}).json()["id"]
+    alone = claim_next(database)  # what is of no sweep is not held up
+    assert alone is not None
+    assert alone.experiment_id == other
+    finish(database, second, Status.FAILED)
+    third = claim_next(database)
+    assert third is not None
+    assert third.experiment_id == rows(admin, made["id"])[2]["experiment_id"]
+    assert claim_next(database) is None
+    finish(database, first)
+    admin.post(f"/v1/experiments/{rows(admin, made['id'])[3]['experiment_id']}:cancel")
+    fourth = claim_next(database)
+    assert fourth is not None
+    assert fourth.experiment_id == rows(admin, made["id"])[4]["experiment_id"]
+    finish(database, third)
+    fifth = claim_next(database)
+    finish(database, fourth)
+    finish(database, fifth)
+    assert claim_next(database) is None
+    with database.snapshot() as session:
+        assert session.scalars(select(Sweep.holds)).all() == [False]
+
+
+def test_what_is_resumed_or_retried_takes_its_turn(admin: TestClient) -> None:
+    made = sweep(admin, concurrency=1)
+    database = database_of(admin)
+    ids = [row["experiment_id"] for row in rows(admin, made["id"])]
+    assert claim_next(database) is not None
+    admin.post(f"/v1/experiments/{ids[1]}:pause")
+    admin.post(f"/v1/experiments/{ids[1]}:resume")
+    admin.post(f"/v1/experiments/{ids[2]}:cancel")
+    again = admin.post(f"/v1/experiments/{ids[2]}:retry").json()["id"]
+    assert rows(admin, made["id"])[2]["experiment_id"] == again
+    assert claim_next(database) is None
+    with database.snapshot() as session:
+        found = session.execute(select(Experiment.id, Experiment.held)).all()
+        held = {row.id: row.held for row in found}
+    assert (held[ids[1]], held[again]) == (Held.SWEEP, Held.SWEEP)
+
+
+def test_the_limit_may_change(admin: TestClient) -> None:
+    made = sweep(admin)
+    path, database = made["urls"]["self"], database_of(admin)
+    assert claim_next(database) is not None
+    assert admin.patch(path, json={"concurrency": 1}).json()["concurrency"] == 1
+    assert claim_next(database) is None
+    admin.patch(path, json={"concurrency": 2})
+    assert claim_next(database) is not None
+    assert claim_next(database) is None
+    assert admin.patch(path, json={"concurrency": None}).status_code == 200
+    assert claim_next(database) is not None
+
+
+def test_a_sweep_is_cancelled_and_retried_as_a_whole(admin: TestClient) -> None:
+    made = sweep(admin)
+    database = database_of(admin)
+    before = [row["experiment_id"] for row in rows(admin, made["id"])]
+    finish(database, claim_next(database))
+    running = claim_next(database)
+    answer = admin.post(made["urls"]["cancel"]).json()
+    assert answer["counts"] | {"cancelled": 4, "running": 1, "succeeded": 1} == answer["counts"]
+    assert running is not None
+    with database.transaction() as session:
+        assert lease.heartbeat(session, running, 60) == "cancel"
+        lease.finish(session, running, Status.CANCELLED)
+    ended = admin.get(made["urls"]["self"]).json()
+    assert (ended["status"], ended["terminal"]) == ("cancelled", True)
+    assert ended["estimate"] == "all of its runs have ended"
+    assert admin.post(made["urls"]["retry"]).json() == {"count": 5}
+    assert admin.post(made["urls"]["retry"]).json() == {"count": 0}
+    after = [row["experiment_id"] for row in rows(admin, made["id"])]
+    assert after[0] == before[0]
+    assert set(after[1:]).isdisjoint(before)
+    again = admin.get(f"/v1/experiments/{after[3]}").json()
+    assert (again["retry_of"], again["status"]) == (before[3], "queued")
+    assert states(admin, made["id"]) == ["succeeded"] + ["queued"] * 5
+
+
+def test_a_retry_is_refused_where_what_it_names_is_gone(admin: TestClient) -> None:
+    trained = ppca_spec(model__init="random", train={"objective": "lml", "epochs": 1})
+    first = admin.post("/v1/experiments", json={"spec": trained}).json()["id"]
+    from_it = {"init": "experiment", "experiment": first, "noise_precision": None}
+    base = {name: value for name, value in SPEC.items() if name != "model"}
+    model = {"family": "ppca", "latent_dim": 2, **from_it}
+    answer = admin.post("/v1/sweeps", json={"spec": base, "grid": {"model": [model]}})
+    assert answer.status_code == 202, answer.text
+    admin.post(f"/v1/experiments/{first}:cancel")
+    assert states(admin, answer.json()["id"]) == ["failed"]
+    refusal = admin.post(answer.json()["urls"]["retry"])
+    assert (refusal.status_code, refusal.json()["reason"]) == (409, "not_retryable")
+
+
+def test_a_table_has_metrics_with_their_errors(admin: TestClient) -> None:
+    made = sweep(admin, grid={"seeds": [[4], [44]]})
+    first, second = (row["experiment_id"] for row in rows(admin, made["id"]))
+    with database_of(admin).transaction() as session:
+        for one, value in ((first, -60.5), (second, None)):
+            labels = recording.canonical({"seed": 4})
+            session.add(Metric(experiment_id=one, name="mpt", labels=labels, seq=1, value=value,
+                               std_err=0.5))  # fmt: skip
+        session.execute(
+            update(Experiment)
+            .where(Experiment.id == second)
+            .values(status=Status.FAILED, failure_kind="oom", failure_message="=1+1")
+        )
+    found = rows(admin, made["id"])
+    assert found[0]["metrics"] == {"mpt[seed=4]": {"value": -60.5, "std_err": 0.5}}
+    assert found[1]["metrics"] == {"mpt[seed=4]": {"value": None, "std_err": 0.5}}
+    assert found[1]["failure"] == {"kind": "oom", "message": "=1+1"}
+    answer = admin.get(made["urls"]["table"], params={"form": "csv"})
+    assert answer.headers["content-type"].startswith("text/csv")
+    lines = [*csv.reader(io.StringIO(answer.text))]
+    head = ["point", "experiment_id", "status", "seeds", "mpt[seed=4]", "mpt[seed=4] std_err"]
+    assert lines == [
+        head,
+        ["0", first, "queued", "[4]", "-60.5", "0.5"],
+        ["1", second, "failed", "[44]", "", "0.5"],
+    ]
+
+
+def test_what_is_shared_is_read_and_what_is_not_is_left_out(admin: TestClient) -> None:
+    made = sweep(admin)
+    own = bearer(member(admin)["key"])
+    assert admin.get(made["urls"]["self"], headers=own).status_code == 404
+    admin.patch(made["urls"]["self"], json={"visibility": "lab", "priority": 7})
+    hidden = rows(admin, made["id"])[0]["experiment_id"]
+    assert admin.get(f"/v1/experiments/{hidden}").json()["priority"] == 7
+    admin.patch(f"/v1/experiments/{hidden}", json={"visibility": "private"})
+    seen = admin.get(made["urls"]["self"], headers=own).json()
+    assert (seen["points"], seen["counts"]["queued"]) == (5, 5)
+    table = admin.get(made["urls"]["table"], headers=own).json()["items"]
+    assert [row["point"] for row in table] == [1, 2, 3, 4, 5]
+    listed = admin.get("/v1/sweeps?whose=lab", headers=own).json()["items"]
+    assert [(one["id"], one["points"]) for one in listed] == [(made["id"], 5)]
+    assert admin.get("/v1/sweeps", headers=own).json()["items"] == []
+
+
+def test_a_deleted_sweep_goes_with_what_was_made_for_it(admin: TestClient) -> None:
+    made = sweep(admin)
+    database = database_of(admin)
+    running = claim_next(database)
+    path = made["urls"]["self"]
+    assert admin.delete(path).json()["reason"] == "wrong_state"
+    finish(database, running)
+    pinned = rows(admin, made["id"])[0]["experiment_id"]
+    admin.patch(f"/v1/experiments/{pinned}", json={"pinned": True})
+    assert admin.delete(path).json()["reason"] == "pinned"
+    admin.patch(f"/v1/experiments/{pinned}", json={"pinned": False})
+    assert admin.delete(path).status_code == 204
+    assert admin.get(path).status_code == 404
+    assert count(admin) == 0
+    with database.snapshot() as session:
+        ended = session.scalars(select(Experiment.status).order_by(Experiment.id)).all()
+        assert ended == ["succeeded"] + ["cancelled"] * 5
+        assert session.scalar(select(Experiment.deleted_at <= now()).limit(1))
+
+
+def test_a_deleted_sweep_is_purged_after_its_experiments(
+    admin: TestClient, settings: Settings
+) -> None:
+    made = sweep(admin, {"Idempotency-Key": "once"})
+    kept = sweep(admin)
+    admin.delete(made["urls"]["self"])
+    database, now_on = database_of(admin), settings.model_copy(update={"purge_after_s": 0.0})
+    part = files.purgeable(database, now_on, limit=2)
+    files.purge(database, now_on, part)
+    with database.snapshot() as session:
+        assert session.get(Sweep, made["id"]) is not None
+    files.purge(database, now_on, files.purgeable(database, now_on))
+    with database.transaction() as session:
+        assert session.scalars(select(Sweep.id)).all() == [kept["id"]]
+        assert session.scalars(select(SweepPoint.sweep_id).distinct()).all() == [kept["id"]]
+        old = KeptRequest.created_at - REQUESTS_S
+        assert len(session.scalars(select(KeptRequest)).all()) == 1
+        session.execute(update(KeptRequest).values(created_at=old))
+    files.purge(database, now_on, [])
+    with database.snapshot() as session:
+        assert session.scalars(select(KeptRequest)).all() == []
+
+
+def test_sweeps_are_listed_a_page_at_a_time(admin: TestClient) -> None:
+    ids = [sweep(admin)["id"] for _ in range(3)]
+    page = admin.get("/v1/sweeps?limit=2").json()
+    rest = admin.get("/v1/sweeps", params={"cursor": page["next_cursor"]}).json()
+    assert [one["id"] for one in page["items"] + rest["items"]] == ids[::-1]
+    assert rest["next_cursor"] is None
+
+
+def test_the_end_is_estimated_from_what_is_left(admin: TestClient) -> None:
+    made = sweep(admin, concurrency=2)
+    assert made["estimated_end"] is None
+    assert made["estimate"]
+    assert made["progress"] == {"done": 0, "total": 600, "unit": "hundredths of a run"}
