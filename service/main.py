@@ -8,12 +8,12 @@ from typing import Any
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import Depends, FastAPI
 
-from service import administration, health, monitoring, presets, queue
+from service import administration, contract, health, monitoring, presets, queue
 from service.access import AccessLog
 from service.database import Database
 from service.datasets import router as datasets
 from service.dependencies import current_user, noted_keys
-from service.errors import PROBLEM, ProblemDocument, install_handlers
+from service.errors import ProblemDocument, install_handlers
 from service.experiments import curve_routes, results
 from service.experiments import router as experiments
 from service.headers import AnswerHeaders, guard_origins
@@ -46,18 +46,12 @@ ROUTERS = (
 
 
 class Service(FastAPI):
-    """With the media type of problems in its document, which FastAPI takes for JSON like others."""
+    """With all that its document promises."""
 
     def openapi(self) -> dict[str, Any]:
         written = self.openapi_schema is not None
         document = super().openapi()
-        if not written:
-            for operations in document["paths"].values():
-                for operation in operations.values():
-                    for status in ERRORS:
-                        content = operation["responses"][status]["content"]
-                        content[PROBLEM] = content.pop("application/json")
-        return document
+        return document if written else contract.complete(document)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:

@@ -71,7 +71,13 @@ def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
     return WorkerList(items=[_worker_out(*row, open_ids) for row in found])
 
 
-@router.get("/metrics", response_class=Response)
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {"content": {"text/plain": {}}, "description": "The text format of Prometheus"}
+    },
+)
 def metrics(database: DatabaseDep, settings: SettingsDep, user: Scraper) -> Response:
     """For Prometheus. Everything is read from the database and the store: any API process answers
     alike."""

@@ -33,7 +33,9 @@ MaxPoints = Annotated[
 After = Annotated[
     int, Query(ge=0, le=2**31 - 1, description="`last_seq` of an earlier answer: what came since")
 ]
-FORMATS = {MEDIA_TYPES[format]: {} for format in Format if format != Format.JSON}
+FORMATS: dict[str, dict[str, object]] = {
+    MEDIA_TYPES[format]: {} for format in Format if format != Format.JSON
+}
 """What the OpenAPI document says of them beside JSON."""
 
 

@@ -74,7 +74,7 @@ def page_of(
     return _page(found, limit, wanted)
 
 
-def _page(found: Sequence[Row[tuple[Experiment, Any]]], limit: int, wanted: Wanted) -> Page:
+def _page(found: Sequence[Row[*tuple[Any, ...]]], limit: int, wanted: Wanted) -> Page:
     kept = found[:limit]
     items = [experiment for experiment, _ in kept]
     if len(found) <= limit:
@@ -98,7 +98,7 @@ COLUMNS = {
 }
 
 
-def _ordered(session: Session, order: Order) -> tuple[Select[Any], Any]:
+def _ordered(session: Session, order: Order) -> tuple[Select[Any, Any], Any]:
     """A query, and what it is ordered by. Raises Wrong."""
     kind, _, name = order.field.partition(".")
     if kind == "metrics" and name:
@@ -111,7 +111,7 @@ def _ordered(session: Session, order: Order) -> tuple[Select[Any], Any]:
     return (query if order.field == "created" else query.where(column.is_not(None))), column
 
 
-def _by_metric(session: Session, order: Order, name: str) -> tuple[Select[Any], Any]:
+def _by_metric(session: Session, order: Order, name: str) -> tuple[Select[Any, Any], Any]:
     """An experiment with several such metrics stands where the first of them does."""
     earlier = aliased(Metric)
     before = (earlier.value, earlier.labels), (Metric.value, Metric.labels)
@@ -151,7 +151,7 @@ def _clauses(session: Session, user_id: int, wanted: Wanted) -> list[Clause]:
     if wanted.tag:
         found.append(or_(*(tag_is(session, tag) for tag in wanted.tag)))
     found += _in_time(wanted)
-    found += [_has_word(session, word) for word in (wanted.q or "").split()]
+    found += [_has_word(word) for word in (wanted.q or "").split()]
     if wanted.filter is not None:
         text = wanted.filter
         found.append(_at("filter", lambda: clause(session, parse(text))))
@@ -175,10 +175,10 @@ def _seconds(moment: datetime) -> float:
     return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
 
 
-def _has_word(session: Session, word: str) -> Clause:
+def _has_word(word: str) -> Clause:
     columns = (Experiment.name, Experiment.note, Experiment.id)
     inside = [column.icontains(word, autoescape=True) for column in columns]
-    return or_(*inside, a_tag_contains(session, word))
+    return or_(*inside, a_tag_contains(word))
 
 
 def _digest(wanted: Wanted) -> str:

@@ -30,7 +30,11 @@ def list_artifacts(
     return ArtifactList(items=[artifact_out(artifact) for artifact in found])
 
 
-@router.get("/{experiment_id}/artifacts/{name}", response_class=FileResponse)
+@router.get(
+    "/{experiment_id}/artifacts/{name}",
+    response_class=FileResponse,
+    responses={200: {"content": {"*/*": {}}, "description": "The file, as it was recorded"}},
+)
 def get_artifact(
     experiment_id: ExperimentId,
     name: Annotated[str, Path(max_length=200)],

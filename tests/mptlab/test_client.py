@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from starlette.testclient import TestClient
 
-from mptlab import Client
+from mptlab import Client, Refused, api
 from mptlab.progress import shown_progress
 from service.main import create_app
 from service.settings import Settings
@@ -22,10 +22,10 @@ def client(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clie
     key = settings.key_file.read_text().strip()
     headers = {"Authorization": f"Bearer {key}"}
     with (
-        TestClient(create_app(settings), headers=headers) as api,
+        TestClient(create_app(settings), headers=headers) as service,
         Client("http://testserver", key) as client,
     ):
-        monkeypatch.setattr(client, "_http", api)
+        monkeypatch.setattr(client, "_http", service)
         yield client
 
 
@@ -49,6 +49,26 @@ def test_filters_hold_on_every_page(client: Client) -> None:
         client.cancel(one)
     found = [one["id"] for one in client.experiments(status="cancelled", limit=1)]
     assert found == ids[::2][::-1]
+
+
+def test_filters_and_orders_go_to_the_service(client: Client) -> None:
+    for name in ("b", "a", "c"):
+        client.submit(ppca_spec(), name=name, tags=["x"] if name != "c" else [])
+    listed = client.experiments(filter='tag = "x"', order_by="name", limit=1)
+    assert [one["name"] for one in listed] == ["a", "b"]
+    with pytest.raises(Refused, match=r"column 1: there is no field nam: did you mean name\?"):
+        list(client.experiments(filter="nam = a"))
+
+
+def test_curves_of_more_than_may_be_asked_for_at_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "MOST_AT_ONCE", 2)
+    ids = [client.submit(ppca_spec())["id"] for _ in range(5)]
+    found = client.curves_of(iter(ids), series=["score"], seed=[4, 44])
+    assert [one["experiment_id"] for one in found] == ids
+    with pytest.raises(Refused, match="you have no experiment"):
+        client.curves_of([ids[0], "a"])
 
 
 def test_a_wait_for_what_does_not_end(client: Client) -> None:

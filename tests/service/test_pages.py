@@ -2,6 +2,7 @@
 
 import base64
 import json
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -58,8 +59,17 @@ def test_a_cursor_is_of_its_own_list(api: TestClient, ids: list[str]) -> None:
         status, detail = ask(cursor, **other)
         assert (status, "other filters" in detail) == (422, True), other
     digest = json.loads(base64.urlsafe_b64decode(cursor + "=="))[0]
-    for forged in ([digest], [digest, "x", "y"], [digest, None, "y"], [digest, 10**400, "y"],
-                   [digest, [1], "y"], {}, 5, [digest, 1, 2, 3]):  # fmt: skip
+    forgeries: list[Any] = [
+        [digest],
+        [digest, "x", "y"],
+        [digest, None, "y"],
+        [digest, 10**400, "y"],
+        [digest, [1], "y"],
+        {},
+        5,
+        [digest, 1, 2, 3],
+    ]
+    for forged in forgeries:
         text = base64.urlsafe_b64encode(json.dumps(forged).encode()).decode()
         assert ask(text, filter="priority = 0")[0] == 422, forged
     for told in ([digest, float("nan"), "y"], [digest, 5, {"a": 1}]):

@@ -96,6 +96,8 @@ def found(database: Database, limit: int = 10, **wanted: Any) -> str:
         ({"q": "50_"}, ""),
         ({"q": "WORD"}, "a"),
         ({"q": "é\\"}, "b"),
+        ({"q": "["}, ""),
+        ({"q": '",'}, ""),
         ({"filter": "status = succeeded"}, "ba"),
         ({"filter": "status != succeeded"}, "dc"),
         ({"filter": "status in (failed, queued)"}, "dc"),

@@ -1,0 +1,99 @@
+"""The OpenAPI document beyond what FastAPI writes: the media type of problems, what each field is,
+examples, and links from what makes an id to what takes it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from service.errors import PROBLEM
+from service.words import FIELDS, OF_PARAMETERS
+
+Document = dict[str, Any]
+
+FOLLOWING = {
+    "experiment_id": {
+        "status": "get_experiment_v1_experiments__experiment_id__get",
+        "curves": "get_curves_v1_experiments__experiment_id__curves_get",
+        "metrics": "get_metrics_v1_experiments__experiment_id__metrics_get",
+        "artifacts": "list_artifacts_v1_experiments__experiment_id__artifacts_get",
+        "cancel": "cancel_v1_experiments__experiment_id__cancel_post",
+    },
+    "dataset_id": {"upload": "get_dataset_v1_datasets__dataset_id__get"},
+}
+"""What takes the id that is in an answer, by the operations' own ids."""
+MAKES = {
+    ("/v1/experiments", "post", "202"): "experiment_id",
+    ("/v1/experiments/{experiment_id}:retry", "post", "202"): "experiment_id",
+    ("/v1/datasets", "post", "201"): "dataset_id",
+}
+
+_SPEC = {
+    "model": {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"},
+    "data": {"source": "digits"},
+    "evaluate": {"masks": {"schedule": "fixed", "size": 3, "per_size": 20}},
+}
+_ID = "0199f0c2a7d37c1e8f0e5b6a4d2c1b0a"
+EXAMPLES: dict[str, list[Document]] = {
+    "Submission": [{"spec": _SPEC, "name": "digits", "tags": ["first"]}],
+    "Changes": [{"name": "digits, again", "pinned": True}],
+    "CurvesWanted": [{"ids": [_ID], "series": ["score"], "labels": {"seed": [4, 44]}}],
+    "DatasetChanges": [{"visibility": "lab"}],
+    "NewUser": [{"name": "ann", "role": "member"}],
+    "UserChanges": [{"role": "viewer"}],
+    "NewKey": [{"name": "laptop", "scopes": ["read"], "lasts_days": 90}],
+    "MetricList": [
+        {"items": [{"name": "lml", "labels": {"seed": 4}, "value": -60.34, "std_err": None,
+                    "reason": "exact"}]}
+    ],
+    "CurvesOut": [
+        {"experiment_id": _ID, "status": "running", "last_seq": 7, "partial": True,
+         "total_points": 2, "sampled": False,
+         "series": [{"name": "score", "labels": {"seed": 4}, "total_points": 2, "sampled": False,
+                     "x": [1, 2], "value": [-1.2, -1.3], "std_err": [0.01, 0.01], "n": [100, 100],
+                     "reasons": None}]}
+    ],
+    "ProblemDocument": [
+        {"title": "Unprocessable Content", "status": 422, "reason": "invalid_request",
+         "detail": "/spec/seeds: a seed may be listed once only",
+         "errors": [{"pointer": "/spec/seeds", "detail": "a seed may be listed once only"}],
+         "request_id": "5f0c"}
+    ],
+}  # fmt: skip
+
+
+def complete(document: Document) -> Document:
+    """The same document, completed in place."""
+    schemas = document["components"]["schemas"]
+    for name, schema in schemas.items():
+        _describe(name.partition("-")[0], schema)
+        if name in EXAMPLES:
+            schema["examples"] = EXAMPLES[name]
+    for operation in operations(document):
+        for parameter in operation.get("parameters", ()):
+            if parameter["name"] in OF_PARAMETERS:
+                parameter.setdefault("description", OF_PARAMETERS[parameter["name"]])
+        for status, response in operation["responses"].items():
+            if status[0] in "45":
+                content = response["content"]
+                content[PROBLEM] = content.pop("application/json")
+    for (path, method, status), parameter in MAKES.items():
+        document["paths"][path][method]["responses"][status]["links"] = _links(parameter)
+    return document
+
+
+def operations(document: Document) -> Iterator[Document]:
+    for methods in document["paths"].values():
+        yield from methods.values()
+
+
+def _describe(name: str, schema: Document) -> None:
+    for field, about in schema.get("properties", {}).items():
+        meaning = FIELDS.get(f"{name}.{field}", FIELDS.get(field))
+        if meaning is not None:
+            about.setdefault("description", meaning)
+
+
+def _links(parameter: str) -> Document:
+    return {
+        name: {"operationId": operation, "parameters": {parameter: "$response.body#/id"}}
+        for name, operation in FOLLOWING[parameter].items()
+    }

@@ -1,0 +1,225 @@
+"""The OpenAPI document: what it says of each field and each answer, and that this is so."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from pydantic import TypeAdapter
+
+from service.database import Database
+from service.datasets.models import Dataset
+from service.experiments.models import Artifact, Status
+from service.experiments.schemas import Changes, CurvesWanted, Submission
+from service.main import create_app
+from service.settings import Settings
+from service.users import ensure_key
+from tests.support.attempts import submitted
+from tests.support.ppca_spec import ppca_spec
+from tests.support.stored import change
+
+PROBLEM = "application/problem+json"
+
+
+@pytest.fixture(scope="module")
+def document(prepared_store: Any) -> dict[str, Any]:
+    return create_app(Settings(store=prepared_store, database_url=None)).openapi()
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield f"{method.upper()} {path}", operation
+
+
+def test_every_field_and_parameter_is_described(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    bare = [
+        f"{name}.{field}"
+        for name, schema in schemas.items()
+        for field, about in schema.get("properties", {}).items()
+        if not about.get("description")
+    ]
+    bare += [
+        f"{name} ?{parameter['name']}"
+        for name, operation in operations(document)
+        for parameter in operation.get("parameters", ())
+        if not parameter.get("description")
+    ]
+    assert bare == []
+    assert len(schemas) > 50
+
+
+def test_every_problem_is_a_problem(document: dict[str, Any]) -> None:
+    for name, operation in operations(document):
+        for status, response in operation["responses"].items():
+            if status[0] in "45":
+                assert [*response["content"]] == [PROBLEM], (name, status)
+                schema = response["content"][PROBLEM]["schema"]
+                assert schema == {"$ref": "#/components/schemas/ProblemDocument"}
+
+
+def test_every_link_leads_to_an_operation(document: dict[str, Any]) -> None:
+    """Which takes the parameter that it is given."""
+    by_id = {operation["operationId"]: operation for _, operation in operations(document)}
+    made = set()
+    for name, operation in operations(document):
+        for response in operation["responses"].values():
+            for link in response.get("links", {}).values():
+                made.add(name)
+                (parameter,) = link["parameters"]
+                takes = by_id[link["operationId"]]["parameters"]
+                assert parameter in [one["name"] for one in takes]
+    assert made == {
+        "POST /v1/experiments",
+        "POST /v1/experiments/{experiment_id}:retry",
+        "POST /v1/datasets",
+    }
+
+
+def test_every_body_has_an_example_that_its_schema_accepts(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    taken = {
+        operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].split("/")[-1]
+        for _, operation in operations(document)
+        if "application/json" in operation.get("requestBody", {}).get("content", {})
+    }
+    assert {"Submission", "Changes", "CurvesWanted"} <= taken
+    assert [name for name in taken if not schemas[name].get("examples")] == []
+    for model in (Submission, Changes, CurvesWanted):
+        for example in schemas[model.__name__]["examples"]:
+            TypeAdapter(model).validate_python(example)
+
+
+def promised(document: dict[str, Any]) -> set[tuple[str, str, str]]:
+    """Each operation with each status and media type of success."""
+    return {
+        (name, status, media_type)
+        for name, operation in operations(document)
+        for status, response in operation["responses"].items()
+        if status[0] in "23"
+        for media_type in response.get("content") or [""]
+    }
+
+
+SPEC = {"spec": ppca_spec()}
+ONE = "/v1/experiments/{experiment_id}"
+TAKES: dict[str, list[dict[str, Any]]] = {
+    "POST /v1/experiments": [{"json": SPEC}],
+    "POST /v1/experiments:validate": [{"json": SPEC}],
+    f"GET {ONE}": [{}, {"known": True}],
+    f"GET {ONE}/metrics": [{}, {"known": True}],
+    f"GET {ONE}/curves": [{}, {"known": True}, {"form": "csv"}, {"form": "arrow"}],
+    f"GET {ONE}/curves/{{series}}": [{}, {"known": True}, {"form": "csv"}, {"form": "arrow"}],
+    f"PATCH {ONE}": [{"json": {"name": "new"}}],
+    f"POST {ONE}:retry": [{"status": Status.FAILED}],
+    f"POST {ONE}:resume": [{"status": Status.PAUSED}],
+    "POST /v1/curves:batchGet": [{"ids": True}, {"ids": True, "form": "csv"},
+                                 {"ids": True, "form": "arrow"}],
+    "POST /v1/datasets": [{"content": b"a line\n"}, {"content": b"a line\n"}],
+    "PATCH /v1/datasets/{dataset_id}": [{"json": {"visibility": "lab"}}],
+    "GET /v1/presets/{name}/verdict": [{"verdict": True}],
+    "POST /v1/users": [{"json": {"name": "new"}}],
+    "PATCH /v1/users/{name}": [{"json": {"role": "viewer"}}],
+    "POST /v1/users/{name}/keys": [{"json": {"name": "laptop"}}],
+}  # fmt: skip
+"""What is sent beside the path, once or several times; nothing, where an operation is not here."""
+NEVER = {("GET /v1/presets/{name}/verdict", "200", "application/json")}
+"""Answered where experiments have run: tests/service/test_presets.py."""
+
+
+def test_every_answer_that_is_promised_is_given(
+    api: TestClient, database: Database, settings: Settings, document: dict[str, Any]
+) -> None:
+    """And no other: each operation is asked for all that its document says."""
+    given: set[tuple[str, str, str]] = set()
+    for name, operation in operations(document):
+        for how in TAKES.get(name, [{}]):
+            answer = ask(api, database, settings, name, dict(how))
+            if name == "GET /v1/presets/{name}/verdict":
+                assert answer.status_code == 422
+                continue
+            media_type = answer.headers.get("content-type", "").partition(";")[0]
+            if not answer.content:
+                media_type = ""
+            if name.endswith("/artifacts/{name}"):
+                assert media_type == "text/plain"  # as it was recorded
+                media_type = "*/*"
+            status = str(answer.status_code)
+            assert status in operation["responses"], (name, status, answer.text)
+            given.add((name, status, media_type))
+    assert given == promised(document) - NEVER
+
+
+def ask(
+    api: TestClient, database: Database, settings: Settings, name: str, how: dict[str, Any]
+) -> Any:
+    method, path = name.split()
+    names = made(database, settings, how.pop("status", Status.QUEUED))
+    url = re.sub(r"\{(\w+)\}", lambda part: names[part[1]], path)
+    if path.startswith("/v1/presets/"):
+        url = url.replace("a.txt", "table1")
+    if path.startswith("/v1/users/"):
+        url = url.replace("a.txt", "other")
+    params: dict[str, str] = {"name": "b.txt"} if name == "POST /v1/datasets" else {}
+    if form := how.pop("form", None):
+        params["format"] = form
+    if how.pop("verdict", False):
+        params["experiment"] = names["experiment_id"]
+    if how.pop("ids", False):
+        how["json"] = {"ids": [names["experiment_id"]]}
+    headers = {"If-None-Match": "*"} if how.pop("known", False) else {}
+    return api.request(method, url, params=params, headers=headers, **how)
+
+
+def made(database: Database, settings: Settings, status: Status) -> dict[str, str]:
+    """An experiment with a file, an upload, another user and its key."""
+    experiment_id = submitted(database)
+    change(database, experiment_id, status=status)
+    folder = settings.artifacts(experiment_id, 1)
+    folder.mkdir(parents=True)
+    (folder / "a.txt").write_bytes(b"a")
+    sha256 = "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"
+    columns = {"file": "a.txt", "attempt": 1, "seq": 1, "media_type": "text/plain"}
+    key_file = settings.store / f"key-{experiment_id}"
+    with database.transaction() as session:
+        session.add(Artifact(experiment_id=experiment_id, sha256=sha256, **columns))
+        ensure_key(session, "other", key_file)
+        session.add(Dataset(id=experiment_id, owner_id=1, name="a", format="npy", bytes=1,
+                            sha256=experiment_id, n=1, dim=1))  # fmt: skip
+    return {
+        "experiment_id": experiment_id,
+        "dataset_id": experiment_id,
+        "key_id": key_file.read_text().split("_")[1],
+        "name": "a.txt",
+        "series": "score",
+    }
+
+
+REFUSALS = [
+    ("GET", "/v1/experiments", {"headers": {"Authorization": "Bearer x"}}, 401),
+    ("GET", "/v1/experiments/a", {}, 404),
+    ("GET", "/v1/nothing", {}, 404),
+    ("DELETE", "/v1/presets", {}, 405),
+    ("GET", "/v1/experiments/{id}/curves", {"headers": {"Accept": "text/html"}}, 406),
+    ("POST", "/v1/experiments/{id}:retry", {}, 409),
+    ("POST", "/v1/curves:batchGet", {"json": {}}, 422),
+    ("POST", "/v1/experiments", {"content": b"{"}, 422),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "how", "status"), REFUSALS)
+def test_refusals_are_problems(
+    api: TestClient, database: Database, method: str, path: str, how: Any, status: int
+) -> None:
+    answer = api.request(method, path.format(id=submitted(database)), **how)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == PROBLEM
+    assert {"title", "status", "detail", "reason", "errors", "request_id"} == set(answer.json())
+
+
+def test_the_document_is_completed_once(api: TestClient) -> None:
+    assert isinstance(api.app, FastAPI)
+    assert api.get("/openapi.json").json() == api.get("/openapi.json").json()
