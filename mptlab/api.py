@@ -14,6 +14,7 @@ import httpx
 from platformdirs import user_data_path
 
 from mptlab.retries import is_busy, retry_s, send_again
+from mptlab.sweeps import Sweep, points_of
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +68,40 @@ class Client:
     def submit(
         self, spec: Mapping[str, Any], *, idempotency_key: str | None = None, **beside: Any
     ) -> Json:
-        """Queue an experiment; `beside` is name, tags, note, priority, visibility. What is sent
-        again under the same idempotency key, by default one of this call's own, is queued once.
+        """Queue an experiment; `beside` is name, tags, note, priority, visibility, after, cache.
+        Where one had computed the same, this is that one, and has `cached_from`. What is sent again
+        under the same idempotency key, by default one of this call's own, is queued once.
         Raises Refused."""
-        body = {"spec": spec, **beside}
-        return self._call("POST", "/v1/experiments", json=body, headers=_once(idempotency_key))
+        return self._once("/v1/experiments", {"spec": spec, **beside}, idempotency_key)
+
+    def batch(
+        self, submissions: Iterable[Mapping[str, Any]], *, idempotency_key: str | None = None
+    ) -> list[str]:
+        """Queue many experiments, all or none: each a mapping with `spec` and what stands beside
+        it. Their ids, in order; those of before where one had computed the same. Raises Refused."""
+        body = {"experiments": list(submissions)}
+        answer = self._once("/v1/experiments:batch", body, idempotency_key)
+        return [one["id"] for one in answer["items"]]
+
+    def sweep(
+        self,
+        spec: Mapping[str, Any],
+        grid: Mapping[str, Iterable[Any]] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        **beside: Any,
+    ) -> Sweep:
+        """Queue an experiment for each combination of values of some fields, by their dotted paths:
+        `client.sweep(spec, {"model.latent_dim": range(1, 13)})`. In place of a grid, `list=[…]`
+        gives the points, or `random={…}` draws them; `beside` is also name, tags, note, priority,
+        visibility, concurrency, after, cache. Raises Refused."""
+        points = points_of(grid) if grid is not None else {}
+        body = {"spec": spec, **points, **beside}
+        return Sweep(self, self._once("/v1/sweeps", body, idempotency_key)["id"])
+
+    def sweeps(self, **filters: Any) -> Iterator[Json]:
+        """Your sweeps, newest first; `whose="lab"` lists what is shared."""
+        return self._pages("/v1/sweeps", filters)
 
     def upload(self, file: Path) -> Json:
         """Upload a data set, of numbers or of text; its id goes into a spec. The same bytes are one
@@ -88,7 +118,8 @@ class Client:
         return _answer(self._send(send, idempotent=True))
 
     def validate(self, spec: Mapping[str, Any]) -> Json:
-        """The resolved spec, and where it would stand in the queue. Raises Refused."""
+        """The resolved spec, how long it would run, what memory it would take, where it would stand
+        in the queue, and whether it was computed before. Raises Refused."""
         body = {"spec": spec}
         return self._call("POST", "/v1/experiments:validate", idempotent=True, json=body)
 
@@ -127,8 +158,7 @@ class Client:
 
     def retry(self, experiment_id: str, *, idempotency_key: str | None = None) -> Json:
         """Queue a new experiment like one that failed or was cancelled; the key as in `submit`."""
-        headers = _once(idempotency_key)
-        return self._call("POST", f"/v1/experiments/{experiment_id}:retry", headers=headers)
+        return self._once(f"/v1/experiments/{experiment_id}:retry", None, idempotency_key)
 
     def change(self, experiment_id: str, **changes: Any) -> Json:
         """Change what stands beside the spec: name, tags, note, priority, visibility ("private" or
@@ -200,11 +230,11 @@ class Client:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{experiment_id} is {experiment['status']} after {timeout_s} s")
             time.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
-            experiment = self._look(experiment_id, deadline)
+            experiment = self._look(f"/v1/experiments/{experiment_id}", deadline)
 
-    def _look(self, experiment_id: str, deadline: float) -> Json:
-        """Where an experiment stands, however long the service is away."""
-        send = partial(self._http.get, f"/v1/experiments/{experiment_id}")
+    def _look(self, path: str, deadline: float) -> Json:
+        """How it stands with what is there, however long the service is away."""
+        send = partial(self._http.get, path)
         for_s = max(0.0, deadline - time.monotonic())
         try:
             response = self._send(send, idempotent=True, for_s=for_s)
@@ -276,6 +306,11 @@ class Client:
         except httpx.TransportError:
             return False
 
+    def _once(self, path: str, body: Json | None, idempotency_key: str | None) -> Json:
+        """Send what is to be done once however often it is sent."""
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return self._call("POST", path, headers=headers, json=body)
+
     def _call(self, method: str, path: str, *, idempotent: bool = False, **options: Any) -> Json:
         again = idempotent or method == "GET" or "Idempotency-Key" in options.get("headers", ())
         send = partial(self._http.request, method, path, **options)
@@ -294,10 +329,6 @@ class Client:
 
     def _tell(self, cause: str) -> None:
         self._on_outage(f"{self.url} does not answer ({cause}): trying again")
-
-
-def _once(idempotency_key: str | None) -> dict[str, str]:
-    return {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
 
 
 def _answer(response: httpx.Response) -> Json:

@@ -1,0 +1,87 @@
+"""A sweep as its client holds it: waiting for it, its table, cancelling it."""
+
+import importlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mptlab.api import Client
+
+Json = dict[str, Any]
+
+
+class Sweep:
+    """A sweep of the service, by its `id`."""
+
+    def __init__(self, client: "Client", sweep_id: str):
+        self.id = sweep_id
+        self._client = client
+        self._path = f"/v1/sweeps/{sweep_id}"
+
+    def get(self) -> Json:
+        """Its status, how many points stand where, its progress, and when it may end."""
+        return self._client._call("GET", self._path)
+
+    def wait(
+        self,
+        timeout_s: float | None = None,
+        on_change: Callable[[Json], object] = lambda sweep: None,
+        poll_s: float = 1.0,
+    ) -> Json:
+        """Wait until all of its points have ended, and return it; `on_change` sees it at every
+        look. Raises TimeoutError."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            sweep = self._client._look(self._path, deadline)
+            on_change(sweep)
+            if sweep["terminal"]:
+                return sweep
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.id} is {sweep['status']} after {timeout_s} s")
+            time.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
+
+    def table(self) -> list[Json]:
+        """A row for each point: its number, experiment and status, the swept fields by their paths,
+        and each metric by its name, with its standard error as `… std_err`."""
+        answer = self._client._call("GET", f"{self._path}/table")
+        return [_flat(row) for row in answer["items"]]
+
+    def frame(self) -> Any:
+        """The same as a pandas DataFrame, where pandas is installed."""
+        pandas: Any = importlib.import_module("pandas")
+        return pandas.DataFrame(self.table())
+
+    def add(
+        self, points: Mapping[str, Any], *, idempotency_key: str | None = None, **how: Any
+    ) -> Json:
+        """Add points: a grid, as for `Client.sweep`."""
+        return self._client._once(
+            f"{self._path}/points", {**points_of(points), **how}, idempotency_key
+        )
+
+    def cancel(self) -> Json:
+        """Ask for all of it to end."""
+        return self._client._call("POST", f"{self._path}:cancel", idempotent=True)
+
+    def retry(self) -> int:
+        """Compute anew what failed or was cancelled; says how many points that is."""
+        count: int = self._client._call("POST", f"{self._path}:retry", idempotent=True)["count"]
+        return count
+
+    def delete(self) -> None:
+        """Delete it with the experiments that were made for it."""
+        self._client._call("DELETE", self._path)
+
+
+def points_of(points: Mapping[str, Any]) -> Json:
+    """A grid by the fields' paths; its values may be any iterable of JSON."""
+    return {"grid": {path: list(values) for path, values in points.items()}}
+
+
+def _flat(row: Json) -> Json:
+    flat: Json = {name: row[name] for name in ("point", "experiment_id", "status")} | row["fields"]
+    for name, metric in row["metrics"].items():
+        flat |= {name: metric["value"], f"{name} std_err": metric["std_err"]}
+    return flat

@@ -1,0 +1,86 @@
+"""Sweeps and batches by the client: against the service in this process, and one with a worker."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mptlab import Client, Refused, serve
+from service.settings import Settings
+from tests.mptlab.test_client import client
+from tests.support.ppca_spec import ppca_spec
+
+__all__ = ["client"]  # a fixture
+
+SPEC = ppca_spec(model__init="random")
+
+
+def test_a_sweep_runs_to_its_table(settings: Settings, tmp_path: Path) -> None:
+    """By the real server and its worker."""
+    port = serve.free_port()
+    key = settings.key_file.read_text().strip()
+    with (
+        serve.embedded(settings.store, port, tmp_path / "log"),
+        Client(f"http://127.0.0.1:{port}", key) as connected,
+    ):
+        serve.wait_until(connected.is_ready)
+        seen: list[dict[str, Any]] = []
+        sweep = connected.sweep(SPEC, {"model.latent_dim": range(1, 4)}, concurrency=1, name="k")
+        ended = sweep.wait(120, on_change=seen.append, poll_s=0.1)
+        assert (ended["status"], ended["counts"]["succeeded"]) == ("succeeded", 3)
+        assert ended["progress"]["done"] == ended["progress"]["total"] == 300
+        assert max(one["counts"]["running"] for one in seen) <= 1
+        table = sweep.table()
+        assert [row["model.latent_dim"] for row in table] == [1, 2, 3]
+        assert all(row["mpt[seed=4]"] < 0 < row["mpt[seed=4] std_err"] for row in table)
+        assert list(sweep.frame()["model.latent_dim"]) == [1, 2, 3]
+        again = connected.sweep(SPEC, {"model.latent_dim": range(1, 4)})
+        assert again.get()["status"] == "succeeded"  # at once
+        assert [row["experiment_id"] for row in again.table()] == [
+            row["experiment_id"] for row in table
+        ]
+
+
+def test_a_sweep_is_cancelled_retried_extended_and_deleted(client: Client) -> None:
+    sweep = client.sweep(SPEC, {"seeds": [[1], [2]]}, idempotency_key="once")
+    assert client.sweep(SPEC, {"seeds": [[1], [2]]}, idempotency_key="once").id == sweep.id
+    assert sweep.cancel()["counts"]["cancelled"] == 2
+    assert sweep.wait(10)["status"] == "cancelled"
+    assert sweep.retry() == 2
+    assert sweep.add({"seeds": ([i] for i in (3, 4, 5))}) == {"first": 2, "count": 3}
+    assert [row["seeds"] for row in sweep.table()] == [[1], [2], [3], [4], [5]]
+    assert [one["id"] for one in client.sweeps()] == [sweep.id]
+    with pytest.raises(TimeoutError, match="is queued after"):
+        sweep.wait(0.2, poll_s=0.1)
+    sweep.delete()
+    assert list(client.sweeps()) == []
+
+
+def test_points_may_be_listed_or_drawn(client: Client) -> None:
+    listed = client.sweep(SPEC, list=[{"seeds": [1]}, {"model.latent_dim": 3}])
+    assert listed.get()["points"] == 2
+    drawn = client.sweep(SPEC, random={"n": 7, "fields": {"seeds": [[1], [2]]}})
+    assert drawn.get()["points"] == 7
+    with pytest.raises(Refused, match="point 1"):
+        client.sweep(SPEC, {"model.latent_dim": [1, 9]})
+
+
+def test_a_batch_gives_ids_in_order(client: Client) -> None:
+    ids = client.batch({"spec": ppca_spec(seeds=[i]), "name": f"{i}"} for i in range(3))
+    assert [client.get(one)["name"] for one in ids] == ["0", "1", "2"]
+    with pytest.raises(Refused) as refused:
+        client.batch([{"spec": SPEC}, {"spec": {}}])
+    assert all(
+        one["pointer"].startswith("/experiments/1/") for one in refused.value.document["errors"]
+    )
+
+
+def test_one_comes_after_another(client: Client) -> None:
+    first = client.submit(SPEC)["id"]
+    second = client.submit(SPEC, after=[first])
+    assert second["queue"]["reason"] == f"it waits for {first} (queued) to succeed"
+    began = time.monotonic()
+    client.cancel(first)
+    ended = client.wait(second["id"], 10)
+    assert (ended["failure"]["kind"], time.monotonic() - began < 10) == ("invalid", True)
