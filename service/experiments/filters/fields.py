@@ -9,7 +9,7 @@ from operator import ge, gt, le, lt
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, not_, or_, select, true
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from mptcore.protocol.records import LABELS
 from service.experiments.filters.grammar import Comparison, Condition, Given, Joined, Negated, Wrong
@@ -184,24 +184,25 @@ def _of_tag(session: Session, one: Comparison, value: Given) -> Clause:
 
 
 def _of_metric(session: Session, name: str, one: Comparison, value: Given) -> Clause:
-    conditions = [Metric.experiment_id == Experiment.id]
-    conditions += metric_is(session, Metric, name, one.labels, one.column)
+    recorded = aliased(Metric)  # the list may be ordered by a metric, too
+    conditions = [recorded.experiment_id == Experiment.id]
+    conditions += metric_is(session, recorded, name, one.labels, one.column)
     if value.value is None:
         _only(one, "=", "!=")
         missing = one.operator == "="
-        conditions.append(Metric.value.is_(None) if missing else Metric.value.is_not(None))
+        conditions.append(recorded.value.is_(None) if missing else recorded.value.is_not(None))
     else:
         wanted = number(one.field, value)
         _only(one, "=", "!=", *ORDERS)
         compares: dict[str, Clause] = {
-            "=": Metric.value == wanted,
-            "!=": Metric.value != wanted,
+            "=": recorded.value == wanted,
+            "!=": recorded.value != wanted,
         }
         if one.operator in ORDERS:
-            conditions.append(ORDERS[one.operator](Metric.value, wanted))
+            conditions.append(ORDERS[one.operator](recorded.value, wanted))
         else:
             conditions.append(compares[one.operator])
-    return select(Metric.name).where(*conditions).exists()
+    return select(recorded.name).where(*conditions).exists()
 
 
 def metric_is(
