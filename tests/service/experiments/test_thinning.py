@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -11,6 +11,7 @@ from service.experiments.thinning import shares, thinned
 NUMBERS = st.floats(-1e6, 1e6) | st.just(float("nan"))
 
 
+@settings(deadline=None)
 @given(st.lists(NUMBERS, min_size=2, max_size=300), st.integers(2, 60))
 def test_few_points_in_order_with_both_ends(values: list[float], most: int) -> None:
     line = np.array(values)
@@ -21,6 +22,7 @@ def test_few_points_in_order_with_both_ends(values: list[float], most: int) -> N
     assert (thinned(line, most) == places).all()
 
 
+@settings(deadline=None)
 @given(st.lists(NUMBERS, min_size=10, max_size=300), st.integers(5, 60))
 def test_extremes_and_gaps_survive(values: list[float], most: int) -> None:
     line = np.array(values)
@@ -46,6 +48,7 @@ def test_every_spike_of_a_long_line_survives() -> None:
     assert 1900 <= len(places) <= 2000
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(0, 500))
 def test_shares(totals: list[int], spare: int) -> None:
     most = sum(min(total, 2) for total in totals) + spare
