@@ -52,11 +52,11 @@ def needles(noise_precision: float = 1e4) -> Case:
 
 
 def linear_bernoulli() -> Case:
-    return _beside_a_grid(_vae(BernoulliLikelihood(), linear(10, 2), 2))
+    return _beside_a_grid(_vae(BernoulliLikelihood(), linear(16, 2), 2))
 
 
 def nonlinear() -> Case:
-    networks = dense(Dense(layers="dense", widths=(16,), activation="tanh"), 10, 2)
+    networks = dense(Dense(layers="dense", widths=(16,), activation="tanh"), 16, 2)
     return _beside_a_grid(_vae(GaussianLikelihood(PRECISION), networks, 2))
 
 
@@ -71,8 +71,8 @@ def folded(n: int = 24, nodes: int = 400) -> Case:
 CASES = {
     "linear Gaussian, D = 64, K = 4": linear_gaussian,
     "linear Gaussian, D = 40, K = 4, noise precision 1e4, 39 masked": needles,
-    "linear Bernoulli, D = 10, K = 2": linear_bernoulli,
-    "tanh Gaussian, D = 10, K = 2": nonlinear,
+    "linear Bernoulli, D = 16, K = 2": linear_bernoulli,
+    "tanh Gaussian, D = 16, K = 2": nonlinear,
     "tanh Gaussian, D = 3, K = 2": folded,
 }
 
@@ -163,7 +163,7 @@ def _linear_gaussian(dim: int, noise_precision: float, mask_size: int) -> Case:
     return Case(vae, x, truth, mask_size)
 
 
-def _beside_a_grid(vae: SampledVae, n: int = 10, mask_size: int = 4, nodes: int = 200) -> Case:
+def _beside_a_grid(vae: SampledVae, n: int = 10, mask_size: int = 2, nodes: int = 300) -> Case:
     x = _simulated(vae, n)
     uniform = UniformGrid(method="uniform_grid", nodes=nodes)
     grid = GridVae(None, vae.decoder, vae.likelihood, vae.latent_dim, uniform).to(x)
