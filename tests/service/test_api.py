@@ -242,7 +242,7 @@ def test_a_page_leaves_out_specs_and_counts_the_queue_once(
     )}  # fmt: skip
     for one in items:
         full = api.get(f"/v1/experiments/{one['id']}").json()
-        assert full.keys() - one.keys() == {"spec", "metrics"}
+        assert full.keys() - one.keys() == {"spec", "metrics", "cached_from"}
         assert {key: full[key] for key in one} == one
 
 

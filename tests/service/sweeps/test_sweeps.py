@@ -266,9 +266,11 @@ def test_what_is_resumed_or_retried_takes_its_turn(admin: TestClient) -> None:
     made = sweep(admin, concurrency=1)
     database = database_of(admin)
     ids = [row["experiment_id"] for row in rows(admin, made["id"])]
-    assert claim_next(database) is not None
-    admin.post(f"/v1/experiments/{ids[1]}:pause")
-    admin.post(f"/v1/experiments/{ids[1]}:resume")
+    with database.transaction() as session:
+        assert dispatch_next(session) is not None
+    admin.post(f"/v1/experiments/{ids[0]}:pause")
+    assert claim_next(database) is not None  # in its place
+    admin.post(f"/v1/experiments/{ids[0]}:resume")
     admin.post(f"/v1/experiments/{ids[2]}:cancel")
     again = admin.post(f"/v1/experiments/{ids[2]}:retry").json()["id"]
     assert rows(admin, made["id"])[2]["experiment_id"] == again
@@ -276,7 +278,7 @@ def test_what_is_resumed_or_retried_takes_its_turn(admin: TestClient) -> None:
     with database.snapshot() as session:
         found = session.execute(select(Experiment.id, Experiment.held)).all()
         held = {row.id: row.held for row in found}
-    assert (held[ids[1]], held[again]) == (Held.SWEEP, Held.SWEEP)
+    assert (held[ids[0]], held[again]) == (Held.SWEEP, Held.SWEEP)
 
 
 def test_the_limit_may_change(admin: TestClient) -> None:
