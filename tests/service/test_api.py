@@ -177,7 +177,7 @@ def test_no_route_passes_over_a_query_parameter(api: TestClient) -> None:
             checked += 1
     assert checked >= 20
     detail = api.get("/v1/experiments?stauts=failed").json()["detail"]
-    assert "did you mean status? the parameters are cursor, fields, limit, " in detail
+    assert "did you mean status? the parameters are created_after, created_before, " in detail
 
 
 def test_a_retry_sent_again_is_one_retry(api: TestClient) -> None:
