@@ -72,7 +72,11 @@ def lab(postgresql: PostgreSQL, redis: Redis, tmp_path: Path) -> Settings:
     name = f"test_{uuid.uuid4().hex}"
     postgresql.create(name, template="prepared")
     made = Settings(
-        store=tmp_path / "lab", database_url=postgresql.url(name), redis_url=redis.new_url()
+        store=tmp_path / "lab",
+        database_url=postgresql.url(name),
+        redis_url=redis.new_url(),
+        data_dir=None,
+        models_dir=None,
     )
     prepare(made)
     return made
@@ -100,7 +104,7 @@ def prepared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(prepared_store: Path, tmp_path: Path) -> Settings:
     """A prepared embedded store of its own."""
     store = shutil.copytree(prepared_store, tmp_path / "store")
-    return Settings(store=store, database_url=None)
+    return Settings(store=store, database_url=None, data_dir=None, models_dir=None)
 
 
 @pytest.fixture

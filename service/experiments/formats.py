@@ -205,8 +205,10 @@ def _table(answer: Answer) -> Any:
 
 
 def _reasons(pa: Any, curve: Curve) -> Any:
-    codes = np.ma.masked_equal(curve.columns["reason"].astype(np.int32), 0)
-    return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(curve.reasons, pa.string()))
+    """The first of a curve's reasons is that there is none."""
+    codes = np.ma.masked_equal(curve.columns["reason"].astype(np.int32), 0) - 1
+    reasons = pa.array(curve.reasons[1:], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), reasons)
 
 
 def _keys(answer: Answer) -> Iterator[tuple[str, list[Any]]]:

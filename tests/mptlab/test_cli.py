@@ -155,11 +155,11 @@ def test_an_admin_changes_a_user(environment: dict[str, str]) -> None:
     _, key, _ = mpt(environment, "admin", "user", "add", "bob", "--role", "viewer")
     code, shown, _ = mpt(environment, "admin", "user", "set", "bob", "--disabled")
     assert code == 0
-    assert ["bob", "viewer", "no", "1", "-", "-", "no"] in words(shown)
+    assert ["bob", "viewer", "no", "1", "-", "-", "-", "no"] in words(shown)
     for limit, stored in (("4", "4"), ("0", "-")):
         standing = ("--shares", "2", "--max-running", limit, "--may-jump")
         _, shown, _ = mpt(environment, "admin", "user", "set", "bob", *standing)
-        assert ["bob", "viewer", "no", "2", stored, "-", "yes"] in words(shown)
+        assert ["bob", "viewer", "no", "2", stored, "-", "-", "yes"] in words(shown)
     code, _, error = mpt({**environment, "MPT_API_KEY": key.strip()}, "wait", "a")
     assert (code, error) == (1, "mpt: the user of this API key was disabled: ask an admin\n")
     code, _, error = mpt(environment, "admin", "user", "set", "bob")
@@ -182,7 +182,7 @@ def test_a_sweep_of_the_server(environment: dict[str, str]) -> None:
 
 
 def test_the_client_changes_and_deletes(client: Client) -> None:
-    submitted = client.submit(ppca_spec(), visibility="lab")
+    submitted = client.submit(ppca_spec(), visibility="lab", cache=False)
     assert client.me()["name"] == submitted["owner"] == "local"
     ended = client.wait(submitted["id"], timeout_s=60)
     assert ended["visibility"] == "lab"

@@ -88,10 +88,11 @@ def test_data_sets_of_others_are_not_listed(
     assert api.get("/v1/datasets").json()["items"] == []
 
 
-@pytest.mark.parametrize("status", [one for one in Status if one != Status.SUCCEEDED])
-def test_weights_of_what_has_not_succeeded(
+@pytest.mark.parametrize("status", [Status.FAILED, Status.CANCELLED])
+def test_weights_of_what_will_not_succeed(
     api: TestClient, database: Database, status: Status
 ) -> None:
+    """Of what has not ended yet they are waited for: test_after.py."""
     trained = submitted(api, TRAINED)
     spec = started_from(trained)
     becomes(database, trained, status)

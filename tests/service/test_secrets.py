@@ -110,10 +110,11 @@ def test_processes_read_them_and_log_none(lab: Settings, guarded: Redis, tmp_pat
             assert client.wait(client.submit(ppca_spec())["id"], timeout_s=60)["attempt"] == 1
             assert "Redis is away" not in said()  # where requests are counted
             guarded.stop()
-            client.submit(ppca_spec())
+            client.submit(ppca_spec(data__seed=5))
             wait_until(lambda: "the broker is away" in said(), what="a broker that is away")
             guarded.start()
-            assert client.wait(client.submit(ppca_spec())["id"], timeout_s=60)["attempt"] == 1
+            third = client.submit(ppca_spec(data__seed=6))["id"]
+            assert client.wait(third, timeout_s=60)["attempt"] == 1
     finally:
         running.stop()
     for secret in (PASSWORD, "%3Ap%40ss", "of-the-database"):
