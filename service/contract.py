@@ -17,12 +17,21 @@ FOLLOWING = {
         "artifacts": "list_artifacts_v1_experiments__experiment_id__artifacts_get",
         "cancel": "cancel_v1_experiments__experiment_id__cancel_post",
     },
+    "sweep_id": {
+        "status": "get_sweep_v1_sweeps__sweep_id__get",
+        "table": "get_table_v1_sweeps__sweep_id__table_get",
+        "points": "add_points_v1_sweeps__sweep_id__points_post",
+        "cancel": "cancel_sweep_v1_sweeps__sweep_id__cancel_post",
+        "retry": "retry_sweep_v1_sweeps__sweep_id__retry_post",
+    },
     "dataset_id": {"upload": "get_dataset_v1_datasets__dataset_id__get"},
 }
 """What takes the id that is in an answer, by the operations' own ids."""
 MAKES = {
+    ("/v1/experiments", "post", "200"): "experiment_id",
     ("/v1/experiments", "post", "202"): "experiment_id",
     ("/v1/experiments/{experiment_id}:retry", "post", "202"): "experiment_id",
+    ("/v1/sweeps", "post", "202"): "sweep_id",
     ("/v1/datasets", "post", "201"): "dataset_id",
 }
 
@@ -36,6 +45,17 @@ EXAMPLES: dict[str, list[Document]] = {
     "Submission": [{"spec": _SPEC, "name": "digits", "tags": ["first"]}],
     "Changes": [{"name": "digits, again", "pinned": True}],
     "CurvesWanted": [{"ids": [_ID], "series": ["score"], "labels": {"seed": [4, 44]}}],
+    "Batch": [{"experiments": [{"spec": _SPEC}, {"spec": _SPEC | {"seeds": [4]}, "after": [_ID]}]}],
+    "SweepSubmission": [
+        {"spec": _SPEC, "grid": {"model.latent_dim": [1, 2, 3], "seeds": [[4], [44]]},
+         "name": "dimensions", "concurrency": 2},
+        {"spec": _SPEC,
+         "random": {"n": 20, "seed": 4,
+                    "fields": {"model.latent_dim": {"low": 1, "high": 32, "scale": "log"},
+                               "seeds": [[4], [44]]}}},
+    ],
+    "MorePoints": [{"list": [{"model.latent_dim": 4}, {"model.latent_dim": 5, "seeds": [44]}]}],
+    "SweepChanges": [{"priority": 5, "concurrency": None}],
     "DatasetChanges": [{"visibility": "lab"}],
     "NewUser": [{"name": "ann", "role": "member"}],
     "UserChanges": [{"role": "viewer"}],

@@ -9,12 +9,17 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import TypeAdapter
 
+from mptcore.specs import Limits
+from service.contract import EXAMPLES
 from service.database import Database
 from service.datasets.models import Dataset
 from service.experiments.models import Artifact, Status
 from service.experiments.schemas import Changes, CurvesWanted, Submission
 from service.main import create_app
 from service.settings import Settings
+from service.sweeps.expansion import specs_of
+from service.sweeps.models import Sweep
+from service.sweeps.schemas import Batch, MorePoints, SweepChanges, SweepSubmission
 from service.users import ensure_key
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
@@ -75,6 +80,7 @@ def test_every_link_leads_to_an_operation(document: dict[str, Any]) -> None:
     assert made == {
         "POST /v1/experiments",
         "POST /v1/experiments/{experiment_id}:retry",
+        "POST /v1/sweeps",
         "POST /v1/datasets",
     }
 
@@ -86,11 +92,19 @@ def test_every_body_has_an_example_that_its_schema_accepts(document: dict[str, A
         for _, operation in operations(document)
         if "application/json" in operation.get("requestBody", {}).get("content", {})
     }
-    assert {"Submission", "Changes", "CurvesWanted"} <= taken
+    models = (Submission, Changes, CurvesWanted, Batch, SweepSubmission, MorePoints, SweepChanges)
+    assert {model.__name__ for model in models} <= taken
     assert [name for name in taken if not schemas[name].get("examples")] == []
-    for model in (Submission, Changes, CurvesWanted):
+    for model in models:
         for example in schemas[model.__name__]["examples"]:
             TypeAdapter(model).validate_python(example)
+
+
+def test_the_examples_of_sweeps_make_specs() -> None:
+    (more,) = map(MorePoints.model_validate, EXAMPLES["MorePoints"])
+    for sweep in map(SweepSubmission.model_validate, EXAMPLES["SweepSubmission"]):
+        points = [*sweep.points(), *more.points()]
+        assert len(specs_of(sweep.spec, points, Limits())) == len(points)
 
 
 def promised(document: dict[str, Any]) -> set[tuple[str, str, str]]:
@@ -106,8 +120,10 @@ def promised(document: dict[str, Any]) -> set[tuple[str, str, str]]:
 
 SPEC = {"spec": ppca_spec()}
 ONE = "/v1/experiments/{experiment_id}"
+SWEEP = "/v1/sweeps/{sweep_id}"
 TAKES: dict[str, list[dict[str, Any]]] = {
-    "POST /v1/experiments": [{"json": SPEC}],
+    "POST /v1/experiments": [{"json": SPEC}, {"json": SPEC, "computed": True}],
+    "POST /v1/experiments:batch": [{"json": {"experiments": [SPEC]}}],
     "POST /v1/experiments:validate": [{"json": SPEC}],
     f"GET {ONE}": [{}, {"known": True}],
     f"GET {ONE}/metrics": [{}, {"known": True}],
@@ -118,6 +134,10 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     f"POST {ONE}:resume": [{"status": Status.PAUSED}],
     "POST /v1/curves:batchGet": [{"ids": True}, {"ids": True, "form": "csv"},
                                  {"ids": True, "form": "arrow"}],
+    "POST /v1/sweeps": [{"json": {**SPEC, "grid": {"seeds": [[4], [44]]}}}],
+    f"PATCH {SWEEP}": [{"json": {"name": "new"}}],
+    f"GET {SWEEP}/table": [{}, {"params": {"form": "csv"}}],
+    f"POST {SWEEP}/points": [{"json": {"list": [{"seeds": [7]}]}}],
     "POST /v1/datasets": [{"content": b"a line\n"}, {"content": b"a line\n"}],
     "PATCH /v1/datasets/{dataset_id}": [{"json": {"visibility": "lab"}}],
     "GET /v1/presets/{name}/verdict": [{"verdict": True}],
@@ -163,7 +183,12 @@ def ask(
         url = url.replace("a.txt", "table1")
     if path.startswith("/v1/users/"):
         url = url.replace("a.txt", "other")
-    params: dict[str, str] = {"name": "b.txt"} if name == "POST /v1/datasets" else {}
+    params: dict[str, str] = dict(how.pop("params", {}))
+    if name == "POST /v1/datasets":
+        params["name"] = "b.txt"
+    if how.pop("computed", False):
+        before = api.post("/v1/experiments", json=SPEC).json()
+        change(database, before["id"], status=Status.SUCCEEDED)
     if form := how.pop("form", None):
         params["format"] = form
     if how.pop("verdict", False):
@@ -175,7 +200,7 @@ def ask(
 
 
 def made(database: Database, settings: Settings, status: Status) -> dict[str, str]:
-    """An experiment with a file, an upload, another user and its key."""
+    """An experiment with a file, a sweep, an upload, another user and its key."""
     experiment_id = submitted(database)
     change(database, experiment_id, status=status)
     folder = settings.artifacts(experiment_id, 1)
@@ -187,10 +212,13 @@ def made(database: Database, settings: Settings, status: Status) -> dict[str, st
     with database.transaction() as session:
         session.add(Artifact(experiment_id=experiment_id, sha256=sha256, **columns))
         ensure_key(session, "other", key_file)
+        session.add(Sweep(id=experiment_id, owner_id=1, tags=[], priority=0, spec=ppca_spec(),
+                          fields=[], comes_after=[]))  # fmt: skip
         session.add(Dataset(id=experiment_id, owner_id=1, name="a", format="npy", bytes=1,
                             sha256=experiment_id, n=1, dim=1))  # fmt: skip
     return {
         "experiment_id": experiment_id,
+        "sweep_id": experiment_id,
         "dataset_id": experiment_id,
         "key_id": key_file.read_text().split("_")[1],
         "name": "a.txt",

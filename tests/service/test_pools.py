@@ -63,7 +63,8 @@ def test_readers_are_answered_while_writers_wait(settings: Settings) -> None:
 
 
 def test_every_handler_that_writes_is_one_of_few() -> None:
-    """`:validate` is a POST that only reads, and an upload holds no thread while it comes."""
+    """`:validate` and `:batchGet` are POSTs that only read, and an upload holds no thread while it
+    comes."""
     routes = [route for router in ROUTERS for route in router.routes]
     found = {
         route.path
@@ -72,7 +73,7 @@ def test_every_handler_that_writes_is_one_of_few() -> None:
         and not (route.methods or set()) <= {"GET"}
         and _writable not in [one.call for one in route.dependant.dependencies]
     }
-    assert found == {"/v1/experiments:validate", "/v1/datasets"}
+    assert found == {"/v1/experiments:validate", "/v1/curves:batchGet", "/v1/datasets"}
 
 
 def test_a_writer_that_waits_too_long_is_told_so(settings: Settings) -> None:
