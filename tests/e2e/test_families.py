@@ -60,14 +60,11 @@ def test_trained_on_an_upload_and_scored(client: Client, tmp_path: Path) -> None
     assert area["model"]["std_err"] > 0
 
 
-def test_what_cannot_run_fails_with_cause_and_cure(client: Client) -> None:
+def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(client: Client) -> None:
     data = {"source": "text", "lines": tiny_lm.lines(3)}
     model = {**TINY, "checkpoint": "nobody/nothing"}
-    submitted = client.submit({"model": model, "data": data, "compute": COMPUTE})
-    ended = client.wait(submitted["id"], timeout_s=120)
-    assert ended["status"] == "failed"
-    assert ended["failure"]["kind"] == "invalid"
-    assert "MPT_MODELS_DIR" in ended["failure"]["message"]
+    with pytest.raises(Refused, match="there is no checkpoint nobody/nothing; there are tiny"):
+        client.submit({"model": model, "data": data, "compute": COMPUTE})
 
 
 def test_a_vae_leaves_curves_weights_and_pictures(client: Client) -> None:

@@ -27,7 +27,9 @@ TRAINED = ppca_spec(model__init="random", train={"objective": "lml", "epochs": 1
 def submit(
     api: TestClient, spec: dict[str, Any] | None = None, headers: dict[str, str] | None = None
 ) -> str:
-    answer = api.post("/v1/experiments", json={"spec": spec or ppca_spec(), "cache": False}, headers=headers)
+    answer = api.post(
+        "/v1/experiments", json={"spec": spec or ppca_spec(), "cache": False}, headers=headers
+    )
     assert answer.status_code == 202, answer.text
     experiment_id: str = answer.json()["id"]
     return experiment_id

@@ -155,7 +155,7 @@ def test_changes_are_those_that_are_given(admin: TestClient) -> None:
 
 def test_a_submission_of_before_there_was_sharing_is_known_again(admin: TestClient) -> None:
     """Its digest is that of what was sent then: the same request, sent again after an update."""
-    one = submit(admin)
+    one = admin.post("/v1/experiments", json={"spec": ppca_spec()}).json()["id"]
     with database_of(admin).snapshot() as session:
         kept = session.get_one(Experiment, one).submission_sha256
     submission = Submission.model_validate({"spec": ppca_spec()})

@@ -18,7 +18,7 @@ from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until
 from worker.lifetime import Lifetime, duration
 
-LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=10_000_000)
+LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=1_000_000)
 END_S = 3 + 5
 """Of MPT_KILL_GRACE_S in these tests, and until a process's end is heard of."""
 

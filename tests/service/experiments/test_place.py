@@ -135,8 +135,8 @@ def test_a_decision_is_a_look_into_the_index(lab: Settings) -> None:
         with database.transaction() as session:
             session.execute(
                 text(
-                    "INSERT INTO experiments (id, owner_id, tags, priority, spec, family, device, status,"
-                    " desired_state, dispatch_no, attempt, lost, created_at, last_seq)"
+                    "INSERT INTO experiments (id, owner_id, tags, priority, spec, family, device,"
+                    " status, desired_state, dispatch_no, attempt, lost, created_at, last_seq)"
                     " SELECT :age || i, 1, '[]', 0, '{}', 'ppca',"
                     " :device, :status, 'run', 0, 0, 0, 0, 0 FROM generate_series(1, 5000) i"
                 ),
