@@ -22,7 +22,7 @@ class Plan:
     seed: int = 0
 
 
-SHORT = Plan(kills=6, stops=2, flushes=1, broker_restarts=0, black_holes=0,
+SHORT = Plan(kills=5, stops=1, flushes=1, broker_restarts=0, black_holes=0,
              database_restarts=1, database_away_s=0.0, cancels=1, pauses=2, stalls=0,
              slow_disks=1, failovers=1)  # fmt: skip
 LONG = Plan(kills=200, stops=50, flushes=10, broker_restarts=10, black_holes=5,

@@ -30,6 +30,9 @@ from service.experiments.models import Experiment
 from service.experiments.schemas import Submission
 from service.main import create_app
 from service.settings import Settings
+from service.sweeps import store as sweeps
+from service.sweeps.models import Sweep
+from service.sweeps.schemas import SweepSubmission
 from service.users import MAY, Role, User
 from tests.fuzz.hostile import ATTACKS, Connection, SlowLoris
 from tests.fuzz.mutations import Generator, Request, routes
@@ -125,8 +128,10 @@ def _people(settings: Settings) -> tuple[dict[str, str], dict[str, list[str]]]:
         assert user is not None
         submission = Submission.model_validate({"spec": ppca_spec()})
         ids = [store.submit(session, user.id, submission).id for _ in range(3)]
-        known = {"experiment_id": ids, "name": ["victim"], "key_id": [key.id],
-                 "dataset_id": ["0" * 32], "series": ["score"]}  # fmt: skip
+        swept = {"spec": ppca_spec(), "grid": {"model.latent_dim": [1]}}
+        sweep = sweeps.create(session, user.id, SweepSubmission.model_validate(swept))
+        known = {"experiment_id": ids, "sweep_id": [sweep.id], "name": ["victim"],
+                 "key_id": [key.id], "dataset_id": ["0" * 32], "series": ["score"]}  # fmt: skip
         return keys, known
 
 
@@ -242,13 +247,15 @@ def _made(request: Request, answer: Answer) -> Iterator[str]:
     """The ids of what an answer says was made."""
     if answer.status in (201, 202) and request.method == "POST":
         document = httpx.Response(200, content=answer.body).json()
-        yield document.get("id") or document["name"]
+        yield from (one["id"] for one in document.get("items", ()))
+        yield document.get("id") or document.get("name", "")
 
 
 def _stored(settings: Settings) -> set[str]:
-    """The experiments, data sets and users there are."""
+    """The experiments, sweeps, data sets and users there are; those of a sweep are its own."""
     with closing(Database(settings.url)) as database, database.snapshot() as session:
-        queries = (select(Experiment.id), select(Dataset.id), select(User.name))
+        experiments = select(Experiment.id).where(Experiment.sweep_id.is_(None))
+        queries = (experiments, select(Sweep.id), select(Dataset.id), select(User.name))
         return {one for query in queries for one in session.scalars(query)}
 
 

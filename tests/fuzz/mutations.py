@@ -22,7 +22,10 @@ RAW = {
 """JSON, or nearly, in place of a value."""
 WORDS = ("-1", "0", "501", "1e9", str(2**63), str(2**64), "NaN", "", "٣", "%00", "%ff", "%ud800",
          "true", "null", "'--", "a" * 5000, "AA", "!!", "%0d%0aX:%201", "..%2f..", "\u202e",
-         "1970-01-01", "inf", "9" * 400)  # fmt: skip
+         "1970-01-01", "inf", "9" * 400, "metrics.lml > -61 and status = succeeded", "tag != null",
+         "metrics.lml{seed=4} desc", "spec.model.latent_dim in (1, '2', null)", "(" * 3000,
+         "not " * 500 + "name = a", "spec." + "a." * 200 + "b >= 1e400", "text/csv", "arrow",
+         "2026-13-01T25:61:00Z", "finished_at < 1970-01-01")  # fmt: skip
 """In a query or a path."""
 METHODS = ("GET", "POST", "PATCH", "DELETE", "PUT", "HEAD", "OPTIONS", "TRACE", "PROPFIND")
 TYPES = ("application/json", "text/plain", "application/x-www-form-urlencoded",
@@ -85,7 +88,21 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PATCH", "/v1/experiments/{experiment_id}"): {"name": "a", "tags": ["b"], "pinned": True},
     ("PATCH", "/v1/datasets/{dataset_id}"): {"visibility": "lab"},
     ("POST", "/v1/users"): {"name": "new", "role": "member"},
-    ("PATCH", "/v1/users/{name}"): {"shares": 2, "max_running": 1, "may_jump": False},
+    ("PATCH", "/v1/users/{name}"): {
+        "shares": 2,
+        "max_running": 1,
+        "max_gpu_hours_a_day": 1.5,
+        "may_jump": False,
+    },
+    ("POST", "/v1/experiments:batch"): {"experiments": [SUBMISSION, SUBMISSION]},
+    ("POST", "/v1/curves:batchGet"): {"ids": ["0" * 32], "series": ["score"], "max_points": 10},
+    ("POST", "/v1/sweeps"): {
+        "spec": ppca_spec(),
+        "grid": {"model.latent_dim": [1, 2], "seeds": [[4], [44]]},
+        "concurrency": 1,
+    },
+    ("POST", "/v1/sweeps/{sweep_id}/points"): {"list": [{"seeds": [5]}]},
+    ("PATCH", "/v1/sweeps/{sweep_id}"): {"name": "a", "concurrency": 2, "priority": 1},
     ("POST", "/v1/users/{name}/keys"): {"name": "k", "scopes": ["read"], "days": 3},
 }
 UPLOADS = (
