@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
 from service.bodies import StrictRoute
+from service.database import Database
 from service.dependencies import DatabaseDep, Reader
 from service.errors import ApiError, invalid
 from service.experiments import store
@@ -39,6 +40,16 @@ FORMATS: dict[str, dict[str, object]] = {
 """What the OpenAPI document says of them beside JSON."""
 
 
+class Asked(NamedTuple):
+    """Of one experiment's curves."""
+
+    labels: Wanted
+    format: Format
+    max_points: int
+    after: int
+    series: str | None
+
+
 @router.get(
     "/{experiment_id}/curves",
     response_model=CurvesOut,
@@ -56,14 +67,8 @@ def get_curves(
 ) -> Response:
     """All series, together of at most `max_points` points; every other query parameter is a label
     and the value it must have, for example ?seed=44, or one of several, ?seed=4&seed=44."""
-    with database.snapshot() as session:
-        hold_still(session)
-        experiment = find(session, user, experiment_id)
-        tag = _tag(experiment, None, labels, format, max_points, after)
-        if is_known(tag, if_none_match):
-            return not_modified(tag)
-        answer = _curves(session, experiment, None, labels, after, max_points)
-    return tagged(written(answer, format), tag)
+    asked = Asked(labels, format, max_points, after, None)
+    return _answer(experiment_id, database, user, asked, if_none_match)
 
 
 @router.get(
@@ -84,52 +89,46 @@ def get_curve(
 ) -> Response:
     """The series of one name; the other query parameters are labels, as for all curves. While the
     experiment has not ended, a series that it may yet record is empty, not unknown."""
+    asked = Asked(labels, format, max_points, after, series)
+    return _answer(experiment_id, database, user, asked, if_none_match)
+
+
+def _answer(
+    experiment_id: str, database: Database, user: Caller, asked: Asked, if_none_match: str | None
+) -> Response:
     with database.snapshot() as session:
         hold_still(session)
         experiment = find(session, user, experiment_id)
-        tag = _tag(experiment, series, labels, format, max_points, after)
+        tag = _tag(experiment, asked)
         if is_known(tag, if_none_match):
             return not_modified(tag)
-        answer = _curves(session, experiment, [series], labels, after, max_points)
-    return tagged(written(answer, format), tag)
+        answer = _curves(session, experiment, asked)
+    return tagged(written(answer, asked.format), tag)
 
 
-def _tag(
-    experiment: Experiment,
-    series: str | None,
-    labels: Wanted,
-    format: Format,
-    max_points: int,
-    after: int,
-) -> str:
+def _tag(experiment: Experiment, asked: Asked) -> str:
     """What was recorded up to a number stays, until another attempt takes it back."""
     at = (experiment.id, experiment.attempt, experiment.last_seq, experiment.status)
-    return etag(*at, series, sorted(labels.items()), format, max_points, after)
+    return etag(*at, sorted(asked.labels.items()), *asked[1:])
 
 
-def _curves(
-    session: Session,
-    experiment: Experiment,
-    names: list[str] | None,
-    labels: Wanted,
-    after: int,
-    max_points: int,
-) -> Answer:
+def _curves(session: Session, experiment: Experiment, asked: Asked) -> Answer:
+    names = None if asked.series is None else [asked.series]
     known = labels_of(session, [experiment.id])[experiment.id]
-    check_selection(known, is_terminal(experiment.status), names, labels)
+    check_selection(known, is_terminal(experiment.status), names, asked.labels)
     try:
         found = read_curves(
             session,
             [experiment.id],
             names=names,
-            labels=labels,
-            after=after,
-            max_points=max_points,
+            labels=asked.labels,
+            after=asked.after,
+            max_points=asked.max_points,
         )
     except TooFewPoints as error:
         raise invalid([Problem("/query/max_points", str(error))]) from None
     # A run that was put back stands before `after`.
-    last_seqs = {experiment.id: max(experiment.last_seq, after)}
+    last_seqs = {experiment.id: max(experiment.last_seq, asked.after)}
     return Answer([experiment], found, last_seqs, batch=False)
 
 
