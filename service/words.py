@@ -278,7 +278,7 @@ OF_PARAMETERS = {
     "experiment": "the ids of experiments, in the order of the preset's specs",
     "experiment_id": "the id of an experiment",
     "fields": "summary, or full: with their specs",
-    "form": "json, or csv for a spreadsheet",
+    "format": "json, or csv for a spreadsheet",
     "idempotency-key": "the same request sent again under it is done once",
     "key_id": "the id of a key, which is no secret",
     "name": "what it is called",

@@ -39,7 +39,7 @@ from service.sweeps.schemas import (
     SweepPage,
     SweepSubmission,
     Table,
-    TableForm,
+    TableFormat,
 )
 from service.sweeps.views import as_csv, summary_out, sweep_out, table
 from service.users import Caller
@@ -113,15 +113,15 @@ def get_sweep(
     "/{sweep_id}/table", response_model=Table, responses={200: {"content": {"text/csv": {}}}}
 )
 def get_table(
-    sweep_id: SweepId, database: DatabaseDep, user: Reader, form: TableForm = TableForm.JSON
+    sweep_id: SweepId, database: DatabaseDep, user: Reader, format: TableFormat = TableFormat.JSON
 ) -> Response:
-    """One row for each point: the swept fields, where it stands, and its metrics; `form=csv` for a
-    spreadsheet. Points whose experiment was deleted, or is not open to you, are left out."""
+    """One row for each point: the swept fields, where it stands, and its metrics; `format=csv` for
+    a spreadsheet. Points whose experiment was deleted, or is not open to you, are left out."""
     with database.snapshot() as session:
         sweep = _find(session, user, sweep_id)
         points = store.points(session, sweep_id, user)
         made = table(sweep, points, store.metrics(session, sweep_id))
-    if form == TableForm.CSV:
+    if format == TableFormat.CSV:
         return Response(as_csv(made), media_type="text/csv")
     return as_json(made)
 
@@ -247,9 +247,9 @@ def _add(
     if problems := known.after_problems(sweep.comes_after) + _unacceptable(known, points, specs):
         raise invalid(problems)
     keys = [known.cache_key(spec) for spec in specs]
-    hits = known.hits(keys) if cache else {}
+    hits = known.hits(keys if cache else [])
     computed = [
-        hits[key] if key in hits else _new(known, sweep, spec, key)
+        hits.id_for(key) or _new(known, sweep, spec, key)
         for spec, key in zip(specs, keys, strict=True)
     ]
     return store.add_points(session, sweep, computed, by=user, sharing=settings.share)

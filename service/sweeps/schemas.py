@@ -173,6 +173,6 @@ class Table(BaseModel):
     items: list[TableRow]
 
 
-class TableForm(StrEnum):
+class TableFormat(StrEnum):
     JSON = "json"
     CSV = "csv"

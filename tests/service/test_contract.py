@@ -136,7 +136,7 @@ TAKES: dict[str, list[dict[str, Any]]] = {
                                  {"ids": True, "form": "arrow"}],
     "POST /v1/sweeps": [{"json": {**SPEC, "grid": {"seeds": [[4], [44]]}}}],
     f"PATCH {SWEEP}": [{"json": {"name": "new"}}],
-    f"GET {SWEEP}/table": [{}, {"params": {"form": "csv"}}],
+    f"GET {SWEEP}/table": [{}, {"form": "csv"}],
     f"POST {SWEEP}/points": [{"json": {"list": [{"seeds": [7]}]}}],
     "POST /v1/datasets": [{"content": b"a line\n"}, {"content": b"a line\n"}],
     "PATCH /v1/datasets/{dataset_id}": [{"json": {"visibility": "lab"}}],

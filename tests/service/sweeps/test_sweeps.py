@@ -4,7 +4,6 @@ import csv
 import io
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 
@@ -15,7 +14,7 @@ from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import Claim, FailureCause
 from service.experiments.models import Experiment, Held, Metric, Status
 from service.settings import Settings
-from service.sweeps.expansion import MOST_POINTS, Points
+from service.sweeps.expansion import MOST_POINTS
 from service.sweeps.models import KeptRequest, Sweep, SweepPoint
 from service.sweeps.store import REQUESTS_S
 from service.users import User
@@ -71,126 +70,6 @@ def finish(database: Database, claim: Claim | None, status: Status = Status.SUCC
     cause = FailureCause("error", "it broke") if status == Status.FAILED else None
     with database.transaction() as session:
         lease.finish(session, claim, status, cause)
-
-
-def test_a_grid_is_all_combinations_the_last_varying_fastest(admin: TestClient) -> None:
-    made = sweep(admin, name="dims", tags=["a"], priority=3, visibility="lab")
-    assert (made["points"], made["status"], made["terminal"]) == (6, "queued", False)
-    assert made["counts"] == dict.fromkeys(Status, 0) | {"queued": 6}
-    found = rows(admin, made["id"])
-    assert [row["point"] for row in found] == [*range(6)]
-    expected = [{"model.latent_dim": k, "seeds": s} for k in (1, 2, 3) for s in ([4], [44])]
-    assert [row["fields"] for row in found] == expected
-    one = admin.get(f"/v1/experiments/{found[3]['experiment_id']}").json()
-    assert one["spec"]["model"]["latent_dim"] == 2
-    assert one["spec"]["seeds"] == [44]
-    assert (one["sweep"], one["tags"], one["priority"]) == (made["id"], ["a"], 3)
-    assert one["visibility"] == "lab"
-
-
-def test_a_list_gives_each_point_by_itself(admin: TestClient) -> None:
-    listed = [{"model.latent_dim": 1}, {"seeds": [1, 2], "train": None}]
-    made = sweep(admin, list=listed)
-    assert made["fields"] == ["model.latent_dim", "seeds", "train"]
-    found = [row["fields"] for row in rows(admin, made["id"])]
-    assert found == [
-        {"model.latent_dim": 1, "seeds": [4], "train": None},
-        {"model.latent_dim": 2, "seeds": [1, 2], "train": None},
-    ]
-
-
-def drawn(**draws: Any) -> list[dict[str, Any]]:
-    return [dict(one.values) for one in Points.model_validate({"random": draws}).points()]
-
-
-def test_random_draws_are_of_what_is_given_and_the_same_for_a_seed() -> None:
-    fields = {
-        "a": [1, "x"],
-        "b": {"low": 1, "high": 3},
-        "c": {"low": 0.001, "high": 1.0, "scale": "log"},
-        "d": {"low": 1, "high": 1000, "scale": "log"},
-    }
-    found = drawn(n=2000, seed=5, fields=fields)
-    assert found == drawn(n=2000, seed=5, fields=fields)
-    assert found != drawn(n=2000, seed=6, fields=fields)
-    assert {one["a"] for one in found} == {1, "x"}
-    assert {one["b"] for one in found} == {1, 2, 3}
-    assert all(0.001 <= one["c"] <= 1.0 for one in found)
-    # A third of the range in logarithms holds a third of the draws: 5 standard errors.
-    error = 5 * (2000 * 2 / 9) ** 0.5
-    assert abs(sum(one["c"] < 0.01 for one in found) - 2000 / 3) < error
-    assert abs(sum(one["b"] == 2 for one in found) - 2000 / 3) < error
-    assert {one["d"] for one in found} <= {*range(1, 1001)}
-    assert all(isinstance(one["d"], int) for one in found)
-
-
-def test_one_bad_point_refuses_all_and_is_named(admin: TestClient) -> None:
-    grid = {"seeds": [[4], [44]], "model.latent_dim": [1, 9, 2]}
-    assert refused(admin, spec=SPEC, grid=grid) == [
-        (
-            "/grid/model.latent_dim/1",
-            "point 1 (seeds=[4], model.latent_dim=9): latent_dim is less than the data's 6 "
-            "dimensions, not 9",
-        )
-    ]
-    listed = [{"seeds": [4]}, {"model.init": "maximum", "seeds": [4]}]
-    (found,) = refused(admin, spec=SPEC, list=listed)
-    assert found[0] == "/list/1/model.init"
-    assert found[1].startswith("point 1 (model.init=\"maximum\", seeds=[4]): one of 'generator'")
-    draws = {"n": 3, "fields": {"model.latent_dim": {"low": 6, "high": 9}}}
-    ((pointer, detail),) = refused(admin, spec=SPEC, random=draws)
-    assert pointer == "/random/fields/model.latent_dim"
-    assert detail.startswith("point 0 (model.latent_dim=")
-
-
-def test_what_is_wrong_beside_the_swept_fields_is_in_the_spec(admin: TestClient) -> None:
-    """A contradiction between a swept field and another names the other, and the point."""
-    generator = ppca_spec()
-    ((pointer, detail),) = refused(admin, spec=generator, grid={"data.latent_dim": [2, 3]})
-    assert pointer == "/spec/model/latent_dim"
-    assert detail.startswith("point 1 (data.latent_dim=3): init generator takes")
-
-
-@pytest.mark.parametrize(
-    ("body", "pointer", "detail"),
-    [
-        ({}, "", "give exactly one of grid, list and random"),
-        ({"grid": GRID, "list": [{}]}, "", "give exactly one of grid, list and random"),
-        ({"grid": {}}, "/grid", "at least 1 item"),
-        ({"grid": {"Seeds": [1]}}, "/grid/Seeds", "match pattern"),
-        ({"grid": {"seeds": []}}, "/grid/seeds", "at least 1 item"),
-        (
-            {"grid": {"seeds": [[i] for i in range(101)], "model.latent_dim": [1] * 100}},
-            "/grid",
-            f"at most {MOST_POINTS} points, not 10100",
-        ),
-        (
-            {"grid": {"model": [{}], "model.latent_dim": [1]}},
-            "/grid",
-            "model.latent_dim lies within model, which is swept itself",
-        ),
-        ({"grid": {"seeds.first": [1]}}, "/spec/seeds", "no object, in which seeds.first could be"),
-        ({"grid": {"model.size": [1]}}, "/grid/model.size/0", "unknown field"),
-        (
-            {"random": {"n": 1, "fields": {"seeds": {"low": 2, "high": 1}}}},
-            "/random/fields/seeds/high",
-            "above low, 2, not 1",
-        ),
-        ({"grid": GRID, "after": ["0" * 32]}, "/after/0", "the id of an experiment"),
-        ({"grid": GRID, "concurrency": 0}, "/concurrency", "greater than or equal to 1"),
-    ],
-)
-def test_what_is_no_sweep_is_refused(
-    admin: TestClient, body: dict[str, Any], pointer: str, detail: str
-) -> None:
-    found = refused(admin, spec=SPEC, **body)
-    assert any(one[0] == pointer and detail in one[1] for one in found), found
-
-
-def test_what_a_point_names_is_looked_up(admin: TestClient) -> None:
-    upload = {"source": "upload", "dataset": "a" * 32, "n": 9, "dim": 7}
-    found = refused(admin, spec=SPEC, grid={"data": [SPEC["data"], upload]})
-    assert [one[0] for one in found] == ["/grid/data/1/dataset"]
 
 
 def test_the_limit_of_submitted_runs_counts(admin: TestClient) -> None:
@@ -350,7 +229,7 @@ def test_a_table_has_metrics_with_their_errors(admin: TestClient) -> None:
     assert found[0]["metrics"] == {"mpt[seed=4]": {"value": -60.5, "std_err": 0.5}}
     assert found[1]["metrics"] == {"mpt[seed=4]": {"value": None, "std_err": 0.5}}
     assert found[1]["failure"] == {"kind": "oom", "message": "=1+1"}
-    answer = admin.get(made["urls"]["table"], params={"form": "csv"})
+    answer = admin.get(made["urls"]["table"], params={"format": "csv"})
     assert answer.headers["content-type"].startswith("text/csv")
     lines = [*csv.reader(io.StringIO(answer.text))]
     head = ["point", "experiment_id", "status", "seeds", "mpt[seed=4]", "mpt[seed=4] std_err"]
