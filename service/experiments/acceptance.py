@@ -1,13 +1,15 @@
 """Whether specs may be submitted, by all that is known of them before they run."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, Problem
-from service.experiments.cache import fingerprint, hits, key_of
+from service.experiments.cache import BESIDE, Hits, fingerprint, hits, key_of
 from service.experiments.inputs import Inputs
 from service.experiments.memory import Memory, MemoryModel
+from service.experiments.schemas import Submission
 from service.references import Named, after_problems, reference_problems
 from service.settings import Settings
 
@@ -61,8 +63,8 @@ class Acceptance:
             return None
         return key_of(spec.model_dump(mode="json"), [*digests, state])
 
-    def hits(self, keys: Iterable[str | None]) -> dict[str, str]:
-        """The experiments that computed the same before and are open to the owner, by key."""
+    def hits(self, keys: Iterable[str | None]) -> Hits:
+        """What computed the same before and is open to the owner."""
         return hits(self._session, self._owner_id, keys)
 
     def memory(self, spec: ExperimentSpec) -> Memory:
@@ -72,3 +74,9 @@ class Acceptance:
     def unfinished(self, spec: ExperimentSpec, after: Sequence[str]) -> list[str]:
         """What it has to wait for."""
         return self._named.unfinished(spec, after)
+
+
+def beside_of(submission: Submission) -> dict[str, Any]:
+    """What a submission has beside its spec, as far as it says anything."""
+    said = submission.model_dump(include=set(BESIDE), exclude_defaults=True)
+    return {name: value for name, value in said.items() if value is not None}

@@ -11,13 +11,14 @@ never change, and are known by their digests. What is not in sight, a hub's abov
 import hashlib
 import importlib.util
 import json
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, select
+from sqlalchemy import ColumnElement, Row, case, select
 from sqlalchemy.orm import Session
 
 from service.experiments.models import Experiment, Status
@@ -25,6 +26,7 @@ from service.sharing import readable, reader
 
 LIBRARIES = ("torch", "transformers", "numpy", "scipy", "scikit-learn")
 CORE_DIGITS = 16
+BESIDE = ("name", "tags", "note", "visibility")
 
 
 @cache
@@ -76,21 +78,38 @@ def own_key_only() -> ColumnElement[str | None]:
     )
 
 
-def hits(session: Session, reader_id: int, keys: Iterable[str | None]) -> dict[str, str]:
-    """The experiments that succeeded and are open to the reader, by their keys: of several the
-    reader's own, and the latest."""
+class Hits:
+    """Experiments that succeeded and are open to the reader, by their keys."""
+
+    def __init__(self, rows: Iterable[Row[Any]] = ()):
+        self._rows: dict[str, list[Row[Any]]] = defaultdict(list)
+        for row in rows:
+            self._rows[row.cache_key].append(row)
+
+    def id_for(self, key: str | None, beside: Mapping[str, Any] | None = None) -> str | None:
+        """The one that answers: it has what is to stand beside the spec, too, for nothing that was
+        sent is passed over. Of several the reader's own, and the latest."""
+        for row in self._rows.get(key or "", ()):
+            if all(getattr(row, name) == value for name, value in (beside or {}).items()):
+                found: str = row.id
+                return found
+        return None
+
+
+def hits(session: Session, reader_id: int, keys: Iterable[str | None]) -> Hits:
+    """What may answer for specs of these keys."""
     wanted = {key for key in keys if key is not None}
     if not wanted:
-        return {}
+        return Hits()
     found = session.execute(
-        select(Experiment.cache_key, Experiment.id)
+        select(Experiment.cache_key, Experiment.id, *(getattr(Experiment, one) for one in BESIDE))
         .where(
             Experiment.cache_key.in_(wanted),
             Experiment.status == Status.SUCCEEDED,
             Experiment.deleted_at.is_(None),
             readable(Experiment),
         )
-        .order_by(Experiment.owner_id == reader_id, Experiment.id),
+        .order_by((Experiment.owner_id == reader_id).desc(), Experiment.id.desc()),
         reader(reader_id),
     )
-    return {str(row.cache_key): row.id for row in found}  # the last of each key
+    return Hits(found)

@@ -24,7 +24,7 @@ from service.dependencies import (
 )
 from service.errors import ApiError, invalid
 from service.experiments import keeping, states, store
-from service.experiments.acceptance import Acceptance
+from service.experiments.acceptance import Acceptance, beside_of
 from service.experiments.finding import ExperimentId, find, find_own
 from service.experiments.listing import page_of
 from service.experiments.listing_parameters import WantedDep
@@ -78,8 +78,8 @@ def submit(
         if experiment is None:
             known = _accepted(session, settings, user.id, submission)
             key = known.cache_key(submission.spec)
-            if submission.cache and (hit := known.hits([key])):
-                return _cached(session, settings, user, hit[str(key)], response)
+            if (hit := _hit(known, submission, key)) is not None:
+                return _cached(session, settings, user, hit, response)
             experiment = store.submit(
                 session,
                 user.id,
@@ -109,7 +109,7 @@ def validate(
     with database.snapshot() as session:
         known = _accepted(session, settings, user.id, submission)
         memory = known.memory(submission.spec)
-        hit = known.hits([known.cache_key(submission.spec)]) if submission.cache else {}
+        hit = _hit(known, submission, known.cache_key(submission.spec))
         runtime = expected_runtime(session, submission.spec)
         place = place_of_next(
             session,
@@ -125,7 +125,7 @@ def validate(
         masks=submission.spec.mask_count(),
         memory_bytes=memory.expected,
         runtime=None if runtime is None else RuntimeOut(**asdict(runtime)),
-        cached_from=next(iter(hit.values()), None),
+        cached_from=hit,
         queue_position=place.position,
         queue_reason=place.reason,
     )
@@ -331,6 +331,10 @@ def _retryable(
     if problems := known.gone(spec, after):
         raise invalid(problems)
     return known.unfinished(spec, after), known.cache_key(spec)
+
+
+def _hit(known: Acceptance, submission: Submission, key: str | None) -> str | None:
+    return known.hits([key]).id_for(key, beside_of(submission)) if submission.cache else None
 
 
 def _cached(

@@ -13,7 +13,7 @@ from service.bodies import LargeRoute
 from service.dependencies import SettingsDep, Submitter, WriterDep
 from service.errors import invalid
 from service.experiments import many, store
-from service.experiments.acceptance import Acceptance
+from service.experiments.acceptance import Acceptance, beside_of
 from service.experiments.many import New
 from service.experiments.router import IdempotencyKey, refusals
 from service.experiments.schemas import Submission
@@ -71,9 +71,9 @@ def _accepted(
     if problems:
         raise invalid(problems)
     keys = [known.cache_key(spec) for spec in specs]
-    hits = known.hits(keys)
+    hits = known.hits(key for one, key in zip(submissions, keys, strict=True) if one.cache)
     return [
-        hits[key] if one.cache and key in hits else _new(known, one, key)
+        (one.cache and hits.id_for(key, beside_of(one))) or _new(known, one, key)
         for one, key in zip(submissions, keys, strict=True)
     ]
 

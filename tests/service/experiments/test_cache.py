@@ -53,7 +53,7 @@ def count(api: TestClient) -> int:
 
 def test_the_same_spec_is_answered_with_what_it_gave(admin: TestClient) -> None:
     one = computed(admin, name="first")
-    body = {"spec": ppca_spec(), "name": "second", "priority": 5}
+    body = {"spec": ppca_spec(), "name": "first", "priority": 5}
     answer = admin.post("/v1/experiments", json=body)
     assert answer.status_code == 200
     assert answer.headers["Location"] == f"/v1/experiments/{one}"
@@ -64,6 +64,33 @@ def test_the_same_spec_is_answered_with_what_it_gave(admin: TestClient) -> None:
     spelled_out = ppca_spec(data__noise="isotropic")  # a default that is written out
     assert post(admin, spelled_out)["cached_from"] == one
     assert count(admin) == 1
+
+
+@pytest.mark.parametrize(
+    "said", [{"name": "b"}, {"tags": ["b"]}, {"note": "b"}, {"visibility": "lab"}]
+)
+@pytest.mark.parametrize("route", ["one", "batch", "validate"])
+def test_nothing_that_was_sent_is_passed_over(
+    admin: TestClient, said: dict[str, Any], route: str
+) -> None:
+    """What computed the same stands under another name, or is not shared: it does not answer."""
+    of_before: dict[str, Any] = {"name": "a", "tags": ["a"], "note": "a"}
+    one = computed(admin, **of_before)
+    for beside, answers in (({}, True), (of_before, True), ({**of_before, **said}, False)):
+        body = {"spec": ppca_spec(), **beside}
+        if route == "batch":
+            made = admin.post("/v1/experiments:batch", json={"experiments": [body]}).json()["items"]
+            found = made[0]["cached_from"]
+        else:
+            path = "/v1/experiments" + (":validate" if route == "validate" else "")
+            found = admin.post(path, json=body).json()["cached_from"]
+        assert found == (one if answers else None)
+
+
+def test_of_several_the_one_of_that_name_answers(admin: TestClient) -> None:
+    first, second = (computed(admin, name=name) for name in ("a", "b"))
+    assert post(admin, name="a")["cached_from"] == first
+    assert post(admin)["cached_from"] == second
 
 
 def test_what_differs_is_computed(admin: TestClient) -> None:
