@@ -1,9 +1,9 @@
 """The routes of sweeps."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 from sqlalchemy.orm import Session
@@ -62,6 +62,8 @@ def submit_sweep(
 ) -> SweepOut:
     """Queue an experiment for each point of a sweep, 10,000 at most: all, or none where one is
     refused. The errors say which point, and point to its value in the request."""
+    points = [*submission.points()]
+    specs = _specs(settings, submission.spec, points)  # thousands: while no one waits for the lock
     with refusals(), database.transaction() as session:
         sha256 = sha256_of("sweep", submission)
         kept = many.kept_request(session, user.id, idempotency_key, sha256)
@@ -69,8 +71,7 @@ def submit_sweep(
             sweep = _find(session, user, kept.made[0])
         else:
             sweep = store.create(session, user.id, submission)
-            points = [*submission.points()]
-            _add(session, settings, user, sweep, points, submission.cache)
+            _add(session, settings, user, sweep, points, specs, submission.cache)
             audit.note(session, user, "sweep.submitted", sweep.id, points=len(points))
             if kept:
                 kept.made = [sweep.id]
@@ -136,17 +137,20 @@ def add_points(
     idempotency_key: IdempotencyKey = None,
 ) -> Added:
     """Add points to a sweep, of the same spec."""
+    with database.snapshot() as session:
+        base = _find_own(session, user, sweep_id).spec
+    points = [*more.points()]
+    specs = _specs(settings, base, points)
     with refusals(), database.transaction() as session:
         sweep = _find_own(session, user, sweep_id)
         sha256 = sha256_of(f"points of {sweep_id}", more)
         kept = many.kept_request(session, user.id, idempotency_key, sha256)
-        points = [*more.points()]
         if kept and kept.made:
             return Added(first=int(kept.made[0]), count=len(points))
         if store.next_point(session, sweep.id) + len(points) > MOST_POINTS:
             detail = f"a sweep has at most {MOST_POINTS} points"
             raise invalid([Problem("", detail)])
-        first = _add(session, settings, user, sweep, points, more.cache)
+        first = _add(session, settings, user, sweep, points, specs, more.cache)
         sweep.fields = [*dict.fromkeys([*sweep.fields, *more.fields()])]
         if kept:
             kept.made = [str(first)]
@@ -229,20 +233,27 @@ def retry_sweep(
     return Retried(count=len(ids))
 
 
+def _specs(
+    settings: Settings, base: Mapping[str, Any], points: Sequence[Point]
+) -> list[ExperimentSpec]:
+    """Raises ApiError."""
+    try:
+        return specs_of(base, points, settings.limits)
+    except SpecError as error:
+        raise invalid(error.problems) from None
+
+
 def _add(
     session: Session,
     settings: Settings,
     user: Caller,
     sweep: Sweep,
     points: Sequence[Point],
+    specs: Sequence[ExperimentSpec],
     cache: bool,
 ) -> int:
     """An experiment for each point: one that computed the same before, where `cache` allows that,
     or a new one. Gives the number of the first. Raises ApiError and Refused."""
-    try:
-        specs = specs_of(sweep.spec, points, settings.limits)
-    except SpecError as error:
-        raise invalid(error.problems) from None
     known = Acceptance(session, settings, sweep.owner_id, specs, sweep.comes_after)
     if problems := known.after_problems(sweep.comes_after) + _unacceptable(known, points, specs):
         raise invalid(problems)
