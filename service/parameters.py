@@ -1,6 +1,5 @@
 """Query parameters: what a route does not know is refused, not passed over."""
 
-from difflib import get_close_matches
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -9,6 +8,7 @@ from fastapi.routing import APIRoute
 
 from mptcore.specs import Problem
 from service.errors import invalid
+from service.suggestions import meant
 
 
 # Async, though they wait for nothing: a plain function costs a change of threads.
@@ -36,9 +36,7 @@ async def known_parameters(request: Request) -> None:
 
 def _not_known(key: str, named: set[str]) -> str:
     known = f"the parameters are {', '.join(sorted(named))}" if named else "there are none"
-    near = get_close_matches(key, named, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    return f"not a query parameter of this route: {meant}{known}"
+    return f"not a query parameter of this route: {meant(key, named)}{known}"
 
 
 def _dependant(request: Request) -> Dependant:

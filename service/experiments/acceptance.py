@@ -1,6 +1,7 @@
 """Whether specs may be submitted, by all that is known of them before they run."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -30,6 +31,7 @@ class Acceptance:
         self._named = Named.by(session, owner_id, specs, after)
         self._memory = MemoryModel(session)
         self._inputs = Inputs(settings)
+        self._states: dict[tuple[Path, ...], str | None] = {(): ""}
         self._session, self._owner_id = session, owner_id
 
     def problems(self, spec: ExperimentSpec) -> list[Problem]:
@@ -58,7 +60,10 @@ class Acceptance:
         digests, files = self._named.digests(spec), self._inputs.files(spec)
         if digests is None or files is None:
             return None
-        state = fingerprint(files) if files else ""
+        read = tuple(files)
+        if read not in self._states:
+            self._states[read] = fingerprint(files)
+        state = self._states[read]
         if state is None:
             return None
         return key_of(spec.model_dump(mode="json"), [*digests, state])

@@ -4,15 +4,15 @@ The service sees the folders MPT_DATA_DIR and MPT_MODELS_DIR where its settings 
 are there; else it does not know, and lets a spec through.
 """
 
-import difflib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mptcore.specs import ExperimentSpec, GlueText, PlainText, Problem
 from mptcore.specs.data.text import GLUE_SPLITS
 from service.settings import Settings
+from service.suggestions import meant
 
 TEXT_FORMATS = ("txt", "jsonl", "parquet")
 IMAGES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
@@ -30,6 +30,7 @@ class Inputs:
         self.data = _folder(settings.data_dir)
         self.models = _folder(settings.models_dir)
         self._names: dict[Path, list[str]] = {}
+        self._files: dict[Path, list[Path]] = {}
 
     def files(self, spec: ExperimentSpec) -> list[Path] | None:
         """Those that it reads; None where that is not in sight."""
@@ -72,7 +73,7 @@ class Inputs:
             case PlainText(file=str(name)):
                 return None if self.data is None else [self.data / "text" / name]
             case _ if data.source in IMAGES:
-                return None if self.data is None else _below(self.data / IMAGES[data.source])
+                return None if self.data is None else self._below(self.data / IMAGES[data.source])
         return []
 
     def _checkpoint_files(self, model: Any) -> list[Path] | None:
@@ -81,13 +82,18 @@ class Inputs:
             return []
         if self.models is None or not (self.models / name).is_dir():
             return None
-        return _below(self.models / name)
+        return self._below(self.models / name)
 
     def _glue_file(self, data: GlueText) -> Path | None:
         if self.data is None:
             return None
         places = (self.data / "glue" / data.subset / f"{data.split}.{f}" for f in TEXT_FORMATS)
         return next((path for path in places if path.is_file()), None)
+
+    def _below(self, folder: Path) -> list[Path]:
+        if folder not in self._files:
+            self._files[folder] = [path for path in folder.rglob("*") if path.is_file()]
+        return self._files[folder]
 
     def _listed(self, folder: Path, *, files: bool) -> list[str]:
         """The files of a folder by their names, or its folders."""
@@ -116,10 +122,6 @@ def _glue_in(folder: Path) -> list[str]:
     ]
 
 
-def _below(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
-
-
 def _folder(path: Path | None) -> Path | None:
     return path if path is not None and path.is_dir() else None
 
@@ -139,12 +141,8 @@ def _in_cache(name: str) -> bool:
 
 def _not_there(what: str, name: str, there: Sequence[str]) -> str:
     """With the names that exist, those that are like it first."""
-    return f"there is no {what} {name}{_meant(name, there)}; {_named(there)}"
-
-
-def _meant(name: str, there: Collection[str]) -> str:
-    like = difflib.get_close_matches(name, there, n=1)
-    return f": did you mean {like[0]}?" if like else ""
+    near = meant(name, there).rstrip()
+    return f"there is no {what} {name}{f': {near}' if near else ''}; {_named(there)}"
 
 
 def _named(there: Sequence[str]) -> str:

@@ -13,8 +13,9 @@ from sqlalchemy.orm import Session, aliased, defer, joinedload
 
 from mptcore.specs import Problem
 from service.errors import ApiError, invalid
-from service.experiments.filters.fields import clause, metric_is, owner_id
+from service.experiments.filters.fields import clause, metric_is, owner_id, unknown
 from service.experiments.filters.grammar import Order, Wrong, parse, parse_order
+from service.experiments.filters.paths import FAMILIES
 from service.experiments.filters.stored_json import a_tag_contains, tag_is
 from service.experiments.models import Experiment, Metric, Status
 from service.sharing import Whose, shared
@@ -145,6 +146,8 @@ def _clauses(session: Session, user_id: int, wanted: Wanted) -> list[Clause]:
     if wanted.status:
         found.append(Experiment.status.in_(wanted.status))
     if wanted.family:
+        for family in set(wanted.family) - set(FAMILIES):
+            raise invalid([Problem("/query/family", unknown("family", family, FAMILIES))])
         found.append(Experiment.family.in_(wanted.family))
     if wanted.name is not None:
         found.append(Experiment.name == wanted.name)

@@ -137,3 +137,11 @@ def test_no_curve_beyond_its_bounds(
 ) -> None:
     answer = api.get(f"/v1/experiments/{submitted(database)}/{path}?{query}")
     assert answer.status_code == (200 if inside else 422)
+
+
+def test_a_family_that_there_is_not(api: TestClient) -> None:
+    answer = api.get("/v1/experiments?family=vae&family=vea")
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["pointer"] == "/query/family"
+    assert "there is no family vea: did you mean vae? there are factor_analysis" in error["detail"]

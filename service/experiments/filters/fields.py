@@ -1,9 +1,8 @@
 """What the fields of a filter are in the tables, and how they are compared with what was given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from enum import StrEnum
 from operator import ge, gt, le, lt
 from typing import Any
@@ -13,7 +12,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from mptcore.protocol.records import LABELS
 from service.experiments.filters.grammar import Comparison, Condition, Given, Joined, Negated, Wrong
-from service.experiments.filters.paths import SPEC_PATHS
+from service.experiments.filters.paths import FAMILIES, SPEC_PATHS
 from service.experiments.filters.stored_json import (
     is_label,
     spec_compares,
@@ -21,12 +20,12 @@ from service.experiments.filters.stored_json import (
 )
 from service.experiments.models import Device, Experiment, Metric, Status
 from service.sharing import Visibility
+from service.suggestions import meant
 from service.users import User
 
 Clause = ColumnElement[bool]
 Labels = tuple[tuple[str, Given], ...]
 ORDERS: dict[str, Callable[[Any, Any], Any]] = {"<": lt, "<=": le, ">": gt, ">=": ge}
-FAMILIES = ("ppca", "factor_analysis", "linear_vae", "vae", "masked_lm")
 
 
 @dataclass(frozen=True)
@@ -91,13 +90,11 @@ def _compared(session: Session, one: Comparison) -> Clause:
         return _of_metric(session, rest, one, value)
     if kind == "spec" and rest:
         return _of_spec(session, rest, one, value)
-    raise Wrong(one.column, _unknown("field", one.field, [*FIELDS, *OTHERS]))
+    raise Wrong(one.column, unknown("field", one.field, [*FIELDS, *OTHERS]))
 
 
-def _unknown(what: str, given: str, known: list[str]) -> str:
-    near = get_close_matches(given, known, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    return f"there is no {what} {given}: {meant}there are {', '.join(known)}"
+def unknown(what: str, given: str, known: Sequence[str]) -> str:
+    return f"there is no {what} {given}: {meant(given, known)}there are {', '.join(known)}"
 
 
 def _of_column(field: Field, one: Comparison, value: Given) -> Clause:
@@ -139,7 +136,7 @@ def _value(field: Field, name: str, given: Given) -> Any:
             return given.value
     known = [str(one) for one in field.kind]
     if given.text not in known:
-        raise Wrong(given.column, _unknown(f"{name}", given.text, known))
+        raise Wrong(given.column, unknown(f"{name}", given.text, known))
     return given.text
 
 
@@ -212,7 +209,7 @@ def metric_is(
     check_metric(session, name, column)
     for label, given in labels:
         if label not in LABELS:
-            raise Wrong(given.column, _unknown("label", label, [*LABELS]))
+            raise Wrong(given.column, unknown("label", label, [*LABELS]))
     of_labels = [is_label(session, metric, label, given.text) for label, given in labels]
     return [metric.name == name, *of_labels]
 
@@ -228,16 +225,15 @@ def check_metric(session: Session, name: str, column: int) -> None:
         *session.scalars(select(Metric.name).distinct().order_by(Metric.name).limit(MOST_NAMED))
     ]
     if known:
-        raise Wrong(column, _unknown("metric", name, known))
+        raise Wrong(column, unknown("metric", name, known))
 
 
 def _of_spec(session: Session, path: str, one: Comparison, value: Given) -> Clause:
     if path not in SPEC_PATHS:
-        near = get_close_matches(path, SPEC_PATHS, n=1)
-        meant = f"did you mean spec.{near[0]}? " if near else ""
         group = path.rpartition(".")[0]
         beside = sorted(p for p in SPEC_PATHS if p.rpartition(".")[0] == group) or ["model", "data"]
-        detail = f"there is no field {path} of a spec: {meant}beside it are {', '.join(beside)}"
+        near = meant(path, SPEC_PATHS, "spec.")
+        detail = f"there is no field {path} of a spec: {near}beside it are {', '.join(beside)}"
         raise Wrong(one.column, detail)
     if one.operator in ORDERS:
         number(one.field, value)

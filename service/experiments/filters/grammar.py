@@ -71,7 +71,6 @@ class Given:
     value: Value
     text: str
     column: int
-    is_time: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,7 +201,7 @@ def _given(token: Token | Tree[Token]) -> Given:
             return Given(text[1:-1], text[1:-1], column)
         case "WORD" if text.lower() in WORDS:
             return Given(WORDS[text.lower()], text, column)
-    return Given(text, text, column, is_time=token.type == "MOMENT")
+    return Given(text, text, column)
 
 
 def _tree(one: Token | Tree[Token]) -> Tree[Token]:

@@ -1,4 +1,4 @@
-"""The fields of all specs by their dotted paths."""
+"""The fields of all specs by their dotted paths, and the families of models."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,9 +25,13 @@ def _paths(schema: dict[str, Any], node: dict[str, Any], path: str, left: int) -
         yield from _paths(schema, part, inner, left - 1)
 
 
-def _all() -> frozenset[str]:
-    schema = TypeAdapter(ExperimentSpec).json_schema()
-    return frozenset(_paths(schema, schema, "", _DEEPEST))
+def _families(schema: dict[str, Any]) -> Iterator[str]:
+    for part in schema["$defs"].values():
+        family = part.get("properties", {}).get("family", {}).get("const")
+        if family is not None:
+            yield family
 
 
-SPEC_PATHS = _all()
+_SCHEMA = TypeAdapter(ExperimentSpec).json_schema()
+SPEC_PATHS = frozenset(_paths(_SCHEMA, _SCHEMA, "", _DEEPEST))
+FAMILIES = tuple(sorted(set(_families(_SCHEMA))))
