@@ -4,9 +4,9 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-import torch
+from torch import library
 
-_kept: list[torch.library.Library] = []
+_kept: list[library.Library] = []
 
 
 def torchvision_datasets() -> ModuleType:
@@ -20,8 +20,8 @@ def torchvision_datasets() -> ModuleType:
     except RuntimeError as error:
         if "torchvision::nms" not in str(error):
             raise
-    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _kept.append(library)  # the definitions live as long as their library
+    schemas: Any = library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    schemas.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    schemas.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept.append(schemas)  # the definitions live as long as their library
     return importlib.import_module("torchvision.datasets")
