@@ -48,7 +48,12 @@ def test_no_field_of_a_spec_takes_an_address(
 
 @pytest.mark.parametrize(
     ("path", "allowed"),
-    [("/v1/experiments", {"GET", "POST"}), ("/v1/experiments/a", {"GET", "PATCH", "DELETE"})],
+    [
+        ("/v1/experiments", {"GET", "POST"}),
+        ("/v1/experiments/a", {"GET", "PATCH", "DELETE"}),
+        ("/v1/experiments/a:cancel", {"POST"}),
+        ("/v1/experiments/a:b", {"GET", "PATCH", "DELETE"}),
+    ],
 )
 def test_a_method_that_is_not_allowed_is_told_those_that_are(
     api: TestClient, path: str, allowed: set[str]
