@@ -60,6 +60,7 @@ EXAMPLES: dict[str, list[Document]] = {
     "NewUser": [{"name": "ann", "role": "member"}],
     "UserChanges": [{"role": "viewer"}],
     "NewKey": [{"name": "laptop", "scopes": ["read"], "lasts_days": 90}],
+    "SignInWith": [{"code": "2bJ0l5f5bqXw0f0c9Yb0rA"}],
     "MetricList": [
         {"items": [{"name": "lml", "labels": {"seed": 4}, "value": -60.34, "std_err": None,
                     "reason": "exact"}]}

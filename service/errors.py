@@ -98,16 +98,18 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers["Allow"] = _allowed(request)
+        headers["Allow"] = _allowed(request) or headers["Allow"]
     reason = status.phrase.lower().replace(" ", "_")
     return problem_response(ApiError(status, reason, str(error.detail), headers=headers))
 
 
 def _allowed(request: Request) -> str:
     """All methods of a path, of which the router names those of one route. Of the paths of the
-    document that it fits, `…/{id}` and `…/{id}:cancel`, the longest is meant."""
+    document that it fits, `…/{id}` and `…/{id}:cancel`, the longest is meant. Pages are in none."""
     paths: dict[str, Any] = request.app.openapi()["paths"]
     fitting = [path for path in paths if compile_path(path)[0].match(request.url.path)]
+    if not fitting:
+        return ""
     return ", ".join(method.upper() for method in paths[max(fitting, key=len)])
 
 

@@ -22,6 +22,7 @@ from service.rates import RateLimits, Rates
 from service.settings import Settings
 from service.sweeps import batch
 from service.sweeps import router as sweeps
+from service.ui import pages, sign_in
 
 ERRORS: dict[int | str, dict[str, object]] = {
     "4XX": {"model": ProblemDocument, "description": "What was wrong, as RFC 9457"},
@@ -41,6 +42,7 @@ ROUTERS = (
     monitoring.router,
     administration.router,
     queue.router,
+    sign_in.router,
 )
 """What asks for a key."""
 
@@ -74,7 +76,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.add_middleware(AnswerHeaders)  # the last added is the first to see a request
     install_handlers(app)
-    app.include_router(health.router, dependencies=[Depends(known_parameters)])
+    app.include_router(pages.router)
+    for router in (health.router, sign_in.public):
+        app.include_router(router, dependencies=[Depends(known_parameters)])
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(current_user), Depends(known_parameters)])
     return app

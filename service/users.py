@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 from sqlalchemy import (
     JSON,
     ForeignKey,
     LargeBinary,
+    Row,
     String,
     bindparam,
     false,
@@ -131,16 +133,13 @@ EXPIRED = "this API key has expired: ask an admin for another"
 DISABLED = "the user of this API key was disabled: ask an admin"
 
 _UNNOTED = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < now() - USE_NOTED_S)
-_KEY = (
-    select(
-        *(User.id, User.name, User.role, User.disabled_at),
-        *(ApiKey.secret_sha256, ApiKey.scopes, ApiKey.revoked_at),
-        func.coalesce(ApiKey.expires_at <= now(), false()).label("expired"),
-        _UNNOTED.label("unnoted"),
-    )
-    .join(ApiKey, ApiKey.user_id == User.id)
-    .where(ApiKey.id == bindparam("key_id"))
-)
+KEYS = select(
+    *(User.id, User.name, User.role, User.disabled_at),
+    *(ApiKey.id.label("key_id"), ApiKey.secret_sha256, ApiKey.scopes, ApiKey.revoked_at),
+    func.coalesce(ApiKey.expires_at <= now(), false()).label("expired"),
+    _UNNOTED.label("unnoted"),
+).join(ApiKey, ApiKey.user_id == User.id)
+_KEY = KEYS.where(ApiKey.id == bindparam("key_id"))
 """Asked by every request, so that a key is revoked at once in every process; made once."""
 
 
@@ -150,6 +149,11 @@ def caller_of_key(session: Session, key: str) -> tuple[Caller, bool]:
     found = session.execute(_KEY, {"key_id": key_id}).one_or_none()
     if found is None or not hmac.compare_digest(found.secret_sha256, digest(secret)):
         raise KeyRefused(UNKNOWN)
+    return caller_of(found), bool(found.unnoted)
+
+
+def caller_of(found: Row[*tuple[Any, ...]]) -> Caller:
+    """Whose key a row of KEYS is of, if it serves. Raises KeyRefused."""
     for over, why in (
         (found.revoked_at is not None, REVOKED),
         (found.expired, EXPIRED),
@@ -159,7 +163,7 @@ def caller_of_key(session: Session, key: str) -> tuple[Caller, bool]:
             raise KeyRefused(why)
     role = Role(found.role)
     scopes = frozenset(MAY[role]) & frozenset(map(Scope, found.scopes))
-    return Caller(found.id, found.name, role, key_id, scopes), bool(found.unnoted)
+    return Caller(found.id, found.name, role, found.key_id, scopes)
 
 
 def parsed(key: str) -> tuple[str, str]:

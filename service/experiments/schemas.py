@@ -201,6 +201,7 @@ class ExperimentSummary(BaseModel):
     tags: list[str]
     note: str | None
     priority: int
+    family: str
     status: Status
     terminal: bool
     desired_state: str
@@ -221,6 +222,12 @@ class ExperimentSummary(BaseModel):
     urls: Urls
 
 
+class SummaryWithMetrics(ExperimentSummary):
+    """With those that were asked for."""
+
+    metrics: list[MetricOut]
+
+
 class ExperimentOut(ExperimentSummary):
     """An experiment and where it stands."""
 
@@ -237,7 +244,7 @@ class ExperimentWithMetrics(ExperimentOut):
 class ExperimentPage(BaseModel):
     """Newest first; `next_cursor` is null on the last page."""
 
-    items: list[ExperimentOut | ExperimentSummary]
+    items: list[ExperimentWithMetrics | ExperimentOut | SummaryWithMetrics | ExperimentSummary]
     next_cursor: str | None
 
 

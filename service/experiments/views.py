@@ -1,6 +1,7 @@
 """From rows to answers."""
 
 import json
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from fastapi import Response
@@ -12,10 +13,12 @@ from service.experiments.schemas import (
     ArtifactOut,
     ExperimentOut,
     ExperimentSummary,
+    ExperimentWithMetrics,
     FailureOut,
     MetricOut,
     Progress,
     QueuePlace,
+    SummaryWithMetrics,
     Urls,
     moment,
 )
@@ -52,6 +55,7 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
         tags=experiment.tags,
         note=experiment.note,
         priority=experiment.priority,
+        family=experiment.family,
         status=Status(experiment.status),
         terminal=states.is_terminal(experiment.status),
         desired_state=experiment.desired_state,
@@ -75,6 +79,12 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
             cancel=f"{path}:cancel",
         ),
     )
+
+
+def with_metrics(item: ExperimentSummary, metrics: Sequence[Metric]) -> ExperimentSummary:
+    """The same with some of its metrics."""
+    kind = ExperimentWithMetrics if isinstance(item, ExperimentOut) else SummaryWithMetrics
+    return kind.model_construct(**dict(item), metrics=[metric_out(one) for one in metrics])
 
 
 def metric_out(metric: Metric) -> MetricOut:
