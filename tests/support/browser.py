@@ -9,15 +9,23 @@ from contextlib import contextmanager
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from mptlab import serve
 from service.main import create_app
 from service.settings import Settings
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ALONE = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
+ALONE = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 """It asks no one but the service."""
 START_TIMEOUT_S = 30.0
 
@@ -54,3 +62,11 @@ class Service:
     def stop(self) -> None:
         self._server.should_exit = True
         self._thread.join()
+
+
+def signed_in(page: Page, service: Service, key: str | None = None) -> None:
+    """Sign the browser in with a key, by default the first admin's, as a person would."""
+    page.goto(f"{service.url}/sign-in")
+    page.fill("#key", key or service.settings.key_file.read_text().strip())
+    page.click("text=Sign in >> nth=-1")
+    page.wait_for_url(f"{service.url}/")

@@ -6,6 +6,7 @@ import { number, withError } from "./format.js";
 const COLOURS = 8;
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const HEIGHT = 320;
+const FEW_POINTS = 32;
 
 const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -22,14 +23,15 @@ function dataOf(series, lines) {
   return [...data, ...lines.map((line) => data[0].map(() => line.y))];
 }
 
-function seriesOf(series, lines) {
-  const curves = series.flatMap(({ label, colour }, index) => {
+function seriesOf({ series, lines, xLabel }) {
+  const curves = series.flatMap(({ label, colour, dash, x }, index) => {
     const stroke = colourOf(colour ?? index);
     const value = (plot, v, at, i) =>
       i === null ? "" : withError(plot.data[at][i], plot.data[at + 1][i] === null ? null : (plot.data[at + 1][i] - plot.data[at][i]) / 2);
-    const dash = DASHES[Math.floor((colour ?? index) / COLOURS) % DASHES.length];
+    const dashes = DASHES[(dash ?? Math.floor(index / COLOURS)) % DASHES.length];
     const end = { stroke: "transparent", points: { show: false }, class: "u-hidden" };
-    return [{ label, stroke, dash, width: 1.5, value, points: { size: 5 } }, end, end];
+    const points = { show: x.length <= FEW_POINTS, size: 5 };
+    return [{ label, stroke, dash: dashes, width: 1.5, value, points }, end, end];
   });
   const levels = lines.map(({ label, colour }) => ({
     label,
@@ -39,10 +41,11 @@ function seriesOf(series, lines) {
     points: { show: false },
     value: (plot, v) => number(v, 6),
   }));
-  return [{ value: (plot, v) => number(v) }, ...curves, ...levels];
+  return [{ label: xLabel, value: (plot, v) => number(v, 6) }, ...curves, ...levels];
 }
 
-function optionsOf({ series, lines, xLabel, yLabel, logX, logY }, width) {
+function optionsOf(shown, width) {
+  const { series, xLabel, yLabel, logX, logY } = shown;
   const axis = {
     stroke: token("--muted"),
     grid: { stroke: token("--line"), width: 1 },
@@ -58,12 +61,12 @@ function optionsOf({ series, lines, xLabel, yLabel, logX, logY }, width) {
   return {
     width,
     height: HEIGHT,
-    series: seriesOf(series, lines),
+    series: seriesOf(shown),
     bands,
     scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1 } },
     axes: [
-      { ...axis, label: xLabel },
-      { ...axis, label: yLabel, size: 64, values: (plot, ticks) => ticks.map((v) => (v === null ? "" : number(v))) },
+      { ...axis, label: xLabel, size: 34 },
+      { ...axis, label: yLabel, size: 64, values: (plot, ticks) => ticks.map((v) => (v === null ? "" : number(v, 6))) },
     ],
     cursor: { drag: { x: true, y: true, uni: 24 }, focus: { prox: 24 } },
     focus: { alpha: 0.35 },
@@ -120,8 +123,8 @@ function summaryOf(title, series) {
 }
 
 /**
- * `series` are `{label, colour?, x, value, std_err}`, `lines` `{label, y, colour?}`. The bands are two
- * standard errors wide on either side.
+ * `series` are `{label, colour?, dash?, x, value, std_err}`, `lines` `{label, y, colour?}`. The bands
+ * are two standard errors wide on either side.
  */
 export function Chart({ title, series, lines = [], xLabel, yLabel, children }) {
   const [logX, setLogX] = useState(false);

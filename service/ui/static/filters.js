@@ -32,7 +32,7 @@ function FilterError({ text, error }) {
   if (!said) return null;
   const column = Number(/column (\d+)/.exec(said)?.[1]);
   return html`<div id="filter-error" class="bad-text small" role="alert">
-    ${column > 0 && html`<pre>${text}\n${" ".repeat(column - 1)}^</pre>`}${said}
+    ${column > 0 && html`<pre>${`${text}\n${" ".repeat(column - 1)}^`}</pre>`}${said}
   </div>`;
 }
 
@@ -89,17 +89,19 @@ export function Filters({ query, change, error, me, metrics, setMetrics }) {
     setMetrics(names);
   }
   return html`<form class="stack" role="search" onSubmit=${onSubmit}>
-    <div class="row">
+    <div class="row fields end">
       <div class="field grow">
-        <label for="q">Search in name, note, tags, id</label>
+        <label for="q">Words in name, note, tags, id</label>
         <input id="q" name="q" type="search" defaultValue=${query.get("q") ?? ""} />
       </div>
       <${Whose} query=${query} change=${change} me=${me} />
       <${Order} query=${query} change=${change} metrics=${metrics} />
+      <button class="primary">Search</button>
+      ${[...query.keys()].length > 0 && html`<a class="button" href="/">Reset</a>`}
     </div>
     <details open=${query.has("filter") || query.has("family") || query.has("status")}>
       <summary>Filters and columns</summary>
-      <div class="stack">
+      <div class="stack inset">
         <${Choice} name="status" label="Status" values=${STATUSES} query=${query} change=${change} />
         <${Choice} name="family" label="Family" values=${FAMILIES} query=${query} change=${change} />
         <div class="field">
@@ -117,9 +119,5 @@ export function Filters({ query, change, error, me, metrics, setMetrics }) {
         </div>
       </div>
     </details>
-    <div class="row">
-      <button class="primary">Search</button>
-      ${[...query.keys()].length > 0 && html`<a class="button" href="/">Reset</a>`}
-    </div>
   </form>`;
 }

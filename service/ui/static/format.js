@@ -2,17 +2,14 @@
 
 export const DASH = "–";
 
-/** A number to about four digits, with a real minus. */
+/** A number to so many digits, without zeros that say nothing, and with a real minus. */
 export function number(value, digits = 4) {
   if (value === null || value === undefined) return DASH;
-  const size = Math.abs(value);
-  const text =
-    size !== 0 && (size >= 1e6 || size < 1e-4)
-      ? value.toExponential(2)
-      : Number.isInteger(value)
-        ? String(value)
-        : value.toFixed(Math.max(0, digits - 1 - Math.max(0, Math.floor(Math.log10(size)))));
-  return text.replace("-", "−");
+  const rounded = Number(value.toPrecision(digits));
+  const size = Math.abs(rounded);
+  const isOdd = size !== 0 && (size >= 1e6 || size < 1e-4);
+  const text = isOdd ? rounded.toExponential() : Number.isInteger(value) ? value : rounded;
+  return String(text).replaceAll("-", "−");
 }
 
 /** A value and its standard error, with as many decimals as the error deserves. */
@@ -20,7 +17,7 @@ export function withError(value, error) {
   if (value === null || value === undefined) return DASH;
   if (!error) return number(value, 6);
   const decimals = Math.min(8, Math.max(0, 1 - Math.floor(Math.log10(error))));
-  return `${value.toFixed(decimals)} ± ${error.toFixed(decimals)}`.replace("-", "−");
+  return `${value.toFixed(decimals)} ± ${error.toFixed(decimals)}`.replaceAll("-", "−");
 }
 
 const UNITS = [
@@ -38,6 +35,12 @@ export function duration(seconds) {
   const [nextUnit, nextSize] = UNITS[at + 1] ?? [null, 1];
   const rest = nextUnit ? Math.round((seconds - whole * size) / nextSize) : 0;
   return rest ? `${whole} ${unit} ${rest} ${nextUnit}` : `${whole} ${unit}`;
+}
+
+/** A time to expect, with its spread. */
+export function expected({ median_s: median, low_s: low, high_s: high }) {
+  const [middle, least, most] = [median, low, high].map(duration);
+  return least === most ? middle : `${middle} (${least} to ${most})`;
 }
 
 export function ago(moment) {

@@ -18,7 +18,7 @@ function Account({ me }) {
     location.assign("/sign-in");
   }
   return html`<div class="account">
-    <a href="/lab">${me.name}</a><span class="muted">${me.role}</span>
+    <a href="/lab" title=${me.role}>${me.name}</a>
     <button class="quiet" type="button" onClick=${signOut}>Sign out</button>
   </div>`;
 }

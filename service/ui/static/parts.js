@@ -16,7 +16,7 @@ export function When({ at }) {
 /** How far a run is, and how long it has to go. */
 export function Progress({ experiment, label }) {
   const { progress } = experiment;
-  if (!progress?.total) return null;
+  if (!progress?.total || experiment.terminal) return null;
   const left = secondsLeft(experiment);
   const percent = Math.floor((100 * progress.done) / progress.total);
   return html`<div>

@@ -17,18 +17,24 @@ export async function runPreset(preset) {
   return made.items.map((one) => one.id);
 }
 
-/** The newest experiments that ran a preset's specs, in their order; null for a spec that none ran. */
-async function runsOf(preset) {
-  const path = withQuery("/v1/experiments", { tag: tagOf(preset), limit: 200 });
+/**
+ * Where presets stand, by their names: `runs`, the newest experiment that ran each of its specs or
+ * null, and the `verdict` once all of these have succeeded.
+ */
+export async function standingsOf(presets) {
+  const path = withQuery("/v1/experiments", { tag: presets.map(tagOf), limit: 500 });
   const { items } = await get(path);
-  return preset.specs.map((_, index) => items.find((one) => one.tags.includes(partOf(index))) ?? null);
+  const standings = presets.map(async (preset) => {
+    const mine = items.filter((one) => one.tags.includes(tagOf(preset)));
+    const ran = (index) => mine.find((one) => one.tags.includes(partOf(index))) ?? null;
+    const runs = preset.specs.map((_, index) => ran(index));
+    return [preset.name, { runs, verdict: await verdictOf(preset, runs) }];
+  });
+  return Object.fromEntries(await Promise.all(standings));
 }
 
-/** Where a preset stands: its runs, and the verdict once all have succeeded. */
-export async function standingOf(preset) {
-  const runs = await runsOf(preset);
-  const isDone = runs.every((one) => one?.status === "succeeded");
-  const query = { experiment: runs.map((one) => one?.id) };
-  const verdict = isDone ? await get(withQuery(`/v1/presets/${preset.name}/verdict`, query)) : null;
-  return { runs, verdict };
+async function verdictOf(preset, runs) {
+  if (!runs.every((one) => one?.status === "succeeded")) return null;
+  const query = { experiment: runs.map((one) => one.id) };
+  return get(withQuery(`/v1/presets/${preset.name}/verdict`, query));
 }

@@ -30,10 +30,10 @@ function Charts({ experiments, curves }) {
     return names.map((name) => ({
       name,
       series: curves.items.flatMap((item, index) =>
-        item.series.filter((one) => one.name === name).map((one) => {
+        item.series.filter((one) => one.name === name).map((one, dash) => {
           const { label, ...columns } = drawn(one);
           const title = titleOf(experiments[index]);
-          return { ...columns, colour: index, label: label === name ? title : `${title}, ${label}` };
+          return { ...columns, colour: index, dash, label: label === name ? title : `${title}, ${label}` };
         }),
       ),
       lines: experiments.flatMap((one, index) =>
@@ -73,7 +73,7 @@ function MetricCell({ experiment, first, name }) {
   return html`<td>
     ${number(mean?.value, 6)}${mean?.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
     ${difference && html`<div class="small muted">
-      ${difference.mean > 0 && "+"}${number(difference.mean)}${difference.error && ` ± ${number(difference.error, 2)}`}
+      ${difference.mean > 0 && "+"}${number(difference.mean)}${difference.error > 0 && ` ± ${number(difference.error, 2)}`}
     </div>`}
   </td>`;
 }

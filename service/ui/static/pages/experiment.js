@@ -123,8 +123,9 @@ export default function Experiment({ me, may }) {
       <${Actions} experiment=${experiment} me=${me} may=${may} onDone=${() => { one.refresh(); curves.refresh(); }} />
     </div>
     ${experiment.note && html`<p class="wrap">${experiment.note}</p>`}
-    <div class="columns">
-      <div class="stack">
+    <div class="columns three">
+      <div class="first"><${Standing} experiment=${experiment} /></div>
+      <div class="main stack">
         ${curves.data && html`<${Curves} experiment=${experiment} curves=${curves.data} />`}
         ${experiment.metrics.length > 0 && html`<section class="card flush">
           <h2>Metrics</h2>
@@ -132,8 +133,7 @@ export default function Experiment({ me, may }) {
         </section>`}
         <${Spec} experiment=${experiment} />
       </div>
-      <div class="stack">
-        <${Standing} experiment=${experiment} />
+      <div class="last stack">
         <${Downloads} id=${id} />
         <${Artifacts} experiment=${experiment} />
       </div>

@@ -5,7 +5,7 @@ import { get } from "../api.js";
 import { number } from "../format.js";
 import { useLive } from "../live.js";
 import { Loading, Problem, Progress, Scroll, Status } from "../parts.js";
-import { runPreset, standingOf } from "../presets.js";
+import { runPreset, standingsOf } from "../presets.js";
 
 function Comparisons({ verdict }) {
   if (!verdict.comparisons.length) return null;
@@ -21,12 +21,6 @@ function Comparisons({ verdict }) {
   </table><//>`;
 }
 
-function Published({ published }) {
-  return html`<dl class="facts small">
-    ${Object.entries(published).map(([name, values]) => html`<dt>${name}</dt><dd>${values.map((one) => number(one, 5)).join(" ± ")}</dd>`)}
-  </dl>`;
-}
-
 function Runs({ runs }) {
   const made = runs.filter(Boolean);
   if (!made.length) return null;
@@ -37,22 +31,21 @@ function Runs({ runs }) {
   <p><a href=${`/compare?ids=${made.map((one) => one.id).join(",")}`}>See their curves</a></p>`;
 }
 
-function Preset({ preset, may }) {
-  const isDone = ({ runs }) => runs.every((one) => one === null || one.terminal);
-  const { data, error, refresh } = useLive(() => standingOf(preset), [preset.name], isDone);
+function Preset({ preset, standing, may, onRun }) {
   const [refused, setRefused] = useState(null);
-  const run = () => runPreset(preset).then(() => setRefused(null), setRefused).then(refresh);
+  const run = () => runPreset(preset).then(() => setRefused(null), setRefused).then(onRun);
+  const { runs, verdict } = standing;
   const count = preset.specs.length;
   return html`<article class="card stack" aria-label=${preset.title}>
     <div class="row spread">
-      <h2>${preset.title}</h2>
-      ${data?.verdict && html`<${Status} of=${data.verdict.verdict} />`}
+      <h3>${preset.title}</h3>
+      ${verdict && html`<${Status} of=${verdict.verdict} />`}
     </div>
     <p>${preset.statement}</p>
-    ${data?.verdict ? html`<${Comparisons} verdict=${data.verdict} />` : html`<${Published} published=${preset.published} />`}
-    ${data?.verdict?.missing && html`<p class="muted">${data.verdict.missing}</p>`}
-    ${data && html`<${Runs} runs=${data.runs} />`}
-    <${Problem} error=${error ?? refused} />
+    ${verdict && html`<${Comparisons} verdict=${verdict} />`}
+    ${verdict?.missing && html`<p class="muted">${verdict.missing}</p>`}
+    <${Runs} runs=${runs} />
+    <${Problem} error=${refused} />
     <div class="row">
       ${may("submit") && html`<button type="button" onClick=${run}>Run${count > 1 && ` all ${count}`}</button>`}
       <a class="button quiet" href=${`/new?preset=${preset.name}`}>Change it first</a>
@@ -60,13 +53,33 @@ function Preset({ preset, may }) {
   </article>`;
 }
 
+/** Presets by the table or figure that they are of. */
+function grouped(presets) {
+  const groups = new Map();
+  for (const preset of presets) {
+    const of = /^(Table|Fig\.) \d+/.exec(preset.title)?.[0] ?? "Beyond the paper";
+    groups.set(of, [...(groups.get(of) ?? []), preset]);
+  }
+  return [...groups];
+}
+
 export default function Paper({ may }) {
-  const { data, error } = useLive(() => get("/v1/presets"), [], () => true);
+  const presets = useLive(() => get("/v1/presets"), [], () => true);
+  const { data, error, refresh } = useLive(
+    async () => presets.data && standingsOf(presets.data.items),
+    [presets.data],
+    (standings) => !standings || Object.values(standings).every(({ runs }) => runs.every((one) => one?.terminal ?? true)),
+  );
   return html`<div class="stack">
     <h1>The paper</h1>
     <p class="muted">What Moreno-Muñoz, Recasens and Hauberg (2023) published, and what your runs of it found.</p>
-    <${Problem} error=${error} />
+    <${Problem} error=${presets.error ?? error} />
     ${!data && !error && html`<${Loading} />`}
-    ${data && html`<div class="halves">${data.items.map((one) => html`<${Preset} key=${one.name} preset=${one} may=${may} />`)}</div>`}
+    ${data && grouped(presets.data.items).map(([of, items]) => html`<section key=${of} aria-label=${of}>
+      <h2>${of}</h2>
+      <div class="halves">
+        ${items.map((one) => html`<${Preset} key=${one.name} preset=${one} standing=${data[one.name]} may=${may} onRun=${refresh} />`)}
+      </div>
+    </section>`)}
   </div>`;
 }
