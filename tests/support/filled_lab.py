@@ -89,7 +89,7 @@ def running(database: Database, name: str) -> tuple[Claim, int]:
 def swept(database: Database, api: Client, name: str) -> str:
     """The id of a sweep of which two points of three have ended."""
     grid = {"data.n": [50, 100, 200]}
-    made = api.sweep(ppca_spec(), grid, name=name, tags=["by n"], priority=100)
+    made = api.sweep(ppca_spec(), grid, name=name, tags=["by n"])
     for place in range(2):
         claim = claim_next(database, LEASE_S)
         metrics(database, claim, 1, -61.0 + place / 3)

@@ -28,6 +28,7 @@ export async function call(method, path, body, headers = {}) {
   if (answer.status === 401 && !path.startsWith("/v1/sign-in")) {
     const here = location.pathname + location.search;
     location.assign(`/sign-in?next=${encodeURIComponent(here)}`);
+    return new Promise(() => {}); // this page is being left
   }
   throw new Refused(answer.status, problem);
 }

@@ -74,7 +74,7 @@ function Artifacts({ experiment }) {
   const pictures = data.items.filter((one) => one.media_type.startsWith("image/"));
   return html`<section class="card">
     <h2>Files</h2>
-    <ul>${data.items.map((one) => html`<li class="wrap"><a href=${one.url} download>${one.name}</a> <span class="muted small">${one.media_type}</span></li>`)}</ul>
+    <ul class="list">${data.items.map((one) => html`<li class="wrap"><a href=${one.url} download>${one.name}</a> <span class="muted small">${one.media_type}</span></li>`)}</ul>
     ${pictures.map((one) => html`<img class="picture" src=${one.url} alt=${one.name} loading="lazy" />`)}
   </section>`;
 }
@@ -89,7 +89,7 @@ function Downloads({ id }) {
   ];
   return html`<section class="card">
     <h2>Download</h2>
-    <ul>${files.map(([text, href, name]) => html`<li><a href=${href} download=${`${id}-${name}`}>${text}</a></li>`)}</ul>
+    <ul class="list">${files.map(([text, href, name]) => html`<li><a href=${href} download=${`${id}-${name}`}>${text}</a></li>`)}</ul>
   </section>`;
 }
 

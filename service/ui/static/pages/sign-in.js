@@ -28,10 +28,15 @@ export default function SignIn() {
   }
 
   useEffect(() => {
-    const code = location.hash.slice(1);
-    if (!code) return;
-    history.replaceState(null, "", location.pathname + location.search);
-    signIn({ code });
+    function byLink() {
+      const code = location.hash.slice(1);
+      if (!code) return;
+      history.replaceState(null, "", location.pathname + location.search);
+      signIn({ code });
+    }
+    byLink();
+    addEventListener("hashchange", byLink); // a link that was pasted into this very page
+    return () => removeEventListener("hashchange", byLink);
   }, []);
 
   function onSubmit(event) {
