@@ -55,6 +55,15 @@ def test_what_is_vendored_is_what_was_published() -> None:
         assert len((STATIC / "vendor" / part["licence_file"]).read_text()) > 500
 
 
+AXE = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
+"""Of axe.min.js in axe-core 4.14.1."""
+
+
+def test_so_is_what_tests_look_at_pages_with() -> None:
+    content = (ROOT / "tests" / "support" / "axe" / "axe.min.js").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == AXE
+
+
 def test_our_scripts_import_what_is_there_and_make_no_markup() -> None:
     ours = {name: file.read_text() for name, file in FILES.items() if name.endswith(".js")}
     for name, text in ours.items():
