@@ -14,7 +14,7 @@ from service.database import Database
 from service.keys import digest
 from service.main import create_app
 from service.settings import Settings
-from service.sign_ins import COOKIE, SignIn, SignInCode
+from service.sign_ins import COOKIE, SignIn, SignInCode, end, renew
 from service.users import MAY, ApiKey, Role, Scope
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
@@ -82,12 +82,22 @@ def test_a_code_is_short_lived(browser: TestClient, api: TestClient, database: D
     assert refused(sign_in(browser, code=code), "ten minutes")
 
 
-@pytest.mark.parametrize("given", [{}, {"key": "a", "code": "b"}, {"keys": "a"}, {"key": 1}])
+@pytest.mark.parametrize(
+    "given", [{}, {"key": "a", "code": "b"}, {"keys": "a"}, {"key": 1}, {"code": "a" * 201}]
+)
 def test_what_is_neither_a_key_nor_a_code_is_a_problem(
     browser: TestClient, given: dict[str, Any]
 ) -> None:
     assert sign_in(browser, **given).status_code == 422
     assert COOKIE not in browser.cookies
+
+
+@pytest.mark.parametrize("name", ["key", "code"])
+@pytest.mark.parametrize("text", ["", "a", "mpt_", "\\u0000", "\\ud800", "é"])
+def test_what_no_one_has_is_refused(browser: TestClient, name: str, text: str) -> None:
+    content = f'{{"{name}": "{text}"}}'
+    answer = browser.post("/v1/sign-in", content=content, headers=OWN)
+    assert answer.status_code in (401, 422), answer.text
 
 
 def test_only_digests_are_kept(browser: TestClient, key: str, database: Database) -> None:
@@ -225,9 +235,24 @@ def test_an_old_cookie_is_renewed_and_serves_a_minute_longer(
             assert browser.get("/v1/me").status_code == status
 
 
+def test_only_who_has_the_whole_cookie_renews_it_or_signs_out(
+    browser: TestClient, key: str, database: Database
+) -> None:
+    sign_in(browser, key=key)
+    kept = browser.cookies[COOKIE]
+    spoilt = f"{kept.partition('.')[0]}.{'0' * 64}"
+    aged(database, 3601)
+    with database.transaction() as session:
+        assert renew(session, spoilt) is None
+        end(session, spoilt)
+    assert browser.get("/v1/me").status_code == 200
+
+
 def test_a_browser_counts_for_its_user(settings: Settings, key: str) -> None:
     careful = settings.model_copy(update={"rate_per_address": 3})
     with TestClient(create_app(careful)) as browser:
         sign_in(browser, key=key)
         assert [browser.get("/v1/me").status_code for _ in range(6)] == [200] * 6
         assert browser.get("/v1/me").headers["ratelimit-policy"].startswith('"user"')
+        browser.cookies.clear()
+        assert browser.get("/v1/me").headers["ratelimit-policy"].startswith('"address"')
