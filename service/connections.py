@@ -1,8 +1,11 @@
-"""What a connection may cost before there is a request: the size of its head and how long it
-takes. uvicorn bounds neither with this parser."""
+"""What uvicorn leaves open: what a connection may cost before there is a request, the size of its
+head and how long it takes; and that a server that stops tells its event streams."""
 
 import asyncio
+import socket
 
+import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES = 64 * 1024
@@ -60,3 +63,13 @@ class BoundedHeads(HttpToolsProtocol):
     def _refuse(self, message: str) -> None:
         if not self.transport.is_closing():
             self.send_400_response(message)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which waits for all answers to end when it stops: event streams end then, too."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        app = self.config.app
+        assert isinstance(app, FastAPI)
+        app.state.poller.close()
+        await super().shutdown(sockets)

@@ -99,6 +99,11 @@ class Settings(BaseSettings):
     """Requests of a user in ten seconds, over all its keys; more are answered 429."""
     rate_per_address: int = Field(default=500, ge=1)
     """Requests of an address in ten seconds without a key that is known to serve."""
+    max_user_streams: int = Field(default=100, ge=1)
+    """Event streams and waiting requests of a user at once, in an API process; a stream more is
+    answered 429, and a request does not wait."""
+    max_wait_s: float = Field(default=60.0, ge=0)
+    """So long a request with `Prefer: wait` waits at most."""
     trusted_hosts: list[str] = []
     """Names, as a JSON list, that the API answers to beside those of loopback; empty: all."""
     cors_origins: list[str] = []

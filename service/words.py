@@ -272,6 +272,20 @@ OF_SWEEPS = {
     "TableRow.fields": "the values of the swept fields, by their paths",
     "TableRow.metrics": "the numbers of the whole run by their names and labels, as lml[seed=4]",
 }
+OF_EVENTS = {
+    "data": "what it tells, by its kind",
+    "ended": "whether none will come any more",
+    "events": "where its events are, as a page or as a stream",
+    "last_id": "the id of the last event, or the place of the page; as `after`: what came since",
+    "level": "info or warning",
+    "logs": "where its log is",
+    "more": "whether there are more by now",
+    "seq": "its number among all records of the run",
+    "EventOut.at": "when it happened; null for progress and points, which say how things stand",
+    "EventOut.id": "as `after`, or as Last-Event-ID, it asks for what came since",
+    "EventOut.kind": "status, log, progress or points",
+    "LogOut.at": "when it was stored",
+}
 OF_PARAMETERS = {
     "actor": "the name of who did it",
     "dataset_id": "the id of an upload",
@@ -288,4 +302,4 @@ OF_PARAMETERS = {
     "visibility": "private, or lab: everyone there may read it and start from it",
     "whose": "whose: mine, lab for what is shared, or all for admins",
 }
-FIELDS = OF_SPECS | OF_ANSWERS | OF_SWEEPS
+FIELDS = OF_SPECS | OF_ANSWERS | OF_SWEEPS | OF_EVENTS

@@ -13,7 +13,7 @@ from mptcore.specs import Limits
 from service.contract import EXAMPLES
 from service.database import Database
 from service.datasets.models import Dataset
-from service.experiments.models import Artifact, Status
+from service.experiments.models import Artifact, Event, Status
 from service.experiments.schemas import Changes, CurvesWanted, Submission
 from service.main import create_app
 from service.settings import Settings
@@ -121,6 +121,7 @@ def promised(document: dict[str, Any]) -> set[tuple[str, str, str]]:
 SPEC = {"spec": ppca_spec()}
 ONE = "/v1/experiments/{experiment_id}"
 SWEEP = "/v1/sweeps/{sweep_id}"
+STREAM = {"Accept": "text/event-stream"}
 TAKES: dict[str, list[dict[str, Any]]] = {
     "POST /v1/experiments": [{"json": SPEC}, {"json": SPEC, "computed": True}],
     "POST /v1/experiments:batch": [{"json": {"experiments": [SPEC]}}],
@@ -129,6 +130,9 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     f"GET {ONE}/metrics": [{}, {"known": True}],
     f"GET {ONE}/curves": [{}, {"known": True}, {"form": "csv"}, {"form": "arrow"}],
     f"GET {ONE}/curves/{{series}}": [{}, {"known": True}, {"form": "csv"}, {"form": "arrow"}],
+    f"GET {ONE}/logs": [{}, {"form": "text"}],
+    f"GET {ONE}/events": [{}, {"status": Status.CANCELLED, "headers": STREAM}],
+    f"GET {SWEEP}/events": [{}, {"status": Status.CANCELLED, "headers": STREAM}],
     f"PATCH {ONE}": [{"json": {"name": "new"}}],
     f"POST {ONE}:retry": [{"status": Status.FAILED}],
     f"POST {ONE}:resume": [{"status": Status.PAUSED}],
@@ -146,8 +150,12 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     "POST /v1/users/{name}/keys": [{"json": {"name": "laptop"}}],
 }  # fmt: skip
 """What is sent beside the path, once or several times; nothing, where an operation is not here."""
-NEVER = {("GET /v1/presets/{name}/verdict", "200", "application/json")}
-"""Answered where experiments have run: tests/service/test_presets.py."""
+NEVER = {
+    ("GET /v1/presets/{name}/verdict", "200", "application/json"),
+    ("GET /v1/events", "200", "text/event-stream"),
+}
+"""Answered where experiments have run: tests/service/test_presets.py; and what does not end:
+tests/service/streams."""
 
 
 def test_every_answer_that_is_promised_is_given(
@@ -195,7 +203,9 @@ def ask(
         params["experiment"] = names["experiment_id"]
     if how.pop("ids", False):
         how["json"] = {"ids": [names["experiment_id"]]}
-    headers = {"If-None-Match": "*"} if how.pop("known", False) else {}
+    headers = how.pop("headers", {})
+    if how.pop("known", False):
+        headers = {"If-None-Match": "*"}
     return api.request(method, url, params=params, headers=headers, **how)
 
 
@@ -211,6 +221,8 @@ def made(database: Database, settings: Settings, status: Status) -> dict[str, st
     key_file = settings.store / f"key-{experiment_id}"
     with database.transaction() as session:
         session.add(Artifact(experiment_id=experiment_id, sha256=sha256, **columns))
+        line = {"level": "info", "message": "begun"}
+        session.add(Event(experiment_id=experiment_id, kind="log", seq=1, data=line))
         ensure_key(session, "other", key_file)
         session.add(Sweep(id=experiment_id, owner_id=1, tags=[], priority=0, spec=ppca_spec(),
                           fields=[], comes_after=[]))  # fmt: skip
