@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 
 from service.database import AWAY, Database
@@ -159,3 +160,11 @@ class Poller:
             if (listener.subject, listener.user) in over:
                 listener.refused = True
                 listener.wake()
+
+
+async def _poller(request: Request) -> Poller:
+    poller: Poller = request.app.state.poller
+    return poller
+
+
+PollerDep = Annotated[Poller, Depends(_poller)]

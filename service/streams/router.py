@@ -5,9 +5,9 @@ import logging
 from collections.abc import AsyncIterator
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from pydantic import BaseModel
 
@@ -19,7 +19,7 @@ from service.experiments.events import EventOut, Place
 from service.experiments.finding import ExperimentId
 from service.experiments.views import as_json
 from service.streams.parameters import MEDIA_TYPES, Asked, AskedDep, EventForm
-from service.streams.poller import Poller
+from service.streams.poller import Poller, PollerDep
 from service.streams.sources import PAGE, ManyExperiments, OneExperiment, Source
 from service.sweeps.router import SweepId
 from service.users import Caller
@@ -45,14 +45,6 @@ class EventPage(BaseModel):
     """Whether there are more by now."""
     ended: bool
     """Whether none will come any more."""
-
-
-async def _poller(request: Request) -> Poller:
-    poller: Poller = request.app.state.poller
-    return poller
-
-
-PollerDep = Annotated[Poller, Depends(_poller)]
 
 
 @router.get("/experiments/{experiment_id}/events", response_model=EventPage, responses=STREAMED)

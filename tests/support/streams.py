@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 
 from mptlab import serve
 from service.connections import BoundedHeads, Server
@@ -20,24 +21,24 @@ TIMEOUT_S = 30.0
 
 
 @contextmanager
-def served(settings: Settings) -> Iterator[httpx.Client]:
+def served(settings: Settings, app: FastAPI | None = None) -> Iterator[httpx.Client]:
     """A client, with the local key, of the service while the block runs."""
     port = serve.free_port()
-    config = uvicorn.Config(create_app(settings), port=port, log_config=None, http=BoundedHeads)
+    app = app or create_app(settings)
+    config = uvicorn.Config(app, port=port, log_config=None, http=BoundedHeads)
     server = Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_until(lambda: server.started)
     key = settings.key_file.read_text().strip()
     headers = {"Authorization": f"Bearer {key}"}
-    try:
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=TIMEOUT_S
-        ) as client:
+    url = f"http://127.0.0.1:{port}"
+    with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S) as client:
+        try:
             yield client
-    finally:
-        server.should_exit = True
-        thread.join()
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @dataclass(frozen=True)

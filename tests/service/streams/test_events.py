@@ -171,7 +171,7 @@ def test_what_is_no_id_is_refused(admin: TestClient, after: str) -> None:
         ({"params": {"after": after}}, "/query/after"),
         ({"headers": {"Last-Event-ID": after.encode()}}, "/header/last-event-id"),
     ):
-        answer = admin.get("/v1/events", **how)  # type: ignore[arg-type]
+        answer = admin.get("/v1/events", **how)
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["pointer"] == pointer
         assert "the `id` of an event" in answer.json()["errors"][0]["detail"]

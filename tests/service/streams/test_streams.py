@@ -78,7 +78,7 @@ def test_a_live_curve_by_one_stream(client: httpx.Client, database: Database) ->
     recorded(database, claim, 3)
     with stream(client, url, headers={"Last-Event-ID": points.id}) as events:
         recorded(database, claim, 4)
-        found = []
+        found: list[int] = []
         while found[-1:] != [4]:
             found += xs(next(of_kind(events, "points")))
         assert found == [3, 4]
