@@ -63,6 +63,7 @@ EXAMPLES: dict[str, list[Document]] = {
     "NewUser": [{"name": "ann", "role": "member"}],
     "UserChanges": [{"role": "viewer"}],
     "NewKey": [{"name": "laptop", "scopes": ["read"], "lasts_days": 90}],
+    "NewWebhook": [{"url": "https://example.org/ended", "statuses": ["failed"]}],
     "MetricList": [
         {"items": [{"name": "lml", "labels": {"seed": 4}, "value": -60.34, "std_err": None,
                     "reason": "exact"}]}

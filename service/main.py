@@ -24,6 +24,7 @@ from service.streams import router as streams
 from service.streams.poller import Poller
 from service.sweeps import batch
 from service.sweeps import router as sweeps
+from service.webhooks import router as webhooks
 
 ERRORS: dict[int | str, dict[str, object]] = {
     "4XX": {"model": ProblemDocument, "description": "What was wrong, as RFC 9457"},
@@ -39,6 +40,7 @@ ROUTERS = (
     curve_routes.router,
     curve_routes.custom,
     streams.router,
+    webhooks.router,
     datasets.router,
     presets.router,
     monitoring.router,

@@ -72,7 +72,8 @@ class Settings(BaseSettings):
     redis_password: SecretStr | None = None
     """The broker's, where the URL has none."""
     api_connections: int = Field(default=12, ge=2)
-    """To the database, of one API process. A worker has two, a dispatcher or reaper one."""
+    """To the database, of one API process. A worker has two, a dispatcher one, a reaper
+    three."""
     api_writers: int = Field(default=4, ge=1)
     """So many requests at once may write in one API process: the rest is left to readers."""
     write_wait_s: float = Field(default=10.0, gt=0)
@@ -104,6 +105,10 @@ class Settings(BaseSettings):
     answered 429, and a request does not wait."""
     max_wait_s: float = Field(default=60.0, ge=0)
     """So long a request with `Prefer: wait` waits at most."""
+    webhooks_by_http: bool = False
+    """Whether webhooks may go unencrypted."""
+    webhooks_to_private: bool = False
+    """Whether webhooks may go to addresses that are not public: this machine, and your network."""
     trusted_hosts: list[str] = []
     """Names, as a JSON list, that the API answers to beside those of loopback; empty: all."""
     cors_origins: list[str] = []

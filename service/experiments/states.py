@@ -19,6 +19,7 @@ from service.experiments.models import (
     Experiment,
     Status,
 )
+from service.webhooks import store as webhooks
 
 
 def note_status(session: Session, experiment_id: str, status: Status, **details: object) -> None:
@@ -27,6 +28,7 @@ def note_status(session: Session, experiment_id: str, status: Status, **details:
     data = {"status": status, **details}
     session.add(Event(experiment_id=experiment_id, kind="status", data=data))
     if is_terminal(status):
+        webhooks.announce(session, [experiment_id], status)
         _settle(session, experiment_id, status)
 
 
@@ -36,6 +38,7 @@ def _settle(session: Session, experiment_id: str, status: Status) -> None:
         one = heapq.heappop(failed)
         data = {"status": Status.FAILED, "after": experiment_id}
         session.add(Event(experiment_id=one, kind="status", data=data))
+        webhooks.announce(session, [one], Status.FAILED)
         for next_one in holds.settle(session, one, Status.FAILED):
             heapq.heappush(failed, next_one)
 
@@ -102,6 +105,7 @@ def cancel_sweep(session: Session, sweep_id: str) -> int:
     events = [{"experiment_id": one, "kind": "status", "data": data} for one in cancelled]
     if events:
         session.execute(insert(Event), events)
+        webhooks.announce(session, cancelled, Status.CANCELLED)
     for one in holds.let_go(session, cancelled):
         _settle(session, one, Status.CANCELLED)
     return found

@@ -21,6 +21,8 @@ from service.sweeps.expansion import specs_of
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import Batch, MorePoints, SweepChanges, SweepSubmission
 from service.users import ensure_key
+from service.webhooks.models import Webhook
+from service.webhooks.router import NewWebhook
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change
@@ -92,7 +94,8 @@ def test_every_body_has_an_example_that_its_schema_accepts(document: dict[str, A
         for _, operation in operations(document)
         if "application/json" in operation.get("requestBody", {}).get("content", {})
     }
-    models = (Submission, Changes, CurvesWanted, Batch, SweepSubmission, MorePoints, SweepChanges)
+    models = (Submission, Changes, CurvesWanted, Batch, SweepSubmission, MorePoints, SweepChanges,
+              NewWebhook)  # fmt: skip
     assert {model.__name__ for model in models} <= taken
     assert [name for name in taken if not schemas[name].get("examples")] == []
     for model in models:
@@ -142,6 +145,7 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     f"PATCH {SWEEP}": [{"json": {"name": "new"}}],
     f"GET {SWEEP}/table": [{}, {"form": "csv"}],
     f"POST {SWEEP}/points": [{"json": {"list": [{"seeds": [7]}]}}],
+    "POST /v1/webhooks": [{"json": {"url": "https://example.org/"}}],
     "POST /v1/datasets": [{"content": b"a line\n"}, {"content": b"a line\n"}],
     "PATCH /v1/datasets/{dataset_id}": [{"json": {"visibility": "lab"}}],
     "GET /v1/presets/{name}/verdict": [{"verdict": True}],
@@ -223,14 +227,17 @@ def made(database: Database, settings: Settings, status: Status) -> dict[str, st
         session.add(Artifact(experiment_id=experiment_id, sha256=sha256, **columns))
         line = {"level": "info", "message": "begun"}
         session.add(Event(experiment_id=experiment_id, kind="log", seq=1, data=line))
-        ensure_key(session, "other", key_file)
+        other, _ = ensure_key(session, "other", key_file)
         session.add(Sweep(id=experiment_id, owner_id=1, tags=[], priority=0, spec=ppca_spec(),
                           fields=[], comes_after=[]))  # fmt: skip
+        hook = {"owner_id": other.id, "url": "", "secret": "", "statuses": "failed"}
+        session.add(Webhook(id=experiment_id, **hook))
         session.add(Dataset(id=experiment_id, owner_id=1, name="a", format="npy", bytes=1,
                             sha256=experiment_id, n=1, dim=1))  # fmt: skip
     return {
         "experiment_id": experiment_id,
         "sweep_id": experiment_id,
+        "webhook_id": experiment_id,
         "dataset_id": experiment_id,
         "key_id": key_file.read_text().split("_")[1],
         "name": "a.txt",
