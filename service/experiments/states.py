@@ -5,7 +5,7 @@ Every function takes a session and commits nothing.
 
 import heapq
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.database import now
@@ -62,6 +62,8 @@ def request(session: Session, experiment_id: str, desired: DesiredState) -> Stat
         if to_state == Status.QUEUED:
             holds.take_turns(session, [experiment_id])
         note_status(session, experiment_id, to_state)
+        if to_state == Status.QUEUED:
+            _forget_older_statuses(session, experiment_id)
         return to_state
     running = session.execute(
         update(Experiment)
@@ -74,6 +76,19 @@ def request(session: Session, experiment_id: str, desired: DesiredState) -> Stat
         .returning(Experiment.id)
     ).one_or_none()
     return None if running is None else Status.RUNNING
+
+
+MOST_STATUSES = 1000
+"""Of what an experiment has become so many are kept: its owner may pause and resume it for ever."""
+
+
+def _forget_older_statuses(session: Session, experiment_id: str) -> None:
+    own = (Event.experiment_id == experiment_id, Event.kind == "status")
+    newest_first = select(Event.id).where(*own).order_by(Event.id.desc())
+    beyond = newest_first.offset(MOST_STATUSES).limit(1).scalar_subquery()
+    session.flush()
+    forget = delete(Event).where(*own, Event.id <= beyond)
+    session.execute(forget.execution_options(synchronize_session=False))
 
 
 AT_ONCE = {
