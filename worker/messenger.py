@@ -59,6 +59,9 @@ class Messenger:
         except NotSent as error:
             log.info("a webhook was not told: %s", error, extra={"webhook_id": delivery.webhook_id})
             return str(error)
+        except Exception as error:  # of one address: it must end neither this process nor the rest
+            log.exception("a webhook was not told", extra={"webhook_id": delivery.webhook_id})
+            return f"an error of the service itself: {type(error).__name__}"
         return None
 
     def _forget(self) -> None:

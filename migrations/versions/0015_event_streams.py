@@ -38,9 +38,6 @@ def upgrade() -> None:
         sa.Column("given_up_at", sa.Double(), nullable=True),
         sa.Column("last_error", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(
-            ["webhook_id"], ["webhooks.id"], "fk_deliveries_webhook_id_webhooks"
-        ),
-        sa.ForeignKeyConstraint(
             ["experiment_id"], ["experiments.id"], "fk_deliveries_experiment_id_experiments"
         ),
         sa.PrimaryKeyConstraint("webhook_id", "experiment_id", name="pk_deliveries"),

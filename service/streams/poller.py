@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import Annotated, TypeVar
 
@@ -40,6 +40,8 @@ class Listener:
         self.user = user
         self.refused = False
         """Whether the key serves no longer, or the subject is open to the user no longer."""
+        self.cut = False
+        """Whether no one will wake it any more: the server stops, or has failed to look."""
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
@@ -60,7 +62,7 @@ class Poller:
     """To be used in one event loop."""
 
     def __init__(self, database: Database, settings: Settings):
-        self.closing = False
+        self._closing = False
         self._database = database
         self._most = settings.max_user_streams
         self._changes = Changes()
@@ -88,7 +90,8 @@ class Poller:
         self._listeners.add(listener)
         self._new.add(listener)
         self._asked.set()
-        if self._task is None:
+        listener.cut = self._closing
+        if self._task is None and not self._closing:
             self._changes = Changes()
             self._task = asyncio.create_task(self._run())
         try:
@@ -118,26 +121,31 @@ class Poller:
 
     def close(self) -> None:
         """Have all who listen end: the server stops."""
-        self.closing = True
+        self._closing = True
+        self._cut_all()
+
+    def _cut_all(self) -> None:
         for listener in self._listeners:
+            listener.cut = True
             listener.wake()
 
     async def _run(self) -> None:
         try:
-            while self._listeners and not self.closing:
+            while self._listeners and not self._closing:
                 self._asked.clear()
                 try:
                     await self._look()
                 except AWAY as error:
                     log.warning("the database is away: %s", error)
                     await asyncio.sleep(PERIOD_S)
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(PERIOD_S):
                         await self._asked.wait()
-                except TimeoutError:
-                    pass
+        except Exception:
+            log.exception("no one looks for changes any more: whoever listens is to come again")
         finally:
             self._task = None
+            self._cut_all()
 
     async def _look(self) -> None:
         new, changes = set(self._new), self._changes

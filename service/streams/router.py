@@ -90,12 +90,12 @@ async def _answer(poller: Poller, user: Caller, source: Source, asked: Asked) ->
 
 
 async def _stream(poller: Poller, user: Caller, source: Source, after: Place | None) -> Response:
+    # What is not there is said before the stream begins.
+    await poller.read(source.check)
     if not poller.has_room(user):
         detail = "you have as many event streams open as you may: close one, or follow a sweep"
         headers = {"Retry-After": "10"}
         raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_streams", detail, headers=headers)
-    # What is not there is said before the stream begins.
-    await poller.read(source.check)
     return EventSourceResponse(
         followed(poller, user, source, after), headers={"X-Accel-Buffering": "no"}
     )
@@ -106,9 +106,9 @@ async def followed(
 ) -> AsyncIterator[bytes]:
     """What happens, as server-sent events, until there is no more or the server stops."""
     with poller.listening(source.subject, user) as listener:
-        while poller.horizon is None and not poller.closing:
+        while poller.horizon is None and not listener.cut:
             await listener.wait(PING_S)
-        while not poller.closing:
+        while not listener.cut:
             if listener.refused:
                 yield _end("refused", place)
                 return

@@ -3,12 +3,14 @@
 import re
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import Depends, Header, Response
 from sqlalchemy.orm import Session
 
 from service.dependencies import SettingsDep
+from service.errors import ApiError
 from service.streams.changes import Subject
 from service.streams.poller import Poller
 from service.users import Caller
@@ -46,8 +48,11 @@ async def awaited(
     with poller.listening(subject, user) as listener:
         while True:
             answer, due = await poller.read(read)
+            if listener.refused:
+                detail = "this API key does not serve any more"
+                raise ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail)
             left = ends_at - time.monotonic()
-            if due or left <= 0 or poller.closing or listener.refused:
+            if due or left <= 0 or listener.cut:
                 break
             await listener.wait(left)
     answer.headers["Preference-Applied"] = f"wait={seconds:g}"

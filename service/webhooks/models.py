@@ -1,7 +1,7 @@
 """The tables of webhooks and of what is to be told by them."""
 
 from sqlalchemy import ForeignKey, Index, String, Text, text
-from sqlalchemy.orm import Mapped, mapped_column, relationship
+from sqlalchemy.orm import Mapped, foreign, mapped_column, relationship
 
 from service.database import Base, now
 from service.users import User
@@ -23,7 +23,8 @@ class Webhook(Base):
 
 
 class Delivery(Base):
-    """What is to be told: an experiment ends once. Written by the transaction that ends it."""
+    """What is to be told: an experiment ends once. Written by the transaction that ends it, which
+    nothing may keep from that: no key holds it to a webhook that is deleted meanwhile."""
 
     __tablename__ = "deliveries"
     __table_args__ = (
@@ -35,11 +36,13 @@ class Delivery(Base):
         ),
     )
 
-    webhook_id: Mapped[str] = mapped_column(ForeignKey(Webhook.id), primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(String(32), primary_key=True)
     experiment_id: Mapped[str] = mapped_column(
         ForeignKey("experiments.id"), primary_key=True, index=True
     )
-    webhook: Mapped[Webhook] = relationship(lazy="raise")
+    webhook: Mapped[Webhook] = relationship(
+        lazy="raise", primaryjoin=lambda: foreign(Delivery.webhook_id) == Webhook.id
+    )
     status: Mapped[str] = mapped_column(String(16))
     ended_at: Mapped[float]
     attempts: Mapped[int] = mapped_column(default=0)

@@ -42,7 +42,8 @@ def announce(session: Session, experiment_ids: Collection[str], status: str) -> 
 
 def is_due(session: Session) -> bool:
     """Whether something is to be told now."""
-    due = select(Delivery.webhook_id).where(Delivery.next_at <= now())
+    due = select(Delivery.webhook_id).join(Webhook, Webhook.id == Delivery.webhook_id)
+    due = due.where(Delivery.next_at <= now())
     return session.scalar(due.limit(1)) is not None
 
 
@@ -54,6 +55,7 @@ def claim(session: Session) -> Sequence[Delivery]:
     )
     due = (
         select(Delivery.webhook_id, Delivery.experiment_id, turn.label("turn"))
+        .join(Webhook, Webhook.id == Delivery.webhook_id)
         .where(Delivery.next_at <= now())
         .subquery()
     )
@@ -96,7 +98,8 @@ def settle(session: Session, claimed: Delivery, error: str | None) -> None:
 
 
 def forget(session: Session) -> None:
-    """What was told or given up some time ago."""
+    """What was told or given up some time ago, and what no webhook is there for any more."""
+    session.execute(delete(Delivery).where(Delivery.webhook_id.not_in(select(Webhook.id))))
     over = func.coalesce(Delivery.delivered_at, Delivery.given_up_at)
     session.execute(delete(Delivery).where(Delivery.next_at.is_(None), over < now() - KEPT_S))
 

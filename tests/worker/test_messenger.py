@@ -249,6 +249,32 @@ def test_what_goes_with_what(either: Database, messenger: Messenger, receiver: R
     assert deliveries(either) == []
 
 
+def test_what_was_to_be_told_by_a_webhook_that_is_gone(
+    either: Database, messenger: Messenger
+) -> None:
+    """Its experiment ended while it was deleted: nothing is sent, and it is forgotten."""
+    hook = webhook(either, "http://127.0.0.1:9/")
+    ended(either)
+    with either.transaction() as session:
+        session.delete(session.get_one(Webhook, hook))
+    assert messenger.tell() == 0
+    assert len(deliveries(either)) == 1
+    with either.transaction() as session:
+        store.forget(session)
+    assert deliveries(either) == []
+
+
+def test_an_address_that_cannot_be_understood_ends_nothing(
+    either: Database, messenger: Messenger, receiver: Receiver
+) -> None:
+    webhook(either, "http://[")
+    webhook(either, receiver.url)
+    experiment_id = ended(either)
+    assert messenger.tell() == 2
+    assert experiments(receiver) == [experiment_id]
+    assert len([one for one in deliveries(either) if one.last_error]) == 1
+
+
 def test_a_disabled_users_are_not_told(either: Database, receiver: Receiver) -> None:
     webhook(either, receiver.url)
     with either.transaction() as session:
