@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 from sqlalchemy import (
     JSON,
     ForeignKey,
     LargeBinary,
+    Row,
     String,
     bindparam,
     false,
@@ -131,16 +133,15 @@ EXPIRED = "this API key has expired: ask an admin for another"
 DISABLED = "the user of this API key was disabled: ask an admin"
 
 _UNNOTED = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < now() - USE_NOTED_S)
-_KEY = (
-    select(
-        *(User.id, User.name, User.role, User.disabled_at),
-        *(ApiKey.secret_sha256, ApiKey.scopes, ApiKey.revoked_at),
-        func.coalesce(ApiKey.expires_at <= now(), false()).label("expired"),
-        _UNNOTED.label("unnoted"),
-    )
-    .join(ApiKey, ApiKey.user_id == User.id)
-    .where(ApiKey.id == bindparam("key_id"))
-)
+_EXPIRED = func.coalesce(ApiKey.expires_at <= now(), false())
+_KEYS = select(
+    *(User.id, User.name, User.role, User.disabled_at),
+    *(ApiKey.secret_sha256, ApiKey.scopes, ApiKey.revoked_at),
+    ApiKey.id.label("key_id"),
+    _EXPIRED.label("expired"),
+    _UNNOTED.label("unnoted"),
+).join(ApiKey, ApiKey.user_id == User.id)
+_KEY = _KEYS.where(ApiKey.id == bindparam("key_id"))
 """Asked by every request, so that a key is revoked at once in every process; made once."""
 
 
@@ -150,16 +151,33 @@ def caller_of_key(session: Session, key: str) -> tuple[Caller, bool]:
     found = session.execute(_KEY, {"key_id": key_id}).one_or_none()
     if found is None or not hmac.compare_digest(found.secret_sha256, digest(secret)):
         raise KeyRefused(UNKNOWN)
+    if (why := _over(found)) is not None:
+        raise KeyRefused(why)
+    return _caller(found), bool(found.unnoted)
+
+
+def callers_of_keys(session: Session, key_ids: Collection[str]) -> dict[str, Caller]:
+    """Those of these keys that serve, by their ids, and whom."""
+    found = session.execute(_KEYS.where(ApiKey.id.in_(key_ids)))
+    return {row.key_id: _caller(row) for row in found if _over(row) is None}
+
+
+def _over(key: Row[*tuple[Any, ...]]) -> str | None:
+    """Why a key serves no longer."""
     for over, why in (
-        (found.revoked_at is not None, REVOKED),
-        (found.expired, EXPIRED),
-        (found.disabled_at is not None, DISABLED),
+        (key.revoked_at is not None, REVOKED),
+        (key.expired, EXPIRED),
+        (key.disabled_at is not None, DISABLED),
     ):
         if over:
-            raise KeyRefused(why)
-    role = Role(found.role)
-    scopes = frozenset(MAY[role]) & frozenset(map(Scope, found.scopes))
-    return Caller(found.id, found.name, role, key_id, scopes), bool(found.unnoted)
+            return why
+    return None
+
+
+def _caller(key: Row[*tuple[Any, ...]]) -> Caller:
+    role = Role(key.role)
+    scopes = frozenset(MAY[role]) & frozenset(map(Scope, key.scopes))
+    return Caller(key.id, key.name, role, key.key_id, scopes)
 
 
 def parsed(key: str) -> tuple[str, str]:
