@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import insert, text
 
-from benchmarks import queries
+from benchmarks import listening, queries
 from benchmarks.figures import Figure
 from mptlab import Client, serve
 from service.database import Database
@@ -341,6 +341,7 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "recording": recording,
     "curves": queries.curves,
     "list": queries.lists,
+    "streams": listening.streams,
 }
 MODES: dict[str, Any] = {"embedded, SQLite": sqlite, "lab, PostgreSQL": postgresql}
 

@@ -10,9 +10,10 @@ from service.datasets.models import Dataset
 from service.experiments.models import Experiment
 from service.settings import Settings
 from service.users import User
+from service.webhooks.models import Webhook
 from service.workers import Worker
 
-TABLES = {table.__tablename__ for table in (AuditEntry, Dataset, Experiment, User, Worker)}
+TABLES = {table.__tablename__ for table in (AuditEntry, Dataset, Experiment, User, Webhook, Worker)}
 assert TABLES <= set(Base.metadata.tables)
 
 

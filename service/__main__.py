@@ -1,10 +1,12 @@
 """`python -m service`: an API process."""
 
 import argparse
+from contextlib import suppress
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 
-from service.connections import BoundedHeads
+from service.connections import BoundedHeads, Server
 from service.main import create_app
 from service.start import begin
 
@@ -15,7 +17,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8765)
     arguments = parser.parse_args()
     settings = begin()
-    uvicorn.run(
+    config = uvicorn.Config(
         create_app(settings),
         host=arguments.host,
         port=arguments.port,
@@ -24,6 +26,11 @@ def main() -> None:
         http=BoundedHeads,
         ws="none",
     )
+    server = Server(config)
+    with suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        raise SystemExit(STARTUP_FAILURE)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,30 @@
-"""What a connection may cost before there is a request: the size of its head and how long it
-takes. uvicorn bounds neither with this parser."""
+"""What uvicorn leaves open: what a connection may cost, by a head that is too large or too slow and
+by an answer that no one takes; and that a server that stops tells its event streams."""
 
 import asyncio
+import socket
 
+import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES = 64 * 1024
 """Of a request line with its headers."""
 HEAD_S = 20.0
 """For it to come, from a connection's beginning or the first byte of its next request."""
+STALL_S = 30.0
+"""An answer of which the other end takes nothing for so long is cut off: it would keep a server
+that stops from ending."""
 
 
 class BoundedHeads(HttpToolsProtocol):
-    """uvicorn's protocol, which ends a connection whose request's head is too large or too slow."""
+    """uvicorn's protocol, which ends a connection whose request's head is too large or too slow, or
+    whose answer is not taken."""
 
     _head_bytes = 0
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -24,7 +32,21 @@ class BoundedHeads(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._go_on_sending()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._go_on_sending()
+        super().resume_writing()
+
+    def _go_on_sending(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def data_received(self, data: bytes) -> None:
         # A body that ends in this piece may be followed by a head: both are then counted, and a
@@ -60,3 +82,13 @@ class BoundedHeads(HttpToolsProtocol):
     def _refuse(self, message: str) -> None:
         if not self.transport.is_closing():
             self.send_400_response(message)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which waits for all answers to end when it stops: event streams end then, too."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        app = self.config.app
+        assert isinstance(app, FastAPI)
+        app.state.poller.close()
+        await super().shutdown(sockets)

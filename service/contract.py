@@ -15,12 +15,15 @@ FOLLOWING = {
         "curves": "get_curves_v1_experiments__experiment_id__curves_get",
         "metrics": "get_metrics_v1_experiments__experiment_id__metrics_get",
         "artifacts": "list_artifacts_v1_experiments__experiment_id__artifacts_get",
+        "events": "get_events_v1_experiments__experiment_id__events_get",
+        "logs": "get_logs_v1_experiments__experiment_id__logs_get",
         "cancel": "cancel_v1_experiments__experiment_id__cancel_post",
     },
     "sweep_id": {
         "status": "get_sweep_v1_sweeps__sweep_id__get",
         "table": "get_table_v1_sweeps__sweep_id__table_get",
         "points": "add_points_v1_sweeps__sweep_id__points_post",
+        "events": "get_sweep_events_v1_sweeps__sweep_id__events_get",
         "cancel": "cancel_sweep_v1_sweeps__sweep_id__cancel_post",
         "retry": "retry_sweep_v1_sweeps__sweep_id__retry_post",
     },
@@ -61,6 +64,7 @@ EXAMPLES: dict[str, list[Document]] = {
     "UserChanges": [{"role": "viewer"}],
     "NewKey": [{"name": "laptop", "scopes": ["read"], "lasts_days": 90}],
     "SignInWith": [{"code": "2bJ0l5f5bqXw0f0c9Yb0rA"}],
+    "NewWebhook": [{"url": "https://example.org/ended", "statuses": ["failed"]}],
     "MetricList": [
         {"items": [{"name": "lml", "labels": {"seed": 4}, "value": -60.34, "std_err": None,
                     "reason": "exact"}]}

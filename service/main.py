@@ -20,9 +20,12 @@ from service.headers import AnswerHeaders, guard_origins
 from service.parameters import known_parameters
 from service.rates import RateLimits, Rates
 from service.settings import Settings
+from service.streams import router as streams
+from service.streams.poller import Poller
 from service.sweeps import batch
 from service.sweeps import router as sweeps
 from service.ui import pages, sign_in
+from service.webhooks import router as webhooks
 
 ERRORS: dict[int | str, dict[str, object]] = {
     "4XX": {"model": ProblemDocument, "description": "What was wrong, as RFC 9457"},
@@ -37,6 +40,8 @@ ROUTERS = (
     results.router,
     curve_routes.router,
     curve_routes.custom,
+    streams.router,
+    webhooks.router,
     datasets.router,
     presets.router,
     monitoring.router,
@@ -62,6 +67,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = Service(title="MPT Lab", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
     app.state.settings = settings
     app.state.database = Database(settings.url, settings.api_connections)
+    app.state.poller = Poller(app.state.database, settings)
     app.state.writers = asyncio.Semaphore(settings.api_writers)
     app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)

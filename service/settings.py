@@ -72,7 +72,8 @@ class Settings(BaseSettings):
     redis_password: SecretStr | None = None
     """The broker's, where the URL has none."""
     api_connections: int = Field(default=12, ge=2)
-    """To the database, of one API process. A worker has two, a dispatcher or reaper one."""
+    """To the database, of one API process. A worker has two, a dispatcher one, a reaper
+    three."""
     api_writers: int = Field(default=4, ge=1)
     """So many requests at once may write in one API process: the rest is left to readers."""
     write_wait_s: float = Field(default=10.0, gt=0)
@@ -99,6 +100,15 @@ class Settings(BaseSettings):
     """Requests of a user in ten seconds, over all its keys; more are answered 429."""
     rate_per_address: int = Field(default=500, ge=1)
     """Requests of an address in ten seconds without a key that is known to serve."""
+    max_user_streams: int = Field(default=100, ge=1)
+    """Event streams and waiting requests of a user at once, in an API process; a stream more is
+    answered 429, and a request does not wait."""
+    max_wait_s: float = Field(default=60.0, ge=0)
+    """So long a request with `Prefer: wait` waits at most."""
+    webhooks_by_http: bool = False
+    """Whether webhooks may go unencrypted."""
+    webhooks_to_private: bool = False
+    """Whether webhooks may go to addresses that are not public: this machine, and your network."""
     trusted_hosts: list[str] = []
     """Names, as a JSON list, that the API answers to beside those of loopback; empty: all."""
     cors_origins: list[str] = []

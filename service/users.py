@@ -133,10 +133,12 @@ EXPIRED = "this API key has expired: ask an admin for another"
 DISABLED = "the user of this API key was disabled: ask an admin"
 
 _UNNOTED = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < now() - USE_NOTED_S)
+_EXPIRED = func.coalesce(ApiKey.expires_at <= now(), false())
 KEYS = select(
     *(User.id, User.name, User.role, User.disabled_at),
-    *(ApiKey.id.label("key_id"), ApiKey.secret_sha256, ApiKey.scopes, ApiKey.revoked_at),
-    func.coalesce(ApiKey.expires_at <= now(), false()).label("expired"),
+    *(ApiKey.secret_sha256, ApiKey.scopes, ApiKey.revoked_at),
+    ApiKey.id.label("key_id"),
+    _EXPIRED.label("expired"),
     _UNNOTED.label("unnoted"),
 ).join(ApiKey, ApiKey.user_id == User.id)
 _KEY = KEYS.where(ApiKey.id == bindparam("key_id"))
@@ -152,18 +154,35 @@ def caller_of_key(session: Session, key: str) -> tuple[Caller, bool]:
     return caller_of(found), bool(found.unnoted)
 
 
-def caller_of(found: Row[*tuple[Any, ...]]) -> Caller:
+def caller_of(key: Row[*tuple[Any, ...]]) -> Caller:
     """Whose key a row of KEYS is of, if it serves. Raises KeyRefused."""
+    if (why := _over(key)) is not None:
+        raise KeyRefused(why)
+    return _caller(key)
+
+
+def callers_of_keys(session: Session, key_ids: Collection[str]) -> dict[str, Caller]:
+    """Those of these keys that serve, by their ids, and whom."""
+    found = session.execute(KEYS.where(ApiKey.id.in_(key_ids)))
+    return {row.key_id: _caller(row) for row in found if _over(row) is None}
+
+
+def _over(key: Row[*tuple[Any, ...]]) -> str | None:
+    """Why a key serves no longer."""
     for over, why in (
-        (found.revoked_at is not None, REVOKED),
-        (found.expired, EXPIRED),
-        (found.disabled_at is not None, DISABLED),
+        (key.revoked_at is not None, REVOKED),
+        (key.expired, EXPIRED),
+        (key.disabled_at is not None, DISABLED),
     ):
         if over:
-            raise KeyRefused(why)
-    role = Role(found.role)
-    scopes = frozenset(MAY[role]) & frozenset(map(Scope, found.scopes))
-    return Caller(found.id, found.name, role, found.key_id, scopes)
+            return why
+    return None
+
+
+def _caller(key: Row[*tuple[Any, ...]]) -> Caller:
+    role = Role(key.role)
+    scopes = frozenset(MAY[role]) & frozenset(map(Scope, key.scopes))
+    return Caller(key.id, key.name, role, key.key_id, scopes)
 
 
 def parsed(key: str) -> tuple[str, str]:

@@ -279,6 +279,27 @@ OF_SIGNING_IN = {
     "SignInCodeOut.path": "the page to open in it: the code stands after #, which no log sees",
     "SignInCodeOut.expires_at": "from when on the code serves no more",
 }
+OF_EVENTS = {
+    "data": "what it tells, by its kind",
+    "ended": "whether none will come any more",
+    "events": "where its events are, as a page or as a stream",
+    "last_id": "the id of the last event, or the place of the page; as `after`: what came since",
+    "level": "info or warning",
+    "logs": "where its log is",
+    "more": "whether there are more by now",
+    "seq": "its number among all records of the run",
+    "EventOut.at": "when it happened; null for progress and points, which say how things stand",
+    "EventOut.id": "as `after`, or as Last-Event-ID, it asks for what came since",
+    "EventOut.kind": "status, log, progress or points",
+    "LogOut.at": "when it was stored",
+    "NewWebhook.url": "where to POST to: https, and public, unless the administrator allows others",
+    "given_up": "how much was not told in 28 hours, of the last week",
+    "last_delivered_at": "when last something was told; null: nothing yet",
+    "last_error": "why the last try failed of what was not told yet or given up; null: none did",
+    "pending": "how much is to be told yet",
+    "secret": "whsec_ and base64: what is sent is signed with it; shown when it is made alone",
+    "statuses": "with which an experiment ends that is told of",
+}
 OF_PARAMETERS = {
     "actor": "the name of who did it",
     "dataset_id": "the id of an upload",
@@ -294,6 +315,7 @@ OF_PARAMETERS = {
     "series": "the name of a series",
     "sweep_id": "the id of a sweep",
     "visibility": "private, or lab: everyone there may read it and start from it",
+    "webhook_id": "the id of a webhook",
     "whose": "whose: mine, lab for what is shared, or all for admins",
 }
-FIELDS = OF_SPECS | OF_ANSWERS | OF_SWEEPS | OF_SIGNING_IN
+FIELDS = OF_SPECS | OF_ANSWERS | OF_SWEEPS | OF_EVENTS | OF_SIGNING_IN

@@ -1,4 +1,5 @@
-"""The embedded worker: one slot on this machine that dispatches to itself, and the reaper."""
+"""The embedded worker: one slot on this machine that dispatches to itself, the reaper,
+the sweeper and the messenger."""
 
 import logging
 
@@ -9,6 +10,7 @@ from service.settings import Settings
 from service.start import begin
 from worker.fitness import hide_gpus
 from worker.lifetime import Lifetime
+from worker.messenger import Messenger
 from worker.presence import worker_name
 from worker.reaper import Reaper
 from worker.slot import Slot
@@ -22,7 +24,7 @@ class LocalWorker:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.database = Database(settings.url, connections=4)  # one for each thread
+        self.database = Database(settings.url, connections=5)  # one for each thread
         self.lifetime = Lifetime()
         self.stopping = self.lifetime.stopping
 
@@ -32,9 +34,10 @@ class LocalWorker:
         slot = Slot(self.database, self.settings, name)
         reaper = Reaper(self.database, self.settings)
         sweeper = Sweeper(self.database, self.settings)
+        messenger = Messenger(self.database, self.settings)
         beside = [
             self.lifetime.start(part.run, self.stopping)
-            for part in (reaper, sweeper, slot.presence)
+            for part in (reaper, sweeper, messenger, slot.presence)
         ]
         try:
             slot.be_ready(self.stopping.is_set)

@@ -12,6 +12,7 @@ from service.experiments import lease, ledger
 from service.settings import Settings
 from service.start import begin
 from worker.lifetime import Lifetime
+from worker.messenger import Messenger
 from worker.sweeper import Sweeper
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,9 @@ def main() -> None:
     settings = begin()
     lifetime = Lifetime()
     lifetime.stop_on_signals()
-    database = Database(settings.url)
+    database = Database(settings.url, connections=3)  # one for each thread
     lifetime.start(Sweeper(database, settings).run, lifetime.stopping)
+    lifetime.start(Messenger(database, settings).run, lifetime.stopping)
     Reaper(database, settings).run(lifetime.stopping)
     lifetime.end()
 

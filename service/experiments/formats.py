@@ -5,18 +5,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from http import HTTPStatus
 from typing import Annotated, Any
 
 import numpy as np
 import orjson
 from fastapi import Depends, Query, Request, Response
 
-from service.errors import ApiError
 from service.experiments import states
 from service.experiments.curves import Curve
 from service.experiments.models import Experiment
 from service.experiments.recording import COLUMNS
+from service.media_types import accepted
 
 Document = dict[str, Any]
 
@@ -43,40 +42,10 @@ async def wanted_format(
     ] = None,
 ) -> Format:
     """That of the query, else the one that Accept likes best. Raises ApiError."""
-    accept = ",".join(request.headers.getlist("accept"))
-    return format or _accepted(accept or "*/*")
+    return format or accepted(request, MEDIA_TYPES)
 
 
 FormatDep = Annotated[Format, Depends(wanted_format)]
-
-
-def _accepted(accept: str) -> Format:
-    best: tuple[float, Format | None] = (0.0, None)
-    for part in accept.split(","):
-        media_type, *parameters = (one.strip().lower() for one in part.split(";"))
-        quality = max(0.0, min(1.0, _quality(parameters)))
-        for format, known in MEDIA_TYPES.items():
-            if _covers(media_type, known) and quality > best[0]:
-                best = quality, format
-    if best[1] is None:
-        detail = f"the formats are {', '.join(MEDIA_TYPES.values())}"
-        raise ApiError(HTTPStatus.NOT_ACCEPTABLE, "not_acceptable", detail)
-    return best[1]
-
-
-def _quality(parameters: Sequence[str]) -> float:
-    for one in parameters:
-        name, _, value = one.partition("=")
-        if name.strip() == "q":
-            try:
-                return float(value)
-            except ValueError:
-                return 0.0
-    return 1.0
-
-
-def _covers(media_range: str, media_type: str) -> bool:
-    return media_range in (media_type, "*/*", media_type.partition("/")[0] + "/*")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from service.experiments.models import (
 from service.experiments.statistics import count_purged
 from service.sweeps.models import SweepPoint
 from service.users import User
+from service.webhooks.models import Delivery
 
 
 class Kept(NamedTuple):
@@ -105,7 +106,7 @@ def _started_from(session: Session) -> Iterator[str]:
         yield from (one for one in row if one is not None)
 
 
-RECORDS = (Series, Metric, Event, Artifact, Checkpoint, Attempt, Wait, SweepPoint)
+RECORDS = (Series, Metric, Event, Artifact, Checkpoint, Attempt, Wait, SweepPoint, Delivery)
 """The tables whose rows are an experiment's own, and go with it."""
 
 

@@ -286,10 +286,12 @@ class Artifact(Base):
 
 
 class Event(Base):
-    """What happened: kind "status" with {status, …} or "log" with {level, message}."""
+    """What happened: kind "status" with {status, …} or "log" with {level, message}. No id is given
+    twice, also not that of a row that is gone: who has read up to an id asks for what came since.
+    """
 
     __tablename__ = "events"
-    __table_args__ = (UniqueConstraint("experiment_id", "seq"),)
+    __table_args__ = (UniqueConstraint("experiment_id", "seq"), {"sqlite_autoincrement": True})
 
     id: Mapped[int] = mapped_column(primary_key=True)
     experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"))

@@ -1,9 +1,10 @@
-"""The routes of what came out beside curves: files and metrics."""
+"""The routes of what came out beside curves: files, metrics and the log."""
 
+from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from service.bodies import StrictRoute
@@ -12,8 +13,9 @@ from service.errors import ApiError
 from service.experiments import store
 from service.experiments.artifacts import whole_file
 from service.experiments.finding import ExperimentId, find
-from service.experiments.schemas import ArtifactList, MetricList
-from service.experiments.views import artifact_out, as_json, metric_out
+from service.experiments.schemas import ArtifactList, Level, LogOut, LogPage, MetricList
+from service.experiments.views import artifact_out, as_json, log_out, metric_out
+from service.media_types import accepted
 from service.validators import NOT_MODIFIED, IfNoneMatch, by_content
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
@@ -65,3 +67,58 @@ def get_metrics(
         found = store.metrics(session, experiment_id)
     answer = MetricList(items=[metric_out(metric) for metric in found])
     return by_content(as_json(answer), if_none_match)
+
+
+class LogForm(StrEnum):
+    """What a log is written in."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+LOG_TYPES = {LogForm.JSON: "application/json", LogForm.TEXT: "text/plain"}
+
+
+async def _log_form(
+    request: Request,
+    format: Annotated[
+        LogForm | None, Query(description="what to answer in, whatever the header Accept says")
+    ] = None,
+) -> LogForm:
+    return format or accepted(request, LOG_TYPES)
+
+
+@router.get(
+    "/{experiment_id}/logs",
+    response_model=LogPage,
+    responses={200: {"content": {LOG_TYPES[LogForm.TEXT]: {"schema": {"type": "string"}}}}},
+)
+def get_logs(
+    experiment_id: ExperimentId,
+    database: DatabaseDep,
+    user: Reader,
+    form: Annotated[LogForm, Depends(_log_form)],
+    after: Annotated[
+        int, Query(ge=0, le=2**31 - 1, description="`last_seq` of a page: what came after it")
+    ] = 0,
+    level: Annotated[Level | None, Query(description="of these lines alone")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="how many a page holds")] = 1000,
+) -> Response:
+    """What the run wrote to its log, the oldest first: JSON, or lines of text. A run that goes on
+    from a checkpoint writes what came after it once more, under the same numbers."""
+    with database.snapshot() as session:
+        find(session, user, experiment_id)
+        found = store.logs(session, experiment_id, after, level, limit + 1)
+    lines = [log_out(event) for event in found[:limit]]
+    last_seq = lines[-1].seq if lines else after
+    if form == LogForm.TEXT:
+        text = "".join(
+            f"{one.at:%Y-%m-%dT%H:%M:%SZ} {one.level:7} {one.message}\n" for one in lines
+        )
+        headers = {"MPT-Last-Seq": str(last_seq), "MPT-More": str(len(found) > limit).lower()}
+        return Response(text, media_type=LOG_TYPES[form], headers=headers)
+    return as_json(LogPage(items=lines, last_seq=last_seq, more=len(found) > limit))
+
+
+def _line(one: LogOut) -> str:
+    return f"{one.at:%Y-%m-%dT%H:%M:%SZ} {one.level:7} {one.message}\n"

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
+from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem, stored_spec
@@ -45,6 +46,9 @@ from service.experiments.views import as_json, experiment_out, metric_out, summa
 from service.pages import Limit, LongCursor
 from service.permission import check_whose
 from service.settings import Settings
+from service.streams.changes import Subject
+from service.streams.poller import PollerDep
+from service.streams.waiting import Read, WaitDep, awaited
 from service.users import Caller
 from service.validators import NOT_MODIFIED, IfNoneMatch, by_content
 
@@ -166,29 +170,50 @@ def list_experiments(
     return as_json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
 
 
-@router.get("/{experiment_id}", response_model=ExperimentWithMetrics, responses=NOT_MODIFIED)
-def get_experiment(
+@router.get("/{experiment_id:id}", response_model=ExperimentWithMetrics, responses=NOT_MODIFIED)
+async def get_experiment(
     experiment_id: ExperimentId,
     database: DatabaseDep,
     settings: SettingsDep,
     user: Reader,
+    poller: PollerDep,
+    wait_s: WaitDep,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """One experiment, where it stands, and its metrics so far."""
-    with database.snapshot() as session:
+    """One experiment, where it stands, and its metrics so far. With `Prefer: wait=N` the answer
+    comes when it has ended, or, with If-None-Match, when it is another than that; after N seconds
+    at the latest."""
+
+    def read(session: Session) -> tuple[Response, bool]:
         experiment = find(session, user, experiment_id)
-        answer = _out(session, experiment, settings, user)
-        found = store.metrics(session, experiment_id) if experiment.last_seq else []
+        answer = by_content(as_json(_whole(session, experiment, settings, user)), if_none_match)
+        changed = if_none_match is not None and answer.status_code != HTTPStatus.NOT_MODIFIED
+        return answer, changed or states.is_terminal(experiment.status)
+
+    if wait_s > 0:
+        return await awaited(poller, Subject("experiment", experiment_id), user, wait_s, read)
+    return await run_in_threadpool(_read_now, database, read)
+
+
+def _read_now(database: Database, read: Read) -> Response:
+    with database.snapshot() as session:
+        return read(session)[0]
+
+
+def _whole(
+    session: Session, experiment: Experiment, settings: Settings, user: Caller
+) -> ExperimentWithMetrics:
+    answer = _out(session, experiment, settings, user)
+    found = store.metrics(session, experiment.id) if experiment.last_seq else []
     metrics = [metric_out(m) for m in found]
-    whole = ExperimentWithMetrics.model_construct(**dict(answer), metrics=metrics)
-    return by_content(as_json(whole), if_none_match)
+    return ExperimentWithMetrics.model_construct(**dict(answer), metrics=metrics)
 
 
 WEIGHTY = ("priority", "visibility", "pinned")
 """Of these changes the audit keeps what they were changed to."""
 
 
-@router.patch("/{experiment_id}")
+@router.patch("/{experiment_id:id}")
 def change(
     experiment_id: ExperimentId,
     changes: Changes,
@@ -210,7 +235,7 @@ def change(
         return _out(session, experiment, settings, user)
 
 
-@router.delete("/{experiment_id}", status_code=HTTPStatus.NO_CONTENT)
+@router.delete("/{experiment_id:id}", status_code=HTTPStatus.NO_CONTENT)
 def delete(experiment_id: ExperimentId, database: WriterDep, user: Canceller) -> None:
     """Delete an experiment: no one sees it from now on, and its files go after a time. What waits
     is cancelled with it; what runs must be cancelled first, and what is pinned unpinned: 409. Runs

@@ -175,11 +175,38 @@ class ArtifactList(BaseModel):
     items: list[ArtifactOut]
 
 
+class Level(StrEnum):
+    """Of a line of a run's log."""
+
+    INFO = "info"
+    WARNING = "warning"
+
+
+class LogOut(BaseModel):
+    """A line of a run's log. `seq` is its number among all records of the run."""
+
+    seq: int
+    at: datetime
+    level: Level
+    message: str
+
+
+class LogPage(BaseModel):
+    """The oldest first. `last_seq` goes back as `after`, also where there are none."""
+
+    items: list[LogOut]
+    last_seq: int
+    more: bool
+    """Whether there are more by now."""
+
+
 class Urls(BaseModel):
     self: str
     curves: str
     metrics: str
     artifacts: str
+    events: str
+    logs: str
     cancel: str
 
 

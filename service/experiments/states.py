@@ -5,7 +5,7 @@ Every function takes a session and commits nothing.
 
 import heapq
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.database import now
@@ -19,6 +19,7 @@ from service.experiments.models import (
     Experiment,
     Status,
 )
+from service.webhooks import store as webhooks
 
 
 def note_status(session: Session, experiment_id: str, status: Status, **details: object) -> None:
@@ -27,6 +28,7 @@ def note_status(session: Session, experiment_id: str, status: Status, **details:
     data = {"status": status, **details}
     session.add(Event(experiment_id=experiment_id, kind="status", data=data))
     if is_terminal(status):
+        webhooks.announce(session, [experiment_id], status)
         _settle(session, experiment_id, status)
 
 
@@ -36,6 +38,7 @@ def _settle(session: Session, experiment_id: str, status: Status) -> None:
         one = heapq.heappop(failed)
         data = {"status": Status.FAILED, "after": experiment_id}
         session.add(Event(experiment_id=one, kind="status", data=data))
+        webhooks.announce(session, [one], Status.FAILED)
         for next_one in holds.settle(session, one, Status.FAILED):
             heapq.heappush(failed, next_one)
 
@@ -59,6 +62,8 @@ def request(session: Session, experiment_id: str, desired: DesiredState) -> Stat
         if to_state == Status.QUEUED:
             holds.take_turns(session, [experiment_id])
         note_status(session, experiment_id, to_state)
+        if to_state == Status.QUEUED:
+            _forget_older_statuses(session, experiment_id)
         return to_state
     running = session.execute(
         update(Experiment)
@@ -71,6 +76,19 @@ def request(session: Session, experiment_id: str, desired: DesiredState) -> Stat
         .returning(Experiment.id)
     ).one_or_none()
     return None if running is None else Status.RUNNING
+
+
+MOST_STATUSES = 1000
+"""Of what an experiment has become so many are kept: its owner may pause and resume it for ever."""
+
+
+def _forget_older_statuses(session: Session, experiment_id: str) -> None:
+    own = (Event.experiment_id == experiment_id, Event.kind == "status")
+    newest_first = select(Event.id).where(*own).order_by(Event.id.desc())
+    beyond = newest_first.offset(MOST_STATUSES).limit(1).scalar_subquery()
+    session.flush()
+    forget = delete(Event).where(*own, Event.id <= beyond)
+    session.execute(forget.execution_options(synchronize_session=False))
 
 
 AT_ONCE = {
@@ -102,6 +120,7 @@ def cancel_sweep(session: Session, sweep_id: str) -> int:
     events = [{"experiment_id": one, "kind": "status", "data": data} for one in cancelled]
     if events:
         session.execute(insert(Event), events)
+        webhooks.announce(session, cancelled, Status.CANCELLED)
     for one in holds.let_go(session, cancelled):
         _settle(session, one, Status.CANCELLED)
     return found

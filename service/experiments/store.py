@@ -13,7 +13,15 @@ from uuid6 import uuid7
 from service import audit
 from service.experiments import holds
 from service.experiments.memory import Memory
-from service.experiments.models import UNFINISHED, Artifact, Experiment, Held, Metric, Status
+from service.experiments.models import (
+    UNFINISHED,
+    Artifact,
+    Event,
+    Experiment,
+    Held,
+    Metric,
+    Status,
+)
 from service.experiments.schemas import Submission
 from service.experiments.shares import MOST_PRIORITY
 from service.experiments.states import note_status
@@ -328,3 +336,13 @@ def artifacts(session: Session, experiment_id: str) -> Sequence[Artifact]:
     """The files that an experiment left, in the order they were made."""
     query = select(Artifact).where(Artifact.experiment_id == experiment_id)
     return session.scalars(query.order_by(Artifact.seq)).all()
+
+
+def logs(
+    session: Session, experiment_id: str, after: int, level: str | None, limit: int
+) -> Sequence[Event]:
+    """The lines of an experiment's log after a record, in their order."""
+    query = select(Event).where(Event.experiment_id == experiment_id, Event.kind == "log")
+    if level is not None:
+        query = query.where(Event.data["level"].as_string() == level)
+    return session.scalars(query.where(Event.seq > after).order_by(Event.seq).limit(limit)).all()

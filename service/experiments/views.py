@@ -8,13 +8,14 @@ from fastapi import Response
 from pydantic import BaseModel
 
 from service.experiments import states
-from service.experiments.models import Artifact, Experiment, Metric, Status
+from service.experiments.models import Artifact, Event, Experiment, Metric, Status
 from service.experiments.schemas import (
     ArtifactOut,
     ExperimentOut,
     ExperimentSummary,
     ExperimentWithMetrics,
     FailureOut,
+    LogOut,
     MetricOut,
     Progress,
     QueuePlace,
@@ -76,6 +77,8 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
             curves=f"{path}/curves",
             metrics=f"{path}/metrics",
             artifacts=f"{path}/artifacts",
+            events=f"{path}/events",
+            logs=f"{path}/logs",
             cancel=f"{path}:cancel",
         ),
     )
@@ -95,6 +98,13 @@ def metric_out(metric: Metric) -> MetricOut:
         std_err=metric.std_err,
         reason=metric.reason,
     )
+
+
+def log_out(event: Event) -> LogOut:
+    at = moment(event.at)
+    assert at is not None
+    assert event.seq is not None
+    return LogOut(seq=event.seq, at=at, **event.data)
 
 
 def artifact_out(artifact: Artifact) -> ArtifactOut:

@@ -88,6 +88,7 @@ class SweepUrls(BaseModel):
     self: str
     table: str
     points: str
+    events: str
     cancel: str
     retry: str
 

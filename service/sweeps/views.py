@@ -59,6 +59,7 @@ def summary_out(sweep: Sweep, counts: Mapping[Status, int]) -> SweepSummary:
             self=path,
             table=f"{path}/table",
             points=f"{path}/points",
+            events=f"{path}/events",
             cancel=f"{path}:cancel",
             retry=f"{path}:retry",
         ),

@@ -21,6 +21,7 @@ HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 @pytest.fixture
 def port(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(connections, "HEAD_S", 0.5)
+    monkeypatch.setattr(connections, "STALL_S", 0.5)
     quick = settings.model_copy(update={"body_s": 0.5})
     chosen = serve.free_port()
     config = uvicorn.Config(create_app(quick), port=chosen, log_config=None, http=BoundedHeads)
@@ -102,3 +103,19 @@ def test_a_body_that_comes_too_slowly_is_given_up(port: int) -> None:
             b"Content-Length: 100\r\n\r\n{"
         )
         assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+
+
+def test_an_answer_that_no_one_takes_is_cut_off(port: int) -> None:
+    with connect(port) as connection:
+        for _ in range(200):  # some forty megabytes: more than all buffers on the way hold
+            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: is_closed(connection))
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """By the other end, without a byte read of what it sent."""
+    try:
+        connection.sendall(HEAD)
+    except (BrokenPipeError, ConnectionResetError):
+        return True
+    return False

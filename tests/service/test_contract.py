@@ -13,7 +13,7 @@ from mptcore.specs import Limits
 from service.contract import EXAMPLES
 from service.database import Database
 from service.datasets.models import Dataset
-from service.experiments.models import Artifact, Status
+from service.experiments.models import Artifact, Event, Status
 from service.experiments.schemas import Changes, CurvesWanted, Submission
 from service.main import create_app
 from service.settings import Settings
@@ -21,6 +21,8 @@ from service.sweeps.expansion import specs_of
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import Batch, MorePoints, SweepChanges, SweepSubmission
 from service.users import ensure_key
+from service.webhooks.models import Webhook
+from service.webhooks.router import NewWebhook
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change
@@ -92,7 +94,8 @@ def test_every_body_has_an_example_that_its_schema_accepts(document: dict[str, A
         for _, operation in operations(document)
         if "application/json" in operation.get("requestBody", {}).get("content", {})
     }
-    models = (Submission, Changes, CurvesWanted, Batch, SweepSubmission, MorePoints, SweepChanges)
+    models = (Submission, Changes, CurvesWanted, Batch, SweepSubmission, MorePoints, SweepChanges,
+              NewWebhook)  # fmt: skip
     assert {model.__name__ for model in models} <= taken
     assert [name for name in taken if not schemas[name].get("examples")] == []
     for model in models:
@@ -121,6 +124,7 @@ def promised(document: dict[str, Any]) -> set[tuple[str, str, str]]:
 SPEC = {"spec": ppca_spec()}
 ONE = "/v1/experiments/{experiment_id}"
 SWEEP = "/v1/sweeps/{sweep_id}"
+STREAM = {"Accept": "text/event-stream"}
 TAKES: dict[str, list[dict[str, Any]]] = {
     "POST /v1/experiments": [{"json": SPEC}, {"json": SPEC, "computed": True}],
     "POST /v1/experiments:batch": [{"json": {"experiments": [SPEC]}}],
@@ -129,6 +133,9 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     f"GET {ONE}/metrics": [{}, {"known": True}],
     f"GET {ONE}/curves": [{}, {"known": True}, {"form": "csv"}, {"form": "arrow"}],
     f"GET {ONE}/curves/{{series}}": [{}, {"known": True}, {"form": "csv"}, {"form": "arrow"}],
+    f"GET {ONE}/logs": [{}, {"form": "text"}],
+    f"GET {ONE}/events": [{}, {"status": Status.CANCELLED, "headers": STREAM}],
+    f"GET {SWEEP}/events": [{}, {"status": Status.CANCELLED, "headers": STREAM}],
     f"PATCH {ONE}": [{"json": {"name": "new"}}],
     f"POST {ONE}:retry": [{"status": Status.FAILED}],
     f"POST {ONE}:resume": [{"status": Status.PAUSED}],
@@ -138,6 +145,7 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     f"PATCH {SWEEP}": [{"json": {"name": "new"}}],
     f"GET {SWEEP}/table": [{}, {"form": "csv"}],
     f"POST {SWEEP}/points": [{"json": {"list": [{"seeds": [7]}]}}],
+    "POST /v1/webhooks": [{"json": {"url": "https://example.org/"}}],
     "POST /v1/datasets": [{"content": b"a line\n"}, {"content": b"a line\n"}],
     "PATCH /v1/datasets/{dataset_id}": [{"json": {"visibility": "lab"}}],
     "GET /v1/presets/{name}/verdict": [{"verdict": True}],
@@ -148,8 +156,12 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     "POST /v1/sign-out": [{"own_page": True}],
 }  # fmt: skip
 """What is sent beside the path, once or several times; nothing, where an operation is not here."""
-NEVER = {("GET /v1/presets/{name}/verdict", "200", "application/json")}
-"""Answered where experiments have run: tests/service/test_presets.py."""
+NEVER = {
+    ("GET /v1/presets/{name}/verdict", "200", "application/json"),
+    ("GET /v1/events", "200", "text/event-stream"),
+}
+"""Answered where experiments have run: tests/service/test_presets.py; and what does not end:
+tests/service/streams."""
 
 
 def test_every_answer_that_is_promised_is_given(
@@ -197,9 +209,11 @@ def ask(
         params["experiment"] = names["experiment_id"]
     if how.pop("ids", False):
         how["json"] = {"ids": [names["experiment_id"]]}
-    headers = {"If-None-Match": "*"} if how.pop("known", False) else {}
+    headers = how.pop("headers", {})
+    if how.pop("known", False):
+        headers = {"If-None-Match": "*"}
     if how.pop("own_page", False):
-        headers["Sec-Fetch-Site"] = "same-origin"
+        headers = {"Sec-Fetch-Site": "same-origin"}
     if how.pop("sign_in", False):
         how["json"] = {"key": settings.key_file.read_text().strip()}
     return api.request(method, url, params=params, headers=headers, **how)
@@ -217,14 +231,19 @@ def made(database: Database, settings: Settings, status: Status) -> dict[str, st
     key_file = settings.store / f"key-{experiment_id}"
     with database.transaction() as session:
         session.add(Artifact(experiment_id=experiment_id, sha256=sha256, **columns))
-        ensure_key(session, "other", key_file)
+        line = {"level": "info", "message": "begun"}
+        session.add(Event(experiment_id=experiment_id, kind="log", seq=1, data=line))
+        other, _ = ensure_key(session, "other", key_file)
         session.add(Sweep(id=experiment_id, owner_id=1, tags=[], priority=0, spec=ppca_spec(),
                           fields=[], comes_after=[]))  # fmt: skip
+        hook = {"owner_id": other.id, "url": "", "secret": "", "statuses": "failed"}
+        session.add(Webhook(id=experiment_id, **hook))
         session.add(Dataset(id=experiment_id, owner_id=1, name="a", format="npy", bytes=1,
                             sha256=experiment_id, n=1, dim=1))  # fmt: skip
     return {
         "experiment_id": experiment_id,
         "sweep_id": experiment_id,
+        "webhook_id": experiment_id,
         "dataset_id": experiment_id,
         "key_id": key_file.read_text().split("_")[1],
         "name": "a.txt",

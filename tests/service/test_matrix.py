@@ -29,6 +29,7 @@ from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
 from service.ui.pages import PAGES
 from service.users import MAY, ApiKey, Role, Scope, User
+from service.webhooks.models import Webhook
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL
 
@@ -98,6 +99,10 @@ MATRIX = [
     row("GET", f"{ONE}/metrics",            "200  404   200    200   404    401  401  401  403"),
     row("GET", f"{ONE}/curves",             "200  404   200    200   404    401  401  401  403"),
     row("GET", ONE + "/curves/{series}",    "200  404   200    200   404    401  401  401  403"),
+    row("GET", f"{ONE}/logs",               "200  404   200    200   404    401  401  401  403"),
+    row("GET", f"{ONE}/events",             "200  404   200    200   404    401  401  401  403"),
+    row("GET", f"{SWEEP}/events",           "200  404   200    200   404    401  401  401  403"),
+    row("GET", "/v1/events",                "200  200   200    200   200    401  401  401  403"),
     row("POST", "/v1/curves:batchGet",      "200  404   200    200   404    401  401  401  403",
         body={"ids": ["{experiment_id}"]}, scope=Scope.READ),
     row("POST", "/v1/sweeps",               "202  202   202    202   403    401  401  401  403",
@@ -113,6 +118,11 @@ MATRIX = [
     row("POST", f"{SWEEP}:cancel",          "202  404   403    202   403    401  401  401  403",
         scope=Scope.CANCEL),
     row("POST", f"{SWEEP}:retry",           "202  404   403    202   403    401  401  401  403"),
+    row("POST", "/v1/webhooks",             "201  201   201    201   403    401  401  401  403",
+        body={"url": "https://example.org/"}),
+    row("GET", "/v1/webhooks",              "200  200   200    200   200    401  401  401  403"),
+    row("DELETE", "/v1/webhooks/{webhook_id}",
+                                            "204  404   404    204   403    401  401  401  403"),
     row("POST", "/v1/datasets",             "201  201   201    201   403    401  401  401  403",
         query={"name": "a.txt"}),
     row("GET", "/v1/datasets",              "200  200   200    200   200    401  401  401  403"),
@@ -178,8 +188,12 @@ class Lab:
             sweep = sweeps.create(session, owner.id, SweepSubmission.model_validate(
                 {**SPEC, **TWO_POINTS, "visibility": visibility}
             ))  # fmt: skip
+            webhook_id = uuid7().hex
+            if "webhook_id" in one.path:  # a user may have but a few
+                hook = {"owner_id": owner.id, "url": "", "secret": "", "statuses": "failed"}
+                session.add(Webhook(id=webhook_id, **hook))
             return {"experiment_id": experiment.id, "dataset_id": upload.id, "key_id": key.id,
-                    "sweep_id": sweep.id}  # fmt: skip
+                    "sweep_id": sweep.id, "webhook_id": webhook_id}  # fmt: skip
 
 
 def _artifact(settings: Settings, experiment_id: str) -> Artifact:

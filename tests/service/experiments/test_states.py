@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import text
 
 from service.database import Database
-from service.experiments import lease, states
+from service.experiments import lease, states, store
 from service.experiments.models import TERMINAL, DesiredState, Status
+from service.experiments.recording import Batch, record
 from service.settings import Settings
 from tests.support.attempts import claimed, submitted
 from tests.support.processes import wait_until
@@ -108,3 +109,26 @@ def test_no_cancel_is_lost_between_two_states(lab: Settings) -> None:
             asked = beside.submit(request, database, claim.experiment_id, CANCEL)
             wait_until(lambda: session.execute(locks).scalar_one() > 0, what="a wait for the row")
         assert asked.result() == Status.CANCELLED
+
+
+def test_what_is_paused_for_ever_fills_no_disk(
+    either: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest of what it has become are kept, and its log."""
+    monkeypatch.setattr(states, "MOST_STATUSES", 5)
+    claim = claimed(either)
+    other = submitted(either)
+    batch = Batch()
+    batch.add({"seq": 1, "record": "log", "level": "info", "message": "begun"})
+    with either.transaction() as session:
+        record(session, claim, batch, 60)
+        lease.release(session, claim)
+    for _ in range(4):
+        for desired in (PAUSE, RUN):
+            with either.transaction() as session:
+                states.request(session, claim.experiment_id, desired)
+    found = [one["status"] for one in status_events(either, claim.experiment_id)]
+    assert found == ["queued", "paused", "queued", "paused", "queued"]
+    assert len(status_events(either, other)) == 1
+    with either.snapshot() as session:
+        assert len(store.logs(session, claim.experiment_id, 0, None, 9)) == 1

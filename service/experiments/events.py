@@ -1,0 +1,195 @@
+"""Reading what happened, in the order in which it did: to one experiment, with its points, or to
+many, with notices of what runs.
+
+The events of one experiment are written behind the lock on its row, so their ids rise in the order
+in which they are committed. Those of different experiments do not: an event may come to light after
+one of a higher id. Who reads of many reads up to a horizon (`service.streams.changes`).
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
+
+from service.experiments.curves import AnyRow, TooFewPoints, read_curves, series_out
+from service.experiments.models import Event, Experiment, Status
+from service.experiments.schemas import moment
+from service.experiments.states import is_terminal
+
+MOST_POINTS = 10_000
+"""That come by one event; more are thinned."""
+
+
+class Kind(StrEnum):
+    """What an event tells of."""
+
+    STATUS = "status"
+    LOG = "log"
+    PROGRESS = "progress"
+    POINTS = "points"
+
+
+class EventOut(BaseModel):
+    """Something that happened. `id` goes back as `after`, or as Last-Event-ID, for what came
+    since."""
+
+    id: str
+    kind: Kind
+    experiment_id: str
+    at: datetime | None
+    """Null for progress and points, which tell how things stand."""
+    data: dict[str, Any]
+
+
+class Place(NamedTuple):
+    """What has been told: up to which event, how much was done, up to which record the points."""
+
+    event: int = 0
+    done: int = 0
+    seq: int = 0
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self)) if self.done or self.seq else str(self.event)
+
+
+class Reading(NamedTuple):
+    """Some events, and the place after them. Unless `whole`, more can be read at once."""
+
+    events: list[EventOut]
+    place: Place
+    whole: bool
+    over: bool
+    """Nothing more will come."""
+
+
+def of_one(
+    session: Session, experiment: Experiment, after: Place, kinds: Collection[Kind], limit: int
+) -> Reading:
+    """What happened to an experiment after a place, about `limit` events at once. Points come
+    before the event that ends it. The session must hold still."""
+    query = select(Event).where(Event.experiment_id == experiment.id)
+    query = query.where(Event.id > after.event, Event.kind.in_(kinds))
+    stored = [*session.scalars(query.order_by(Event.id).limit(limit))]
+    whole = len(stored) < limit
+    ending = [stored.pop()] if stored and _ends(stored[-1]) else []
+    events, place = _told(stored, after)
+    if whole or ending:
+        if Kind.PROGRESS in kinds and _moved(experiment, place):
+            place = place._replace(done=experiment.progress_done or 0)
+            events.append(_notice(place, Kind.PROGRESS, experiment.id, _progress(experiment)))
+        if Kind.POINTS in kinds and experiment.last_seq > place.seq:
+            points = _points(session, experiment, place.seq)
+            place = place._replace(seq=experiment.last_seq)
+            if points is not None:
+                events.append(_notice(place, Kind.POINTS, experiment.id, points))
+    last, place = _told(ending, place)
+    whole = whole or bool(ending)
+    return Reading(events + last, place, whole, whole and is_terminal(experiment.status))
+
+
+def latest(session: Session, experiment: Experiment) -> Place:
+    """After all that happened to an experiment."""
+    last = select(func.max(Event.id)).where(Event.experiment_id == experiment.id)
+    return Place(session.scalar(last) or 0, experiment.progress_done or 0, experiment.last_seq)
+
+
+def of_many(
+    session: Session,
+    which: ColumnElement[bool],
+    after: Place,
+    until: int,
+    kinds: Collection[Kind],
+    limit: int,
+) -> tuple[list[EventOut], Place, bool]:
+    """What happened to experiments after a place up to an event, and whether that is all."""
+    query = (
+        select(Event)
+        .join(Experiment, Experiment.id == Event.experiment_id)
+        .where(which, Event.id > after.event, Event.id <= until, Event.kind.in_(kinds))
+    )
+    stored = session.scalars(query.order_by(Event.id).limit(limit)).all()
+    events, place = _told(stored, Place(after.event))
+    whole = len(stored) < limit
+    return events, Place(max(place.event, until) if whole else place.event), whole
+
+
+def under_way(session: Session, which: ColumnElement[bool]) -> Sequence[AnyRow]:
+    """How far those of these experiments are that run."""
+    wanted = ("id", "last_seq", "progress_done", "progress_total", "progress_unit")
+    query = select(*(getattr(Experiment, name) for name in wanted))
+    query = query.where(which, Experiment.status == Status.RUNNING)
+    return session.execute(query.order_by(Experiment.id)).all()
+
+
+def notices(
+    rows: Iterable[AnyRow], place: Place, kinds: Collection[Kind], known: dict[str, Place]
+) -> list[EventOut]:
+    """What is new of runs beyond what is `known`, which is brought up to date. Their ids are that
+    of the event before."""
+    found = []
+    for row in rows:
+        before = known.get(row.id, Place())
+        known[row.id] = Place(0, row.progress_done or 0, row.last_seq)
+        if Kind.PROGRESS in kinds and _moved(row, before):
+            found.append(_notice(place, Kind.PROGRESS, row.id, _progress(row)))
+        if Kind.POINTS in kinds and row.last_seq > before.seq:
+            data = {"last_seq": row.last_seq, "series": None}
+            found.append(_notice(place, Kind.POINTS, row.id, data))
+    return found
+
+
+def _told(stored: Sequence[Event], place: Place) -> tuple[list[EventOut], Place]:
+    events = []
+    for one in stored:
+        place = place._replace(event=one.id)
+        data = dict(one.data)
+        if one.kind == Kind.STATUS:
+            data["terminal"] = is_terminal(data["status"])
+        else:
+            data["seq"] = one.seq
+        events.append(
+            EventOut.model_construct(
+                id=str(place),
+                kind=Kind(one.kind),
+                experiment_id=one.experiment_id,
+                at=moment(one.at),
+                data=data,
+            )
+        )
+    return events, place
+
+
+def _ends(event: Event) -> bool:
+    return event.kind == Kind.STATUS and is_terminal(event.data["status"])
+
+
+def _notice(place: Place, kind: Kind, experiment_id: str, data: dict[str, Any]) -> EventOut:
+    return EventOut(id=str(place), kind=kind, experiment_id=experiment_id, at=None, data=data)
+
+
+def _moved(run: Experiment | AnyRow, before: Place) -> bool:
+    return run.progress_total is not None and (run.progress_done or 0) != before.done
+
+
+def _progress(run: Experiment | AnyRow) -> dict[str, Any]:
+    return {
+        "done": run.progress_done or 0,
+        "total": run.progress_total,
+        "unit": run.progress_unit,
+    }
+
+
+def _points(session: Session, experiment: Experiment, after: int) -> dict[str, Any] | None:
+    """Those that were recorded since; without them where there are too many series."""
+    said = {"last_seq": experiment.last_seq, "after": after}
+    try:
+        found = read_curves(session, [experiment.id], after=after, max_points=MOST_POINTS)
+    except TooFewPoints:
+        return {**said, "series": None}
+    if not found:
+        return None
+    return {**said, "series": [series_out(one).model_dump() for one in found]}

@@ -1,0 +1,69 @@
+"""What the routes of events take."""
+
+import re
+from enum import StrEnum
+from typing import Annotated, NamedTuple
+
+from fastapi import Depends, Header, Query, Request
+
+from mptcore.specs import Problem
+from service.errors import invalid
+from service.experiments.events import Kind, Place
+from service.media_types import accepted
+
+NOW = "now"
+MOST_SEQ = 2**31 - 1
+
+
+class EventForm(StrEnum):
+    """A page of events, or a stream of them."""
+
+    JSON = "json"
+    STREAM = "stream"
+
+
+MEDIA_TYPES = {EventForm.JSON: "application/json", EventForm.STREAM: "text/event-stream"}
+
+
+class Asked(NamedTuple):
+    """Which events; `after` is None for those from now on."""
+
+    form: EventForm
+    after: Place | None
+    kinds: list[Kind]
+    limit: int
+
+
+async def asked(
+    request: Request,
+    after: Annotated[
+        str | None,
+        Query(max_length=64, description="the `id` of an event: what came since; `now`: from now"),
+    ] = None,
+    kind: Annotated[
+        list[Kind] | None, Query(description="these alone; given once or several times")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="how many a page holds, about")] = 100,
+    last_event_id: Annotated[
+        str | None, Header(max_length=64, description="as `after`, before which it goes")
+    ] = None,
+) -> Asked:
+    """Raises ApiError."""
+    if last_event_id:
+        place = _place(last_event_id, "/header/last-event-id")
+    else:
+        place = _place(after, "/query/after") if after else Place()
+    return Asked(accepted(request, MEDIA_TYPES), place, kind or [*Kind], limit)
+
+
+AskedDep = Annotated[Asked, Depends(asked)]
+
+
+def _place(text: str, pointer: str) -> Place | None:
+    if text == NOW:
+        return None
+    match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,19})-(\d{1,10}))?", text, re.ASCII)
+    if match is None or int(match[3] or 0) > MOST_SEQ:
+        detail = "the `id` of an event as an earlier answer had it, or `now`"
+        raise invalid([Problem(pointer, detail)])
+    return Place(int(match[1]), int(match[2] or 0), int(match[3] or 0))

@@ -1,0 +1,178 @@
+"""The one who asks the database what has changed, for all listeners of a process at once, and only
+while someone listens. It wakes those whom a change concerns; they read for themselves. Whoever
+listens has neither a thread nor a connection meanwhile."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Request
+from sqlalchemy.orm import Session
+
+from service.database import AWAY, Database
+from service.errors import ApiError
+from service.settings import Settings
+from service.streams.changes import Changes, Subject, refused
+from service.users import Caller
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 0.25
+"""Between two looks; one who asks anew is looked for at once."""
+ACCESS_S = 1.0
+"""So often it is asked who may still listen."""
+READS_AT_ONCE = 3
+"""Of all listeners together: the other threads and connections are for requests."""
+FIRST_LOOK_S = 20.0
+
+Answer = TypeVar("Answer")
+
+
+class Listener:
+    """Someone who is woken when something happens to a subject."""
+
+    def __init__(self, subject: Subject, user: Caller):
+        self.subject = subject
+        self.user = user
+        self.refused = False
+        """Whether the key serves no longer, or the subject is open to the user no longer."""
+        self.cut = False
+        """Whether no one will wake it any more: the server stops, or has failed to look."""
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Until something has happened since the last wait; False where nothing has for so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        self._woken.clear()
+        return True
+
+
+class Poller:
+    """To be used in one event loop."""
+
+    def __init__(self, database: Database, settings: Settings):
+        self._closing = False
+        self._database = database
+        self._most = settings.max_user_streams
+        self._changes = Changes()
+        self._listeners: set[Listener] = set()
+        self._new: set[Listener] = set()
+        """They listen since the last look began, and may have missed what happened before it."""
+        self._asked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._access_due = 0.0
+        self._readers = asyncio.Semaphore(READS_AT_ONCE)
+
+    @property
+    def horizon(self) -> int | None:
+        """The event up to which all have come to light, as of the last look."""
+        return self._changes.horizon
+
+    def has_room(self, user: Caller) -> bool:
+        """Whether the user may listen to something more."""
+        return sum(one.user.id == user.id for one in self._listeners) < self._most
+
+    @contextmanager
+    def listening(self, subject: Subject, user: Caller) -> Iterator[Listener]:
+        """Someone who listens while the block runs. Is woken by the first look, too."""
+        listener = Listener(subject, user)
+        self._listeners.add(listener)
+        self._new.add(listener)
+        self._asked.set()
+        listener.cut = self._closing
+        if self._task is None and not self._closing:
+            self._changes = Changes()
+            self._task = asyncio.create_task(self._run())
+        try:
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+            self._new.discard(listener)
+
+    async def known_horizon(self, subject: Subject, user: Caller) -> int:
+        """The horizon, of what was committed before. Raises ApiError where the database does not
+        say so for long."""
+        with self.listening(subject, user) as listener:
+            if await listener.wait(FIRST_LOOK_S) and self.horizon is not None:
+                return self.horizon
+        detail = "the database does not tell what has happened; try again"
+        headers = {"Retry-After": "2"}
+        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, headers=headers)
+
+    async def read(self, ask: Callable[[Session], Answer]) -> Answer:
+        """What a listener reads, in a thread."""
+        async with self._readers:
+            return await asyncio.to_thread(self._ask, ask)
+
+    def _ask(self, ask: Callable[[Session], Answer]) -> Answer:
+        with self._database.snapshot() as session:
+            return ask(session)
+
+    def close(self) -> None:
+        """Have all who listen end: the server stops."""
+        self._closing = True
+        self._cut_all()
+
+    def _cut_all(self) -> None:
+        for listener in self._listeners:
+            listener.cut = True
+            listener.wake()
+
+    async def _run(self) -> None:
+        try:
+            while self._listeners and not self._closing:
+                self._asked.clear()
+                try:
+                    await self._look()
+                except AWAY as error:
+                    log.warning("the database is away: %s", error)
+                    await asyncio.sleep(PERIOD_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PERIOD_S):
+                        await self._asked.wait()
+        except Exception:
+            log.exception("no one looks for changes any more: whoever listens is to come again")
+        finally:
+            self._task = None
+            self._cut_all()
+
+    async def _look(self) -> None:
+        new, changes = set(self._new), self._changes
+        changed = await asyncio.to_thread(self._ask, changes.look)
+        if changes.horizon is not None:
+            self._new -= new
+        else:
+            new.clear()
+        if time.monotonic() >= self._access_due:
+            self._access_due = time.monotonic() + ACCESS_S
+            await self._refuse()
+        for listener in list(self._listeners):
+            if listener in new or listener.subject in changed:
+                listener.wake()
+
+    async def _refuse(self) -> None:
+        callers = {(one.subject, one.user) for one in self._listeners}
+        over = await asyncio.to_thread(self._ask, lambda session: refused(session, callers))
+        for listener in self._listeners:
+            if (listener.subject, listener.user) in over:
+                listener.refused = True
+                listener.wake()
+
+
+async def _poller(request: Request) -> Poller:
+    poller: Poller = request.app.state.poller
+    return poller
+
+
+PollerDep = Annotated[Poller, Depends(_poller)]

@@ -1,0 +1,104 @@
+"""What a listener reads of its subject, from the place where it was."""
+
+from collections.abc import Collection
+from typing import Protocol
+
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.orm import Session
+
+from service.experiments import events
+from service.experiments.curves import hold_still
+from service.experiments.events import Kind, Place, Reading
+from service.experiments.finding import find
+from service.experiments.models import UNFINISHED, Event, Experiment
+from service.permission import not_found
+from service.sharing import shared
+from service.streams.changes import Subject
+from service.sweeps import store as sweeps
+from service.users import Caller
+
+PAGE = 500
+"""Events that are read at once."""
+
+
+class Source(Protocol):
+    """Where the events of a subject come from."""
+
+    @property
+    def subject(self) -> Subject: ...
+
+    def check(self, session: Session) -> None:
+        """Raises ApiError where the caller may not read it."""
+        ...
+
+    def read(self, session: Session, after: Place | None, until: int, limit: int) -> Reading:
+        """What happened after a place (None: from now on), as far as to a horizon. Raises
+        ApiError as `check` does."""
+        ...
+
+
+class OneExperiment:
+    """An experiment, with its points. Needs no horizon."""
+
+    def __init__(self, user: Caller, experiment_id: str, kinds: Collection[Kind]):
+        self.subject = Subject("experiment", experiment_id)
+        self._user = user
+        self._id = experiment_id
+        self._kinds = kinds
+
+    def check(self, session: Session) -> None:
+        find(session, self._user, self._id)
+
+    def read(self, session: Session, after: Place | None, until: int, limit: int) -> Reading:
+        hold_still(session)
+        experiment = find(session, self._user, self._id)
+        if after is None:
+            after = events.latest(session, experiment)
+        return events.of_one(session, experiment, after, self._kinds, limit)
+
+
+class ManyExperiments:
+    """A sweep's experiments, or all of the user's own; with notices of those that run."""
+
+    def __init__(self, user: Caller, sweep_id: str | None, kinds: Collection[Kind]):
+        self.subject = Subject("sweep", sweep_id) if sweep_id else Subject("user", user.id)
+        self._user = user
+        self._sweep_id = sweep_id
+        self._kinds = kinds
+        self._known: dict[str, Place] = {}
+
+    def check(self, session: Session) -> None:
+        self._which(session)
+
+    def read(self, session: Session, after: Place | None, until: int, limit: int) -> Reading:
+        hold_still(session)
+        which = self._which(session)
+        if after is None:
+            after = Place(until)
+        over = self._sweep_id is not None and self._has_ended(session, which, until)
+        found, place, whole = events.of_many(session, which, after, until, self._kinds, limit)
+        if whole:
+            runs = events.under_way(session, which)
+            found += events.notices(runs, place, self._kinds, self._known)
+        return Reading(found, place, whole, whole and over)
+
+    def _which(self, session: Session) -> ColumnElement[bool]:
+        there = Experiment.deleted_at.is_(None)
+        if self._sweep_id is None:
+            return there & (Experiment.owner_id == self._user.id)
+        user = self._user
+        if sweeps.find_readable(session, user.id, self._sweep_id, user.is_admin) is None:
+            raise not_found("sweep")
+        of_sweep = there & (Experiment.sweep_id == self._sweep_id)
+        if user.is_admin:
+            return of_sweep
+        return of_sweep & ((Experiment.owner_id == user.id) | shared(Experiment))
+
+    @staticmethod
+    def _has_ended(session: Session, which: ColumnElement[bool], until: int) -> bool:
+        """Whether nothing more will come of these, but for what is added or retried."""
+        unfinished = select(Experiment.id).where(which, Experiment.status.in_(UNFINISHED))
+        if session.scalar(unfinished.limit(1)) is not None:
+            return False
+        later = select(Event.id).join(Experiment, Experiment.id == Event.experiment_id)
+        return session.scalar(later.where(which, Event.id > until).limit(1)) is None

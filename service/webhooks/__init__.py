@@ -1,0 +1,1 @@
+"""Telling users' own servers that experiments have ended."""

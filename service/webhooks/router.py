@@ -1,0 +1,176 @@
+"""The routes of webhooks."""
+
+from datetime import datetime
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from pydantic import AnyUrl, BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy import Row
+from uuid6 import uuid7
+
+from mptcore.specs import Problem
+from service import audit
+from service.bodies import StrictRoute
+from service.dependencies import Canceller, DatabaseDep, Reader, SettingsDep, Submitter, WriterDep
+from service.errors import ApiError, invalid
+from service.experiments.schemas import moment
+from service.permission import not_found
+from service.settings import Settings
+from service.webhooks import store
+from service.webhooks.models import Webhook
+from service.webhooks.sending import is_public, key_of, new_secret
+
+router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], route_class=StrictRoute)
+
+WebhookId = Annotated[str, Path(max_length=100)]
+MOST_WEBHOOKS = 10
+"""Of a user."""
+SECRET_BYTES = range(24, 65)
+
+
+class Ending(StrEnum):
+    """How an experiment ends."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class NewWebhook(BaseModel):
+    """An address to be told when your experiments end."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    url: Annotated[str, Field(max_length=2000)]
+    """It is sent a POST; https, and public, unless the administrator allows others."""
+    secret: Annotated[str, Field(max_length=100)] | None = None
+    """`whsec_` and 24 to 64 bytes in base64; null: one is made, and shown in this answer alone."""
+    statuses: Annotated[
+        list[Annotated[Ending, Field(strict=False)]], Field(min_length=1, max_length=3)
+    ] = [*Ending]
+    """With which an experiment ends that is to be told of."""
+
+
+class WebhookOut(BaseModel):
+    """A webhook, and how it stands with what is to be told by it."""
+
+    id: str
+    url: str
+    statuses: list[Ending]
+    created_at: datetime
+    pending: int
+    """How much is to be told yet."""
+    given_up: int
+    """How much was not told in 28 hours, of the last week."""
+    last_delivered_at: datetime | None
+    last_error: str | None
+    """Why the last try failed of what has not been told."""
+
+
+class MadeWebhook(WebhookOut):
+    secret: str
+    """What is sent is signed with it. Shown this once."""
+
+
+class WebhookList(BaseModel):
+    items: list[WebhookOut]
+
+
+@router.post("", status_code=HTTPStatus.CREATED)
+def add_webhook(
+    new: NewWebhook, database: WriterDep, settings: SettingsDep, user: Submitter
+) -> MadeWebhook:
+    """Have an address told of each of your experiments that ends from now on."""
+    if problems := [*_url_problems(new.url, settings), *_secret_problems(new.secret)]:
+        raise invalid(problems)
+    secret = new.secret or new_secret()
+    with database.transaction() as session:
+        if len(store.of_owner(session, user.id)) >= MOST_WEBHOOKS:
+            detail = f"you have {MOST_WEBHOOKS} webhooks, which is the most: delete one first"
+            raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
+        webhook = Webhook(
+            id=uuid7().hex,
+            owner_id=user.id,
+            url=str(AnyUrl(new.url)),  # as every reader understands it
+            secret=secret,
+            statuses=",".join(dict.fromkeys(new.statuses)),
+        )
+        session.add(webhook)
+        audit.note(session, user, "webhook.added", webhook.id)
+        session.flush()
+        session.refresh(webhook)
+    return MadeWebhook(**_out(webhook, None, None).model_dump(), secret=secret)
+
+
+@router.get("")
+def list_webhooks(database: DatabaseDep, user: Reader) -> WebhookList:
+    """Your webhooks, and how it stands with what is to be told by them."""
+    with database.snapshot() as session:
+        found = store.of_owner(session, user.id)
+        ids = [one.id for one in found]
+        standings, errors = store.standings(session, ids), store.last_errors(session, ids)
+    items = [_out(one, standings.get(one.id), errors.get(one.id)) for one in found]
+    return WebhookList(items=items)
+
+
+@router.delete("/{webhook_id}", status_code=HTTPStatus.NO_CONTENT)
+def delete_webhook(webhook_id: WebhookId, database: WriterDep, user: Canceller) -> None:
+    """Tell an address nothing more: what it has not been told it will not be. An admin may delete
+    anyone's."""
+    with database.transaction() as session:
+        found = store.find(session, webhook_id, None if user.is_admin else user.id)
+        if found is None:
+            raise not_found("webhook")
+        store.remove(session, found)
+        audit.note(session, user, "webhook.deleted", webhook_id)
+
+
+def _url_problems(text: str, settings: Settings) -> list[Problem]:
+    schemes = ("https", "http") if settings.webhooks_by_http else ("https",)
+    try:
+        url = AnyUrl(text)
+    except ValidationError:
+        return [Problem("/url", "not a URL")]
+    if url.scheme not in schemes or not url.host:
+        return [Problem("/url", f"a URL with a host that begins with {' or '.join(schemes)}")]
+    if url.username or url.password or url.fragment:
+        return [Problem("/url", "a URL without a name, a password and a fragment")]
+    if not settings.webhooks_to_private and not _may_be_public(url.host.strip("[]")):
+        detail = f"{url.host} is not a public address, and only an administrator allows others"
+        return [Problem("/url", detail)]
+    return []
+
+
+def _may_be_public(host: str) -> bool:
+    """What a name leads to is looked at when it is told."""
+    try:
+        return is_public(host)
+    except ValueError:
+        return True
+
+
+def _secret_problems(secret: str | None) -> list[Problem]:
+    if secret is None:
+        return []
+    try:
+        fits = len(key_of(secret)) in SECRET_BYTES
+    except ValueError:
+        fits = False
+    return [] if fits else [Problem("/secret", "whsec_ and 24 to 64 bytes in base64")]
+
+
+def _out(webhook: Webhook, standing: Row[*tuple[Any, ...]] | None, error: str | None) -> WebhookOut:
+    created_at = moment(webhook.created_at)
+    assert created_at is not None
+    return WebhookOut(
+        id=webhook.id,
+        url=webhook.url,
+        statuses=[Ending(one) for one in webhook.statuses.split(",")],
+        created_at=created_at,
+        pending=standing.pending if standing else 0,
+        given_up=standing.given_up if standing else 0,
+        last_delivered_at=moment(standing.last_delivered_at) if standing else None,
+        last_error=error,
+    )

@@ -1,0 +1,149 @@
+"""Keeping webhooks, and what is to be told by them until it is. No function commits."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Row, String, delete, func, insert, literal, select, tuple_, update
+from sqlalchemy.orm import Session, joinedload
+
+from service.database import now
+from service.experiments.models import Experiment
+from service.users import User
+from service.webhooks.models import Delivery, Webhook
+
+CLAIMED_S = 60.0
+"""Longer than a try takes: whoever claimed a delivery and died lets others try it after that."""
+RETRIES_S = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 36_000.0)
+"""Between one try and the next; after the last it is given up, some 28 hours after the first."""
+KEPT_S = 7 * 86_400.0
+"""So long is known what was told or given up."""
+TOGETHER = 50
+
+
+def announce(session: Session, experiment_ids: Collection[str], status: str) -> None:
+    """These experiments have ended: have it told to whom their owners want."""
+    wanted = (
+        select(
+            Webhook.id,
+            Experiment.id,
+            literal(status, String(16)),
+            now(),
+            literal(0),
+            now(),
+        )
+        .join(Experiment, Experiment.owner_id == Webhook.owner_id)
+        .join(User, User.id == Webhook.owner_id)
+        .where(Experiment.id.in_(experiment_ids), Webhook.statuses.contains(status))
+        .where(User.disabled_at.is_(None))
+    )
+    columns = ["webhook_id", "experiment_id", "status", "ended_at", "attempts", "next_at"]
+    session.execute(insert(Delivery).from_select(columns, wanted))
+
+
+def is_due(session: Session) -> bool:
+    """Whether something is to be told now."""
+    due = select(Delivery.webhook_id).join(Webhook, Webhook.id == Delivery.webhook_id)
+    due = due.where(Delivery.next_at <= now())
+    return session.scalar(due.limit(1)) is not None
+
+
+def claim(session: Session) -> Sequence[Delivery]:
+    """What is to be tried now, one for each webhook at a time: one that does not answer keeps no
+    other waiting. It is the caller's for CLAIMED_S."""
+    turn = func.row_number().over(
+        partition_by=Delivery.webhook_id, order_by=(Delivery.next_at, Delivery.experiment_id)
+    )
+    due = (
+        select(Delivery.webhook_id, Delivery.experiment_id, turn.label("turn"))
+        .join(Webhook, Webhook.id == Delivery.webhook_id)
+        .where(Delivery.next_at <= now())
+        .subquery()
+    )
+    first = select(due.c.webhook_id, due.c.experiment_id).where(due.c.turn == 1).limit(TOGETHER)
+    found = session.scalars(
+        select(Delivery)
+        .where(tuple_(Delivery.webhook_id, Delivery.experiment_id).in_(first))
+        .where(Delivery.next_at <= now())
+        .options(joinedload(Delivery.webhook, innerjoin=True))
+        .with_for_update(of=Delivery, skip_locked=True)
+    ).all()
+    clock = session.scalar(select(now())) or 0.0
+    for one in found:
+        one.attempts += 1
+        one.next_at = clock + CLAIMED_S
+    return found
+
+
+def settle(session: Session, claimed: Delivery, error: str | None) -> None:
+    """Say how a try ended that was claimed: with an error, or well. Where the claim has passed to
+    another, what that one says holds."""
+    columns: dict[str, Any] = {"last_error": error}
+    if error is None:
+        columns |= {"delivered_at": now(), "next_at": None}
+    elif claimed.attempts > len(RETRIES_S):
+        columns |= {"given_up_at": now(), "next_at": None}
+    else:
+        columns |= {"next_at": now() + RETRIES_S[claimed.attempts - 1]}
+    session.execute(
+        update(Delivery)
+        .where(
+            Delivery.webhook_id == claimed.webhook_id,
+            Delivery.experiment_id == claimed.experiment_id,
+            Delivery.attempts == claimed.attempts,
+            Delivery.delivered_at.is_(None),
+        )
+        .values(**columns)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def forget(session: Session) -> None:
+    """What was told or given up some time ago, and what no webhook is there for any more."""
+    session.execute(delete(Delivery).where(Delivery.webhook_id.not_in(select(Webhook.id))))
+    over = func.coalesce(Delivery.delivered_at, Delivery.given_up_at)
+    session.execute(delete(Delivery).where(Delivery.next_at.is_(None), over < now() - KEPT_S))
+
+
+def of_owner(session: Session, owner_id: int) -> Sequence[Webhook]:
+    """A user's webhooks, in the order they were made."""
+    query = select(Webhook).where(Webhook.owner_id == owner_id)
+    return session.scalars(query.order_by(Webhook.id)).all()
+
+
+def find(session: Session, webhook_id: str, owner_id: int | None) -> Webhook | None:
+    """The webhook of that id, of that owner or of anyone's."""
+    query = select(Webhook).where(Webhook.id == webhook_id)
+    if owner_id is not None:
+        query = query.where(Webhook.owner_id == owner_id)
+    return session.scalar(query)
+
+
+def remove(session: Session, webhook: Webhook) -> None:
+    """With all that was to be told by it."""
+    session.execute(delete(Delivery).where(Delivery.webhook_id == webhook.id))
+    session.delete(webhook)
+
+
+def standings(session: Session, webhook_ids: Collection[str]) -> dict[str, Row[*tuple[Any, ...]]]:
+    """Of each of these: how much is to be told and was given up, and when last it was told."""
+    query = (
+        select(
+            Delivery.webhook_id,
+            func.count(Delivery.next_at).label("pending"),
+            func.count(Delivery.given_up_at).label("given_up"),
+            func.max(Delivery.delivered_at).label("last_delivered_at"),
+        )
+        .where(Delivery.webhook_id.in_(webhook_ids))
+        .group_by(Delivery.webhook_id)
+    )
+    return {row.webhook_id: row for row in session.execute(query)}
+
+
+def last_errors(session: Session, webhook_ids: Collection[str]) -> dict[str, str]:
+    """Of each of these the error of what ended last and was not told."""
+    query = (
+        select(Delivery.webhook_id, Delivery.last_error)
+        .where(Delivery.webhook_id.in_(webhook_ids), Delivery.last_error.is_not(None))
+        .order_by(Delivery.ended_at, Delivery.experiment_id)
+    )
+    return {webhook_id: error for webhook_id, error in session.execute(query) if error}

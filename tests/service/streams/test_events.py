@@ -1,0 +1,264 @@
+"""Events as pages: in order, each once, with ids that a page goes on from."""
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.experiments import lease, states
+from service.experiments.lease import Claim
+from service.experiments.models import DesiredState, Status
+from service.experiments.recording import Batch, record
+from service.settings import Settings
+from tests.service.test_users import admin, bearer, database_of, member, place, processes
+from tests.support.attempts import claim_next, claimed, submitted
+from tests.support.ppca_spec import ppca_spec
+
+__all__ = ["admin", "place", "processes"]  # fixtures
+
+
+def log(seq: int) -> dict[str, Any]:
+    return {"seq": seq, "record": "log", "level": "info", "message": f"line {seq}"}
+
+
+def point(seq: int, series: str = "score") -> dict[str, Any]:
+    return {"seq": seq, "record": "point", "series": series, "labels": {}, "x": seq,
+            "value": -1.0, "std_err": 0.1, "n": 1}  # fmt: skip
+
+
+def progress(seq: int, done: int) -> dict[str, Any]:
+    return {"seq": seq, "record": "progress", "done": done, "total": 9, "unit": "masks"}
+
+
+def recorded(api: TestClient, claim: Claim, *records: dict[str, Any]) -> None:
+    batch = Batch()
+    for one in records:
+        batch.add(one)
+    with database_of(api).transaction() as session:
+        record(session, claim, batch, 60)
+
+
+def finished(api: TestClient, claim: Claim) -> None:
+    with database_of(api).transaction() as session:
+        lease.finish(session, claim, Status.SUCCEEDED)
+
+
+def page(api: TestClient, url: str, **params: Any) -> dict[str, Any]:
+    answer = api.get(url, params=params)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def kinds(events: dict[str, Any]) -> list[str]:
+    return [one["data"].get("status", one["kind"]) for one in events["items"]]
+
+
+def xs(events: dict[str, Any]) -> list[float]:
+    """Of all points."""
+    return [
+        x
+        for one in events["items"]
+        if one["kind"] == "points"
+        for series in one["data"]["series"]
+        for x in series["x"]
+    ]
+
+
+WHOLE = ["queued", "dispatched", "running", "log", "log", "progress", "points", "succeeded"]
+
+
+def test_all_that_happened_to_an_experiment(admin: TestClient) -> None:
+    claim = claimed(database_of(admin))
+    url = f"/v1/experiments/{claim.experiment_id}/events"
+    recorded(admin, claim, log(1), point(2), log(3), point(4), progress(5, 7))
+    then = page(admin, url)
+    assert kinds(then) == WHOLE[:-1]
+    assert then["ended"] is False
+    assert [one["id"] for one in then["items"]][-1] == then["last_id"]
+    assert then["items"][2]["data"] == {
+        "status": "running", "attempt": 1, "worker": "w", "terminal": False
+    }  # fmt: skip
+    assert then["items"][3]["data"] == {"level": "info", "message": "line 1", "seq": 1}
+    assert then["items"][5]["data"] == {"done": 7, "total": 9, "unit": "masks"}
+    assert then["items"][6]["data"]["last_seq"] == 5
+    assert xs(then) == [2, 4]
+    finished(admin, claim)
+    whole = page(admin, url)
+    assert kinds(whole) == WHOLE
+    assert whole["items"][-1]["data"]["terminal"] is True
+    assert whole["ended"] is True
+    rest = page(admin, url, after=then["last_id"])
+    assert rest["items"] == whole["items"][-1:]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 1000])
+def test_from_each_id_on_comes_the_rest(admin: TestClient, limit: int) -> None:
+    """Whatever the last event was that was read, and however long the pages are."""
+    claim = claimed(database_of(admin))
+    url = f"/v1/experiments/{claim.experiment_id}/events"
+    recorded(admin, claim, log(1), point(2), log(3), point(4), progress(5, 7))
+    finished(admin, claim)
+    whole = page(admin, url)["items"]
+    assert len({one["id"] for one in whole}) == len(WHOLE)
+    for i, one in enumerate(whole):
+        after, found, more = one["id"], [], True
+        while more:
+            part = page(admin, url, after=after, limit=limit)
+            after, more = part["last_id"], part["more"]
+            found += part["items"]
+        assert found == whole[i + 1 :]
+
+
+def test_points_come_once_also_where_a_run_goes_back(admin: TestClient) -> None:
+    """To its checkpoint, and records once more what was read."""
+    database = database_of(admin)
+    claim = claimed(database)
+    url = f"/v1/experiments/{claim.experiment_id}/events"
+    checkpoint = {"seq": None, "record": "checkpoint", "file": "1", "sha256": "0", "after": 2}
+    recorded(admin, claim, point(1), point(2), checkpoint)
+    recorded(admin, claim, point(3), point(4))
+    first = page(admin, url)
+    assert xs(first) == [1, 2, 3, 4]
+    with database.transaction() as session:
+        lease.release(session, claim)
+    again = claim_next(database)
+    assert again.after_seq == 2
+    recorded(admin, again, point(3))
+    second = page(admin, url, after=first["last_id"])
+    assert kinds(second) == ["queued", "dispatched", "running"]
+    recorded(admin, again, point(4), point(5))
+    assert xs(page(admin, url, after=second["last_id"])) == [5]
+    assert xs(page(admin, url, after=first["last_id"])) == [5]
+
+
+def test_only_the_kinds_that_are_asked_for(admin: TestClient) -> None:
+    claim = claimed(database_of(admin))
+    url = f"/v1/experiments/{claim.experiment_id}/events"
+    recorded(admin, claim, log(1), point(2), progress(3, 7))
+    for kind in ("log", "progress", "points"):
+        assert kinds(page(admin, url, kind=kind)) == [kind]
+    assert kinds(page(admin, url, kind=["log", "status"])) == WHOLE[:4]
+    finished(admin, claim)
+    assert page(admin, url, kind="log")["ended"] is True
+
+
+def test_from_now_on(admin: TestClient) -> None:
+    claim = claimed(database_of(admin))
+    recorded(admin, claim, log(1), point(2))
+    for url in (f"/v1/experiments/{claim.experiment_id}/events", "/v1/events"):
+        now = page(admin, url, after="now", kind=["status", "log"])
+        assert now["items"] == []
+    recorded(admin, claim, log(3), point(4))
+    assert kinds(page(admin, url, after=now["last_id"], kind="log")) == ["log"]
+
+
+def test_too_many_series_to_show_are_told_of(admin: TestClient) -> None:
+    claim = claimed(database_of(admin))
+    names = [f"{a}{b}{c}" for a in "abcdefghijklmnopqr" for b in "abcdefghijklmnopqr" for c in
+             "abcdefghijklmnop"]  # fmt: skip
+    assert len(names) > 5000
+    recorded(admin, claim, *(point(i, name) for i, name in enumerate(names * 2, 1)))
+    found = page(admin, f"/v1/experiments/{claim.experiment_id}/events", kind="points")["items"]
+    assert [one["data"] for one in found] == [
+        {"last_seq": 2 * len(names), "after": 0, "series": None}
+    ]
+
+
+@pytest.mark.parametrize("after", ["x", "1-2", "-1", "1-2-9999999999", "9" * 19, "1-2-3-4", "٣"])
+def test_what_is_no_id_is_refused(admin: TestClient, after: str) -> None:
+    for how, pointer in (
+        ({"params": {"after": after}}, "/query/after"),
+        ({"headers": {"Last-Event-ID": after.encode()}}, "/header/last-event-id"),
+    ):
+        answer = admin.get("/v1/events", **how)
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["pointer"] == pointer
+        assert "the `id` of an event" in answer.json()["errors"][0]["detail"]
+
+
+def test_all_of_ones_own(admin: TestClient) -> None:
+    """And no one else's, shared or not."""
+    theirs = bearer(member(admin)["key"])
+    database = database_of(admin)
+    mine = submitted(database)
+    for visibility in ("private", "lab"):
+        body = {"spec": ppca_spec(), "visibility": visibility}
+        assert admin.post("/v1/experiments", json=body, headers=theirs).status_code == 202
+    found = page(admin, "/v1/events")["items"]
+    assert [one["experiment_id"] for one in found] == [mine]
+    others = admin.get("/v1/events", headers=theirs).json()["items"]
+    assert len(others) == 2
+    assert mine not in [one["experiment_id"] for one in others]
+
+
+def test_pages_of_many(admin: TestClient) -> None:
+    database = database_of(admin)
+    made = [submitted(database) for _ in range(5)]
+    after, found, more = "0", [], True
+    while more:
+        part = page(admin, "/v1/events", after=after, limit=2)
+        after, more = part["last_id"], part["more"]
+        assert len(part["items"]) <= 2
+        found += [one["experiment_id"] for one in part["items"]]
+    assert found == made
+    assert page(admin, "/v1/events", after=after)["items"] == []
+
+
+def test_a_sweeps(admin: TestClient) -> None:
+    """Its experiments' events, notices of those that run, and that all have ended."""
+    database = database_of(admin)
+    submitted(database)
+    body = {"spec": ppca_spec(), "grid": {"seeds": [[4], [44]]}, "priority": 5, "cache": False}
+    made = admin.post("/v1/sweeps", json=body).json()
+    url = made["urls"]["events"]
+    assert kinds(page(admin, url)) == ["queued", "queued"]
+    first = claim_next(database)
+    recorded(admin, first, point(1), progress(2, 5))
+    then = page(admin, url)
+    assert kinds(then) == ["queued", "queued", "dispatched", "running", "progress", "points"]
+    assert then["items"][-1]["data"] == {"last_seq": 2, "series": None}
+    assert {one["id"] for one in then["items"][-2:]} == {then["last_id"]}
+    finished(admin, first)
+    assert page(admin, url)["ended"] is False
+    finished(admin, claim_next(database))
+    rest = page(admin, url, after=then["last_id"])
+    assert kinds(rest) == ["succeeded", "dispatched", "running", "succeeded"]
+    assert rest["ended"] is True
+    assert page(admin, url, limit=1)["ended"] is False
+    assert page(admin, "/v1/events")["ended"] is False
+
+
+def test_a_sweeps_experiments_that_are_not_shared_are_left_out(admin: TestClient) -> None:
+    theirs = bearer(member(admin)["key"])
+    body = {"spec": ppca_spec(), "grid": {"seeds": [[4], [44]]}, "visibility": "lab"}
+    made = admin.post("/v1/sweeps", json=body).json()
+    mine = page(admin, made["urls"]["events"])["items"]
+    hidden = mine[0]["experiment_id"]
+    admin.patch(f"/v1/experiments/{hidden}", json={"visibility": "private"})
+    found = admin.get(made["urls"]["events"], headers=theirs).json()["items"]
+    assert found == mine[1:]
+    admin.delete(f"/v1/experiments/{mine[1]['experiment_id']}")
+    assert page(admin, made["urls"]["events"])["items"] == mine[:1]
+
+
+def test_an_id_that_is_gone_is_not_given_again(admin: TestClient, place: Settings) -> None:
+    """Of a line of a log that a run takes back, on SQLite too."""
+    database = database_of(admin)
+    claim = claimed(database)
+    recorded(admin, claim, log(1))
+    read = page(admin, "/v1/events")
+    with database.transaction() as session:
+        lease.forget_records(session, claim.experiment_id)
+        lease.release(session, claim)
+    found = page(admin, "/v1/events", after=read["last_id"])
+    assert kinds(found) == ["queued"]
+
+
+def test_a_cancelled_one_ends(admin: TestClient) -> None:
+    database = database_of(admin)
+    experiment_id = submitted(database)
+    with database.transaction() as session:
+        states.request(session, experiment_id, DesiredState.CANCEL)
+    found = page(admin, f"/v1/experiments/{experiment_id}/events")
+    assert (kinds(found), found["ended"]) == (["queued", "cancelled"], True)

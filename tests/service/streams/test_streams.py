@@ -1,0 +1,235 @@
+"""Event streams of a real server: what happens comes, once, to those who may know, to the end."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from service import accounts
+from service.database import Database
+from service.experiments import lease
+from service.experiments.lease import Claim
+from service.experiments.models import Status
+from service.experiments.recording import Batch, record
+from service.settings import Settings
+from service.streams import router
+from service.users import MAY, Role, Scope
+from tests.service.test_users import bearer, place
+from tests.support.attempts import claim_next, claimed, submitted
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import Lab, wait_until
+from tests.support.stored import change
+from tests.support.streams import Told, served, stream
+
+__all__ = ["place"]  # a fixture
+
+MOST = 3
+
+
+@pytest.fixture
+def client(place: Settings) -> Iterator[httpx.Client]:
+    with served(place.model_copy(update={"max_user_streams": MOST})) as client:
+        yield client
+
+
+@pytest.fixture
+def database(place: Settings) -> Database:
+    return Database(place.url)
+
+
+def recorded(database: Database, claim: Claim, *seqs: int) -> None:
+    """Of each a point and the progress so far."""
+    batch = Batch()
+    for seq in seqs:
+        batch.add({"seq": seq, "record": "point", "series": "score", "labels": {}, "x": seq,
+                   "value": -1.0, "std_err": 0.1, "n": 1})  # fmt: skip
+        batch.add({"seq": seq, "record": "progress", "done": seq, "total": 9, "unit": "masks"})
+    with database.transaction() as session:
+        record(session, claim, batch, 60)
+
+
+def finished(database: Database, claim: Claim) -> None:
+    with database.transaction() as session:
+        lease.finish(session, claim, Status.SUCCEEDED)
+
+
+def of_kind(events: Iterator[Told], *kinds: str) -> Iterator[Told]:
+    return (one for one in events if one.kind in kinds)
+
+
+def xs(told: Told) -> Any:
+    return told.data["series"][0]["x"]
+
+
+def test_a_live_curve_by_one_stream(client: httpx.Client, database: Database) -> None:
+    """To its end, cut off and taken up again in the midst."""
+    claim = claimed(database)
+    url = f"/v1/experiments/{claim.experiment_id}/events"
+    with stream(client, url) as events:
+        told = [next(events) for _ in range(3)]
+        assert [one.data["status"] for one in told] == ["queued", "dispatched", "running"]
+        recorded(database, claim, 1, 2)
+        progress, points = next(events), next(events)
+        assert progress.data == {"done": 2, "total": 9, "unit": "masks"}
+        assert (xs(points), points.data["last_seq"]) == ([1, 2], 2)
+    recorded(database, claim, 3)
+    with stream(client, url, headers={"Last-Event-ID": points.id}) as events:
+        recorded(database, claim, 4)
+        found: list[int] = []
+        while found[-1:] != [4]:
+            found += xs(next(of_kind(events, "points")))
+        assert found == [3, 4]
+        recorded(database, claim, 5)
+        finished(database, claim)
+        rest = [*events]  # the server closes
+    assert [one.kind for one in rest][-2:] == ["status", "end"]
+    assert [x for one in of_kind(iter(rest), "points") for x in xs(one)] == [5]
+    assert rest[-2].data["status"] == "succeeded"
+    assert rest[-1].body == {"reason": "ended"}
+    assert rest[-1].id == rest[-2].id
+    pages = client.get(url, params={"after": points.id}).json()["items"]
+    assert pages[-1] == rest[-2].body
+
+
+def test_a_sweep_by_one_stream(client: httpx.Client, database: Database) -> None:
+    body = {"spec": ppca_spec(), "grid": {"seeds": [[4], [44]]}, "cache": False}
+    made = client.post("/v1/sweeps", json=body).json()
+    url = made["urls"]["events"]
+    with stream(client, url, params={"kind": ["status", "points"]}) as events:
+        assert [next(events).data["status"] for _ in range(2)] == ["queued", "queued"]
+        first = claim_next(database)
+        recorded(database, first, 1)
+        points = next(of_kind(events, "points"))
+        assert (points.body["experiment_id"], points.data["last_seq"]) == (first.experiment_id, 1)
+        finished(database, first)
+        last = next(one for one in events if one.data.get("terminal"))
+    second = claim_next(database)
+    with stream(client, url, headers={"Last-Event-ID": last.id}) as events:
+        finished(database, second)
+        told = [*of_kind(events, "status", "end")]
+    assert [one.body["experiment_id"] for one in told[:-1]] == 3 * [second.experiment_id]
+    assert [one.data["status"] for one in told[:-1]] == ["dispatched", "running", "succeeded"]
+    assert told[-1].body == {"reason": "ended"}
+
+
+def test_all_of_ones_own_by_one_stream(client: httpx.Client, database: Database) -> None:
+    before = submitted(database)
+    with stream(client, "/v1/events", params={"after": "now"}) as events:
+        wait_until(lambda: client.get("/v1/events").status_code == 200)
+        claim = claim_next(database)
+        assert [next(events).data["status"] for _ in range(2)] == ["dispatched", "running"]
+        recorded(database, claim, 1)
+        assert [next(events).kind for _ in range(2)] == ["progress", "points"]
+        finished(database, claim)
+        assert next(events).data["status"] == "succeeded"
+        later = client.post("/v1/experiments", json={"spec": ppca_spec(), "cache": False}).json()
+        assert next(events).body["experiment_id"] == later["id"] != before
+
+
+def test_who_may_not_listen_any_more_is_told(client: httpx.Client, database: Database) -> None:
+    """A key that was revoked, what is shared no longer, and what was deleted."""
+    experiment_id = submitted(database, visibility="lab")
+    sweep = client.post(
+        "/v1/sweeps", json={"spec": ppca_spec(), "grid": {"seeds": [[4]]}, "visibility": "lab"}
+    ).json()
+    with database.transaction() as session:
+        user = accounts.add(session, "ann", Role.MEMBER)
+        assert user is not None
+        scopes = MAY[Role.MEMBER]
+        keys = [
+            accounts.add_key(session, user, name=None, scopes=scopes, lasts_s=None)
+            for _ in range(2)
+        ]
+    one = f"/v1/experiments/{experiment_id}/events"
+    with ExitStack() as stack:
+        revoked, withdrawn, of_sweep = (
+            stack.enter_context(stream(client, path, headers=bearer(key)))
+            for path, (_, key) in (("/v1/events", keys[0]), (one, keys[1]),
+                                   (sweep["urls"]["events"], keys[1]))
+        )  # fmt: skip
+        assert next(withdrawn).data["status"] == "queued"
+        assert next(of_sweep).data["status"] == "queued"
+        with database.transaction() as session:
+            accounts.revoke(session, user, keys[0][0].id)
+        assert [told.body for told in revoked] == [{"reason": "refused"}]
+        change(database, experiment_id, visibility="private")
+        assert [told.body for told in withdrawn] == [{"reason": "refused"}]
+        client.patch(sweep["urls"]["self"], json={"visibility": "private"})
+        assert [told.body for told in of_sweep] == [{"reason": "refused"}]
+    with stream(client, one) as events:
+        next(events)
+        client.delete(f"/v1/experiments/{experiment_id}")
+        assert [*events][-1].kind == "end"
+
+
+def test_a_key_that_may_read_no_longer(client: httpx.Client, database: Database) -> None:
+    with database.transaction() as session:
+        user = accounts.add(session, "ann", Role.MEMBER)
+        assert user is not None
+        row, key = accounts.add_key(session, user, name=None, scopes=[*Scope], lasts_s=None)
+        key_id = row.id
+    with stream(client, "/v1/events", headers=bearer(key)) as events:
+        with database.transaction() as session:
+            session.get_one(type(row), key_id).scopes = [Scope.SUBMIT]
+        assert [told.body for told in events] == [{"reason": "refused"}]
+
+
+def test_a_user_has_so_many_streams(client: httpx.Client, database: Database) -> None:
+    with ExitStack() as stack:
+        for _ in range(MOST):
+            stack.enter_context(stream(client, "/v1/events"))
+        refused = client.get("/v1/events", headers={"Accept": "text/event-stream"})
+        assert refused.status_code == 429
+        assert refused.json()["reason"] == "too_many_streams"
+        assert int(refused.headers["Retry-After"]) > 0
+        assert client.get("/v1/events").status_code == 200
+        with database.transaction() as session:
+            user = accounts.add(session, "ann", Role.MEMBER)
+            assert user is not None
+            scopes = MAY[Role.MEMBER]
+            _, key = accounts.add_key(session, user, name=None, scopes=scopes, lasts_s=None)
+        stack.enter_context(stream(client, "/v1/events", headers=bearer(key)))
+    # Who leaves makes room.
+    wait_until(lambda: is_open(client))
+
+
+def is_open(client: httpx.Client) -> bool:
+    headers = {"Accept": "text/event-stream"}
+    with client.stream("GET", "/v1/events", headers=headers) as answer:
+        return answer.status_code == 200
+
+
+def test_what_is_not_there_has_no_stream(client: httpx.Client) -> None:
+    for path in ("/v1/experiments/a/events", "/v1/sweeps/a/events"):
+        refused = client.get(path, headers={"Accept": "text/event-stream"})
+        assert refused.status_code == 404
+        assert refused.headers["content-type"] == "application/problem+json"
+
+
+def test_a_silent_stream_is_pinged(
+    client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router, "PING_S", 0.05)
+    headers = {"Accept": "text/event-stream"}
+    with client.stream("GET", "/v1/events", headers=headers) as answer:
+        lines = answer.iter_lines()
+        assert [next(lines) for _ in range(4)] == [": ping", "", ": ping", ""]
+
+
+def test_a_server_that_stops_ends_its_streams(settings: Settings) -> None:
+    """At SIGTERM: without an `end`, so that who listens comes again."""
+    lab = Lab(settings, settings.store / "log")
+    api = lab.start("api", "api", "--port", str(lab.port))
+    try:
+        with lab.client() as ready:
+            key = settings.key_file.read_text().strip()
+            with httpx.Client(base_url=ready.url, headers=bearer(key), timeout=30) as client:
+                with stream(client, "/v1/events", params={"after": "now"}) as events:
+                    api.send_signal(signal.SIGTERM)
+                    assert [*events] == []
+        assert api.wait(timeout=10) in (0, -signal.SIGTERM)
+    finally:
+        lab.stop()

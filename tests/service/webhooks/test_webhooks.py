@@ -1,0 +1,109 @@
+"""Webhooks by the API: made, listed, deleted; what they may be."""
+
+import base64
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import update
+
+from service.database import Database, now
+from service.experiments import states
+from service.experiments.models import DesiredState
+from service.main import create_app
+from service.settings import Settings
+from service.webhooks.models import Delivery
+from service.webhooks.router import MOST_WEBHOOKS
+from tests.service.test_users import bearer
+from tests.support.attempts import submitted
+
+URL = "https://example.org/ended"
+
+
+def secret(size: int) -> str:
+    return f"whsec_{base64.b64encode(bytes(size)).decode()}"
+
+
+def test_made_listed_and_deleted(api: TestClient) -> None:
+    made = api.post("/v1/webhooks", json={"url": URL, "statuses": ["failed", "failed"]})
+    assert made.status_code == 201, made.text
+    shown = made.json()
+    assert shown.pop("secret").startswith("whsec_")
+    assert shown["statuses"] == ["failed"]
+    assert (shown["pending"], shown["given_up"], shown["last_error"]) == (0, 0, None)
+    given = api.post("/v1/webhooks", json={"url": URL, "secret": secret(24)}).json()
+    assert given.pop("secret") == secret(24)
+    assert given["statuses"] == ["succeeded", "failed", "cancelled"]
+    assert api.get("/v1/webhooks").json() == {"items": [shown, given]}
+    assert api.delete(f"/v1/webhooks/{shown['id']}").status_code == 204
+    assert api.delete(f"/v1/webhooks/{shown['id']}").status_code == 404
+    assert api.get("/v1/webhooks").json() == {"items": [given]}
+
+
+def test_how_it_stands(api: TestClient, database: Database) -> None:
+    api.post("/v1/webhooks", json={"url": URL})
+    made = [submitted(database) for _ in range(4)]
+    with database.transaction() as session:
+        for one in made:
+            states.request(session, one, DesiredState.CANCEL)
+    stands: list[dict[str, Any]] = [
+        {"next_at": None, "delivered_at": now()},
+        {"next_at": None, "given_up_at": now(), "last_error": "gone"},
+        {"last_error": "the answer was 500"},
+    ]
+    with database.transaction() as session:
+        for one, columns in zip(made, stands, strict=False):
+            of_one = update(Delivery).where(Delivery.experiment_id == one)
+            session.execute(of_one.values(**columns))
+    (found,) = api.get("/v1/webhooks").json()["items"]
+    assert (found["pending"], found["given_up"]) == (2, 1)
+    assert found["last_delivered_at"] is not None
+    assert found["last_error"] == "the answer was 500"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("url", "http://example.org/", "begins with https"),
+        ("url", "ftp://example.org/", "begins with https"),
+        ("url", "https://", "not a URL"),
+        ("url", "mailto:ann@example.org", "with a host"),
+        ("url", "example.org", "not a URL"),
+        ("url", "https://ann:pass@example.org/", "without a name"),
+        ("url", "https://example.org/#a", "a fragment"),
+        ("url", "https://[", "not a URL"),
+        ("url", "https://example.org:99999999/", "not a URL"),
+        ("url", "https://127.0.0.1/", "not a public address"),
+        ("url", "https://[::1]/", "not a public address"),
+        ("url", "https://0x7f.1/", "not a public address"),
+        ("url", "https://" + "x" * 2000, "2000"),
+        ("secret", "abc", "whsec_"),
+        ("secret", "whsec_???", "whsec_"),
+        ("secret", "whsec_ä", "whsec_"),
+        ("secret", secret(23), "24 to 64 bytes"),
+        ("secret", secret(65), "24 to 64 bytes"),
+        ("statuses", [], "at least 1"),
+        ("statuses", ["running"], "'succeeded', 'failed' or 'cancelled'"),
+    ],
+)
+def test_what_is_refused(api: TestClient, field: str, value: Any, words: str) -> None:
+    answer = api.post("/v1/webhooks", json={"url": URL, field: value})
+    assert answer.status_code == 422, answer.text
+    (error,) = answer.json()["errors"]
+    assert error["pointer"].startswith(f"/{field}")
+    assert words in error["detail"]
+
+
+def test_an_administrator_may_allow_others(settings: Settings) -> None:
+    allowing = settings.model_copy(update={"webhooks_by_http": True, "webhooks_to_private": True})
+    headers = bearer(settings.key_file.read_text().strip())
+    with TestClient(create_app(allowing), headers=headers) as api:
+        for url in ("http://example.org/", "http://127.0.0.1:8000/"):
+            assert api.post("/v1/webhooks", json={"url": url}).status_code == 201
+        assert api.post("/v1/webhooks", json={"url": "ftp://example.org/"}).status_code == 422
+
+
+def test_a_user_has_so_many(api: TestClient) -> None:
+    answers = [api.post("/v1/webhooks", json={"url": URL}) for _ in range(MOST_WEBHOOKS + 1)]
+    assert [one.status_code for one in answers] == [201] * MOST_WEBHOOKS + [409]
+    assert answers[-1].json()["reason"] == "limit_reached"

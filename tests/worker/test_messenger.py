@@ -1,0 +1,283 @@
+"""Webhooks: each end is told at least once, signed, until it is taken or given up."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+from standardwebhooks import Webhook as Verifier
+from uuid6 import uuid7
+
+from service.database import Database, now
+from service.experiments import holds, keeping, lease, states
+from service.experiments.lease import FailureCause
+from service.experiments.models import Attempt, DesiredState, Status
+from service.settings import Settings
+from service.users import User
+from service.webhooks import store
+from service.webhooks.models import Delivery, Webhook
+from service.webhooks.sending import new_secret
+from tests.support.attempts import claimed, submitted
+from tests.support.receivers import Receiver, receiving
+from tests.support.stored import change
+from worker.messenger import Messenger
+
+SECRET = new_secret()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as made:
+        yield made
+
+
+@pytest.fixture
+def messenger(either: Database, settings: Settings) -> Messenger:
+    allowing = settings.model_copy(update={"webhooks_to_private": True})
+    return Messenger(either, allowing)
+
+
+def webhook(database: Database, url: str, statuses: str = "succeeded,failed,cancelled") -> str:
+    with database.transaction() as session:
+        made = Webhook(id=uuid7().hex, owner_id=1, url=url, secret=SECRET, statuses=statuses)
+        session.add(made)
+        return made.id
+
+
+def ended(database: Database, status: Status = Status.SUCCEEDED) -> str:
+    claim = claimed(database)
+    cause = FailureCause("error", "it broke") if status == Status.FAILED else None
+    with database.transaction() as session:
+        lease.finish(session, claim, status, cause)
+    return claim.experiment_id
+
+
+def cancelled(database: Database, experiment_id: str) -> None:
+    with database.transaction() as session:
+        states.request(session, experiment_id, DesiredState.CANCEL)
+
+
+def experiments(receiver: Receiver) -> list[str]:
+    return [verified(*one)["data"]["experiment_id"] for one in receiver.told]
+
+
+def verified(headers: dict[str, str], body: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = Verifier(SECRET).verify(body, headers)
+    return found
+
+
+def deliveries(database: Database) -> list[Delivery]:
+    with database.snapshot() as session:
+        return [*session.scalars(select(Delivery).order_by(Delivery.experiment_id))]
+
+
+def make_due(database: Database) -> None:
+    with database.transaction() as session:
+        due = update(Delivery).where(Delivery.next_at.is_not(None))
+        session.execute(due.values(next_at=now() - 1))
+
+
+def test_an_end_is_told_signed_once(
+    either: Database, messenger: Messenger, receiver: Receiver
+) -> None:
+    before = ended(either)
+    hook = webhook(either, receiver.url)
+    experiment_id = ended(either)
+    assert messenger.tell() == 1
+    assert messenger.tell() == 0
+    ((headers, body),) = receiver.told
+    assert headers["webhook-id"] == f"msg_{hook}_{experiment_id}"
+    assert headers["Content-Type"] == "application/json"
+    assert headers["Host"] == f"127.0.0.1:{receiver.port}"
+    told = verified(headers, body)
+    assert told["type"] == "experiment.succeeded"
+    assert told["data"] == {
+        "experiment_id": experiment_id,
+        "status": "succeeded",
+        "url": f"/v1/experiments/{experiment_id}",
+    }
+    assert before not in body.decode()
+    (delivery,) = deliveries(either)
+    assert delivery.delivered_at is not None
+    assert (delivery.next_at, delivery.last_error) == (None, None)
+
+
+def test_ends_of_all_kinds(either: Database, messenger: Messenger, receiver: Receiver) -> None:
+    """By its attempt, by its owner, with its sweep, and after what failed."""
+    webhook(either, receiver.url)
+    failing = claimed(either)
+    chained = submitted(either)
+    with either.transaction() as session:
+        holds.wait_for(session, {chained: [failing.experiment_id]})
+    with either.transaction() as session:
+        lease.finish(session, failing, Status.FAILED, FailureCause("error", "it broke"))
+    waiting = submitted(either)
+    cancelled(either, waiting)
+    while messenger.tell():
+        pass
+    assert sorted(experiments(receiver)) == sorted([failing.experiment_id, chained, waiting])
+
+
+def test_only_the_ends_that_are_wanted_of_ones_own(
+    either: Database, messenger: Messenger, receiver: Receiver
+) -> None:
+    webhook(either, receiver.url, "failed")
+    ended(either)
+    failed = ended(either, Status.FAILED)
+    theirs = submitted(either)
+    with either.transaction() as session:
+        session.add(User(name="ann"))
+        session.flush()
+        ann = session.scalar(select(User.id).where(User.name == "ann"))
+    change(either, theirs, owner_id=ann)
+    cancelled(either, theirs)
+    while messenger.tell():
+        pass
+    assert experiments(receiver) == [failed]
+
+
+def test_what_is_rolled_back_is_not_told(either: Database, receiver: Receiver) -> None:
+    webhook(either, receiver.url)
+    claim = claimed(either)
+
+    def fail() -> None:
+        with either.transaction() as session:
+            lease.finish(session, claim, Status.SUCCEEDED)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert deliveries(either) == []
+
+
+@pytest.mark.parametrize("status", [500, 404, 302])
+def test_what_is_not_taken_is_tried_again(
+    either: Database, messenger: Messenger, receiver: Receiver, status: int
+) -> None:
+    receiver.statuses = [status, 204]
+    webhook(either, receiver.url)
+    experiment_id = ended(either)
+    assert messenger.tell() == 1
+    (delivery,) = deliveries(either)
+    assert delivery.last_error == f"the answer was {status}; it must be 2xx"
+    assert messenger.tell() == 0  # not yet
+    make_due(either)
+    assert messenger.tell() == 1
+    assert experiments(receiver) == [experiment_id] * 2
+    first, second = (headers["webhook-id"] for headers, _ in receiver.told)
+    assert first == second
+    (delivery,) = deliveries(either)
+    assert (delivery.last_error, delivery.next_at) == (None, None)
+
+
+def test_it_is_given_up_in_the_end(
+    either: Database, messenger: Messenger, receiver: Receiver
+) -> None:
+    receiver.statuses = [503]
+    webhook(either, receiver.url)
+    ended(either)
+    pauses = []
+    for _ in range(len(store.RETRIES_S) + 1):
+        make_due(either)
+        assert messenger.tell() == 1
+        with either.snapshot() as session:
+            left = session.scalar(select(Delivery.next_at - now()))
+        pauses.append(None if left is None else round(left, -1))
+    assert pauses == [*(pytest.approx(one, abs=10) for one in store.RETRIES_S), None]
+    make_due(either)
+    assert messenger.tell() == 0
+    (delivery,) = deliveries(either)
+    assert delivery.given_up_at is not None
+    assert delivery.last_error == "the answer was 503; it must be 2xx"
+
+
+def test_two_do_not_send_the_same(either: Database, receiver: Receiver) -> None:
+    webhook(either, receiver.url)
+    ended(either)
+    with either.transaction() as session:
+        (mine,) = store.claim(session)
+    with either.transaction() as session:
+        assert store.claim(session) == []
+    # Whoever has it dies, and another takes it: what the first says later changes nothing.
+    make_due(either)
+    with either.transaction() as session:
+        (theirs,) = store.claim(session)
+    with either.transaction() as session:
+        store.settle(session, mine, "too late")
+    (delivery,) = deliveries(either)
+    assert delivery.last_error is None
+    with either.transaction() as session:
+        store.settle(session, theirs, None)
+    assert deliveries(either)[0].delivered_at is not None
+
+
+def test_one_that_does_not_answer_keeps_no_other_waiting(
+    either: Database, messenger: Messenger, receiver: Receiver
+) -> None:
+    dead = webhook(either, "http://127.0.0.1:9/")
+    webhook(either, receiver.url)
+    made = [ended(either) for _ in range(3)]
+    assert [messenger.tell() for _ in range(3)] == [2, 2, 2]
+    assert experiments(receiver) == made
+    assert [one.attempts for one in deliveries(either) if one.webhook_id == dead] == [1, 1, 1]
+
+
+def test_what_goes_with_what(either: Database, messenger: Messenger, receiver: Receiver) -> None:
+    """Deliveries go with their experiment, with their webhook, and after a week."""
+    hook = webhook(either, receiver.url)
+    gone, old = ended(either), ended(either)
+    while messenger.tell():
+        pass
+    with either.transaction() as session:
+        session.execute(update(Delivery).values(delivered_at=now() - store.KEPT_S - 1))
+        session.execute(
+            update(Delivery).where(Delivery.experiment_id == gone).values(delivered_at=now())
+        )
+        store.forget(session)
+    assert [one.experiment_id for one in deliveries(either)] == [gone]
+    assert old not in gone
+    with either.transaction() as session:
+        keeping.remove_ended(session, [gone])
+        session.execute(update(Attempt).values(folded=True))
+        assert keeping.purge(session, gone)
+        assert session.scalar(select(func.count()).select_from(Delivery)) == 0
+    ended(either)
+    with either.transaction() as session:
+        found = store.find(session, hook, 1)
+        assert found is not None
+        store.remove(session, found)
+    assert deliveries(either) == []
+
+
+def test_what_was_to_be_told_by_a_webhook_that_is_gone(
+    either: Database, messenger: Messenger
+) -> None:
+    """Its experiment ended while it was deleted: nothing is sent, and it is forgotten."""
+    hook = webhook(either, "http://127.0.0.1:9/")
+    ended(either)
+    with either.transaction() as session:
+        session.delete(session.get_one(Webhook, hook))
+    assert messenger.tell() == 0
+    assert len(deliveries(either)) == 1
+    with either.transaction() as session:
+        store.forget(session)
+    assert deliveries(either) == []
+
+
+def test_an_address_that_cannot_be_understood_ends_nothing(
+    either: Database, messenger: Messenger, receiver: Receiver
+) -> None:
+    webhook(either, "http://[")
+    webhook(either, receiver.url)
+    experiment_id = ended(either)
+    assert messenger.tell() == 2
+    assert experiments(receiver) == [experiment_id]
+    assert len([one for one in deliveries(either) if one.last_error]) == 1
+
+
+def test_a_disabled_users_are_not_told(either: Database, receiver: Receiver) -> None:
+    webhook(either, receiver.url)
+    with either.transaction() as session:
+        session.execute(update(User).values(disabled_at=now()))
+    ended(either)
+    assert deliveries(either) == []
