@@ -54,9 +54,7 @@ class MadeCode(NamedTuple):
 
 
 def new_code(session: Session, key_id: str) -> MadeCode:
-    """A code for the holder of a key. What has expired goes."""
-    for table in (SignInCode, SignIn):
-        session.execute(delete(table).where(table.expires_at <= now()))
+    """A code for the holder of a key."""
     code = secrets.token_urlsafe(32)
     row = SignInCode(sha256=digest(code), key_id=key_id, expires_at=now() + CODE_LASTS_S)
     session.add(row)
@@ -77,7 +75,9 @@ def take_code(session: Session, code: str) -> str:
 
 
 def begin(session: Session, key_id: str) -> str:
-    """Sign a browser in; gives its cookie."""
+    """Sign a browser in; gives its cookie. What has expired goes."""
+    for table in (SignInCode, SignIn):
+        session.execute(delete(table).where(table.expires_at <= now()))
     sign_in_id, secret = secrets.token_hex(8), secrets.token_hex(32)
     session.add(
         SignIn(

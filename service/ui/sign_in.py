@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from service import sign_ins
+from service import audit, sign_ins
 from service.bodies import StrictRoute
 from service.database import Database
 from service.dependencies import UserDep, WriterDep, unauthorized
@@ -58,6 +58,7 @@ def sign_in(body: SignInWith, database: WriterDep, request: Request, response: R
             else:
                 assert body.key is not None
                 key_id = caller_of_key(session, body.key)[0].key_id
+            sign_ins.end(session, request.cookies.get(COOKIE, ""))
             cookie = sign_ins.begin(session, key_id)
     except KeyRefused as refused:
         raise unauthorized(str(refused)) from None
@@ -89,6 +90,7 @@ def make_code(database: WriterDep, user: UserDep) -> SignInCodeOut:
     """A code that signs one browser in with the caller's key, once, within ten minutes."""
     with database.transaction() as session:
         made = sign_ins.new_code(session, user.key_id)
+        audit.note(session, user, "sign_in_code.made", user.key_id)
     expires_at = moment(made.expires_at)
     assert expires_at is not None
     return SignInCodeOut(code=made.code, path=f"{SIGN_IN_PAGE}#{made.code}", expires_at=expires_at)

@@ -14,7 +14,7 @@ from service.database import Database
 from service.keys import digest
 from service.main import create_app
 from service.settings import Settings
-from service.sign_ins import COOKIE, SignIn, SignInCode, end, renew
+from service.sign_ins import COOKIE, SignIn, SignInCode, end, new_code, renew
 from service.users import MAY, ApiKey, Role, Scope
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
@@ -209,6 +209,36 @@ def test_each_sign_in_has_a_cookie_of_its_own(browser: TestClient, key: str) -> 
         sign_in(browser, key=key)
         cookies.add(browser.cookies[COOKIE])
     assert len({cookie.partition(".")[0] for cookie in cookies}) == 2
+
+
+def test_a_second_sign_in_ends_the_first(browser: TestClient, key: str) -> None:
+    sign_in(browser, key=key)
+    first = browser.cookies[COOKIE]
+    sign_in(browser, key=key)
+    assert browser.get("/v1/me").status_code == 200
+    browser.cookies.clear()
+    browser.cookies.set(COOKIE, first)
+    assert browser.get("/v1/me").status_code == 401
+
+
+def test_what_has_expired_goes(browser: TestClient, key: str, database: Database) -> None:
+    sign_in(browser, key=key)
+    browser.cookies.clear()
+    with database.transaction() as session:
+        new_code(session, key.split("_")[1])
+        session.execute(update(SignIn).values(expires_at=1.0))
+        session.execute(update(SignInCode).values(expires_at=1.0))
+    sign_in(browser, key=key)
+    with database.snapshot() as session:
+        assert [*session.scalars(select(SignInCode))] == []
+        assert len([*session.scalars(select(SignIn))]) == 1
+
+
+def test_the_audit_has_who_made_a_code(api: TestClient) -> None:
+    api.post("/v1/sign-in-codes")
+    entry = api.get("/v1/audit").json()["items"][0]
+    assert (entry["actor"], entry["action"]) == ("local", "sign_in_code.made")
+    assert entry["object_id"] == entry["key_id"] == api.get("/v1/me").json()["key_id"]
 
 
 def aged(database: Database, seconds: float) -> None:
