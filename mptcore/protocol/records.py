@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
@@ -124,6 +124,32 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class Environment:
+    """What the run is computed with: said when it has begun and again, whole, whenever it has read
+    more of what its spec names. Like memory it has no place in the run's sequence."""
+
+    kind: ClassVar = "environment"
+    core: str
+    """The beginning of a digest of mptcore's sources and of the versions that results depend upon.
+    """
+    packages: Mapping[str, str]
+    """Their versions; Python's too."""
+    platform: str
+    cpu: str
+    cpu_capability: str
+    """The vector instructions that torch uses: sums of others differ in the last digits."""
+    threads: int
+    gpu: str | None
+    """The GPU that it is computed on; None on a CPU."""
+    gpu_driver: str | None
+    cuda: str | None
+    precision: str
+    seeds: Sequence[int]
+    inputs: Mapping[str, str]
+    """The SHA-256 of what was read, by where it lies."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """The last record of a run that failed: its cause and, where known, its cure."""
 
@@ -142,6 +168,7 @@ Record = (
     | Restart
     | Ready
     | DeviceMemory
+    | Environment
     | Failure
 )
 

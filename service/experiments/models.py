@@ -244,6 +244,10 @@ class Attempt(Base):
     """By the spec alone: its family learns from how the peak compares with it."""
     peak_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """The most that it took: of main memory on a CPU, of the device's on a GPU."""
+    environment: Mapped[dict[str, Any] | None] = mapped_column(
+        JSON(none_as_null=True), deferred=True
+    )
+    """What it is computed with, as its runner says; null before it does."""
 
 
 class Usage(Base):

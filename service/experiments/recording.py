@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from service.database import insert_new
 from service.experiments.lease import Claim, checkpoints, forget_records, heartbeat
 from service.experiments.models import (
     Artifact,
+    Attempt,
     Block,
     Checkpoint,
     DesiredState,
@@ -43,9 +44,11 @@ class Batch:
     checkpoint: dict[str, Any] | None = None
     """Closes the batch, so that no block reaches over it."""
     progress: dict[str, Any] | None = None
+    environment: dict[str, Any] | None = None
+    """What the attempt is computed with, by the latest word."""
     last_seq: int = 0
     size: int = 0
-    """How many records it holds; a checkpoint counts for one."""
+    """How many records it holds; a checkpoint and an environment count for one each."""
 
     def add(self, record: dict[str, Any]) -> None:
         match record["record"]:
@@ -62,9 +65,11 @@ class Batch:
                 self.progress = record
             case "checkpoint":
                 self.checkpoint = record
+            case "environment":
+                self.environment = {k: v for k, v in record.items() if k not in ("seq", "record")}
             case "restart":
                 self.restarts = True
-        self.last_seq = record["seq"] or self.last_seq  # a checkpoint has none of its own
+        self.last_seq = record["seq"] or self.last_seq  # some have none of their own
         self.size += 1
 
 
@@ -77,6 +82,8 @@ def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Desi
     desired = heartbeat(session, claim, lease_s, **columns)
     if batch.restarts:
         forget_records(session, claim.experiment_id)
+    if batch.environment is not None:
+        _keep_environment(session, claim, batch.environment)
     _insert_points(session, claim.experiment_id, batch)
     insert_new(session, Metric, [_metric_row(claim.experiment_id, m) for m in batch.metrics])
     insert_new(session, Artifact, [_artifact_row(claim, a) for a in batch.artifacts])
@@ -85,6 +92,11 @@ def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Desi
         _forget_older_checkpoints(session, claim.experiment_id)
     insert_new(session, Event, _log_rows(session, claim.experiment_id, batch.logs))
     return desired
+
+
+def _keep_environment(session: Session, claim: Claim, environment: dict[str, Any]) -> None:
+    attempt = (Attempt.experiment_id == claim.experiment_id) & (Attempt.attempt == claim.attempt)
+    session.execute(update(Attempt).where(attempt).values(environment=environment))
 
 
 KEPT_CHECKPOINTS = 2

@@ -41,7 +41,13 @@ from service.experiments.schemas import (
     Submission,
     Validation,
 )
-from service.experiments.views import as_json, experiment_out, metric_out, summary_out
+from service.experiments.views import (
+    as_json,
+    attempt_out,
+    experiment_out,
+    metric_out,
+    summary_out,
+)
 from service.pages import Limit, LongCursor
 from service.permission import check_whose
 from service.settings import Settings
@@ -170,13 +176,16 @@ def get_experiment(
     user: Reader,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """One experiment, where it stands, and its metrics so far."""
+    """One experiment, where it stands, its metrics so far, and what it is computed with."""
     with database.snapshot() as session:
         experiment = find(session, user, experiment_id)
         answer = _out(session, experiment, settings, user)
         found = store.metrics(session, experiment_id) if experiment.last_seq else []
-    metrics = [metric_out(m) for m in found]
-    whole = ExperimentWithMetrics.model_construct(**dict(answer), metrics=metrics)
+        begun = store.attempts(session, experiment_id) if experiment.attempt else []
+    metrics, attempts = map(metric_out, found), map(attempt_out, begun)
+    whole = ExperimentWithMetrics.model_construct(
+        **dict(answer), metrics=[*metrics], attempts=[*attempts]
+    )
     return by_content(as_json(whole), if_none_match)
 
 

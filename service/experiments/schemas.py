@@ -230,8 +230,39 @@ class ExperimentOut(ExperimentSummary):
     """In the answer to a submission that this experiment, of before, answers for: its id."""
 
 
+class EnvironmentOut(BaseModel):
+    """What an attempt is computed with. `gpu`, `gpu_driver` and `cuda` are null on a CPU."""
+
+    core: str
+    packages: dict[str, str]
+    platform: str
+    cpu: str
+    cpu_capability: str
+    threads: int
+    gpu: str | None
+    gpu_driver: str | None
+    cuda: str | None
+    precision: str
+    seeds: list[int]
+    inputs: dict[str, str]
+
+
+class AttemptOut(BaseModel):
+    """One try at an experiment. A later one goes on from the checkpoint that the one before left."""
+
+    attempt: int
+    worker: str
+    started_at: datetime
+    ended_at: datetime | None
+    environment: EnvironmentOut | None
+    """Null before its runner has said, and of what ran before this was kept."""
+
+
 class ExperimentWithMetrics(ExperimentOut):
+    """With its metrics, and with what each of its attempts was computed with."""
+
     metrics: list[MetricOut]
+    attempts: list[AttemptOut]
 
 
 class ExperimentPage(BaseModel):

@@ -7,13 +7,21 @@ from typing import Any
 
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session, defer, joinedload
+from sqlalchemy.orm import Session, defer, joinedload, undefer
 from uuid6 import uuid7
 
 from service import audit
 from service.experiments import holds
 from service.experiments.memory import Memory
-from service.experiments.models import UNFINISHED, Artifact, Experiment, Held, Metric, Status
+from service.experiments.models import (
+    UNFINISHED,
+    Artifact,
+    Attempt,
+    Experiment,
+    Held,
+    Metric,
+    Status,
+)
 from service.experiments.schemas import Submission
 from service.experiments.shares import MOST_PRIORITY
 from service.experiments.states import note_status
@@ -31,6 +39,12 @@ _BY_ID = (
 _OWN = _BY_ID.where(Experiment.owner_id == bindparam("owner_id"))
 _READABLE = _BY_ID.where(readable(Experiment))
 _METRICS = select(Metric).where(Metric.experiment_id == bindparam("id")).order_by(Metric.seq)
+_ATTEMPTS = (
+    select(Attempt)
+    .where(Attempt.experiment_id == bindparam("id"))
+    .order_by(Attempt.attempt)
+    .options(undefer(Attempt.environment))
+)
 """Made once: to make a statement costs as much as to execute it."""
 
 
@@ -309,6 +323,11 @@ def readable_ones(
 def metrics(session: Session, experiment_id: str) -> Sequence[Metric]:
     """An experiment's metrics, in the order they were found."""
     return session.scalars(_METRICS, {"id": experiment_id}).all()
+
+
+def attempts(session: Session, experiment_id: str) -> Sequence[Attempt]:
+    """An experiment's attempts with what they were computed with, the first first."""
+    return session.scalars(_ATTEMPTS, {"id": experiment_id}).all()
 
 
 def artifacts(session: Session, experiment_id: str) -> Sequence[Artifact]:

@@ -7,9 +7,11 @@ from fastapi import Response
 from pydantic import BaseModel
 
 from service.experiments import states
-from service.experiments.models import Artifact, Experiment, Metric, Status
+from service.experiments.models import Artifact, Attempt, Experiment, Metric, Status
 from service.experiments.schemas import (
     ArtifactOut,
+    AttemptOut,
+    EnvironmentOut,
     ExperimentOut,
     ExperimentSummary,
     FailureOut,
@@ -84,6 +86,19 @@ def metric_out(metric: Metric) -> MetricOut:
         value=metric.value,
         std_err=metric.std_err,
         reason=metric.reason,
+    )
+
+
+def attempt_out(attempt: Attempt) -> AttemptOut:
+    found = attempt.environment
+    started_at = moment(attempt.started_at)
+    assert started_at is not None
+    return AttemptOut(
+        attempt=attempt.attempt,
+        worker=attempt.worker,
+        started_at=started_at,
+        ended_at=moment(attempt.ended_at),
+        environment=None if found is None else EnvironmentOut(**found),
     )
 
 

@@ -9,8 +9,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
 from mptcore.specs import validate_spec
+from mptcore.protocol.code import core_digest
 from service.experiments import cache, lease
-from service.experiments.cache import core_digest, fingerprint
+from service.experiments.cache import fingerprint
 from service.experiments.inputs import Inputs
 from service.experiments.lease import FailureCause
 from service.experiments.models import Experiment, Status

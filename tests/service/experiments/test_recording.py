@@ -11,6 +11,7 @@ from service.experiments import lease, recording
 from service.experiments.lease import Claim
 from service.experiments.models import (
     Artifact,
+    Attempt,
     Block,
     Checkpoint,
     DesiredState,
@@ -19,7 +20,7 @@ from service.experiments.models import (
     Series,
 )
 from service.experiments.recording import Batch, canonical, record
-from tests.support.attempts import claimed
+from tests.support.attempts import claim_next, claimed
 from tests.support.stored import change, row
 
 
@@ -237,3 +238,20 @@ def test_records_that_come_again_replace_those_that_were_kept(
     write(database, claim, {"seq": None, "record": "restart"}, point(1))
     assert row(database, claim.experiment_id).last_seq == 1
     assert len(rows(database, Block)) == 1
+
+
+def environment(**parts: Any) -> dict[str, Any]:
+    return {"seq": None, "record": "environment", "threads": 2, "inputs": {}} | parts
+
+
+def test_each_attempt_keeps_what_it_was_computed_with(database: Database) -> None:
+    claim = claimed(database)
+    write(database, claim, log(1), environment())
+    write(database, claim, environment(inputs={"a": "d"}))  # the latest word
+    assert row(database, claim.experiment_id).last_seq == 1  # it has no number of its own
+    with database.transaction() as session:
+        lease.release(session, claim)
+    again = claim_next(database)
+    write(database, again, environment(threads=3))
+    found = {one["attempt"]: one["environment"] for one in rows(database, Attempt)}
+    assert found == {1: {"threads": 2, "inputs": {"a": "d"}}, 2: {"threads": 3, "inputs": {}}}
