@@ -115,6 +115,7 @@ OF_ANSWERS = {
     "artifacts": "where its files are",
     "at": "when it was done",
     "attempt": "how many times it was begun",
+    "bundle": "where all of it is as a zip, once it has ended",
     "busy": "whether a run has its slot",
     "bytes": "the size of the file",
     "cache": "whether an experiment that computed the same before may answer for it",

@@ -182,11 +182,14 @@ class RunError(Exception):
 
 
 def encode(seq: int | None, record: Record) -> str:
-    """A record as one line of JSON, without the newline."""
+    """A record as one line of JSON, without the newline: equal records give equal lines."""
     line: dict[str, Any] = {"seq": seq, "record": record.kind}
     for name in (f.name for f in fields(record)):
         line[name] = getattr(record, name)
+    if isinstance(record, Point):
+        line["x"] = int(record.x) if float(record.x).is_integer() else record.x
     if isinstance(record, Point | Metric):
+        line["labels"] = dict(sorted(record.labels.items()))
         _null_what_is_not_finite(line)
     return json.dumps(line, allow_nan=False)
 
@@ -194,7 +197,10 @@ def encode(seq: int | None, record: Record) -> str:
 def _null_what_is_not_finite(line: dict[str, Any]) -> None:
     for name in ("value", "std_err"):
         number = line[name]
-        if number is not None and not math.isfinite(number):
+        if number is None:
+            continue
+        line[name] = float(number)
+        if not math.isfinite(number):
             line[name] = None
             line["reason"] = line["reason"] or f"{name} is {number}"
     if line["reason"] is None:

@@ -1,18 +1,20 @@
-"""The routes of what came out beside curves: files and metrics."""
+"""The routes of what came out beside curves: files, metrics, and all together."""
 
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, StreamingResponse
 
 from service.bodies import StrictRoute
 from service.dependencies import DatabaseDep, Reader, SettingsDep
 from service.errors import ApiError
 from service.experiments import store
 from service.experiments.artifacts import whole_file
+from service.experiments.bundle import bundle, zipped
 from service.experiments.finding import ExperimentId, find
 from service.experiments.schemas import ArtifactList, MetricList
+from service.experiments.states import is_terminal
 from service.experiments.views import artifact_out, as_json, metric_out
 from service.validators import NOT_MODIFIED, IfNoneMatch, by_content
 
@@ -65,3 +67,25 @@ def get_metrics(
         found = store.metrics(session, experiment_id)
     answer = MetricList(items=[metric_out(metric) for metric in found])
     return by_content(as_json(answer), if_none_match)
+
+
+@router.get(
+    "/{experiment_id}/bundle",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/zip": {}}, "description": "The zip"}},
+)
+def get_bundle(
+    experiment_id: ExperimentId, database: DatabaseDep, settings: SettingsDep, user: Reader
+) -> StreamingResponse:
+    """An experiment that has ended as a zip: its spec, records, curves, metrics and files, what it
+    was computed with, and a README with the command that computes it again. One that has not ended
+    is 409."""
+    with database.snapshot() as session:
+        experiment = find(session, user, experiment_id)
+        if not is_terminal(experiment.status):
+            detail = f"a bundle is of what has ended, and the experiment is {experiment.status}"
+            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
+        made = bundle(session, settings, experiment)
+    name = f"experiment-{experiment_id}.zip"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(zipped(database, made), media_type="application/zip", headers=headers)

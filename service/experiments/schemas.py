@@ -180,6 +180,7 @@ class Urls(BaseModel):
     curves: str
     metrics: str
     artifacts: str
+    bundle: str
     cancel: str
 
 
@@ -248,7 +249,7 @@ class EnvironmentOut(BaseModel):
 
 
 class AttemptOut(BaseModel):
-    """One try at an experiment. A later one goes on from the checkpoint that the one before left."""
+    """One try at an experiment; a later one goes on from where the one before was saved."""
 
     attempt: int
     worker: str

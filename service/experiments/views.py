@@ -74,6 +74,7 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
             curves=f"{path}/curves",
             metrics=f"{path}/metrics",
             artifacts=f"{path}/artifacts",
+            bundle=f"{path}/bundle",
             cancel=f"{path}:cancel",
         ),
     )
