@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 SeriesName = Literal[
@@ -58,14 +58,26 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a run that counts in a unit of its own."""
+
+    name: Literal["training"]
+    done: int
+    total: int
+    unit: Literal["epochs", "steps"]
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the run is. Emitted at fixed points of the work, never by the clock, so that every
-    run of a spec gives the same records."""
+    """How far the whole run is, over its seeds and objectives, and within its present stage.
+    Emitted at fixed points of the work, never by the clock, so that every run of a spec gives the
+    same records."""
 
     kind: ClassVar = "progress"
     done: int
     total: int
     unit: str
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +203,11 @@ def encode(seq: int | None, record: Record) -> str:
     if isinstance(record, Point | Metric):
         line["labels"] = dict(sorted(record.labels.items()))
         _null_what_is_not_finite(line)
+    if isinstance(record, Progress):
+        if record.stage is None:
+            del line["stage"]
+        else:
+            line["stage"] = asdict(record.stage)
     return json.dumps(line, allow_nan=False)
 
 

@@ -189,6 +189,11 @@ class Experiment(Owned, Base):
     progress_done: Mapped[int | None] = mapped_column(BigInteger)
     progress_total: Mapped[int | None] = mapped_column(BigInteger)
     progress_unit: Mapped[str | None] = mapped_column(String(32))
+    progress_stage: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    progress_at: Mapped[float | None]
+    progress_eta_s: Mapped[float | None]
+    """From `progress_at` to the end, about."""
+    progress_eta_std_err_s: Mapped[float | None]
     failure_kind: Mapped[str | None] = mapped_column(String(16))
     failure_message: Mapped[str | None] = mapped_column(Text)
 

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from service.database import insert_new
+from service.database import insert_new, now
 from service.experiments.lease import Claim, checkpoints, forget_records, heartbeat
 from service.experiments.models import (
     Artifact,
@@ -31,6 +31,13 @@ def canonical(labels: dict[str, Any]) -> str:
     return json.dumps(labels, sort_keys=True, separators=(",", ":"))
 
 
+class Eta(NamedTuple):
+    """In how many seconds a run will be done, about, and the standard error of that."""
+
+    mean_s: float
+    std_err_s: float
+
+
 @dataclass
 class Batch:
     """Records as the runner wrote them, sorted by what becomes of them."""
@@ -44,6 +51,8 @@ class Batch:
     checkpoint: dict[str, Any] | None = None
     """Closes the batch, so that no block reaches over it."""
     progress: dict[str, Any] | None = None
+    eta: Eta | None = None
+    """At that progress."""
     environment: dict[str, Any] | None = None
     """What the attempt is computed with, by the latest word."""
     last_seq: int = 0
@@ -79,6 +88,12 @@ def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Desi
     columns: dict[str, object] = {"last_seq": batch.last_seq} if moved else {}
     if batch.progress is not None:
         columns |= {f"progress_{key}": batch.progress[key] for key in ("done", "total", "unit")}
+        columns |= {
+            "progress_stage": batch.progress.get("stage"),
+            "progress_at": now(),
+            "progress_eta_s": batch.eta and batch.eta.mean_s,
+            "progress_eta_std_err_s": batch.eta and batch.eta.std_err_s,
+        }
     desired = heartbeat(session, claim, lease_s, **columns)
     if batch.restarts:
         forget_records(session, claim.experiment_id)

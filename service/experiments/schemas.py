@@ -83,10 +83,27 @@ class Validation(BaseModel):
     """Why it would wait."""
 
 
-class Progress(BaseModel):
+class StageOut(BaseModel):
+    """A part of a run that counts in a unit of its own."""
+
+    name: str
     done: int
     total: int
     unit: str
+
+
+class Progress(BaseModel):
+    """How far the whole run is, over its seeds and objectives; where a target is set, towards the
+    masks that it is expected to take. While it runs, `eta_s` counts from `at`."""
+
+    done: int
+    total: int
+    unit: str
+    stage: StageOut | None = None
+    at: datetime | None = None
+    eta_s: float | None = None
+    eta_std_err_s: float | None = None
+    estimated_end: datetime | None = None
 
 
 class QueuePlace(BaseModel):

@@ -18,6 +18,7 @@ from service.experiments.schemas import (
     MetricOut,
     Progress,
     QueuePlace,
+    StageOut,
     Urls,
     moment,
 )
@@ -32,13 +33,6 @@ def experiment_out(experiment: Experiment, place: QueuePlace | None) -> Experime
 
 def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentSummary:
     """The same without the spec."""
-    progress = None
-    if experiment.progress_total is not None:
-        progress = Progress(
-            done=experiment.progress_done or 0,
-            total=experiment.progress_total,
-            unit=experiment.progress_unit or "",
-        )
     failure = None
     if experiment.failure_kind is not None:
         failure = FailureOut(kind=experiment.failure_kind, message=experiment.failure_message or "")
@@ -65,7 +59,7 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
         created_at=created_at,
         started_at=moment(experiment.started_at),
         finished_at=moment(experiment.finished_at),
-        progress=progress,
+        progress=_progress_out(experiment),
         queue=place,
         failure=failure,
         last_seq=experiment.last_seq,
@@ -77,6 +71,25 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
             bundle=f"{path}/bundle",
             cancel=f"{path}:cancel",
         ),
+    )
+
+
+def _progress_out(experiment: Experiment) -> Progress | None:
+    if experiment.progress_total is None:
+        return None
+    stage = experiment.progress_stage
+    at, eta_s = experiment.progress_at, experiment.progress_eta_s
+    if experiment.status != Status.RUNNING:
+        eta_s = None
+    return Progress(
+        done=experiment.progress_done or 0,
+        total=experiment.progress_total,
+        unit=experiment.progress_unit or "",
+        stage=None if stage is None else StageOut(**stage),
+        at=moment(at),
+        eta_s=eta_s,
+        eta_std_err_s=None if eta_s is None else experiment.progress_eta_std_err_s,
+        estimated_end=None if at is None or eta_s is None else moment(at + eta_s),
     )
 
 
