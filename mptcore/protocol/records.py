@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 SeriesName = Literal[
     "score",
     "score_by_rate",
+    "score_by_rate_interim",
     "score_difference",
     "convergence",
     "bias",
@@ -22,7 +23,7 @@ SeriesName = Literal[
 SERIES: tuple[SeriesName, ...] = get_args(SeriesName)
 """What a series may be called."""
 
-LabelName = Literal["seed", "model", "objective", "epoch", "step", "of"]
+LabelName = Literal["seed", "model", "objective", "epoch", "step", "of", "rate"]
 LABELS: tuple[LabelName, ...] = get_args(LabelName)
 """What tells series or metrics of one name apart."""
 
