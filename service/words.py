@@ -245,6 +245,7 @@ OF_ANSWERS = {
     "RuntimeOut.low_s": "four of five of such runs take from this time",
     "RuntimeOut.high_s": "to this time",
     "RuntimeOut.runs": "how many runs of the family this is learned from",
+    "RuntimeOut.host": "the machine that they ran on; null: on any",
     "Submission.spec": "what to compute",
     "Validation.spec": "as it would run, with what was left out filled in",
     "Validation.masks": "how many masks would be scored; where a target is set, at most",

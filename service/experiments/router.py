@@ -116,7 +116,7 @@ def validate(
         known = _accepted(session, settings, user.id, submission)
         memory = known.memory(submission.spec)
         hit = _hit(known, submission, known.cache_key(submission.spec))
-        runtime = expected_runtime(session, submission.spec)
+        runtime = expected_runtime(session, submission.spec, settings.worker_silent_s)
         place = place_of_next(
             session,
             user.id,
@@ -134,6 +134,8 @@ def validate(
         cached_from=hit,
         queue_position=place.position,
         queue_reason=place.reason,
+        estimated_start=place.estimated_start,
+        estimate=place.estimate,
     )
 
 

@@ -57,12 +57,14 @@ class Changes(BaseModel):
 
 class RuntimeOut(BaseModel):
     """In seconds: half of such runs take less than `median_s`, and four of five from `low_s` to
-    `high_s`, by the last `runs` of the family on that kind of slot."""
+    `high_s`, by the last `runs` of the family on the machine `host`: the one where it would take
+    longest of those whose workers are there. Null: by runs on that kind of slot, wherever."""
 
     median_s: float
     low_s: float
     high_s: float
     runs: int
+    host: str | None
 
 
 class Validation(BaseModel):
@@ -81,6 +83,8 @@ class Validation(BaseModel):
     """How many queued experiments would run before it, on the workers that it may run on."""
     queue_reason: str
     """Why it would wait."""
+    estimated_start: datetime | None
+    estimate: str
 
 
 class StageOut(BaseModel):
