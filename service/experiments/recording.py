@@ -1,7 +1,7 @@
 """Storing the records of a run, in batches behind the fence."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -134,8 +134,30 @@ def _insert_points(session: Session, experiment_id: str, batch: Batch) -> None:
         ]
         insert_new(session, Series, rows)
         ids = _series_ids(session, experiment_id)
-    blocks = [_block_row(ids[key], points) for key, points in batch.points.items()]
+    blocks = [
+        _block_row(ids[key], some)
+        for key, points in batch.points.items()
+        for some in _with_few_reasons(points)
+    ]
     insert_new(session, Block, blocks)
+
+
+MOST_REASONS = 255
+"""In a block, which has a byte for each point's."""
+
+
+def _with_few_reasons(points: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
+    """Points that go into one block each: all, where they have no more reasons than that."""
+    begin, reasons = 0, set[str]()
+    for i, point in enumerate(points):
+        if "reason" not in point:
+            continue
+        reason = point["reason"]
+        if reason not in reasons and len(reasons) == MOST_REASONS:
+            yield points[begin:i]
+            begin, reasons = i, set[str]()
+        reasons.add(reason)
+    yield points[begin:]
 
 
 def _series_ids(session: Session, experiment_id: str) -> dict[SeriesKey, int]:
@@ -146,7 +168,7 @@ def _series_ids(session: Session, experiment_id: str) -> dict[SeriesKey, int]:
 
 
 def _block_row(series_id: int, points: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    reasons = sorted({point["reason"] for point in points if "reason" in point})[:255]
+    reasons = sorted({point["reason"] for point in points if "reason" in point})
     code = {reason: i + 1 for i, reason in enumerate(reasons)}
     return {
         "series_id": series_id,

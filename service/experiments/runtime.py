@@ -63,7 +63,9 @@ def _on(
     return [one for one in known if one.host is not None] or known
 
 
-def _latest(session: Session, spec: ExperimentSpec, queue: Queue) -> Sequence[Row[*tuple[Any, ...]]]:
+def _latest(
+    session: Session, spec: ExperimentSpec, queue: Queue
+) -> Sequence[Row[*tuple[Any, ...]]]:
     return session.execute(
         select(Attempt.worker, Attempt.ended_at - Attempt.started_at, Experiment.spec)
         .join(Experiment, Experiment.id == Attempt.experiment_id)

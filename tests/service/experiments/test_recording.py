@@ -8,6 +8,7 @@ from sqlalchemy import select
 
 from service.database import Base, Database
 from service.experiments import lease, recording
+from service.experiments.curves import read_series
 from service.experiments.lease import Claim
 from service.experiments.models import (
     Artifact,
@@ -103,11 +104,22 @@ def test_points_are_kept_in_columns(database: Database, claim: Claim) -> None:
     assert (block["reason"], block["reasons"]) == (bytes([0, 2, 1, 2]), ["early", "late"])
 
 
-def test_no_more_reasons_than_a_byte_counts(database: Database, claim: Claim) -> None:
-    write(database, claim, *(point(i, reason=f"reason {i:03}") for i in range(1, 258)))
-    (block,) = rows(database, Block)
-    assert block["reasons"] == [f"reason {i:03}" for i in range(1, 256)]
-    assert block["reason"] == bytes([*range(1, 256), 0, 0])
+def test_every_point_keeps_its_reason(database: Database, claim: Claim) -> None:
+    """More than the byte of a block counts begin another one."""
+    reasons = [f"reason {i:03}" for i in range(1, 258)]
+    told = [reasons[0], None, *reasons]
+    write(
+        database,
+        claim,
+        *(point(i, **({"reason": one} if one else {})) for i, one in enumerate(told, 1)),
+    )
+    first, second = rows(database, Block)
+    assert first["reasons"] == [f"reason {i:03}" for i in range(1, 256)]
+    assert first["reason"] == bytes([1, 0, *range(1, 256)])
+    assert (second["first_seq"], second["count"], second["reason"]) == (258, 2, bytes([1, 2]))
+    with database.snapshot() as session:
+        (series,) = read_series(session, claim.experiment_id, max_points=1000)
+    assert series.reasons == told
 
 
 def test_a_series_is_one_over_batches_and_another_by_label(
