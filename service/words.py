@@ -237,7 +237,7 @@ OF_ANSWERS = {
     "eta_s": "seconds to the end, about; null before that can be told, and once it runs no more",
     "eta_std_err_s": "the standard error of that",
     "stage": "how far it is within what it is at; null where that has no unit of its own",
-    "Progress.at": "when this was so",
+    "RunProgress.at": "when this was so",
     "StageOut.name": "training",
     "StageOut.unit": "epochs or steps",
     "AttemptOut.attempt": "its number, from 1",

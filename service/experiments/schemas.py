@@ -97,17 +97,20 @@ class StageOut(BaseModel):
 
 
 class Progress(BaseModel):
-    """How far the whole run is, over its seeds and objectives; where a target is set, towards the
-    masks that it is expected to take. While it runs, `eta_s` counts from `at`."""
-
     done: int
     total: int
     unit: str
-    stage: StageOut | None = None
-    at: datetime | None = None
-    eta_s: float | None = None
-    eta_std_err_s: float | None = None
-    estimated_end: datetime | None = None
+
+
+class RunProgress(Progress):
+    """How far the whole run is, over its seeds and objectives; where a target is set, towards the
+    masks that it is expected to take. While it runs, `eta_s` counts from `at`."""
+
+    stage: StageOut | None
+    at: datetime | None
+    eta_s: float | None
+    eta_std_err_s: float | None
+    estimated_end: datetime | None
 
 
 class QueuePlace(BaseModel):
@@ -236,7 +239,7 @@ class ExperimentSummary(BaseModel):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    progress: Progress | None
+    progress: RunProgress | None
     queue: QueuePlace | None
     failure: FailureOut | None
     last_seq: int

@@ -16,8 +16,8 @@ from service.experiments.schemas import (
     ExperimentSummary,
     FailureOut,
     MetricOut,
-    Progress,
     QueuePlace,
+    RunProgress,
     StageOut,
     Urls,
     moment,
@@ -74,14 +74,14 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
     )
 
 
-def _progress_out(experiment: Experiment) -> Progress | None:
+def _progress_out(experiment: Experiment) -> RunProgress | None:
     if experiment.progress_total is None:
         return None
     stage = experiment.progress_stage
     at, eta_s = experiment.progress_at, experiment.progress_eta_s
     if experiment.status != Status.RUNNING:
         eta_s = None
-    return Progress(
+    return RunProgress(
         done=experiment.progress_done or 0,
         total=experiment.progress_total,
         unit=experiment.progress_unit or "",
