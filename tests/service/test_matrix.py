@@ -95,6 +95,8 @@ MATRIX = [
         status=Status.FAILED),
     row("GET", f"{ONE}/artifacts",          "200  404   200    200   404    401  401  401  403"),
     row("GET", ONE + "/artifacts/{name}",   "200  404   200    200   404    401  401  401  403"),
+    row("GET", f"{ONE}/bundle",             "200  404   200    200   404    401  401  401  403",
+        status=Status.SUCCEEDED),
     row("GET", f"{ONE}/metrics",            "200  404   200    200   404    401  401  401  403"),
     row("GET", f"{ONE}/curves",             "200  404   200    200   404    401  401  401  403"),
     row("GET", ONE + "/curves/{series}",    "200  404   200    200   404    401  401  401  403"),
