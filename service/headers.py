@@ -46,14 +46,7 @@ def guard_origins(app: FastAPI, settings: Settings) -> None:
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "PATCH", "DELETE"],
-            allow_headers=[
-                "Authorization",
-                "Content-Type",
-                "Idempotency-Key",
-                "If-None-Match",
-                "Last-Event-ID",
-                "Prefer",
-            ],
+            allow_headers=ASKED_WITH,
             expose_headers=["ETag", "Location", "Retry-After", *CURVE_HEADERS, *OTHER_HEADERS],
         )
     if settings.trusted_hosts:
