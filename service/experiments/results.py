@@ -114,9 +114,8 @@ def get_logs(
     lines = [log_out(event) for event in found[:limit]]
     last_seq = lines[-1].seq if lines else after
     if form == LogForm.TEXT:
-        text = "".join(map(_line, lines))
         headers = {"MPT-Last-Seq": str(last_seq), "MPT-More": str(len(found) > limit).lower()}
-        return Response(text, media_type=LOG_TYPES[form], headers=headers)
+        return Response("".join(map(_line, lines)), media_type=LOG_TYPES[form], headers=headers)
     return as_json(LogPage(items=lines, last_seq=last_seq, more=len(found) > limit))
 
 
