@@ -139,8 +139,9 @@ def _named(name: str, column: str) -> Rows:
     path = Path(folder, "text", name)
     if not path.is_file():
         raise RunError("invalid", f"there is no text {name} in the folder MPT_DATA_DIR/text")
+    rows = _texts_of(path, column, f"the text {name}")
     inputs.note_used(f"MPT_DATA_DIR/text/{name}", inputs.digest(path))
-    return _texts_of(path, column, f"the text {name}")
+    return rows
 
 
 def _uploaded(dataset: str, column: str) -> Rows:
@@ -175,8 +176,9 @@ def _glue(spec: GlueText) -> Rows:
     for suffix in FORMATS:
         local = Path(folder, "glue", spec.subset, f"{spec.split}.{suffix}") if folder else None
         if local is not None and local.is_file():
+            pairs = _pairs(local, what)
             inputs.note_used(f"MPT_DATA_DIR/{what}.{suffix}", inputs.digest(local))
-            return _pairs(local, what)
+            return pairs
     datasets: Any = importlib.import_module("datasets")
     try:
         found = datasets.load_dataset(GLUE_HUB, spec.subset, split=spec.split)

@@ -117,11 +117,11 @@ class StratifiedSample:
         ]
 
     def estimates_so_far(self) -> list[list[Estimate]]:
-        """Of each stratum, by each row, from the weight that is given by now: on the way, not
-        final. None of a stratum that no round has drawn."""
+        """Of each stratum, by each row, after a round: from the weight that is given by now. On the
+        way, not final."""
         given = (1 - self.left).tolist()
         return [
-            [one.scaled(1 / share) for one in rows] if share > 0 else []
+            [one.scaled(1 / share) for one in rows]
             for share, rows in zip(given, self.estimates(), strict=True)
         ]
 

@@ -17,7 +17,7 @@ from mptcore.specs import Limits, stored_spec
 from service.database import Database
 from service.errors import ApiError
 from service.experiments import store
-from service.experiments.artifacts import whole_file
+from service.experiments.artifacts import file_of, whole_file
 from service.experiments.curves import labels_of
 from service.experiments.models import Artifact, Experiment
 from service.experiments.readme import readme
@@ -34,22 +34,18 @@ Row = Sequence[Any]
 
 @dataclass(frozen=True)
 class Bundle:
-    """What goes into the zip, but for its points and logs, which are read while it is sent."""
+    """What goes into the zip. Points, logs and files are read while it is sent."""
 
     experiment: Experiment
     attempts: Sequence[AttemptOut]
     metrics: Sequence[MetricOut]
     labels: Sequence[str]
     """Of its series."""
-    files: dict[str, Path]
-    """Artifacts, by name."""
-    left_out: dict[str, str]
-    """Other artifacts, and why they are not there."""
+    artifacts: Sequence[Artifact]
 
 
-def bundle(session: Session, settings: Settings, experiment: Experiment) -> Bundle:
+def bundle(session: Session, experiment: Experiment) -> Bundle:
     """Of an experiment that has ended."""
-    files, left_out = _artifacts(settings, store.artifacts(session, experiment.id))
     metrics = [metric_out(one) for one in store.metrics(session, experiment.id)]
     known = labels_of(session, [experiment.id])[experiment.id]
     return Bundle(
@@ -57,18 +53,18 @@ def bundle(session: Session, settings: Settings, experiment: Experiment) -> Bund
         attempts=[attempt_out(one) for one in store.attempts(session, experiment.id)],
         metrics=metrics,
         labels=_keys(labels for _, labels in known),
-        files=files,
-        left_out=left_out,
+        artifacts=store.artifacts(session, experiment.id),
     )
 
 
-def zipped(database: Database, made: Bundle) -> Iterator[bytes]:
+def zipped(database: Database, settings: Settings, made: Bundle) -> Iterator[bytes]:
     """The zip, as it is made: nothing of it is held."""
+    files, left_out = _files(settings, made.artifacts)
     folder = f"experiment-{made.experiment.id}"
     stream = ZipStream(compress_type=ZIP_DEFLATED)
     environments = [one.model_dump(mode="json") for one in made.attempts]
     texts = {
-        "README.txt": readme(made.experiment, made.attempts, made.left_out),
+        "README.txt": readme(made.experiment, made.attempts, left_out),
         "spec.json": json.dumps(_spec(made.experiment), indent=2) + "\n",
         "environment.json": json.dumps({"attempts": environments}, indent=2) + "\n",
     }
@@ -77,29 +73,29 @@ def zipped(database: Database, made: Bundle) -> Iterator[bytes]:
     stream.add(_lines(database, made.experiment.id), f"{folder}/records.ndjson")
     stream.add(_csv(_curve_rows(database, made)), f"{folder}/curves.csv")
     stream.add(_csv(_metric_rows(made.metrics)), f"{folder}/metrics.csv")
-    for name, file in made.files.items():
+    for name, file in files.items():
         stream.add_path(file, f"{folder}/artifacts/{name}")
     yield from stream
 
 
-def _artifacts(
+def _files(
     settings: Settings, artifacts: Sequence[Artifact]
 ) -> tuple[dict[str, Path], dict[str, str]]:
+    """Those that go into a bundle, by name, and why the others do not."""
     files: dict[str, Path] = {}
     left_out: dict[str, str] = {}
     room = MOST_ARTIFACT_BYTES
     for one in artifacts:
-        try:
-            file = whole_file(settings, one)
-        except ApiError as error:
-            left_out[one.file] = error.detail
-            continue
-        size = file.stat().st_size
+        file = file_of(settings, one)
+        size = file.stat().st_size if file.is_file() else 0
         if size > room:
             left_out[one.file] = f"too large for a bundle ({size} bytes): it is under artifacts"
-        else:
-            files[one.file] = file
+            continue
+        try:
+            files[one.file] = whole_file(settings, one)
             room -= size
+        except ApiError as error:
+            left_out[one.file] = error.detail
     return files, left_out
 
 

@@ -127,7 +127,7 @@ def _end(one: Any, mean_s: float | None, clock: float) -> float | None:
     """When a run is expected to end: by its pace, or by its progress, which in one that was resumed
     began before it did."""
     if one.progress_eta_s is not None:
-        return float(one.progress_at + one.progress_eta_s)
+        return float(max(clock, one.progress_at + one.progress_eta_s))
     elapsed_s = max(0.0, clock - one.started_at)
     if one.attempt == 1 and one.progress_done and one.progress_total:
         left = max(0.0, one.progress_total / one.progress_done - 1)

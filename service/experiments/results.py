@@ -139,7 +139,9 @@ def get_bundle(
         if not is_terminal(experiment.status):
             detail = f"a bundle is of what has ended, and the experiment is {experiment.status}"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        made = bundle(session, settings, experiment)
+        made = bundle(session, experiment)
     name = f"experiment-{experiment_id}.zip"
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return StreamingResponse(zipped(database, made), media_type="application/zip", headers=headers)
+    return StreamingResponse(
+        zipped(database, settings, made), media_type="application/zip", headers=headers
+    )

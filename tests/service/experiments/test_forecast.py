@@ -107,6 +107,19 @@ def test_a_start_is_by_the_pace_of_what_runs(either: Database) -> None:
     assert 30 <= start.timestamp() - lab.clock.now <= 31
 
 
+def test_what_takes_longer_than_was_told_may_end_at_any_moment(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=2)
+    capped = lab.user("capped", max_running=1)
+    running, waits = lab.submit(capped, 2, 1000.0)
+    lab.run(100)
+    with either.transaction() as session:
+        told = update(Experiment).where(Experiment.id == running)
+        session.execute(told.values(progress_at=lab.clock.now - 90, progress_eta_s=40.0))
+    start = found_places(lab, [waits])[waits].estimated_start
+    assert start is not None
+    assert 0 <= start.timestamp() - lab.clock.now <= 1
+
+
 def test_a_user_at_its_limit_starts_when_one_of_its_own_ends(either: Database) -> None:
     lab = SharedLab(either, FairShare(), cpus=3)
     capped = lab.user("capped", max_running=2)

@@ -75,6 +75,15 @@ def test_a_short_one_shows_at_its_end_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("long")
+def test_nothing_shows_before_a_token_was_drawn() -> None:
+    model = {**LANGUAGE, "corruption": "bert"}
+    rare = {"masks": {"schedule": "rates", "rates": [0.02, 0.9], "per_size": 2}}
+    found = points(ran({**CURVE, "model": model, "baseline": None, "evaluate": rare}), INTERIM)
+    assert places(found, 0.02)[0] > PIECE
+    assert None not in [one.value for one in found]
+
+
+@pytest.mark.usefixtures("long")
 def test_where_it_shows_does_not_hang_on_memory() -> None:
     """Which is the machine's: a run that goes on elsewhere gives the same records."""
     large = {**CURVE, "compute": {**CURVE["compute"], "memory_mib": 100}}
