@@ -16,6 +16,7 @@ from service.experiments import store
 from service.experiments.curves import read_series
 from service.experiments.models import Experiment, Status
 from service.experiments.views import metric_out
+from service.suggestions import meant
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"])
 
@@ -119,7 +120,7 @@ def _results(session: Session, experiment: Experiment | None) -> Results:
 
 def _find(name: str) -> Preset:
     if name not in PRESETS:
-        detail = f"the presets are {', '.join(PRESETS)}"
+        detail = f"there is no preset {name}: {meant(name, PRESETS)}there are {', '.join(PRESETS)}"
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", detail)
     return PRESETS[name]
 
