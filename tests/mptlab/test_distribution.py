@@ -110,7 +110,7 @@ def test_the_command_line(environment: Path) -> None:
     assert run(environment / "mpt", "--version").stdout == f"mpt {__version__}\n"
     shown = run(environment / "mpt", "--help")
     assert shown.returncode == 0
-    assert {"serve", "submit", "wait", "curves"} <= set(shown.stdout.split())
+    assert {"serve", "submit", "watch", "curves"} <= set(shown.stdout.split())
 
 
 @pytest.mark.parametrize("command", ["serve", "migrate", "worker"])

@@ -52,12 +52,8 @@ def test_curves_have_a_column_for_each_label(run: Experiment) -> None:
     assert list(frame.columns) == ["series", "seed", "x", "value", "std_err", "n", "reason"]
     assert len(frame) == 2 * 6
     assert sorted(set(frame["seed"])) == [4, 44]
-    of_one = frame[frame["seed"] == 44]["value"]
-    assert of_one.sum() == pytest.approx(
-        next(
-            m["value"] for m in run["metrics"] if m["name"] == "mpt" and m["labels"] == {"seed": 44}
-        )
-    )
+    (mpt,) = [m for m in run["metrics"] if (m["name"], m["labels"]) == ("mpt", {"seed": 44})]
+    assert frame[frame["seed"] == 44]["value"].sum() == pytest.approx(mpt["value"])
     table = run.curves("score", seed=4).to_arrow()
     assert (table.num_rows, table["x"].to_pylist()) == (6, [1, 2, 3, 4, 5, 6])
 
@@ -183,7 +179,7 @@ def test_a_file_of_yaml_reads_numbers_as_people_write_them() -> None:
     assert read == {"train": {"learning_rate": 0.001, "epochs": 10}, "name": "1e-3x"}
     with pytest.raises(ValueError, match=r"a\.yaml is not valid YAML: .*line 1, column"):
         parse_text("{", "a.yaml")
-    with pytest.raises(ValueError, match="a.json holds no spec"):
+    with pytest.raises(ValueError, match=r"a\.json holds no spec"):
         parse_text("[]", "a.json")
 
 
