@@ -1,4 +1,5 @@
-"""Reading request bodies: limited in size and time, and parsed by the one strict JSON parser."""
+"""Reading request bodies, limited in size and time, and parsed by the one strict JSON parser; and
+the ids of paths."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,10 +9,20 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from mptcore.specs import SpecError, parse_json
 from service.errors import ApiError, invalid
 from service.settings import Settings
+
+
+class IdConvertor(StringConvertor):
+    """`{name:id}` in a path: what follows a colon is a verb, `…/{name}:cancel`, of another path."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("id", IdConvertor())
 
 
 class StrictRequest(Request):

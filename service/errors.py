@@ -139,14 +139,11 @@ def _filled(template: str, path: str) -> str:
 
 
 def _allowed(request: Request) -> str:
-    """All methods of a path, of which the router names those of one route."""
+    """All methods of a path, of which the router names those of one route. Of the paths of the
+    document that it fits, `…/{id}` and `…/{id}:cancel`, the longest is meant."""
     paths: dict[str, Any] = request.app.openapi()["paths"]
-    return ", ".join(
-        method.upper()
-        for template, operations in paths.items()
-        if compile_path(template)[0].match(request.url.path)
-        for method in operations
-    )
+    fitting = [path for path in paths if compile_path(path)[0].match(request.url.path)]
+    return ", ".join(method.upper() for method in paths[max(fitting, key=len)])
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:

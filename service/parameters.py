@@ -1,6 +1,7 @@
 """Query parameters: what a route does not know is refused, not passed over."""
 
-from typing import Annotated
+from collections.abc import Collection
+from typing import Annotated, Any, get_origin
 
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
@@ -24,17 +25,24 @@ FreeParameters = Annotated[dict[str, list[str]], Depends(free_parameters)]
 
 
 async def known_parameters(request: Request) -> None:
-    """Refuses a query parameter that the route neither names nor takes as a free one."""
-    dependant = _dependant(request)
-    if not request.query_params or _takes_any(dependant):
+    """Refuses a query parameter that the route neither names nor takes as a free one, and one that
+    is given again where only one of its values would count."""
+    given = request.query_params
+    if not given:
         return
-    named = _named(dependant)
-    unknown = [key for key in request.query_params if key not in named]
-    if unknown:
-        raise invalid([Problem(f"/query/{key}", _not_known(key, named)) for key in unknown])
+    dependant = _dependant(request)
+    named, takes_any = _named(dependant), _takes_any(dependant)
+    problems = []
+    for key in given:
+        if key not in named and not takes_any:
+            problems.append(Problem(f"/query/{key}", _not_known(key, named)))
+        elif not named.get(key, True) and (times := len(given.getlist(key))) > 1:
+            problems.append(Problem(f"/query/{key}", f"given {times} times, may be given once"))
+    if problems:
+        raise invalid(problems)
 
 
-def _not_known(key: str, named: set[str]) -> str:
+def _not_known(key: str, named: Collection[str]) -> str:
     known = f"the parameters are {', '.join(sorted(named))}" if named else "there are none"
     return f"not a query parameter of this route: {meant(key, named)}{known}"
 
@@ -49,6 +57,13 @@ def _takes_any(dependant: Dependant) -> bool:
     return any(part.call is free_parameters for part in dependant.dependencies)
 
 
-def _named(dependant: Dependant) -> set[str]:
-    own = {field.alias for field in dependant.query_params}
-    return own.union(*map(_named, dependant.dependencies))
+def _named(dependant: Dependant) -> dict[str, bool]:
+    """Those that are named, and whether each may be given several times."""
+    named = {one.alias: _is_list(one.field_info.annotation) for one in dependant.query_params}
+    for part in dependant.dependencies:
+        named |= _named(part)
+    return named
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list

@@ -4,10 +4,24 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import Depends, Query
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from service.experiments.listing import Wanted
 from service.experiments.models import Status
 from service.sharing import Whose
+
+
+def _iso(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        message = "a date as 2026-01-31 or 2026-01-31T12:00:00Z"
+        raise PydanticCustomError("moment", message) from None
+
+
+Moment = Annotated[datetime, BeforeValidator(_iso)]
+"""A date or moment, else UTC: pydantic alone takes a bare number too, as seconds since 1970."""
 
 
 # Async, though it waits for nothing: a plain function costs a change of threads.
@@ -36,15 +50,11 @@ async def wanted_experiments(
         ),
     ] = None,
     created_after: Annotated[
-        datetime | None, Query(description="from this moment on (ISO 8601, else UTC)")
+        Moment | None, Query(description="from this moment on (ISO 8601, else UTC)")
     ] = None,
-    created_before: Annotated[datetime | None, Query(description="before this moment")] = None,
-    finished_after: Annotated[
-        datetime | None, Query(description="ended from this moment on")
-    ] = None,
-    finished_before: Annotated[
-        datetime | None, Query(description="ended before this moment")
-    ] = None,
+    created_before: Annotated[Moment | None, Query(description="before this moment")] = None,
+    finished_after: Annotated[Moment | None, Query(description="ended from this moment on")] = None,
+    finished_before: Annotated[Moment | None, Query(description="ended before this moment")] = None,
     filter: Annotated[
         str | None,
         Query(

@@ -162,7 +162,7 @@ def list_experiments(
     return as_json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
 
 
-@router.get("/{experiment_id}", response_model=ExperimentWithMetrics, responses=NOT_MODIFIED)
+@router.get("/{experiment_id:id}", response_model=ExperimentWithMetrics, responses=NOT_MODIFIED)
 def get_experiment(
     experiment_id: ExperimentId,
     database: DatabaseDep,
@@ -184,7 +184,7 @@ WEIGHTY = ("priority", "visibility", "pinned")
 """Of these changes the audit keeps what they were changed to."""
 
 
-@router.patch("/{experiment_id}")
+@router.patch("/{experiment_id:id}")
 def change(
     experiment_id: ExperimentId,
     changes: Changes,
@@ -206,7 +206,7 @@ def change(
         return _out(session, experiment, settings, user)
 
 
-@router.delete("/{experiment_id}", status_code=HTTPStatus.NO_CONTENT)
+@router.delete("/{experiment_id:id}", status_code=HTTPStatus.NO_CONTENT)
 def delete(experiment_id: ExperimentId, database: WriterDep, user: Canceller) -> None:
     """Delete an experiment: no one sees it from now on, and its files go after a time. What waits
     is cancelled with it; what runs must be cancelled first, and what is pinned unpinned: 409. Runs

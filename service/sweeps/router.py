@@ -101,7 +101,7 @@ def list_sweeps(
     return SweepPage(items=items, next_cursor=next_cursor)
 
 
-@router.get("/{sweep_id}")
+@router.get("/{sweep_id:id}")
 def get_sweep(
     sweep_id: SweepId, database: DatabaseDep, settings: SettingsDep, user: Reader
 ) -> SweepOut:
@@ -158,7 +158,7 @@ def add_points(
     return Added(first=first, count=len(points))
 
 
-@router.patch("/{sweep_id}")
+@router.patch("/{sweep_id:id}")
 def change_sweep(
     sweep_id: SweepId,
     changes: SweepChanges,
@@ -183,7 +183,7 @@ def change_sweep(
         return _out(session, settings, sweep, user)
 
 
-@router.delete("/{sweep_id}", status_code=HTTPStatus.NO_CONTENT)
+@router.delete("/{sweep_id:id}", status_code=HTTPStatus.NO_CONTENT)
 def delete_sweep(sweep_id: SweepId, database: WriterDep, user: Canceller) -> None:
     """Delete a sweep and the experiments that were made for it. What waits is cancelled with it;
     where one runs it must be cancelled first, and what is pinned unpinned: 409."""

@@ -83,7 +83,9 @@ def test_a_cursor_is_of_its_own_list(api: TestClient, ids: list[str]) -> None:
     [
         ("status=suceeded", "/query/status"),
         ("created_after=yesterday", "/query/created_after"),
+        ("finished_before=0.5", "/query/finished_before"),
         ("filter=stats%3D1", "/query/filter"),
+        ("limit=5&limit=6", "/query/limit"),
         ("order_by=colour", "/query/order_by"),
         ("whose=all,mine", "/query/whose"),
         (f"filter={'a' * 2001}", "/query/filter"),

@@ -47,13 +47,18 @@ def test_no_field_of_a_spec_takes_an_address(
 
 
 @pytest.mark.parametrize(
-    ("path", "allowed"),
-    [("/v1/experiments", {"GET", "POST"}), ("/v1/experiments/a", {"GET", "PATCH", "DELETE"})],
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/experiments", {"GET", "POST"}),
+        ("PUT", "/v1/experiments/a", {"GET", "PATCH", "DELETE"}),
+        *((method, "/v1/experiments/a:cancel", {"POST"}) for method in ("GET", "PATCH", "DELETE")),
+        ("GET", "/v1/sweeps/a:retry", {"POST"}),
+    ],
 )
 def test_a_method_that_is_not_allowed_is_told_those_that_are(
-    api: TestClient, path: str, allowed: set[str]
+    api: TestClient, method: str, path: str, allowed: set[str]
 ) -> None:
-    answer = api.put(path)
+    answer = api.request(method, path)
     assert answer.status_code == 405
     assert set(answer.headers["allow"].split(", ")) == allowed
 

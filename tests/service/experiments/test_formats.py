@@ -138,6 +138,7 @@ def test_what_is_not_there_is_named(api: TestClient, path: str) -> None:
         ("?colour=1", 422, "/query/colour: not a label of these series: there are model, seed"),
         ("?seed=6", 404, 'no series has seed=6: there are seed=4; model="=a,b", seed=5'),
         ("?max_points=3", 422, "2 series need at least 4"),
+        ("?max_points=8&max_points=9", 422, "/query/max_points: given 2 times, may be given once"),
         ("/mpt", 404, "the series are score, loss"),
     ):
         answer = api.get(path + query)
