@@ -1,12 +1,16 @@
 """Tables of what several experiments have in common, and in what they differ."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from mptlab.errors import Json
 from mptlab.specs import flat
 
 MISSING = object()
+
+SEED = re.compile(r"\[seed=[^],]*\]|seed=[^],]*,|,seed=[^],]*")
+"""The seed among the labels in a metric's name."""
 
 
 def comparison(experiments: Sequence[Json]) -> list[Json]:
@@ -22,6 +26,31 @@ def comparison(experiments: Sequence[Json]) -> list[Json]:
         | {name: found.get(name) for name in names}
         for one, spec, found in zip(experiments, specs, metrics, strict=True)
     ]
+
+
+def for_people(rows: Sequence[Json]) -> list[Json]:
+    """The rows of a sweep's table or a comparison, with each metric in one cell: its mean over
+    seeds, with the error of that. Sweeps go without the ids of experiments."""
+    return [_for_people(row) for row in rows]
+
+
+def _for_people(row: Json) -> Json:
+    shown: Json = {}
+    metrics: dict[str, list[Json]] = {}
+    for name, value in row.items():
+        if f"{name} std_err" in row:
+            metric = {"value": value, "std_err": row[f"{name} std_err"]}
+            metrics.setdefault(SEED.sub("", name), []).append(metric)
+        elif name != "experiment_id" and not name.endswith(" std_err"):
+            shown[name] = value
+    return shown | {name: _with_error(found) for name, found in metrics.items()}
+
+
+def _with_error(metrics: Sequence[Json]) -> str | None:
+    mean, error = _mean(metrics), _std_err(metrics)
+    if mean is None:
+        return None
+    return f"{mean:.6g} ± {error:.2g}" if error else f"{mean:.6g}"
 
 
 def summary(metrics: Sequence[Json]) -> Json:

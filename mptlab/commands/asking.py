@@ -18,6 +18,7 @@ from rich.text import Text
 from mptlab.api import Client
 from mptlab.errors import Json
 from mptlab.progress import printable
+from mptlab.tables import for_people
 
 PLAIN_WIDTH = 1000
 """Where a program reads what is printed, no line is folded."""
@@ -45,6 +46,11 @@ class Asked:
             self.dump(items)
         else:
             print_table(columns, ([item.get(one) for one in columns] for item in items))
+
+    def show_metrics(self, rows: Sequence[Json]) -> None:
+        """The rows of a sweep's table or a comparison: whole as JSON, else what a person reads."""
+        shown = rows if self.as_json else for_people(rows)
+        self.show(shown, *dict.fromkeys(column for row in shown for column in row))
 
     def dump(self, value: Any) -> None:
         typer.echo(json.dumps(value, indent=2))
@@ -116,7 +122,7 @@ def print_table(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """A table as wide as the terminal; for a program, with no line folded."""
     table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     for header in headers:
-        name = header.replace("_", " ")  # which can be folded
+        name = header if "." in header else header.replace("_", " ")  # which can be folded
         table.add_column(name, overflow="fold", no_wrap=header == "id")
     for row in rows:
         table.add_row(*(Text(printable(cell(value))) for value in row))

@@ -112,8 +112,8 @@ def plot(
 @asks
 def compare(asked: Asked, experiment_ids: ExperimentIds) -> None:
     """Show experiments side by side: the fields in which their specs differ, and their metrics."""
-    rows = comparison([asked.client.get(one) for one in asked.ids(experiment_ids)])
-    asked.show(rows, *dict.fromkeys(column for row in rows for column in row))
+    found = [asked.client.get(one) for one in asked.ids(experiment_ids)]
+    asked.show_metrics(comparison(found))
 
 
 @app.command()
@@ -125,11 +125,11 @@ def table(
 ) -> None:
     """Show a sweep's table: a row for each point, with its metrics."""
     rows = asked.client.get_sweep(sweep_id).table()
-    columns = list(dict.fromkeys(column for row in rows for column in row))
     if csv_ is not None:
+        columns = dict.fromkeys(column for row in rows for column in row)
         _write_csv(csv_, {name: [row.get(name) for row in rows] for name in columns})
     else:
-        asked.show(rows, *columns)
+        asked.show_metrics(rows)
 
 
 @app.command()

@@ -157,8 +157,7 @@ def sweep(
     typer.echo(made.id, err=True)
     with comes_back("table", [made.id]):
         ended = made.wait(check=False)
-    rows = made.table()
-    asked.show(rows, *dict.fromkeys(column for row in rows for column in row))
+    asked.show_metrics(made.table())
     exit_for([] if ended["status"] == "succeeded" else [ended])
 
 
