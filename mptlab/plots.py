@@ -4,6 +4,7 @@ Nothing here touches pyplot: no window opens, and no backend is chosen for the u
 """
 
 import io
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
@@ -80,14 +81,14 @@ def save(
 
 def scores(axes: Axes, series: Sequence[Json]) -> None:
     """S(m) against the mask size m, or the masking rate."""
-    _lines(axes, series)
+    _lines(axes, _at_end(series))
     axes.set(xlabel=_size_axis(series), ylabel="score S(m), nats")
 
 
 def area(axes: Axes, series: Sequence[Json]) -> None:
     """The area under the MPT curve, which is the log marginal likelihood."""
-    for one, colour in zip(series, _colours(), strict=False):
-        axes.plot(one["x"], one["value"], color=colour, linewidth=1, label=_label(one))
+    for one, colour in zip(_at_end(series), _colours(), strict=False):
+        _line(axes, one, colour, _label(one))
         x, value = _finite(one)
         axes.fill_between(x, value, 0.0, color=colour, alpha=0.15, linewidth=0)
     axes.axhline(0.0, color="black", linewidth=0.5)
@@ -113,7 +114,8 @@ def evolution(axes: Axes, series: Sequence[Json]) -> None:
     shades = mpl.colormaps["viridis_r"].resampled(len(moments) + 1)
     for one in series:
         colour = shades(moments.index(_moment(one)) + 1)
-        _line(axes, one, colour, _label(one))
+        label = _label(one) if _moment(one) < math.inf else f"{_label(one)}, at the end"
+        _line(axes, one, colour, label)
     axes.set(xlabel=_size_axis(series), ylabel="score, nats")
 
 
@@ -163,7 +165,7 @@ def _line(axes: Axes, one: Json, colour: Any, label: str, style: str = "-") -> N
     known = [
         (x, value - BAND * error, value + BAND * error)
         for x, value, error in zip(one["x"], one["value"], one["std_err"], strict=True)
-        if value is not None and error
+        if value is not None and error is not None
     ]
     if known:
         x, low, high = zip(*known, strict=True)
@@ -180,12 +182,18 @@ def _colours() -> Iterable[str]:
 
 
 def _label(one: Json) -> str:
-    return ", ".join(f"{key} {value}" for key, value in one["labels"].items())
+    labels = one["labels"].items()
+    return ", ".join(str(value) if key == "model" else f"{key} {value}" for key, value in labels)
+
+
+def _at_end(series: Sequence[Json]) -> list[Json]:
+    """Without what was taken during training, where there is anything else."""
+    return [one for one in series if _moment(one) == math.inf] or list(series)
 
 
 def _moment(one: Json) -> float:
     moments = [one["labels"][name] for name in EVOLVING if name in one["labels"]]
-    return float(moments[0]) if moments else float("inf")  # the end of training
+    return float(moments[0]) if moments else math.inf  # the end of training
 
 
 def _size_axis(series: Sequence[Json]) -> str:

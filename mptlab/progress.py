@@ -11,13 +11,15 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.text import Text
 
 Json = dict[str, Any]
 Show = Callable[[Json], None]
+
+LONGEST_NAME = 20
+"""So much of a name, or of an id, leaves room for a bar in 80 columns."""
 
 PLAIN_STEPS = 10
 """Plain lines are written for each tenth of the work."""
@@ -37,10 +39,9 @@ def shown_progress(console: Console) -> Iterator[Show]:
         return
     columns = (
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TextColumn("{task.fields[unit]}", markup=False),
-        TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     bars = Progress(*columns, console=console)
@@ -77,7 +78,7 @@ def _lines(console: Console) -> Show:
 
 def _title(document: Json) -> str:
     name = printable(document.get("name") or document["id"])
-    return f"{name}  {document['status']}"
+    return f"{name[:LONGEST_NAME]}  {document['status']}"
 
 
 def _tenths(progress: Json | None) -> str:

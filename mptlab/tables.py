@@ -50,7 +50,10 @@ def _with_error(metrics: Sequence[Json]) -> str | None:
     mean, error = _mean(metrics), _std_err(metrics)
     if mean is None:
         return None
-    return f"{mean:.6g} ± {error:.2g}" if error else f"{mean:.6g}"
+    if not error:
+        return f"{mean:.6g}"
+    decimals = max(0, 1 - math.floor(math.log10(error)))  # two digits of the error
+    return f"{mean:.{decimals}f} ± {error:.{decimals}f}"
 
 
 def summary(metrics: Sequence[Json]) -> Json:

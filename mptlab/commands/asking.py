@@ -123,7 +123,7 @@ def print_table(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     for header in headers:
         name = header if "." in header else header.replace("_", " ")  # which can be folded
-        table.add_column(name, overflow="fold", no_wrap=header == "id")
+        table.add_column(Text(name), overflow="fold", no_wrap=header == "id")
     for row in rows:
         table.add_row(*(Text(printable(cell(value))) for value in row))
     console = Console()

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import stat
 import subprocess
@@ -20,6 +21,7 @@ from tests.support.processes import MPT
 Environment = dict[str, str]
 WAITING = ppca_spec(compute__device="cuda")
 """It is never begun: there is no GPU worker."""
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def asked_json(environment: Environment, *arguments: str) -> Any:
@@ -312,7 +314,7 @@ def at_terminal(environment: Environment, *arguments: str) -> str:
         except OSError:
             pass  # the command has closed the other end
     os.close(ours)
-    return seen.decode()
+    return ESCAPES.sub("", seen.decode())
 
 
 class Listing:

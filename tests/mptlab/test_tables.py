@@ -50,7 +50,9 @@ def test_only_what_differs_is_compared() -> None:
 )
 def test_a_metric_is_one_cell(name: str, shown: str) -> None:
     row = {"point": 0, "experiment_id": "a", name: -60.34567891, f"{name} std_err": 0.0123}
-    assert for_people([row]) == [{"point": 0, shown: "-60.3457 ± 0.012"}]
+    assert for_people([row]) == [{"point": 0, shown: "-60.346 ± 0.012"}]
     exact = {**row, f"{name} std_err": 0.0}
     assert for_people([exact]) == [{"point": 0, shown: "-60.3457"}]
+    coarse = {**row, f"{name} std_err": 12.3}
+    assert for_people([coarse]) == [{"point": 0, shown: "-60 ± 12"}]
     assert for_people([{**row, name: None}]) == [{"point": 0, shown: None}]
