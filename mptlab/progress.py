@@ -52,7 +52,8 @@ def shown_progress(console: Console) -> Iterator[Show]:
         if document["id"] not in tasks:
             tasks[document["id"]] = bars.add_task("", total=None, unit="")
         task = tasks[document["id"]]
-        bars.update(task, description=_title(document))
+        name = _name(document)[:LONGEST_NAME]
+        bars.update(task, description=f"{name}  {document['status']}")
         if progress := document["progress"]:
             done, total = progress["done"], progress["total"]
             bars.update(task, completed=done, total=total, unit=progress["unit"])
@@ -68,7 +69,8 @@ def _lines(console: Console) -> Show:
     last: dict[str, str] = {}
 
     def show(document: Json) -> None:
-        line = f"{_title(document)}{_tenths(document['progress'])}"
+        progress = _tenths(document["progress"])
+        line = f"{_name(document)}  {document['status']}{progress}"
         if last.get(document["id"]) != line:
             last[document["id"]] = line
             console.print(Text(line), soft_wrap=True)
@@ -76,9 +78,8 @@ def _lines(console: Console) -> Show:
     return show
 
 
-def _title(document: Json) -> str:
-    name = printable(document.get("name") or document["id"])
-    return f"{name[:LONGEST_NAME]}  {document['status']}"
+def _name(document: Json) -> str:
+    return printable(document.get("name") or document["id"])
 
 
 def _tenths(progress: Json | None) -> str:

@@ -168,9 +168,10 @@ def test_an_interrupted_watch_says_that_the_run_goes_on(
         [*MPT, "watch", waiting], env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == f"{waiting}  queued\n"
+        line = process.stderr.readline()
         process.send_signal(signal.SIGINT)
         told = process.stderr.read()
+    assert line == f"{waiting}  queued\n"
     assert process.returncode == 130
     assert told == (
         f"mpt: the run goes on; come back to it: mpt watch {waiting}; "
