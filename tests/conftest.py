@@ -45,14 +45,20 @@ def one_warm_parent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]:
+def lab_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of PostgreSQL's migrated database, to copy with it."""
+    return tmp_path_factory.mktemp("lab")
+
+
+@pytest.fixture(scope="session")
+def postgresql(lab_store: Path) -> Iterator[PostgreSQL]:
     """A real PostgreSQL server, with a migrated database to copy. Its folder is not pytest's, which
     is closed to the user that the server runs as under root."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         server = PostgreSQL(Path(folder))
         server.start()
         server.create("prepared")
-        prepare(Settings(store=tmp_path_factory.mktemp("lab"), database_url=server.url("prepared")))
+        prepare(Settings(store=lab_store, database_url=server.url("prepared")))
         yield server
         server.stop()
 
@@ -67,19 +73,17 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
 
 
 @pytest.fixture
-def lab(postgresql: PostgreSQL, redis: Redis, tmp_path: Path) -> Settings:
+def lab(postgresql: PostgreSQL, redis: Redis, lab_store: Path, tmp_path: Path) -> Settings:
     """Settings of lab mode on real servers, with a database and a broker number of its own."""
     name = f"test_{uuid.uuid4().hex}"
     postgresql.create(name, template="prepared")
-    made = Settings(
-        store=tmp_path / "lab",
+    return Settings(
+        store=shutil.copytree(lab_store, tmp_path / "lab"),
         database_url=postgresql.url(name),
         redis_url=redis.new_url(),
         data_dir=None,
         models_dir=None,
     )
-    prepare(made)
-    return made
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
