@@ -57,6 +57,7 @@ def main() -> None:
             console.print(f"serving {client.url}")
             _run(client, console)
     console.print(f"{time.monotonic() - began:.1f} s in all")
+    console.print("next: `make serve`, and in another terminal README's first experiment")
 
 
 def _run(client: Client, console: Console) -> None:

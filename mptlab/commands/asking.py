@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,8 @@ PLAIN_WIDTH = 1000
 
 WHOLE_ID = re.compile(r"[0-9a-f]{32}")
 PART_OF_ID = re.compile(r"[0-9a-f]+")
+AFTER_ALL_DIGITS = "g"  # of hexadecimal numbers
+MOST_CANDIDATES = 5
 SUGGESTED = 50
 HASTE_S = 2.0
 """No one waits longer for the ids that a shell suggests."""
@@ -63,18 +66,18 @@ class Asked:
         Raises BadParameter where several are."""
         if WHOLE_ID.fullmatch(typed):
             return typed
-        found = {one["id"]: one for one in self._candidates(typed)}
+        found = {one["id"]: one for one in islice(self._candidates(typed), MOST_CANDIDATES)}
         if len(found) > 1:
-            each = ", ".join(f"{one['id']} ({one['status']})" for one in list(found.values())[:5])
-            raise typer.BadParameter(f"{typed} may be one of {len(found)}: {each}")
+            each = ", ".join(f"{one['id']} ({one['status']})" for one in found.values())
+            raise typer.BadParameter(f"{typed} may be several: {each}")
         return next(iter(found), typed)
 
     def _candidates(self, typed: str) -> Iterator[Json]:
         if PART_OF_ID.fullmatch(typed):
-            beginning = self.client.experiments(filter=f'id ~ "{typed}"')
-            yield from (one for one in beginning if one["id"].startswith(typed))
+            between = f'id >= "{typed}" and id < "{typed}{AFTER_ALL_DIGITS}"'
+            yield from self.client.experiments(filter=between, limit=MOST_CANDIDATES)
         if 0 < len(typed) <= 200:
-            yield from self.client.experiments(name=typed)
+            yield from self.client.experiments(name=typed, limit=MOST_CANDIDATES)
 
 
 def asks(function: Callable[..., None]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 CLIENT = tomllib.loads((ROOT / "mptlab/pyproject.toml").read_text())["project"]
 SERVER = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NOT_THE_CLIENTS = {
-    "torch", "numpy", "matplotlib", "service", "worker", "mptcore", "sqlalchemy", "fastapi",
+    "torch", "numpy", "matplotlib", "pandas", "pyarrow", "service", "worker", "mptcore", "sqlalchemy", "fastapi",
     "celery",
 }  # fmt: skip
 
@@ -111,6 +111,22 @@ def test_the_command_line(environment: Path) -> None:
     shown = run(environment / "mpt", "--help")
     assert shown.returncode == 0
     assert {"serve", "submit", "watch", "curves"} <= set(shown.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("call", "package", "extra"),
+    [
+        ("to_pandas()", "pandas", "frames"),
+        ("to_arrow()", "pyarrow", "frames"),
+        ("plot()", "matplotlib", "plots"),
+    ],
+)
+def test_what_needs_more_says_what(environment: Path, call: str, package: str, extra: str) -> None:
+    done = run(environment / "python", "-I", "-c", f"import mptlab; mptlab.Curves().{call}")
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: this needs {package}, which is not installed: pip install {package}, "
+        f"or the client with its extra, 'mptlab[{extra}]'"
+    )
 
 
 @pytest.mark.parametrize("command", ["serve", "migrate", "worker"])
