@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 CLIENT = tomllib.loads((ROOT / "mptlab/pyproject.toml").read_text())["project"]
 SERVER = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NOT_THE_CLIENTS = {
-    "torch", "numpy", "matplotlib", "pandas", "pyarrow", "service", "worker", "mptcore", "sqlalchemy", "fastapi",
-    "celery",
+    "torch", "numpy", "matplotlib", "pandas", "pyarrow", "service", "worker", "mptcore",
+    "sqlalchemy", "fastapi", "celery",
 }  # fmt: skip
 
 
