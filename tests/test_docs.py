@@ -163,9 +163,12 @@ def test_the_readme_runs(home: tuple[Path, int]) -> None:
 
 def test_the_page_of_the_client_runs(home: tuple[Path, int]) -> None:
     folder, port = home
-    by_python, of_sweep, _, by_command = typed(ROOT / "docs" / "client.md", folder, port)
+    by_python, of_sweep, by_asyncio, _, by_command = typed(
+        ROOT / "docs" / "client.md", folder, port
+    )
     assert by_python.startswith("succeeded -")
     assert "lml[seed=4]" in of_sweep
+    assert by_asyncio == "['succeeded', 'succeeded']\n"
     assert "table1" in by_command
     figures = ("training.svg", "evolution.svg", "curves.svg")
     assert all("<svg" in (folder / one).read_text() for one in figures)

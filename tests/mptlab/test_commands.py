@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mptlab import Client, serve
+from mptlab.commands.asking import print_table
 from mptlab.commands.submitting import _values
 from tests.support.commands import mpt_here as mpt
 from tests.support.ppca_spec import ppca_spec
@@ -216,6 +217,13 @@ def test_a_sweep_is_followed_to_its_table(environment: Environment, tmp_path: Pa
     assert [row["model.latent_dim"] for row in compared] == [1, 2]
     assert all(row["mpt"] < 0 < row["mpt std_err"] for row in compared)
     assert sweep_id in [one["id"] for one in asked_json(environment, "sweeps")]
+
+
+def test_what_looks_like_markup_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["lml[model=a]"], [["[red]x\x1b[31m"]])
+    shown = capsys.readouterr().out
+    assert "lml[model=a]" in shown
+    assert "[red]x\ufffd[31m" in shown
 
 
 def test_values_that_are_swept() -> None:
