@@ -1,34 +1,34 @@
 """Waiting for experiments at the terminal."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import typer
 
 from mptlab.commands.asking import Asked, warn
 from mptlab.errors import Json, NotSucceeded
-from mptlab.progress import followed
+from mptlab.progress import followed, printable
 
 RUN_FAILED = 3
-INTERRUPTED = 130
 
 
-def follow(asked: Asked, ids: Sequence[str]) -> None:
-    """Show how far experiments are until all have ended, then their metrics. Ends the command with
-    status 3 unless all succeeded."""
+def follow(asked: Asked, ids: Sequence[str]) -> list[Json]:
+    """Show how far experiments are until all have ended; how they did."""
     with comes_back("watch", ids), followed() as show:
-        ended = [asked.client.wait(one, on_change=show) for one in ids]
-    if asked.as_json:
-        asked.dump(ended if len(ended) > 1 else ended[0])
-    else:
-        for one in ended:
-            print_metrics(one)
-    exit_for([one for one in ended if one["status"] != "succeeded"])
+        return [asked.client.wait(one, on_change=show) for one in ids]
 
 
-def exit_for(bad: Iterable[Json]) -> None:
-    """Say what has not succeeded, and end the command where anything has not."""
-    told = [str(NotSucceeded(one)) for one in bad]
+def print_ended(ended: Sequence[Json]) -> None:
+    """The metrics of experiments, under their ids where there are several."""
+    for one in ended:
+        if len(ended) > 1:
+            typer.echo(f"{one['id']}  {printable(one['name'] or '')}".rstrip())
+        print_metrics(one)
+
+
+def exit_unless_succeeded(ended: Sequence[Json]) -> None:
+    """Say what has not succeeded, and end the command with status 3 where anything has not."""
+    told = [str(NotSucceeded(one)) for one in ended if one["status"] != "succeeded"]
     for one in told:
         warn(one)
     if told:
@@ -44,7 +44,7 @@ def comes_back(command: str, ids: Sequence[str]) -> Iterator[None]:
         names = " ".join(ids)
         told = f"the run goes on; come back to it: mpt {command} {names}"
         warn(told if command != "watch" else f"{told}; end it: mpt cancel {names}")
-        raise typer.Exit(INTERRUPTED) from None
+        raise
 
 
 def print_metrics(experiment: Json) -> None:

@@ -10,7 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from mptlab.commands.asking import Asked, ExperimentId, ExperimentIds, asks, cell
-from mptlab.commands.following import follow, print_metrics
+from mptlab.commands.following import (
+    exit_unless_succeeded,
+    follow,
+    print_ended,
+    print_metrics,
+)
 from mptlab.errors import Json
 from mptlab.progress import printable
 from mptlab.tables import comparison
@@ -65,7 +70,9 @@ def show(asked: Asked, experiment_id: ExperimentId) -> None:
 def watch(asked: Asked, experiment_ids: ExperimentIds) -> None:
     """Show progress to the end, then metrics; exit status 3 unless all succeeded. Ctrl-C ends the
     watching alone."""
-    follow(asked, asked.ids(experiment_ids))
+    ended = follow(asked, asked.ids(experiment_ids))
+    asked.dump(ended) if asked.as_json else print_ended(ended)
+    exit_unless_succeeded(ended)
 
 
 app.command("wait", hidden=True)(watch)

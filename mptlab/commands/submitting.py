@@ -17,9 +17,17 @@ from mptlab.commands.asking import (
     cell,
     print_table,
 )
-from mptlab.commands.following import RUN_FAILED, comes_back, exit_for, follow
+from mptlab.commands.following import (
+    RUN_FAILED,
+    comes_back,
+    exit_unless_succeeded,
+    follow,
+    print_ended,
+)
 from mptlab.errors import Json
 from mptlab.specs import changed, parse_spec, parse_value
+
+MOST_VALUES = 10_000
 
 app = typer.Typer()
 presets_app = typer.Typer(no_args_is_help=False)
@@ -52,7 +60,11 @@ def submit(
 ) -> None:
     """Queue an experiment, and print its id."""
     made = asked.client.submit(_spec(spec, set_), **_beside(name, tag, share, no_cache))
-    _made(asked, [made], watch)
+    (seen,) = _followed(asked, [made], watch)
+    if asked.as_json:
+        asked.dump(seen)
+    if watch:
+        exit_unless_succeeded([seen])
 
 
 @app.command()
@@ -104,7 +116,11 @@ def run_preset(
     """Queue an experiment for each of its specs, and print their ids in order, for verdict."""
     beside = _beside(None, tag, share, no_cache=False)
     made = asked.client.run_preset(preset, **beside)
-    _made(asked, [one.document for one in made], watch)
+    seen = _followed(asked, [one.document for one in made], watch)
+    if asked.as_json:
+        asked.dump(seen)
+    if watch:
+        exit_unless_succeeded(seen)
 
 
 @app.command()
@@ -158,20 +174,20 @@ def sweep(
     with comes_back("table", [made.id]):
         ended = made.wait(check=False)
     asked.show_metrics(made.table())
-    exit_for([] if ended["status"] == "succeeded" else [ended])
+    exit_unless_succeeded([ended])
 
 
-def _made(asked: Asked, made: list[Json], watch: bool) -> None:
-    """Print the ids of what was queued, and follow it if that is asked for."""
+def _followed(asked: Asked, made: list[Json], watch: bool) -> list[Json]:
+    """Print the ids of what was queued, and follow it to its end if that is asked for."""
     ids = [one["id"] for one in made]
-    if watch:
-        for one in ids:
-            typer.echo(one, err=asked.as_json)
-        follow(asked, ids)
-    elif asked.as_json:
-        asked.dump(made if len(made) > 1 else made[0])
-    else:
-        typer.echo("\n".join(ids))
+    if watch or not asked.as_json:
+        typer.echo("\n".join(ids), err=asked.as_json)
+    if not watch:
+        return made
+    ended = follow(asked, ids)
+    if not asked.as_json:
+        print_ended(ended)
+    return ended
 
 
 def _beside(name: str | None, tags: list[str] | None, share: bool, no_cache: bool) -> Json:
@@ -205,6 +221,8 @@ def _values(text: str) -> list[Any]:
     """The values of a swept field: `1..12`, `[…]` as JSON, or some between commas."""
     if between := re.fullmatch(r"(-?\d+)\.\.(-?\d+)", text):
         first, last = map(int, between.groups())
+        if last - first >= MOST_VALUES:
+            raise typer.BadParameter(f"{text} is more than {MOST_VALUES} values")
         return list(range(first, last + 1))
     if text.startswith("["):
         try:

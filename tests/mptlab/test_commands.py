@@ -138,7 +138,7 @@ def test_what_cannot_be_done_is_one_line(
         ("shwo",), ("show",), ("submit", "/nowhere"), ("submit", "-", "--set", "seeds"),
         ("sweep", "-", "--over", "seeds"), ("sweep", "-", "--over", "seeds=[[1],"),
         ("serve", "--port", "99999"), ("api", "--port", "-1"), ("list", "--limit", "0"),
-        ("presets", "--json", "run", "table1"),
+        ("sweep", "-", "--over", "data.n=1..99999999999"), ("presets", "--json", "run", "table1"),
     ],
 )  # fmt: skip
 def test_what_is_mistyped_is_told_without_a_traceback(
@@ -159,8 +159,9 @@ def test_a_run_that_failed_has_an_exit_status_of_its_own(
     code, _, error = mpt(environment, "watch", second)
     assert code == 3
     assert error.splitlines()[-1].startswith(f"mpt: {second} (second) failed: invalid: ")
-    code, _, error = mpt(environment, "watch", first)
-    assert (code, error.splitlines()[-1]) == (3, f"mpt: {first} cancelled")
+    code, output, error = mpt(environment, "watch", first, second, "--json")
+    assert (code, error.splitlines()[-2]) == (3, f"mpt: {first} cancelled")
+    assert [one["status"] for one in json.loads(output)] == ["cancelled", "failed"]
 
 
 def test_an_interrupted_watch_says_that_the_run_goes_on(
