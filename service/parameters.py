@@ -8,8 +8,8 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from mptcore.specs import Problem
+from mptcore.specs.parsing.suggestions import meant
 from service.errors import invalid
-from service.suggestions import meant
 
 
 # Async, though they wait for nothing: a plain function costs a change of threads.

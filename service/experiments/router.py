@@ -324,6 +324,17 @@ DONE = {
 }
 """What the audit calls it."""
 
+MAY = {
+    Status.QUEUED: "it may be paused or cancelled",
+    Status.DISPATCHED: "it may be paused or cancelled",
+    Status.RUNNING: "it ends soon, and may then be retried or deleted",
+    Status.PAUSED: "it may be resumed, cancelled or deleted",
+    Status.SUCCEEDED: "it has ended, and may only be deleted",
+    Status.FAILED: "it has ended, and may be retried or deleted",
+    Status.CANCELLED: "it has ended, and may be retried or deleted",
+}
+"""What its owner may ask for, by where an experiment stands."""
+
 
 def _request(
     database: Database,
@@ -339,7 +350,7 @@ def _request(
         experiment = find(session, user, experiment_id)
         if accepted is None and experiment.status != already:
             what = "is being cancelled" if experiment.status == Status.RUNNING else "is"
-            detail = f"the experiment {what} {experiment.status}, which does not allow this"
+            detail = f"the experiment {what} {experiment.status}: {MAY[Status(experiment.status)]}"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
         if accepted is not None:
             audit.note(session, user, f"experiment.{DONE[desired]}", experiment_id)
