@@ -39,8 +39,10 @@ OTHERS = {
     "MPT_ALLOW_DOWNLOAD": "`1`: image sets that `MPT_DATA_DIR` lacks are downloaded to it",
     "HF_HUB_OFFLINE": "`1`: no hub is asked for models or texts",
     "HF_HOME": "where the hub's cache lies; in the store it keeps to `MPT_HUB_CACHE_BYTES`",
-    "MPT_URL": "the client: the address of the API, by default `http://127.0.0.1:8765`",
-    "MPT_API_KEY": "the client: its key, by default the one in `MPT_STORE`",
+    "MPT_URL": "the client: the address of the API, by default that of `mpt login`, else "
+    "`http://127.0.0.1:8765`",
+    "MPT_API_KEY": "the client: its key, by default that of `mpt login` for the URL, else the one "
+    "in `MPT_STORE`",
     "MPT_RETRY_S": "the client: for so long it sends a request again, by default 30",
 }
 """Variables that the service passes on, or that only the client reads."""

@@ -1,8 +1,21 @@
 """The Python client of the service, on httpx. Nothing here imports torch."""
 
-from mptlab.api import Client, Refused
+from mptlab.api import Client
+from mptlab.curves import Curves
+from mptlab.errors import NoAnswer, NotSucceeded, Refused
+from mptlab.experiments import Experiment
+from mptlab.sweeps import Sweep
 
-__all__ = ["Client", "Refused", "__version__"]
+__all__ = [
+    "Client",
+    "Curves",
+    "Experiment",
+    "NoAnswer",
+    "NotSucceeded",
+    "Refused",
+    "Sweep",
+    "__version__",
+]
 
 __version__ = "0.2.0"
 """Of the whole repository: both pyproject.toml read it here."""

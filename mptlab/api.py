@@ -1,78 +1,57 @@
 """Submitting experiments, waiting for them, reading what came out."""
 
-import logging
+import hashlib
 import math
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
+from urllib.parse import quote
 
 import httpx
-from platformdirs import user_data_path
 
-from mptlab.retries import is_busy, retry_s, send_again
+from mptlab import tables
+from mptlab.connection import Connection, checked, store
+from mptlab.curves import Curves
+from mptlab.errors import Json, Refused
+from mptlab.experiments import Experiment, Experiments, Id, id_of
+from mptlab.optional import needed
+from mptlab.specs import is_file, read_spec
 from mptlab.sweeps import Sweep, points_of
 
-log = logging.getLogger(__name__)
+__all__ = ["Client", "Refused", "store"]
 
-DEFAULT_URL = "http://127.0.0.1:8765"
 UPLOAD_S = 600.0
 """How long the service may look at an upload before it answers."""
 
 MOST_AT_ONCE = 1000
 """Experiments whose curves are asked for together."""
 
-Json = dict[str, Any]
+Spec = Any
+"""A mapping, a pydantic model, the path of a JSON or YAML file, or the name of a preset."""
 
 
-class Refused(Exception):
-    """The service's answer was a problem (RFC 9457): its sentence, and the whole document."""
+class Client(Connection):
+    """The service, by a URL and a key: see Connection for where these come from.
 
-    def __init__(self, document: Json):
-        super().__init__(document.get("detail") or document.get("title") or str(document))
-        self.document = document
-
-
-class Client:
-    """A connection to the service.
-
-    The URL is that given, else MPT_URL, else this machine's. The key is that given, else
-    MPT_API_KEY, else what the embedded service left in its store (MPT_STORE).
-
-    A request that may be sent again is, where the service does not answer or asks for it, for half
-    a minute (MPT_RETRY_S); `on_outage` is told, once.
+    `experiments` holds objects to work with; the methods here take ids, and give the service's
+    documents as they come.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        key: str | None = None,
-        timeout_s: float = 30.0,
-        on_outage: Callable[[str], object] = log.warning,
-    ):
-        self.url = url or os.environ.get("MPT_URL", DEFAULT_URL)
-        key = key or os.environ.get("MPT_API_KEY") or _local_key()
-        headers = {"Authorization": f"Bearer {key}"}
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s)
-        self._on_outage = on_outage
+    @cached_property
+    def experiments(self) -> Experiments:
+        """Your experiments: `create`, `get`, `list`, `wait`. Called, it goes over all of them."""
+        return Experiments(self)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
-
-    def submit(
-        self, spec: Mapping[str, Any], *, idempotency_key: str | None = None, **beside: Any
-    ) -> Json:
+    def submit(self, spec: Spec, *, idempotency_key: str | None = None, **beside: Any) -> Json:
         """Queue an experiment; `beside` is name, tags, note, priority, visibility, after, cache.
         Where one had computed the same, this is that one, and has `cached_from`. What is sent again
         under the same idempotency key, by default one of this call's own, is queued once.
         Raises Refused."""
-        return self._once("/v1/experiments", {"spec": spec, **beside}, idempotency_key)
+        body = {"spec": self._spec(spec), **beside}
+        return self._once("/v1/experiments", body, idempotency_key)
 
     def batch(
         self, submissions: Iterable[Mapping[str, Any]], *, idempotency_key: str | None = None
@@ -85,7 +64,7 @@ class Client:
 
     def sweep(
         self,
-        spec: Mapping[str, Any],
+        spec: Spec,
         grid: Mapping[str, Iterable[Any]] | None = None,
         *,
         idempotency_key: str | None = None,
@@ -96,78 +75,69 @@ class Client:
         gives the points, or `random={…}` draws them; `beside` is also name, tags, note, priority,
         visibility, concurrency, after, cache. Raises Refused."""
         points = points_of(grid) if grid is not None else {}
-        body = {"spec": spec, **points, **beside}
+        body = {"spec": self._spec(spec), **points, **beside}
         return Sweep(self, self._once("/v1/sweeps", body, idempotency_key)["id"])
+
+    def get_sweep(self, sweep_id: str) -> Sweep:
+        """A sweep of before. Raises Refused."""
+        return Sweep(self, self._call("GET", f"/v1/sweeps/{quote(sweep_id, safe='')}")["id"])
 
     def sweeps(self, **filters: Any) -> Iterator[Json]:
         """Your sweeps, newest first; `whose="lab"` lists what is shared."""
         return self._pages("/v1/sweeps", filters)
 
-    def upload(self, file: Path) -> Json:
+    def upload(self, file: str | os.PathLike[str]) -> Json:
         """Upload a data set, of numbers or of text; its id goes into a spec. The same bytes are one
         data set however often they are sent. Raises Refused."""
-
-        query = {"name": file.name}
+        path = Path(file)
         patience = httpx.Timeout(self._http.timeout.connect, read=UPLOAD_S)
 
         def send() -> httpx.Response:
-            with file.open("rb") as content:
-                return self._http.post("/v1/datasets", params=query, content=content,
+            with path.open("rb") as content:
+                return self._http.post("/v1/datasets", params={"name": path.name}, content=content,
                                        timeout=patience)  # fmt: skip
 
-        return _answer(self._send(send, idempotent=True))
+        answer: Json = checked(self._send(send, idempotent=True)).json()
+        return answer
 
-    def validate(self, spec: Mapping[str, Any]) -> Json:
+    def datasets(self, **filters: Any) -> Iterator[Json]:
+        """Your uploads, newest first."""
+        return self._pages("/v1/datasets", filters)
+
+    def validate(self, spec: Spec) -> Json:
         """The resolved spec, how long it would run, what memory it would take, where it would stand
         in the queue, and whether it was computed before. Raises Refused."""
-        body = {"spec": spec}
+        body = {"spec": self._spec(spec)}
         return self._call("POST", "/v1/experiments:validate", idempotent=True, json=body)
 
-    def get(self, experiment_id: str) -> Json:
+    def get(self, experiment_id: Id) -> Json:
         """Where an experiment stands, with its metrics so far."""
-        return self._call("GET", f"/v1/experiments/{experiment_id}")
+        return self._call("GET", _path(experiment_id))
 
-    def experiments(self, **filters: Any) -> Iterator[Json]:
-        """Your experiments, newest first, over all pages: without their specs, or with
-        `fields="full"` (and `limit` at most 50) with them; `whose="lab"` lists what is shared.
-        `filter="metrics.lml > -61 and tag = x"`, `order_by="metrics.lml desc"`, and status, tag,
-        family, name, owner, q, created_after and the like choose among them. Raises Refused."""
-        return self._pages("/v1/experiments", filters)
-
-    def _pages(self, path: str, filters: Mapping[str, Any]) -> Iterator[Json]:
-        cursor = None
-        while True:
-            query = {**filters, "cursor": cursor} if cursor else filters
-            page = self._call("GET", path, params=query)
-            yield from page["items"]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return
-
-    def cancel(self, experiment_id: str) -> Json:
+    def cancel(self, experiment_id: Id) -> Json:
         """Ask for an experiment to end."""
-        return self._call("POST", f"/v1/experiments/{experiment_id}:cancel", idempotent=True)
+        return self._call("POST", f"{_path(experiment_id)}:cancel", idempotent=True)
 
-    def pause(self, experiment_id: str) -> Json:
+    def pause(self, experiment_id: Id) -> Json:
         """Ask for an experiment to be set aside."""
-        return self._call("POST", f"/v1/experiments/{experiment_id}:pause", idempotent=True)
+        return self._call("POST", f"{_path(experiment_id)}:pause", idempotent=True)
 
-    def resume(self, experiment_id: str) -> Json:
+    def resume(self, experiment_id: Id) -> Json:
         """Put a paused experiment back in the queue."""
-        return self._call("POST", f"/v1/experiments/{experiment_id}:resume")
+        return self._call("POST", f"{_path(experiment_id)}:resume")
 
-    def retry(self, experiment_id: str, *, idempotency_key: str | None = None) -> Json:
+    def retry(self, experiment_id: Id, *, idempotency_key: str | None = None) -> Json:
         """Queue a new experiment like one that failed or was cancelled; the key as in `submit`."""
-        return self._once(f"/v1/experiments/{experiment_id}:retry", None, idempotency_key)
+        return self._once(f"{_path(experiment_id)}:retry", None, idempotency_key)
 
-    def change(self, experiment_id: str, **changes: Any) -> Json:
+    def change(self, experiment_id: Id, **changes: Any) -> Json:
         """Change what stands beside the spec: name, tags, note, priority, visibility ("private" or
         "lab"), pinned."""
-        return self._call("PATCH", f"/v1/experiments/{experiment_id}", json=changes)
+        return self._call("PATCH", _path(experiment_id), json=changes)
 
-    def delete(self, experiment_id: str) -> None:
+    def delete(self, experiment_id: Id) -> None:
         """Delete an experiment that does not run."""
-        self._call("DELETE", f"/v1/experiments/{experiment_id}")
+        self._call("DELETE", _path(experiment_id))
 
     def me(self) -> Json:
         """Whose key this is, and what it allows."""
@@ -218,13 +188,14 @@ class Client:
 
     def wait(
         self,
-        experiment_id: str,
+        experiment_id: Id,
         timeout_s: float | None = None,
         on_change: Callable[[Json], object] = lambda experiment: None,
         poll_s: float = 0.2,
     ) -> Json:
-        """Wait until an experiment has ended, and return it; `on_change` sees it at every look.
-        Once the service has answered, an outage is waited for as well. Raises TimeoutError."""
+        """Wait until an experiment has ended, and return it, however it did: `experiments.wait`
+        raises where it failed. `on_change` sees it at every look. Once the service has answered, an
+        outage is waited for as well. Raises TimeoutError."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         experiment = self.get(experiment_id)
         while True:
@@ -232,39 +203,27 @@ class Client:
             if experiment["terminal"]:
                 return experiment
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{experiment_id} is {experiment['status']} after {timeout_s} s")
+                name, status = id_of(experiment_id), experiment["status"]
+                raise TimeoutError(f"{name} is {status} after {timeout_s} s")
             time.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
-            experiment = self._look(f"/v1/experiments/{experiment_id}", deadline)
-
-    def _look(self, path: str, deadline: float) -> Json:
-        """How it stands with what is there, however long the service is away."""
-        send = partial(self._http.get, path)
-        for_s = max(0.0, deadline - time.monotonic())
-        try:
-            response = self._send(send, idempotent=True, for_s=for_s)
-        except httpx.TransportError as error:
-            raise TimeoutError(f"{self.url} does not answer: {error}") from error
-        if is_busy(response):
-            raise TimeoutError(f"{self.url} does not answer: HTTP {response.status_code}")
-        return _answer(response)
+            experiment = self._look(_path(experiment_id), deadline)
 
     def curves(
         self,
-        experiment_id: str,
+        experiment_id: Id,
         series: str | None = None,
         max_points: int = 100_000,
         **labels: Any,
-    ) -> list[Json]:
+    ) -> Curves:
         """The series of an experiment by column: all, or those of one name and with the given
         labels."""
-        path = f"/v1/experiments/{experiment_id}/curves" + (f"/{series}" if series else "")
+        path = f"{_path(experiment_id)}/curves" + (f"/{quote(series, safe='')}" if series else "")
         answer = self._call("GET", path, params={"max_points": max_points, **labels})
-        found: list[Json] = answer["series"]
-        return found
+        return Curves(answer["series"])
 
     def curves_of(
         self,
-        experiment_ids: Iterable[str],
+        experiment_ids: Iterable[Id],
         series: Sequence[str] | None = None,
         max_points: int = 100_000,
         **labels: Any,
@@ -272,7 +231,7 @@ class Client:
         """The curves of many experiments, in their order, each with its `series` by column: all, or
         those of some names and with the given labels, a value or a list of values each. Of every
         thousand experiments, at most `max_points` points. Raises Refused."""
-        ids = list(experiment_ids)
+        ids = [id_of(one) for one in experiment_ids]
         found: list[Json] = []
         for first in range(0, len(ids), MOST_AT_ONCE):
             body = {"ids": ids[first : first + MOST_AT_ONCE], "series": series, "labels": labels,
@@ -281,85 +240,80 @@ class Client:
             found += answer["items"]
         return found
 
-    def artifacts(self, experiment_id: str) -> list[Json]:
+    def artifacts(self, experiment_id: Id) -> list[Json]:
         """The files that an experiment left: weights, pictures."""
-        found: list[Json] = self._call("GET", f"/v1/experiments/{experiment_id}/artifacts")["items"]
+        found: list[Json] = self._call("GET", f"{_path(experiment_id)}/artifacts")["items"]
         return found
 
-    def artifact(self, experiment_id: str, name: str) -> bytes:
+    def artifact(self, experiment_id: Id, name: str) -> bytes:
         """The content of one of these files."""
-        path = f"/v1/experiments/{experiment_id}/artifacts/{name}"
-        response = self._send(lambda: self._http.get(path), idempotent=True)
-        if response.is_error:
-            raise Refused(_document(response))
-        return response.content
+        path = f"{_path(experiment_id)}/artifacts/{quote(name, safe='')}"
+        return checked(self._send(lambda: self._http.get(path), idempotent=True)).content
+
+    def download(
+        self, experiment_id: Id, folder: str | os.PathLike[str] = ".", *names: str
+    ) -> list[Path]:
+        """Write all files that an experiment left, or those of some names, into a folder; what was
+        not received whole is not written. Raises Refused, and ValueError for a name that is not
+        there."""
+        left = {one["name"]: one for one in self.artifacts(experiment_id)}
+        if missing := [name for name in names if name not in left]:
+            there = ", ".join(left) or "no files"
+            raise ValueError(f"{missing[0]} is not there: the experiment left {there}")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return [self._download(experiment_id, left[name], Path(folder)) for name in names or left]
+
+    def _download(self, experiment_id: Id, artifact: Json, folder: Path) -> Path:
+        content = self.artifact(experiment_id, artifact["name"])
+        if hashlib.sha256(content).hexdigest() != artifact["sha256"]:
+            raise ValueError(f"{artifact['name']} came damaged: ask for it again")
+        file = folder / Path(artifact["name"]).name
+        file.write_bytes(content)
+        return file
+
+    def compare(self, experiment_ids: Iterable[Id]) -> Any:
+        """A pandas DataFrame with a row for each experiment: name, status, the fields in which
+        their specs differ, and their metrics, over seeds where they have several."""
+        documents = [self.get(one) for one in experiment_ids]
+        return needed("pandas", "frames").DataFrame(tables.comparison(documents)).set_index("id")
+
+    def presets(self) -> list[Json]:
+        """The paper's tables and figures: their specs, and what was published."""
+        found: list[Json] = self._call("GET", "/v1/presets")["items"]
+        return found
 
     def preset(self, name: str) -> Json:
         """One of the paper's tables and figures: its specs, and what was published."""
-        return self._call("GET", f"/v1/presets/{name}")
+        return self._call("GET", f"/v1/presets/{quote(name, safe='')}")
 
-    def verdict(self, name: str, experiment_ids: list[str]) -> Json:
+    def run_preset(
+        self, name: str, *, idempotency_key: str | None = None, **beside: Any
+    ) -> list[Experiment]:
+        """Queue an experiment for each of a preset's specs, all or none; their ids, in order, are
+        what `verdict` takes."""
+        one = {"name": name, **beside}
+        submissions = [{"spec": spec, **one} for spec in self.preset(name)["specs"]]
+        ids = self.batch(submissions, idempotency_key=idempotency_key)
+        return [self.experiments.get(one) for one in ids]
+
+    def verdict(self, name: str, experiment_ids: Iterable[Id]) -> Json:
         """Whether experiments that ran a preset's specs, in order, agree with the paper."""
-        query = {"experiment": experiment_ids}
-        return self._call("GET", f"/v1/presets/{name}/verdict", params=query)
+        query = {"experiment": [id_of(one) for one in experiment_ids]}
+        path = f"/v1/presets/{quote(name, safe='')}/verdict"
+        return self._call("GET", path, params=query)
 
-    def is_ready(self) -> bool:
-        """Whether the service answers."""
-        try:
-            return self._http.get("/readyz").is_success
-        except httpx.TransportError:
-            return False
-
-    def _once(self, path: str, body: Json | None, idempotency_key: str | None) -> Json:
-        """Send what is to be done once however often it is sent."""
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        return self._call("POST", path, headers=headers, json=body)
-
-    def _call(self, method: str, path: str, *, idempotent: bool = False, **options: Any) -> Json:
-        again = idempotent or method == "GET" or "Idempotency-Key" in options.get("headers", ())
-        send = partial(self._http.request, method, path, **options)
-        return _answer(self._send(send, idempotent=again))
-
-    def _send(
-        self, send: Callable[[], httpx.Response], *, idempotent: bool, for_s: float | None = None
-    ) -> httpx.Response:
-        """Send, and send again for so many seconds; by default as many as the client has."""
-        return send_again(
-            send,
-            idempotent=idempotent,
-            for_s=retry_s() if for_s is None else for_s,
-            on_outage=self._tell,
-        )
-
-    def _tell(self, cause: str) -> None:
-        self._on_outage(f"{self.url} does not answer ({cause}): trying again")
+    def _spec(self, given: Spec) -> Any:
+        """What a request says as the spec. Raises ValueError, OSError, Refused."""
+        if is_file(given):
+            return read_spec(given)
+        if not isinstance(given, str):
+            return given
+        specs: list[Json] = self.preset(given)["specs"]
+        if len(specs) > 1:
+            told = f"the preset {given} has {len(specs)} specs: client.run_preset({given!r})"
+            raise ValueError(f"{told} queues them all")
+        return specs[0]
 
 
-def _answer(response: httpx.Response) -> Json:
-    if response.is_error:
-        raise Refused(_document(response))
-    answer: Json = response.json() if response.content else {}
-    return answer
-
-
-def store() -> Path:
-    """Where the embedded service keeps everything: MPT_STORE, or the user's data directory."""
-    given = os.environ.get("MPT_STORE")
-    return Path(given) if given else user_data_path("mptlab")
-
-
-def _local_key() -> str:
-    key_file = store() / "api-key"
-    try:
-        return key_file.read_text().strip()
-    except FileNotFoundError:
-        detail = f"no API key: set MPT_API_KEY, or start `mpt serve`, which writes {key_file}"
-        raise Refused({"detail": detail}) from None
-
-
-def _document(response: httpx.Response) -> Json:
-    try:
-        document = response.json()
-    except ValueError:
-        document = None
-    return document if isinstance(document, dict) else {"detail": f"HTTP {response.status_code}"}
+def _path(experiment_id: Id) -> str:
+    return f"/v1/experiments/{quote(id_of(experiment_id), safe='')}"

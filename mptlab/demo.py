@@ -58,6 +58,7 @@ def main() -> None:
             _run(client, console)
     console.print(f"{time.monotonic() - began:.1f} s in all")
     console.print(f"to see it in a browser: MPT_STORE={OUTPUT / 'store'} make serve")
+    console.print("next: `make serve`, and in another terminal README's first experiment")
 
 
 def _run(client: Client, console: Console) -> None:
@@ -69,10 +70,11 @@ def _run(client: Client, console: Console) -> None:
         if experiment["status"] != "succeeded":
             raise SystemExit(f"{name} {experiment['status']}: {experiment['failure']}")
     console.print(_table(ended))
-    curve = client.curves(ids["table1 P=100"], "score")
-    plots.mpt_curve(curve, "Table 1 of the paper, P = 100", OUTPUT / "table1.png")
-    digits = client.curves(ids["digits K=10"], "score")
-    plots.mpt_curve(digits, "Handwritten digits, PPCA with K = 10", OUTPUT / "digits.png")
+    for name, title, file in (
+        ("table1 P=100", "Table 1 of the paper, P = 100", "table1.png"),
+        ("digits K=10", "Handwritten digits, PPCA with K = 10", "digits.png"),
+    ):
+        plots.save(plots.draw(client.curves(ids[name], "score"), "scores", title), OUTPUT / file)
     console.print(f"plots: {OUTPUT / 'table1.png'}, {OUTPUT / 'digits.png'}")
 
 

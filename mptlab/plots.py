@@ -1,26 +1,200 @@
-"""Figures of curves, as files."""
+"""The paper's figures: one function for each form, from the series that the service gives.
 
+Nothing here touches pyplot: no window opens, and no backend is chosen for the user.
+"""
+
+import io
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-mpl.use("Agg")
+from mptlab.errors import Json
 
-from matplotlib import pyplot as plt
+BAND = 2.0
+"""Bands are of so many standard errors."""
+
+STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,  # text stays text, which journals ask for
+    "svg.fonttype": "none",
+}
 
 
-def mpt_curve(series: list[dict[str, Any]], title: str, file: Path) -> None:
-    """S(m) against the mask size for each series, with bands of two standard errors."""
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+class Plot(Figure):
+    """A figure that a notebook shows."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        save(self, content, "png")
+        return content.getvalue()
+
+
+def draw(series: Sequence[Json], kind: str | None = None, title: str = "") -> Plot:
+    """The figure of a kind, by default of what suits the series. Raises ValueError that says which
+    kinds there are, or what the series lack."""
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"{kind} is no kind of figure: there are {', '.join(KINDS)}")
+    chosen = kind or next(
+        (one for one, (_, names) in KINDS.items() if _named(series, *names)), None
+    )
+    if chosen is None:
+        raise ValueError("there are no curves to draw yet")
+    form, names = KINDS[chosen]
+    found = _named(series, *names)
+    if not found:
+        there = ", ".join(dict.fromkeys(one["name"] for one in series)) or "nothing"
+        wanted = " or ".join(names)
+        raise ValueError(f"{chosen} draws the series {wanted}, and there is {there} alone")
+    with mpl.rc_context(STYLE):
+        figure = Plot(figsize=(5.5, 3.4), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(title)
+        form(axes, found)
+        if len(axes.get_legend_handles_labels()[0]) > 1:
+            axes.legend(fontsize="small")
+    return figure
+
+
+def save(
+    figure: Figure, file: str | os.PathLike[str] | io.BytesIO, form: str | None = None
+) -> None:
+    """Write a figure as the ending of its file says, pdf or svg as vectors. Raises ValueError for
+    an ending that is no kind of picture."""
+    if not isinstance(file, io.BytesIO):
+        form = Path(file).suffix.removeprefix(".").lower()
+        known = figure.canvas.get_supported_filetypes()
+        if form not in known:
+            raise ValueError(f"{file} does not end as a picture does: .pdf, .svg or .png")
+    with mpl.rc_context(STYLE):
+        figure.savefig(file, format=form, dpi=150)
+
+
+def scores(axes: Axes, series: Sequence[Json]) -> None:
+    """S(m) against the mask size m, or the masking rate."""
+    _lines(axes, _at_end(series))
+    axes.set(xlabel=_size_axis(series), ylabel="score S(m), nats")
+
+
+def area(axes: Axes, series: Sequence[Json]) -> None:
+    """The area under the MPT curve, which is the log marginal likelihood."""
+    for one, colour in zip(_at_end(series), _colours(), strict=False):
+        _line(axes, one, colour, _label(one))
+        x, value = _finite(one)
+        axes.fill_between(x, value, 0.0, color=colour, alpha=0.15, linewidth=0)
+    axes.axhline(0.0, color="black", linewidth=0.5)
+    axes.set(xlabel=_size_axis(series), ylabel="score, nats")
+
+
+def convergence(axes: Axes, series: Sequence[Json]) -> None:
+    """How the cumulative MPT score approaches the LML as masks are added (Fig. 1)."""
+    _lines(axes, series)
+    axes.axhline(0.0, color="black", linewidth=0.8, linestyle="--")
+    axes.set(xscale="log", xlabel="masks of each size P", ylabel="MPT − LML, nats")
+
+
+def training(axes: Axes, series: Sequence[Json]) -> None:
+    """What training maximises and the LML, epoch by epoch (Fig. 2 and 3)."""
+    _lines(axes, series, dashed=("lml", "lml_heldout"), named=True)
+    axes.set(xlabel="epoch", ylabel="nats per observation")
+
+
+def evolution(axes: Axes, series: Sequence[Json]) -> None:
+    """The curve of scores at several epochs of one training, from light to dark (Fig. 4)."""
+    moments = sorted({_moment(one) for one in series})
+    shades = mpl.colormaps["viridis_r"].resampled(len(moments) + 1)
     for one in series:
-        label = ", ".join(f"{key} {value}" for key, value in one["labels"].items())
-        (line,) = axes.plot(one["x"], one["value"], linewidth=1, label=label)
-        if None not in one["std_err"]:
-            pairs = list(zip(one["value"], one["std_err"], strict=True))
-            low, high = [v - 2 * e for v, e in pairs], [v + 2 * e for v, e in pairs]
-            axes.fill_between(one["x"], low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set(title=title, xlabel="mask size m", ylabel="score S(m), nats")
-    axes.legend(frameon=False)
-    figure.savefig(file, dpi=150)
-    plt.close(figure)
+        colour = shades(moments.index(_moment(one)) + 1)
+        label = _label(one) if _moment(one) < math.inf else f"{_label(one)}, at the end"
+        _line(axes, one, colour, label)
+    axes.set(xlabel=_size_axis(series), ylabel="score, nats")
+
+
+def comparison(axes: Axes, series: Sequence[Json]) -> None:
+    """The model's score less the baseline's on the same masks, with errors of the pairs."""
+    for one, colour in zip(series, _colours(), strict=False):
+        errors = [BAND * (e or 0.0) for e in one["std_err"]]
+        axes.errorbar(one["x"], one["value"], errors, color=colour, linewidth=1, capsize=2,
+                      marker=".", label=_label(one))  # fmt: skip
+    axes.axhline(0.0, color="black", linewidth=0.8, linestyle="--")
+    axes.set(xlabel=_size_axis(series), ylabel="model − baseline, nats")
+
+
+Form = Callable[[Axes, Sequence[Json]], None]
+SCORES = ("score", "score_by_rate")
+EVOLVING = ("epoch", "step")
+"""The labels of curves that were taken during training."""
+
+KINDS: dict[str, tuple[Form, tuple[str, ...]]] = {
+    "training": (training, ("mpt", "elbo", "lml", "lml_heldout")),
+    "convergence": (convergence, ("convergence",)),
+    "scores": (scores, SCORES),
+    "area": (area, SCORES),
+    "evolution": (evolution, SCORES),
+    "comparison": (comparison, ("score_difference",)),
+}
+"""Each kind of figure, and the series that it draws; the first that there is, is the default."""
+
+
+def _named(series: Iterable[Json], *names: str) -> list[Json]:
+    return [one for one in series if one["name"] in names]
+
+
+def _lines(
+    axes: Axes, series: Sequence[Json], dashed: Sequence[str] = (), named: bool = False
+) -> None:
+    """A line for each series; those of the same labels have the same colour."""
+    colours = dict(zip(dict.fromkeys(map(_label, series)), _colours(), strict=False))
+    for one in series:
+        label = f"{one['name']} {_label(one)}" if named else _label(one)
+        style = "--" if one["name"] in dashed else "-"
+        _line(axes, one, colours[_label(one)], label.strip(), style)
+
+
+def _line(axes: Axes, one: Json, colour: Any, label: str, style: str = "-") -> None:
+    axes.plot(one["x"], one["value"], style, color=colour, linewidth=1, label=label)
+    known = [
+        (x, value - BAND * error, value + BAND * error)
+        for x, value, error in zip(one["x"], one["value"], one["std_err"], strict=True)
+        if value is not None and error is not None
+    ]
+    if known:
+        x, low, high = zip(*known, strict=True)
+        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _finite(one: Json) -> tuple[list[float], list[float]]:
+    pairs = [(x, v) for x, v in zip(one["x"], one["value"], strict=True) if v is not None]
+    return [x for x, _ in pairs], [v for _, v in pairs]
+
+
+def _colours() -> Iterable[str]:
+    return cycle(mpl.rcParams["axes.prop_cycle"].by_key()["color"])
+
+
+def _label(one: Json) -> str:
+    labels = one["labels"].items()
+    return ", ".join(str(value) if key == "model" else f"{key} {value}" for key, value in labels)
+
+
+def _at_end(series: Sequence[Json]) -> list[Json]:
+    """Without what was taken during training, where there is anything else."""
+    return [one for one in series if _moment(one) == math.inf] or list(series)
+
+
+def _moment(one: Json) -> float:
+    moments = [one["labels"][name] for name in EVOLVING if name in one["labels"]]
+    return float(moments[0]) if moments else math.inf  # the end of training
+
+
+def _size_axis(series: Sequence[Json]) -> str:
+    return "masking rate" if series[0]["name"] == "score_by_rate" else "mask size m"

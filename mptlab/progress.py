@@ -1,7 +1,7 @@
-"""A progress bar fed by the server's own progress."""
+"""How far something is, as the service says it: a bar, or lines where no one sees a bar."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -11,31 +11,50 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
+    TimeRemainingColumn,
 )
+from rich.text import Text
+
+Json = dict[str, Any]
+Show = Callable[[Json], None]
+
+LONGEST_NAME = 20
+"""So much of a name, or of an id, leaves room for a bar in 80 columns."""
+
+PLAIN_STEPS = 10
+"""Plain lines are written for each tenth of the work."""
+
+
+def followed(wanted: bool = True) -> AbstractContextManager[Show]:
+    """What shows experiments and sweeps as they come along, on stderr; nothing where not wanted."""
+    return shown_progress(Console(stderr=True)) if wanted else nullcontext(lambda _: None)
 
 
 @contextmanager
-def shown_progress(console: Console) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A bar for each experiment that the given function is shown."""
+def shown_progress(console: Console) -> Iterator[Show]:
+    """A bar for each experiment or sweep that the given function is shown, with the time left; a
+    line for each change of status and each tenth where the console is no terminal or notebook."""
+    if not (console.is_terminal or console.is_jupyter):
+        yield _lines(console)
+        return
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[unit]}"),
-        TimeElapsedColumn(),
+        TextColumn("{task.fields[unit]}", markup=False),
+        TimeRemainingColumn(),
     )
     bars = Progress(*columns, console=console)
     tasks: dict[str, TaskID] = {}
 
-    def show(experiment: dict[str, Any]) -> None:
+    def show(document: Json) -> None:
         bars.start()
-        if experiment["id"] not in tasks:
-            tasks[experiment["id"]] = bars.add_task("", total=None, unit="")
-        task = tasks[experiment["id"]]
-        name = experiment["name"] or experiment["id"]
-        bars.update(task, description=f"{name}  {experiment['status']}")
-        if progress := experiment["progress"]:
+        if document["id"] not in tasks:
+            tasks[document["id"]] = bars.add_task("", total=None, unit="")
+        task = tasks[document["id"]]
+        name = _name(document)[:LONGEST_NAME]
+        bars.update(task, description=f"{name}  {document['status']}")
+        if progress := document["progress"]:
             done, total = progress["done"], progress["total"]
             bars.update(task, completed=done, total=total, unit=progress["unit"])
 
@@ -44,3 +63,32 @@ def shown_progress(console: Console) -> Iterator[Callable[[dict[str, Any]], None
     finally:
         if tasks:
             bars.stop()
+
+
+def _lines(console: Console) -> Show:
+    last: dict[str, str] = {}
+
+    def show(document: Json) -> None:
+        progress = _tenths(document["progress"])
+        line = f"{_name(document)}  {document['status']}{progress}"
+        if last.get(document["id"]) != line:
+            last[document["id"]] = line
+            console.print(Text(line), soft_wrap=True)
+
+    return show
+
+
+def _name(document: Json) -> str:
+    return printable(document.get("name") or document["id"])
+
+
+def _tenths(progress: Json | None) -> str:
+    if not progress or not progress["total"]:
+        return ""
+    tenths = PLAIN_STEPS * progress["done"] // progress["total"]
+    return f"  {100 * tenths // PLAIN_STEPS} % of {progress['total']} {progress['unit']}"
+
+
+def printable(text: str) -> str:
+    """What users wrote cannot command a terminal."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in text)

@@ -1,15 +1,17 @@
 """A sweep as its client holds it: waiting for it, its table, cancelling it."""
 
-import importlib
 import math
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from mptlab.curves import table_html
+from mptlab.errors import Json, NotSucceeded
+from mptlab.optional import needed
+from mptlab.progress import followed
+
 if TYPE_CHECKING:
     from mptlab.api import Client
-
-Json = dict[str, Any]
 
 
 class Sweep:
@@ -29,18 +31,27 @@ class Sweep:
         timeout_s: float | None = None,
         on_change: Callable[[Json], object] = lambda sweep: None,
         poll_s: float = 1.0,
+        *,
+        progress: bool = True,
+        check: bool = True,
     ) -> Json:
         """Wait until all of its points have ended, and return it; `on_change` sees it at every
-        look. Raises TimeoutError."""
+        look. Raises NotSucceeded where a point failed or was cancelled, unless `check` is false,
+        and TimeoutError."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            sweep = self._client._look(self._path, deadline)
-            on_change(sweep)
-            if sweep["terminal"]:
-                return sweep
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.id} is {sweep['status']} after {timeout_s} s")
-            time.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
+        with followed(progress) as show:
+            while True:
+                sweep = self._client._look(self._path, deadline)
+                show(sweep)
+                on_change(sweep)
+                if sweep["terminal"]:
+                    break
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{self.id} is {sweep['status']} after {timeout_s} s")
+                time.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
+        if check and sweep["status"] != "succeeded":
+            raise NotSucceeded(sweep)
+        return sweep
 
     def table(self) -> list[Json]:
         """A row for each point: its number, experiment and status, the swept fields by their paths,
@@ -50,8 +61,7 @@ class Sweep:
 
     def frame(self) -> Any:
         """The same as a pandas DataFrame, where pandas is installed."""
-        pandas: Any = importlib.import_module("pandas")
-        return pandas.DataFrame(self.table())
+        return needed("pandas", "frames").DataFrame(self.table())
 
     def add(
         self, points: Mapping[str, Any], *, idempotency_key: str | None = None, **how: Any
@@ -73,6 +83,14 @@ class Sweep:
     def delete(self) -> None:
         """Delete it with the experiments that were made for it."""
         self._client._call("DELETE", self._path)
+
+    def __repr__(self) -> str:
+        return f"<Sweep {self.id}>"
+
+    def _repr_html_(self) -> str:
+        rows = self.table()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return table_html(names, ([row.get(name) for name in names] for row in rows))
 
 
 def points_of(points: Mapping[str, Any]) -> Json:

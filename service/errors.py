@@ -14,11 +14,26 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import compile_path
 
 from mptcore.specs import Problem, problems_of
+from mptcore.specs.parsing.sentences import sentence
+from mptcore.specs.parsing.suggestions import meant
 from service.database import AWAY, NotMigrated
 
 log = logging.getLogger(__name__)
 
 PROBLEM = "application/problem+json"
+
+SERVICE_PATTERNS = {
+    r"^[A-Za-z0-9 ._()-]{1,150}\.(npy|npz|csv|parquet|txt|jsonl)$": "a file's name that ends with "
+    ".npy, .npz, .csv, .parquet, .txt or .jsonl: letters, digits, spaces and ._()-",
+    "^[a-z_]+$": "the name of a series, as score or lml",
+    r"^[a-z0-9][a-z0-9._-]{0,63}$": "a user's name: up to 64 small letters, digits, . _ and -",
+    "^[0-9A-Za-z]{1,16}$": "the id of a key: what stands first in it, as mpt_<id>_…",
+    r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,9}$": "a path into the spec, as model.latent_dim",
+}
+"""What text must be that a pattern holds to; specs have their own."""
+
+MOST_OF_A_PATH = 200
+"""So much of a path is compared with those that there are."""
 
 
 class ErrorItem(BaseModel):
@@ -99,8 +114,28 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = _allowed(request) or headers["Allow"]
+        detail = f"{request.method} is not for this path: {headers['Allow']} is"
+    elif status == HTTPStatus.NOT_FOUND:
+        detail = _no_path(request)
+    else:
+        detail = str(error.detail)
     reason = status.phrase.lower().replace(" ", "_")
-    return problem_response(ApiError(status, reason, str(error.detail), headers=headers))
+    return problem_response(ApiError(status, reason, detail, headers=headers))
+
+
+def _no_path(request: Request) -> str:
+    path = request.url.path[:MOST_OF_A_PATH]
+    near = meant(path, {_filled(one, path) for one in request.app.openapi()["paths"]})
+    return f"there is no such path: {near}/openapi.json lists them all"
+
+
+def _filled(template: str, path: str) -> str:
+    """The template of a path with what stands in a path of as many parts."""
+    parts, given = template.split("/"), path.split("/")
+    if len(parts) != len(given):
+        return template
+    pairs = zip(parts, given, strict=True)
+    return "/".join(own if part.endswith("}") else part for part, own in pairs)
 
 
 def _allowed(request: Request) -> str:
@@ -120,16 +155,42 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 
 def _request_problems(request: Request, error: RequestValidationError) -> list[Problem]:
     body_model = getattr(request.scope["route"], "body_model", BaseModel)
-    problems = []
-    for item in error.errors():
-        where, *location = item["loc"]
-        if where == "body":
-            problems += problems_of([{**item, "loc": location}], error.body, body_model)
-        else:
-            pointer = "/".join(("", str(where), *map(str, location)))
-            detail = item["msg"].replace("Input should be ", "").replace("String should ", "")
-            problems.append(Problem(pointer, detail))
-    return problems
+    in_body = [item for item in error.errors() if item["loc"][0] == "body"]
+    problems = [
+        Problem("/".join(("", *map(str, item["loc"]))), _sentence(item))
+        for item in error.errors()
+        if item["loc"][0] != "body"
+    ]
+    if whole := _wrong_as_a_whole(request, in_body, error.body, body_model):
+        return [*problems, whole]
+    told = [_told(item) for item in in_body]
+    return [*problems, *problems_of(told, error.body, body_model)]
+
+
+def _wrong_as_a_whole(
+    request: Request, errors: Sequence[Any], body: Any, model: type[BaseModel]
+) -> Problem | None:
+    """What is wrong with a body that holds nothing of what is asked for."""
+    if body is None and errors:
+        return Problem("", "the body is a JSON object, and there is none")
+    if any(item["loc"] == ("body",) for item in errors):
+        if "json" not in request.headers.get("Content-Type", ""):
+            return Problem("/header/Content-Type", "say Content-Type: application/json")
+    fields = model.model_fields
+    if isinstance(body, dict) and "spec" in fields and "spec" not in body and "model" in body:
+        return Problem("/spec", 'this field is required: wrap the spec in {"spec": {…}}')
+    return None
+
+
+def _told(item: Any) -> Any:
+    """The error, located in the body, in which patterns of the service's own have their words."""
+    own = SERVICE_PATTERNS.get(item.get("ctx", {}).get("pattern"))
+    words = {"type": "in_words", "msg": own} if own else {}
+    return {**item, "loc": item["loc"][1:], **words}
+
+
+def _sentence(item: Any) -> str:
+    return sentence(_told(item))
 
 
 async def _database_error(request: Request, error: Exception) -> JSONResponse:

@@ -27,7 +27,7 @@ PAGE = {
 PAGE_FILE = {"Cache-Control": "public, max-age=31536000, immutable"}
 """Of what a page loads, whose address changes with it."""
 CURVE_HEADERS = ("MPT-Partial", "MPT-Sampled", "MPT-Total-Points", "MPT-Last-Seq")
-LOG_HEADERS = ("MPT-More",)
+OTHER_HEADERS = ("MPT-More", "Preference-Applied")
 ASKED_WITH = ("Authorization", "Content-Type", "Idempotency-Key", "If-None-Match", "Last-Event-ID",
               "Prefer")  # fmt: skip
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -57,15 +57,8 @@ def guard_origins(app: FastAPI, settings: Settings) -> None:
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "PATCH", "DELETE"],
-            allow_headers=[
-                "Authorization",
-                "Content-Type",
-                "Idempotency-Key",
-                "If-None-Match",
-                "Last-Event-ID",
-                "Prefer",
-            ],
-            expose_headers=["ETag", "Location", "Retry-After", *CURVE_HEADERS, *LOG_HEADERS],
+            allow_headers=ASKED_WITH,
+            expose_headers=["ETag", "Location", "Retry-After", *CURVE_HEADERS, *OTHER_HEADERS],
         )
     if settings.trusted_hosts:
         allowed = [*settings.trusted_hosts, *LOOPBACK]

@@ -1,15 +1,15 @@
 """Query parameters: what a route does not know is refused, not passed over."""
 
 from collections.abc import Collection
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from mptcore.specs import Problem
+from mptcore.specs.parsing.suggestions import meant
 from service.errors import invalid
-from service.suggestions import meant
 
 
 # Async, though they wait for nothing: a plain function costs a change of threads.
@@ -66,4 +66,4 @@ def _named(dependant: Dependant) -> dict[str, bool]:
 
 
 def _is_list(annotation: Any) -> bool:
-    return get_origin(annotation) is list
+    return any(get_origin(one) is list for one in (annotation, *get_args(annotation)))

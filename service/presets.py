@@ -1,6 +1,7 @@
 """The paper's experiments: their specs, what was published, and whether results agree."""
 
 import math
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
 from mptcore.specs import ExperimentSpec, Problem, stored_spec
+from mptcore.specs.parsing.suggestions import meant
 from service.dependencies import DatabaseDep, Reader
 from service.errors import ApiError, invalid
 from service.experiments import store
@@ -79,27 +81,37 @@ def get_verdict(
     preset = _find(name)
     with database.snapshot() as session:
         found = [store.find_readable(session, user.id, one, user.is_admin) for one in experiment]
-        results = [
-            _results(session, one)
-            for one, spec in zip(found, preset.specs, strict=False)
-            if _is_result_of(one, spec)
-        ]
-    if len(results) != len(preset.specs) or len(found) != len(preset.specs):
-        detail = (
-            f"{len(preset.specs)} experiments, yours or shared with the lab, that ran the preset's "
-            "specs, in order"
-        )
-        raise invalid([Problem("/query/experiment", detail)])
+        problems = list(_unfit(preset, found))
+        results = [] if problems else [_results(session, one) for one in found]
+    if problems:
+        raise invalid(problems)
     verdict = preset.verdict(results)
     comparisons = [_comparison_out(one) for one in verdict.comparisons]
     return VerdictOut(verdict=verdict.verdict, comparisons=comparisons, missing=verdict.missing)
 
 
-def _is_result_of(experiment: Experiment | None, spec: ExperimentSpec) -> bool:
-    if experiment is None or experiment.status != Status.SUCCEEDED:
-        return False
+def _unfit(preset: Preset, found: Sequence[Experiment | None]) -> Iterator[Problem]:
+    """Why some experiments are no results of a preset."""
+    wanted, given = len(preset.specs), len(found)
+    if wanted != given:
+        detail = f"{preset.name} has {wanted} specs: give {wanted} experiments that ran them, in "
+        yield Problem("/query/experiment", f"{detail}their order, not {given}")
+        return
+    for i, (one, spec) in enumerate(zip(found, preset.specs, strict=True)):
+        if why := _no_result_of(one, spec):
+            yield Problem(f"/query/experiment/{i}", why)
+
+
+def _no_result_of(experiment: Experiment | None, spec: ExperimentSpec) -> str | None:
+    """Why an experiment is no result of a spec; None where it is."""
+    if experiment is None:
+        return "no experiment of yours, nor one that is shared with the lab"
+    if experiment.status != Status.SUCCEEDED:
+        return f"it is {experiment.status}: a verdict needs what has succeeded"
     ran = stored_spec(experiment.spec)
-    return bool(ran.model_copy(update={"compute": spec.compute}) == spec)
+    if ran.model_copy(update={"compute": spec.compute}) != spec:
+        return "it ran another spec than the preset's at this place"
+    return None
 
 
 def _results(session: Session, experiment: Experiment | None) -> Results:
@@ -119,7 +131,7 @@ def _results(session: Session, experiment: Experiment | None) -> Results:
 
 def _find(name: str) -> Preset:
     if name not in PRESETS:
-        detail = f"the presets are {', '.join(PRESETS)}"
+        detail = f"there is no preset {name}: {meant(name, PRESETS)}there are {', '.join(PRESETS)}"
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", detail)
     return PRESETS[name]
 

@@ -121,6 +121,17 @@ _SLOTS = (
 """Made once: dispatchers ask ten times a second."""
 
 
+def hosts(session: Session, within_s: float) -> dict[Queue, set[str]]:
+    """The machines of each queue's workers that were heard of within so many seconds."""
+    rows = session.execute(
+        select(Worker.queue, Worker.host).where(Worker.heartbeat_at >= now() - within_s).distinct()
+    )
+    found: dict[Queue, set[str]] = {queue: set() for queue in Queue}
+    for queue, host in rows:
+        found[Queue(queue)].add(host)
+    return found
+
+
 def slots(session: Session, within_s: float) -> dict[Queue, Slots]:
     """Of each queue that has workers: how many, and how many are idle, less the dispatches on
     their way."""

@@ -15,6 +15,7 @@ FORBIDDEN = {
     "mptlab.demo": ["torch", "service", "worker", "sqlalchemy"],
     "worker.local": ["torch", "fastapi"],
     "mptcore.specs": ["torch", "numpy", "sklearn", "pandas", "scipy"],
+    "mptcore.protocol.code": ["torch", "numpy"],
     "mptcore.protocol.orders": ["torch", "numpy"],
     "mptcore.protocol.records": ["torch", "numpy"],
     "mptcore.data.inspect": ["torch", "sklearn"],

@@ -115,33 +115,38 @@ def api_page() -> str:
     return (ROOT / "docs" / "api.md").read_text()
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
     """A user's home with the embedded service at its default place, and its port."""
+    folder = tmp_path_factory.mktemp("home")
     port = serve.free_port()
-    store = tmp_path / ".local/share/mptlab"
-    with serve.embedded(store, port, tmp_path / "log"):
+    store = folder / ".local/share/mptlab"
+    with serve.embedded(store, port, folder / "log"):
         with Client(f"http://127.0.0.1:{port}", (store / "api-key").read_text().strip()) as client:
             serve.wait_until(client.is_ready)
-        yield tmp_path, port
+        yield folder, port
 
 
-def test_the_readme_runs(home: tuple[Path, int]) -> None:
-    folder, port = home
+def typed(document: Path, folder: Path, port: int) -> list[str]:
+    """What the blocks of a document print, one after the other."""
     (folder / "mpt").write_text('exec python -c "from mptlab.cli import main; main()" "$@"\n')
     (folder / "mpt").chmod(0o755)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {"PATH": path, "HOME": str(folder), "PYTHONPATH": str(ROOT),
                    "MPT_URL": f"http://127.0.0.1:{port}", "GOMP_SPINCOUNT": "10000"}  # fmt: skip
     programs = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
-    told = [
+    return [
         subprocess.run(
             [*programs[block.language], block.text.replace(":8765", f":{port}")],
-            cwd=folder, env=environment, capture_output=True, text=True, check=True,
+            cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True,
         ).stdout
-        for block in blocks(ROOT / "README.md") if block.language in programs
+        for block in blocks(document) if block.language in programs
     ]  # fmt: skip
-    by_curl, by_python, by_command, by_filter = told
+
+
+def test_the_readme_runs(home: tuple[Path, int]) -> None:
+    folder, port = home
+    by_command, by_python, by_curl, by_filter = typed(ROOT / "README.md", folder, port)
     assert json.loads(by_curl)["name"] == "digits"
     assert by_python.startswith("succeeded ")
     assert by_filter == ""
@@ -150,3 +155,22 @@ def test_the_readme_runs(home: tuple[Path, int]) -> None:
     assert lml["value"] == pytest.approx(-159.994, abs=0.001)
     assert f"{lml['value']}" in by_command
     assert f"{lml['value']}" in by_python
+    for table in (by_command, by_python):
+        assert "model.latent_dim" in table
+    for figure in ("digits.pdf", "scores.pdf"):
+        assert (folder / figure).read_bytes().startswith(b"%PDF")
+
+
+def test_the_page_of_the_client_runs(home: tuple[Path, int]) -> None:
+    folder, port = home
+    by_python, of_sweep, by_asyncio, _, by_command = typed(
+        ROOT / "docs" / "client.md", folder, port
+    )
+    assert by_python.startswith("succeeded -")
+    assert "lml[seed=4]" in of_sweep
+    assert by_asyncio == "['succeeded', 'succeeded']\n"
+    assert "table1" in by_command
+    figures = ("training.svg", "evolution.svg", "curves.svg")
+    assert all("<svg" in (folder / one).read_text() for one in figures)
+    assert (folder / "five.pdf").read_bytes().startswith(b"%PDF")
+    assert len((folder / "curves.csv").read_text().splitlines()) == 1 + 2 * 64

@@ -23,6 +23,7 @@ from service.settings import Settings
 from worker.children import GONE
 from worker.fitness import NO_GPU, UNFIT
 from worker.memory import Memory, kernel_kills
+from worker.pace import Pace
 from worker.runner import Record, Runner
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Supervision:
         self._decided: Outcome | None = None  # from here, whatever the runner's exit status
         self._refused = False
         self._device_peak: int | None = None
+        self._pace = Pace()
         self._kill_at: float | None = None
 
     def run(self, is_stopping: Callable[[], bool]) -> str:
@@ -142,6 +144,10 @@ class Supervision:
         batch = self._batches[-1]
         try:
             batch.add(line)
+            if line["record"] == "progress":
+                batch.eta = self._pace.eta(line["done"], line["total"], time.monotonic())
+            elif line["record"] == "restart":
+                self._pace = Pace()
         except UNSTORABLE as error:
             self._refuse_records(error)
             return

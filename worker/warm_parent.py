@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from mptcore.__main__ import supervised
+from mptcore.protocol.code import core_digest
 from mptcore.runtime.process import be_expendable
 
 NUMBER = struct.Struct("i")
@@ -120,6 +121,7 @@ def main() -> NoReturn:
     requests = socket.socket(fileno=int(sys.argv[1]))
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # or it starts threads when it is imported
     import_module("mptcore.run")  # and torch
+    core_digest()  # kept: each fork has it then
     requests.send(b"r")
     Forks(requests).run()
 

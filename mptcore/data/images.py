@@ -1,5 +1,6 @@
 """MNIST and Fashion-MNIST, read by torchvision."""
 
+import hashlib
 import os
 from typing import assert_never
 
@@ -8,6 +9,7 @@ import torch
 from mptcore.data.dataset import Dataset
 from mptcore.data.vision import torchvision_datasets
 from mptcore.protocol.records import RunError
+from mptcore.runtime import inputs
 from mptcore.specs import FashionMnistData, MnistData
 
 
@@ -40,4 +42,6 @@ def _pixels(spec: MnistData | FashionMnistData) -> torch.Tensor:  # (60000, 28, 
             raise
         cure = "put it there, or set MPT_ALLOW_DOWNLOAD=1"
         raise RunError("invalid", f"MPT_DATA_DIR has no {spec.source}: {cure}") from error
+    place = f"MPT_DATA_DIR/{source.__name__}, the pixels of its training images"
+    inputs.note_used(place, hashlib.sha256(pixels.numpy().tobytes()).hexdigest())
     return pixels

@@ -53,7 +53,9 @@ def inspect(path: Path) -> Inspection:
         return Inspection(problems=[f"a file is one of .npy, .npz, .csv, .parquet, not .{suffix}"])
     try:
         arrays, columns = _read(path, suffix)
-        problems = [p for name, array in arrays.items() for p in _cell_problems(name, array)]
+        problems = [
+            p for name, array in arrays.items() for p in _cell_problems(name, array, columns)
+        ]
     except UnreadableError as error:
         return Inspection(suffix, problems=[str(error)])
     n, dim = next(iter(arrays.values())).shape
@@ -94,7 +96,8 @@ def _array(path: Path, spec: UploadData) -> np.ndarray[Any, Any]:
     array = arrays[name]
     if spec.columns is not None:
         array = array[:, _places(spec.columns, columns)]
-    problems = _cell_problems(name, array)
+        columns = list(spec.columns)
+    problems = _cell_problems(name, array, columns)
     if problems:
         raise UnreadableError("; ".join(problems))
     return array
@@ -153,8 +156,10 @@ def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]
         raise UnreadableError(f"not a readable .{suffix} file: {reason}") from error
     for place, column in zip(table.schema, table.columns, strict=True):
         if not (arrow.types.is_integer(place.type) or arrow.types.is_floating(place.type)):
-            row = _first_text(column)
-            raise UnreadableError(f"column {place.name} is not numbers{row}")
+            detail = f"column {place.name} is not numbers{_first_text(column)}"
+            if ";" in place.name:
+                detail = f"{detail}; cells are separated by commas, not by semicolons"
+            raise UnreadableError(detail)
     values = [column.to_numpy(zero_copy_only=False) for column in map(_chunked, table.columns)]
     return {"": _matrix(np.column_stack(values))}, table.column_names
 
@@ -165,10 +170,19 @@ def _chunked(column: Any) -> Any:
 
 
 def _first_text(column: Any) -> str:
+    """Where the first cell is that is no number: one is enough to make a column text."""
     for row, cell in enumerate(column):
-        if cell.as_py() is None or isinstance(cell.as_py(), str):
+        if not _is_number(cell.as_py()):
             return f": row {row} is {str(cell.as_py())[:40]!r}"
     return ""
+
+
+def _is_number(cell: object) -> bool:
+    try:
+        float(str(cell))
+    except ValueError:
+        return False
+    return True
 
 
 def _headless(path: Path) -> bool:
@@ -192,13 +206,20 @@ def _matrix(array: Any) -> np.ndarray[Any, Any]:
     return kept
 
 
-def _cell_problems(name: str, array: np.ndarray[Any, Any]) -> list[str]:
-    """The cells that are NaN or infinite, by row and column, from 0."""
+def _cell_problems(
+    name: str, array: np.ndarray[Any, Any], columns: Sequence[str] | None
+) -> list[str]:
+    """The cells that are NaN or infinite, by row, from 0, and column, from 0 or by its name."""
     if array.dtype.kind != "f":
         return []
     bad = np.argwhere(~np.isfinite(array))
     where = f" of {name}" if name else ""
-    told = [f"row {r}, column {c}{where} is {array[r, c]}" for r, c in bad[:MOST_REPORTED]]
+    told = [
+        f"row {r}, column {columns[c]} is empty or {array[r, c]}"
+        if columns
+        else f"row {r}, column {c}{where} is {array[r, c]}"
+        for r, c in bad[:MOST_REPORTED]
+    ]
     rest = len(bad) - len(told)
     return [*told, f"and {rest} cells more"] if rest > 0 else told
 

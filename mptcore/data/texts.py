@@ -1,6 +1,8 @@
 """Texts: from GLUE, from files, from uploads, from the spec itself."""
 
+import hashlib
 import importlib
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any, NamedTuple, assert_never
 
 from mptcore.data.tables import Inspection, UnreadableError, stored_file
 from mptcore.protocol.records import RunError
+from mptcore.runtime import inputs
 from mptcore.specs import GlueText, PlainText, SpecError, TextSource, parse_json
 
 FORMATS = ("txt", "jsonl", "parquet")
@@ -136,7 +139,9 @@ def _named(name: str, column: str) -> Rows:
     path = Path(folder, "text", name)
     if not path.is_file():
         raise RunError("invalid", f"there is no text {name} in the folder MPT_DATA_DIR/text")
-    return _texts_of(path, column, f"the text {name}")
+    rows = _texts_of(path, column, f"the text {name}")
+    inputs.note_used(f"MPT_DATA_DIR/text/{name}", inputs.digest(path))
+    return rows
 
 
 def _uploaded(dataset: str, column: str) -> Rows:
@@ -171,7 +176,9 @@ def _glue(spec: GlueText) -> Rows:
     for suffix in FORMATS:
         local = Path(folder, "glue", spec.subset, f"{spec.split}.{suffix}") if folder else None
         if local is not None and local.is_file():
-            return _pairs(local, what)
+            pairs = _pairs(local, what)
+            inputs.note_used(f"MPT_DATA_DIR/{what}.{suffix}", inputs.digest(local))
+            return pairs
     datasets: Any = importlib.import_module("datasets")
     try:
         found = datasets.load_dataset(GLUE_HUB, spec.subset, split=spec.split)
@@ -180,4 +187,10 @@ def _glue(spec: GlueText) -> Rows:
         cure = f"put {spec.split}.parquet into MPT_DATA_DIR/glue/{spec.subset}, or let this machine"
         raise RunError("invalid", f"{what} is not here: {cure} reach the hub ({reason})") from error
     names = [name for name in found.column_names if name not in NO_TEXT][:2]
-    return [tuple(row[name] for name in names) for row in found]
+    rows = [tuple(row[name] for name in names) for row in found]
+    inputs.note_used(f"{GLUE_HUB}/{spec.subset}/{spec.split}, the texts as JSON", _digest(rows))
+    return rows
+
+
+def _digest(rows: Rows) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()

@@ -1,6 +1,6 @@
 """Spending masks where they reduce the error most, until a target standard error is reached."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,10 @@ Draw = Callable[[Tensor, Tensor], Work[list[Tensor]]]
 """Scores so many masks of each stratum, (strata,), 0 among them, and all the masks that there are
 of those that are to be enumerated, (strata,) bool: the values of each, (rows, n). A row is a model,
 or the difference of two."""
+
+
+Interim = Callable[["StratifiedSample"], Iterable[Record]]
+"""What a sample shows on the way."""
 
 
 @dataclass
@@ -112,6 +116,15 @@ class StratifiedSample:
             for *rows, n in zip(means, errors, counts, strict=True)
         ]
 
+    def estimates_so_far(self) -> list[list[Estimate]]:
+        """Of each stratum, by each row, after a round: from the weight that is given by now. On the
+        way, not final."""
+        given = (1 - self.left).tolist()
+        return [
+            [one.scaled(1 / share) for one in rows]
+            for share, rows in zip(given, self.estimates(), strict=True)
+        ]
+
     def total_estimates(self) -> list[Estimate]:
         """Of the sum over strata, by each row."""
         variances, kurtosis = self.variances()
@@ -135,6 +148,7 @@ def sample_to_target(
     pilot: int,
     row: int = 0,
     available: Tensor | None = None,  # (strata,), float64
+    interim: Interim = lambda sample: (),
 ) -> Work[StratifiedSample]:
     """A pilot, then rounds of masks after which the sum over strata of one row is to have the
     standard error `target`, with at most `max_masks`, the pilot's too. No round is added where the
@@ -143,6 +157,8 @@ def sample_to_target(
     Masks go to the strata in proportion to width × standard deviation (Neyman 1934), as all draws
     so far measured it. A stratum of `available` masks in all is enumerated where the pilot would
     draw nearly as many, or a plan that many; the weight that is left is then that of S itself.
+
+    What `interim` tells after each round but the last is recorded.
     """
     progress = MaskPlan(max_masks, max_masks)
     yield Step(plan=progress)
@@ -163,6 +179,8 @@ def sample_to_target(
         counts = torch.where(enumerated, wanted, (share * wanted).ceil().long())
         weight = sample.left * (counts / wanted.clamp(min=1))
         sample.add((yield from draw(counts, enumerated)), weight, enumerated)
+        if sample.least.any():
+            yield from map(Step, interim(sample))
     progress.masks = sample.masks
     return sample
 

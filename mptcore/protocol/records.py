@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 SeriesName = Literal[
     "score",
     "score_by_rate",
+    "score_by_rate_interim",
     "score_difference",
     "convergence",
     "bias",
@@ -22,7 +23,7 @@ SeriesName = Literal[
 SERIES: tuple[SeriesName, ...] = get_args(SeriesName)
 """What a series may be called."""
 
-LabelName = Literal["seed", "model", "objective", "epoch", "step", "of"]
+LabelName = Literal["seed", "model", "objective", "epoch", "step", "of", "rate"]
 LABELS: tuple[LabelName, ...] = get_args(LabelName)
 """What tells series or metrics of one name apart."""
 
@@ -58,14 +59,26 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a run that counts in a unit of its own."""
+
+    name: Literal["training"]
+    done: int
+    total: int
+    unit: Literal["epochs", "steps"]
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the run is. Emitted at fixed points of the work, never by the clock, so that every
-    run of a spec gives the same records."""
+    """How far the whole run is, over its seeds and objectives, and within its present stage.
+    Emitted at fixed points of the work, never by the clock, so that every run of a spec gives the
+    same records."""
 
     kind: ClassVar = "progress"
     done: int
     total: int
     unit: str
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +137,32 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class Environment:
+    """What the run is computed with: said when it has begun and again, whole, whenever it has read
+    more of what its spec names. Like memory it has no place in the run's sequence."""
+
+    kind: ClassVar = "environment"
+    core: str
+    """The beginning of a digest of mptcore's sources and of the versions that results depend upon.
+    """
+    packages: Mapping[str, str]
+    """Their versions; Python's too."""
+    platform: str
+    cpu: str
+    cpu_capability: str
+    """The vector instructions that torch uses: sums of others differ in the last digits."""
+    threads: int
+    gpu: str | None
+    """The GPU that it is computed on; None on a CPU."""
+    gpu_driver: str | None
+    cuda: str | None
+    precision: str
+    seeds: Sequence[int]
+    inputs: Mapping[str, str]
+    """The SHA-256 of what was read, by where it lies."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """The last record of a run that failed: its cause and, where known, its cure."""
 
@@ -142,6 +181,7 @@ Record = (
     | Restart
     | Ready
     | DeviceMemory
+    | Environment
     | Failure
 )
 
@@ -155,19 +195,30 @@ class RunError(Exception):
 
 
 def encode(seq: int | None, record: Record) -> str:
-    """A record as one line of JSON, without the newline."""
+    """A record as one line of JSON, without the newline: equal records give equal lines."""
     line: dict[str, Any] = {"seq": seq, "record": record.kind}
     for name in (f.name for f in fields(record)):
         line[name] = getattr(record, name)
+    if isinstance(record, Point):
+        line["x"] = int(record.x) if float(record.x).is_integer() else record.x
     if isinstance(record, Point | Metric):
+        line["labels"] = dict(sorted(record.labels.items()))
         _null_what_is_not_finite(line)
+    if isinstance(record, Progress):
+        if record.stage is None:
+            del line["stage"]
+        else:
+            line["stage"] = asdict(record.stage)
     return json.dumps(line, allow_nan=False)
 
 
 def _null_what_is_not_finite(line: dict[str, Any]) -> None:
     for name in ("value", "std_err"):
         number = line[name]
-        if number is not None and not math.isfinite(number):
+        if number is None:
+            continue
+        line[name] = float(number)
+        if not math.isfinite(number):
             line[name] = None
             line["reason"] = line["reason"] or f"{name} is {number}"
     if line["reason"] is None:

@@ -1,4 +1,4 @@
-"""The files that a spec names by an id: uploads, and weights that experiments kept.
+"""What a run reads. What a spec names by an id are uploads, and weights that experiments kept.
 
 A supervisor says where each lies and what its SHA-256 is, which is checked before it is read. A run
 without a supervisor finds them in the folder MPT_STORE.
@@ -32,17 +32,36 @@ def locate(inputs: Mapping[str, Located] | None) -> None:
     """Say where the files of this process's run lie, by the ids that its spec names."""
     global _located
     _located = inputs
+    _used.clear()
+
+
+_used: dict[str, str] = {}
+
+
+def note_used(place: str, sha256: str) -> None:
+    """Keep the digest of what was read from a place: a folder's variable and the path below it, or
+    a hub's name."""
+    _used[place] = sha256
+
+
+def used() -> Mapping[str, str]:
+    """The digests of all that this process's run has read so far, by place."""
+    return dict(_used)
 
 
 def input_file(name: str, pattern: str) -> Path:
     """The file of an id: where it was located; in a run that no one located files for, the last in
     MPT_STORE that matches the pattern. Raises InputError."""
-    if _located is None:
-        return _stored(pattern)
-    if name not in _located:
+    path = _stored(pattern) if _located is None else _as_located(name, _located)
+    note_used(f"MPT_STORE/{pattern}", digest(path))
+    return path
+
+
+def _as_located(name: str, located: Mapping[str, Located]) -> Path:
+    if name not in located:
         raise InputError(DELETED)
-    path = Path(_located[name].file)
-    if digest(path) != _located[name].sha256:
+    path = Path(located[name].file)
+    if digest(path) != located[name].sha256:
         detail = "it is not what was stored (its SHA-256 differs): it was changed or cut short"
         raise InputError(detail)
     return path

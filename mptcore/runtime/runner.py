@@ -22,6 +22,7 @@ from mptcore.protocol.records import (
     encode,
 )
 from mptcore.runtime import checkpoint, inputs
+from mptcore.runtime.environment import environment
 from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
@@ -49,6 +50,7 @@ class SpecRunner:
     stop_requested: bool = False
     _session: Session = field(default_factory=Session)
     _given: int = 0
+    _inputs_told: int | None = None
     _saved_at: float = field(default_factory=time.monotonic)
     _unacknowledged: str | None = None  # a checkpoint that the supervisor may not know yet
 
@@ -75,6 +77,7 @@ class SpecRunner:
                 if record is not None:
                     self._session.seq += 1
                     self._write(record)
+                self._tell_environment()
                 if self._must_stop():
                     self.out.flush()
                     return STOPPED
@@ -87,6 +90,13 @@ class SpecRunner:
             return self._fail(Failure("oom", f"out of memory: {advice} ({error})"))
         self.out.flush()
         return COMPLETE
+
+    def _tell_environment(self) -> None:
+        """Once the run has begun, and where it has read more since."""
+        inputs_used = len(inputs.used())
+        if self.supervised and inputs_used != self._inputs_told:
+            self._inputs_told = inputs_used
+            self._emit_unnumbered(environment(self.assignment.spec))
 
     def _records(self) -> Iterator[Record | None]:
         assignment, session = self.assignment, self._session

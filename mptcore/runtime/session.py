@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from mptcore.protocol.records import Progress, Record
+from mptcore.protocol.records import Progress, Record, Stage
 
 
 @dataclass
@@ -95,6 +95,8 @@ class Session:
     plans: list[MaskPlan] = field(default_factory=list)
     """Of the evaluations with a target that have begun; `with_progress` adds them."""
     scores: ScoreCache = field(default_factory=ScoreCache)
+    stage: Stage | None = None
+    """What the run is at, where that has a unit of its own."""
     training: Callable[[], TrainingState] | None = None
     """The state of the training, as it is once called."""
     at_safe_point: bool = False
@@ -149,4 +151,4 @@ def with_progress(
         whole = total()
         portion = max(1, whole // 100)
         if done // portion > before // portion or before < whole == done:
-            yield Progress(done, whole, "masks")
+            yield Progress(done, whole, "masks", session.stage)

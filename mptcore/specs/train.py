@@ -41,6 +41,11 @@ class EpochSchedule(Spec):
         """The number of epochs."""
         return self.epochs
 
+    @property
+    def unit(self) -> Literal["epochs"]:
+        """What its length counts."""
+        return "epochs"
+
     def steps_per_epoch(self, n: int) -> int:
         return 1 if self.batch_size is None else math.ceil(n / self.batch_size)
 

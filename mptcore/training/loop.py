@@ -1,11 +1,11 @@
 """The training loop of every family: its records, the curves on the way, its safe points."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
-from mptcore.protocol.records import Point, RunError
+from mptcore.protocol.records import Point, RunError, Stage
 from mptcore.runtime.session import Session, Step, TrainingState, Work
 from mptcore.training.learned import OPTIMIZER
 
@@ -19,6 +19,8 @@ class Schedule(Protocol):
 
     @property
     def length(self) -> int: ...
+    @property
+    def unit(self) -> Literal["epochs", "steps"]: ...
     @property
     def curve_at(self) -> tuple[int, ...]: ...
 
@@ -75,6 +77,7 @@ def train(
         yield Step(masks=resumed.masks)  # before the leap: no progress is told of what was skipped
         session.seq = resumed.seq
     while trainer.epoch <= schedule.length:
+        session.stage = _stage(schedule, trainer.epoch)
         session.training = lambda: _state(trainer, session, trainer.tensors())
         session.at_safe_point = True
         yield Step()
@@ -83,11 +86,18 @@ def train(
             yield Step(point)
         if trainer.epoch in schedule.curve_at:
             yield from curves(trainer.epoch)
+        session.stage = _stage(schedule, trainer.epoch + 1)
         yield from _epoch(trainer)
         trainer.epoch += 1
+    session.stage = None
     ended = {k: v for k, v in trainer.tensors().items() if not k.startswith(OPTIMIZER)}
     final = _state(trainer, session, ended)
     session.training = lambda: final
+
+
+def _stage(schedule: Schedule, trained: int) -> Stage:
+    """After so many epochs; the last one is recorded and not trained."""
+    return Stage("training", min(trained, schedule.length), schedule.length, schedule.unit)
 
 
 def _epoch(trainer: Trainer) -> Work[None]:

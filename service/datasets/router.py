@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
+from mptcore.specs import Problem
 from service import audit
 from service.database import Database
 from service.datasets import quota, store
@@ -28,7 +29,7 @@ from service.dependencies import (
     Submitter,
     WriterDep,
 )
-from service.errors import ApiError
+from service.errors import ApiError, invalid
 from service.experiments.schemas import moment
 from service.pages import Cursor, Limit, page, read_cursor
 from service.permission import check_whose, not_found, writable
@@ -100,6 +101,9 @@ async def upload(
 ) -> DatasetOut:
     """Upload a file (the body, as it is) of numbers, N observations × D dimensions, or
     of text. The same bytes again are the same data set, under its first name."""
+    if request.headers.get("Content-Type", "").startswith("multipart/"):
+        detail = "the body is the file itself, and no form: curl --data-binary @FILE, not -F"
+        raise invalid([Problem("/header/Content-Type", detail)])
     if request.app.state.uploads.locked():
         detail = f"{settings.max_uploads} uploads are under way, which is the most: try again"
         headers = {"Retry-After": "5"}

@@ -10,10 +10,15 @@ from service.experiments.models import Artifact
 from service.settings import Settings
 
 
+def file_of(settings: Settings, artifact: Artifact) -> Path:
+    """Where it lies, or lay."""
+    return settings.artifacts(artifact.experiment_id, artifact.attempt) / artifact.file
+
+
 def whole_file(settings: Settings, artifact: Artifact) -> Path:
     """Where an artifact lies, once its content was checked. Raises ApiError where it is missing or
     not what was recorded."""
-    path = settings.artifacts(artifact.experiment_id, artifact.attempt) / artifact.file
+    path = file_of(settings, artifact)
     try:
         state = path.stat()
         found = _digest(path, state.st_ino, state.st_size, state.st_mtime_ns)

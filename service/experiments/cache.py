@@ -9,46 +9,20 @@ never change, and are known by their digests. What is not in sight, a hub's abov
 """
 
 import hashlib
-import importlib.util
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, case, select
 from sqlalchemy.orm import Session
 
+from mptcore.protocol.code import CORE_DIGITS, core_digest
 from service.experiments.models import Experiment, Status
 from service.sharing import readable, reader
 
-LIBRARIES = ("torch", "transformers", "numpy", "scipy", "scikit-learn")
-CORE_DIGITS = 16
 BESIDE = ("name", "tags", "note", "visibility")
-
-
-@cache
-def core_digest() -> str:
-    """Of the sources of mptcore and the versions of the libraries that it computes with, as they
-    are installed here: the beginning of every key."""
-    digest = hashlib.sha256()
-    spec = importlib.util.find_spec("mptcore")
-    assert spec is not None
-    (folder,) = map(Path, spec.submodule_search_locations or ())
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
-    for name in LIBRARIES:
-        digest.update(f"{name} {_version(name)}\n".encode())
-    return digest.hexdigest()[:CORE_DIGITS]
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "none"
 
 
 def key_of(spec: Mapping[str, Any], inputs: Iterable[str]) -> str:

@@ -228,11 +228,15 @@ def _skipped(session: Session, first: AnyRow, after: int) -> int:
             Block.series_id == first.series_id, Block.first_seq == first.first_seq
         )
     )
-    if column is None:
-        seqs = np.linspace(first.first_seq, first.last_seq, first.points).round()
-    else:
-        seqs = np.frombuffer(column, dtype="<i4")
+    seqs = record_numbers(column, first.first_seq, first.last_seq, first.points)
     return int(np.searchsorted(seqs, after, side="right"))
+
+
+def record_numbers(column: bytes | None, first: int, last: int, points: int) -> NDArray[Any]:
+    """Of a block's points."""
+    if column is None:
+        return np.linspace(first, last, points).round()
+    return np.frombuffer(column, dtype="<i4")
 
 
 def _groups(blocks: Iterable[AnyRow]) -> Iterator[list[AnyRow]]:

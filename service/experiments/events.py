@@ -6,7 +6,7 @@ in which they are committed. Those of different experiments do not: an event may
 one of a higher id. Who reads of many reads up to a horizon (`service.streams.changes`).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -126,11 +126,13 @@ def under_way(session: Session, which: ColumnElement[bool]) -> Sequence[AnyRow]:
 
 
 def notices(
-    rows: Iterable[AnyRow], place: Place, kinds: Collection[Kind], known: dict[str, Place]
+    rows: Sequence[AnyRow], place: Place, kinds: Collection[Kind], known: dict[str, Place]
 ) -> list[EventOut]:
     """What is new of runs beyond what is `known`, which is brought up to date. Their ids are that
     of the event before."""
     found = []
+    for ended in known.keys() - {row.id for row in rows}:
+        del known[ended]
     for row in rows:
         before = known.get(row.id, Place())
         known[row.id] = Place(0, row.progress_done or 0, row.last_seq)

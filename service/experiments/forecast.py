@@ -80,6 +80,8 @@ _RUNNING = (
         Attempt.started_at,
         Experiment.progress_done,
         Experiment.progress_total,
+        Experiment.progress_at,
+        Experiment.progress_eta_s,
     )
     .join(Experiment, Experiment.id == Attempt.experiment_id)
     .where(Attempt.folded.is_(False), Attempt.ended_at.is_(None))
@@ -122,7 +124,10 @@ def _mean_s(session: Session, queue: Queue) -> float | None:
 
 
 def _end(one: Any, mean_s: float | None, clock: float) -> float | None:
-    """When a run is expected to end. The progress of one that was resumed began before it did."""
+    """When a run is expected to end: by its pace, or by its progress, which in one that was resumed
+    began before it did."""
+    if one.progress_eta_s is not None:
+        return float(max(clock, one.progress_at + one.progress_eta_s))
     elapsed_s = max(0.0, clock - one.started_at)
     if one.attempt == 1 and one.progress_done and one.progress_total:
         left = max(0.0, one.progress_total / one.progress_done - 1)

@@ -11,8 +11,8 @@ from typing import Any
 
 from mptcore.specs import ExperimentSpec, GlueText, PlainText, Problem
 from mptcore.specs.data.text import GLUE_SPLITS
+from mptcore.specs.parsing.suggestions import meant
 from service.settings import Settings
-from service.suggestions import meant
 
 TEXT_FORMATS = ("txt", "jsonl", "parquet")
 IMAGES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}

@@ -106,6 +106,10 @@ def claim(
             progress_done=None,
             progress_total=None,
             progress_unit=None,
+            progress_stage=None,
+            progress_at=None,
+            progress_eta_s=None,
+            progress_eta_std_err_s=None,
         )
         .returning(
             Experiment.id,

@@ -189,6 +189,11 @@ class Experiment(Owned, Base):
     progress_done: Mapped[int | None] = mapped_column(BigInteger)
     progress_total: Mapped[int | None] = mapped_column(BigInteger)
     progress_unit: Mapped[str | None] = mapped_column(String(32))
+    progress_stage: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    progress_at: Mapped[float | None]
+    progress_eta_s: Mapped[float | None]
+    """From `progress_at` to the end, about."""
+    progress_eta_std_err_s: Mapped[float | None]
     failure_kind: Mapped[str | None] = mapped_column(String(16))
     failure_message: Mapped[str | None] = mapped_column(Text)
 
@@ -244,6 +249,10 @@ class Attempt(Base):
     """By the spec alone: its family learns from how the peak compares with it."""
     peak_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """The most that it took: of main memory on a CPU, of the device's on a GPU."""
+    environment: Mapped[dict[str, Any] | None] = mapped_column(
+        JSON(none_as_null=True), deferred=True
+    )
+    """What it is computed with, as its runner says; null before it does."""
 
 
 class Usage(Base):

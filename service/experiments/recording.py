@@ -1,18 +1,19 @@
 """Storing the records of a run, in batches behind the fence."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from service.database import insert_new
+from service.database import insert_new, now
 from service.experiments.lease import Claim, checkpoints, forget_records, heartbeat
 from service.experiments.models import (
     Artifact,
+    Attempt,
     Block,
     Checkpoint,
     DesiredState,
@@ -30,6 +31,13 @@ def canonical(labels: dict[str, Any]) -> str:
     return json.dumps(labels, sort_keys=True, separators=(",", ":"))
 
 
+class Eta(NamedTuple):
+    """In how many seconds a run will be done, about, and the standard error of that."""
+
+    mean_s: float
+    std_err_s: float
+
+
 @dataclass
 class Batch:
     """Records as the runner wrote them, sorted by what becomes of them."""
@@ -43,9 +51,13 @@ class Batch:
     checkpoint: dict[str, Any] | None = None
     """Closes the batch, so that no block reaches over it."""
     progress: dict[str, Any] | None = None
+    eta: Eta | None = None
+    """At that progress."""
+    environment: dict[str, Any] | None = None
+    """What the attempt is computed with, by the latest word."""
     last_seq: int = 0
     size: int = 0
-    """How many records it holds; a checkpoint counts for one."""
+    """How many records it holds; a checkpoint and an environment count for one each."""
 
     def add(self, record: dict[str, Any]) -> None:
         match record["record"]:
@@ -62,9 +74,11 @@ class Batch:
                 self.progress = record
             case "checkpoint":
                 self.checkpoint = record
+            case "environment":
+                self.environment = {k: v for k, v in record.items() if k not in ("seq", "record")}
             case "restart":
                 self.restarts = True
-        self.last_seq = record["seq"] or self.last_seq  # a checkpoint has none of its own
+        self.last_seq = record["seq"] or self.last_seq  # some have none of their own
         self.size += 1
 
 
@@ -74,9 +88,17 @@ def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Desi
     columns: dict[str, object] = {"last_seq": batch.last_seq} if moved else {}
     if batch.progress is not None:
         columns |= {f"progress_{key}": batch.progress[key] for key in ("done", "total", "unit")}
+        columns |= {
+            "progress_stage": batch.progress.get("stage"),
+            "progress_at": now(),
+            "progress_eta_s": batch.eta and batch.eta.mean_s,
+            "progress_eta_std_err_s": batch.eta and batch.eta.std_err_s,
+        }
     desired = heartbeat(session, claim, lease_s, **columns)
     if batch.restarts:
         forget_records(session, claim.experiment_id)
+    if batch.environment is not None:
+        _keep_environment(session, claim, batch.environment)
     _insert_points(session, claim.experiment_id, batch)
     insert_new(session, Metric, [_metric_row(claim.experiment_id, m) for m in batch.metrics])
     insert_new(session, Artifact, [_artifact_row(claim, a) for a in batch.artifacts])
@@ -85,6 +107,11 @@ def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Desi
         _forget_older_checkpoints(session, claim.experiment_id)
     insert_new(session, Event, _log_rows(session, claim.experiment_id, batch.logs))
     return desired
+
+
+def _keep_environment(session: Session, claim: Claim, environment: dict[str, Any]) -> None:
+    attempt = (Attempt.experiment_id == claim.experiment_id) & (Attempt.attempt == claim.attempt)
+    session.execute(update(Attempt).where(attempt).values(environment=environment))
 
 
 KEPT_CHECKPOINTS = 2
@@ -107,8 +134,30 @@ def _insert_points(session: Session, experiment_id: str, batch: Batch) -> None:
         ]
         insert_new(session, Series, rows)
         ids = _series_ids(session, experiment_id)
-    blocks = [_block_row(ids[key], points) for key, points in batch.points.items()]
+    blocks = [
+        _block_row(ids[key], some)
+        for key, points in batch.points.items()
+        for some in _with_few_reasons(points)
+    ]
     insert_new(session, Block, blocks)
+
+
+MOST_REASONS = 255
+"""In a block, which has a byte for each point's."""
+
+
+def _with_few_reasons(points: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
+    """Points that go into one block each: all, where they have no more reasons than that."""
+    begin, reasons = 0, set[str]()
+    for i, point in enumerate(points):
+        if "reason" not in point:
+            continue
+        reason = point["reason"]
+        if reason not in reasons and len(reasons) == MOST_REASONS:
+            yield points[begin:i]
+            begin, reasons = i, set[str]()
+        reasons.add(reason)
+    yield points[begin:]
 
 
 def _series_ids(session: Session, experiment_id: str) -> dict[SeriesKey, int]:
@@ -119,7 +168,7 @@ def _series_ids(session: Session, experiment_id: str) -> dict[SeriesKey, int]:
 
 
 def _block_row(series_id: int, points: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    reasons = sorted({point["reason"] for point in points if "reason" in point})[:255]
+    reasons = sorted({point["reason"] for point in points if "reason" in point})
     code = {reason: i + 1 for i, reason in enumerate(reasons)}
     return {
         "series_id": series_id,

@@ -1,19 +1,21 @@
-"""The routes of what came out beside curves: files, metrics and the log."""
+"""The routes of what came out beside curves: files, metrics, the log, and all together."""
 
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, StreamingResponse
 
 from service.bodies import StrictRoute
 from service.dependencies import DatabaseDep, Reader, SettingsDep
 from service.errors import ApiError
 from service.experiments import store
 from service.experiments.artifacts import whole_file
+from service.experiments.bundle import bundle, zipped
 from service.experiments.finding import ExperimentId, find
 from service.experiments.schemas import ArtifactList, Level, LogOut, LogPage, MetricList
+from service.experiments.states import is_terminal
 from service.experiments.views import artifact_out, as_json, log_out, metric_out
 from service.media_types import accepted
 from service.validators import NOT_MODIFIED, IfNoneMatch, by_content
@@ -112,13 +114,34 @@ def get_logs(
     lines = [log_out(event) for event in found[:limit]]
     last_seq = lines[-1].seq if lines else after
     if form == LogForm.TEXT:
-        text = "".join(
-            f"{one.at:%Y-%m-%dT%H:%M:%SZ} {one.level:7} {one.message}\n" for one in lines
-        )
         headers = {"MPT-Last-Seq": str(last_seq), "MPT-More": str(len(found) > limit).lower()}
-        return Response(text, media_type=LOG_TYPES[form], headers=headers)
+        return Response("".join(map(_line, lines)), media_type=LOG_TYPES[form], headers=headers)
     return as_json(LogPage(items=lines, last_seq=last_seq, more=len(found) > limit))
 
 
 def _line(one: LogOut) -> str:
     return f"{one.at:%Y-%m-%dT%H:%M:%SZ} {one.level:7} {one.message}\n"
+
+
+@router.get(
+    "/{experiment_id}/bundle",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/zip": {}}, "description": "The zip"}},
+)
+def get_bundle(
+    experiment_id: ExperimentId, database: DatabaseDep, settings: SettingsDep, user: Reader
+) -> StreamingResponse:
+    """An experiment that has ended as a zip: its spec, records, curves, metrics and files, what it
+    was computed with, and a README with the command that computes it again. One that has not ended
+    is 409."""
+    with database.snapshot() as session:
+        experiment = find(session, user, experiment_id)
+        if not is_terminal(experiment.status):
+            detail = f"a bundle is of what has ended, and the experiment is {experiment.status}"
+            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
+        made = bundle(session, experiment)
+    name = f"experiment-{experiment_id}.zip"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(
+        zipped(database, settings, made), media_type="application/zip", headers=headers
+    )

@@ -42,7 +42,14 @@ from service.experiments.schemas import (
     Submission,
     Validation,
 )
-from service.experiments.views import as_json, experiment_out, metric_out, summary_out, with_metrics
+from service.experiments.views import (
+    as_json,
+    attempt_out,
+    experiment_out,
+    metric_out,
+    summary_out,
+    with_metrics,
+)
 from service.pages import Limit, LongCursor
 from service.permission import check_whose
 from service.settings import Settings
@@ -114,7 +121,7 @@ def validate(
         known = _accepted(session, settings, user.id, submission)
         memory = known.memory(submission.spec)
         hit = _hit(known, submission, known.cache_key(submission.spec))
-        runtime = expected_runtime(session, submission.spec)
+        runtime = expected_runtime(session, submission.spec, settings.worker_silent_s)
         place = place_of_next(
             session,
             user.id,
@@ -132,6 +139,8 @@ def validate(
         cached_from=hit,
         queue_position=place.position,
         queue_reason=place.reason,
+        estimated_start=place.estimated_start,
+        estimate=place.estimate,
     )
 
 
@@ -180,9 +189,9 @@ async def get_experiment(
     wait_s: WaitDep,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """One experiment, where it stands, and its metrics so far. With `Prefer: wait=N` the answer
-    comes when it has ended, or, with If-None-Match, when it is another than that; after N seconds
-    at the latest."""
+    """One experiment, where it stands, its metrics so far, and what it is computed with. With
+    `Prefer: wait=N` the answer comes when it has ended, or, with If-None-Match, when it is another
+    than that; after N seconds at the latest."""
 
     def read(session: Session) -> tuple[Response, bool]:
         experiment = find(session, user, experiment_id)
@@ -205,8 +214,11 @@ def _whole(
 ) -> ExperimentWithMetrics:
     answer = _out(session, experiment, settings, user)
     found = store.metrics(session, experiment.id) if experiment.last_seq else []
-    metrics = [metric_out(m) for m in found]
-    return ExperimentWithMetrics.model_construct(**dict(answer), metrics=metrics)
+    begun = store.attempts(session, experiment.id) if experiment.attempt else []
+    metrics, attempts = map(metric_out, found), map(attempt_out, begun)
+    return ExperimentWithMetrics.model_construct(
+        **dict(answer), metrics=[*metrics], attempts=[*attempts]
+    )
 
 
 WEIGHTY = ("priority", "visibility", "pinned")
@@ -317,6 +329,17 @@ DONE = {
 }
 """What the audit calls it."""
 
+MAY = {
+    Status.QUEUED: "it may be paused or cancelled",
+    Status.DISPATCHED: "it may be paused or cancelled",
+    Status.RUNNING: "it ends soon, and may then be retried or deleted",
+    Status.PAUSED: "it may be resumed, cancelled or deleted",
+    Status.SUCCEEDED: "it has ended, and may only be deleted",
+    Status.FAILED: "it has ended, and may be retried or deleted",
+    Status.CANCELLED: "it has ended, and may be retried or deleted",
+}
+"""What its owner may ask for, by where an experiment stands."""
+
 
 def _request(
     database: Database,
@@ -332,7 +355,7 @@ def _request(
         experiment = find(session, user, experiment_id)
         if accepted is None and experiment.status != already:
             what = "is being cancelled" if experiment.status == Status.RUNNING else "is"
-            detail = f"the experiment {what} {experiment.status}, which does not allow this"
+            detail = f"the experiment {what} {experiment.status}: {MAY[Status(experiment.status)]}"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
         if accepted is not None:
             audit.note(session, user, f"experiment.{DONE[desired]}", experiment_id)

@@ -1,4 +1,5 @@
-"""How long a run would take, learned from runs of its family on that kind of slot.
+"""How long a run would take, learned from runs of its family on the machines that it may run on;
+where these have had too few, from those on that kind of slot wherever they ran.
 
 The time of a run is taken for a power of the work that its spec says: log t = a + b log w + noise,
 0 ≤ b ≤ 1, by least squares over the latest runs that succeeded at their first attempt. What they
@@ -6,16 +7,21 @@ differ from that by is the spread. Where the work is not known, or all did as mu
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, stored_spec
+from service import workers
 from service.experiments.models import DEVICES, Attempt, Device, Experiment, Queue, Status
 
 LEARNED_FROM = 50
+"""Of each machine."""
+LOOKED_AT = 200
 LEAST_RUNS = 5
 SHARE = 0.8
 """Of runs, that are within what is said; as many below as above."""
@@ -29,19 +35,39 @@ class Runtime:
     low_s: float
     high_s: float
     runs: int
+    host: str | None = None
+    """The machine; None where it is of all that have such slots."""
 
 
-def expected_runtime(session: Session, spec: ExperimentSpec) -> Runtime | None:
-    """On the kind of slot where it would take longest; None until a few of its family have run."""
+def expected_runtime(session: Session, spec: ExperimentSpec, within_s: float) -> Runtime | None:
+    """On the machine where it would take longest, of those whose workers were heard of within so
+    many seconds; None until a few of its family have run."""
     queues = [queue for queue in Queue if Device(spec.compute.device) in DEVICES[queue]]
-    found = [_on(session, spec, queue) for queue in queues]
-    known = [one for one in found if one is not None]
-    return max(known, key=lambda one: one.median_s, default=None)
+    hosts = workers.hosts(session, within_s)
+    found = [one for queue in queues for one in _on(session, spec, queue, hosts[queue])]
+    return max(found, key=lambda one: one.median_s, default=None)
 
 
-def _on(session: Session, spec: ExperimentSpec, queue: Queue) -> Runtime | None:
-    rows = session.execute(
-        select(Attempt.ended_at - Attempt.started_at, Experiment.spec)
+def _on(
+    session: Session, spec: ExperimentSpec, queue: Queue, hosts: Collection[str]
+) -> list[Runtime]:
+    """Of each machine that has had enough runs; else of all together, if these have."""
+    ran: dict[str | None, list[tuple[float, float]]] = defaultdict(list)
+    for worker, took_s, value in _latest(session, spec, queue):
+        times = _log_work(stored_spec(value)), math.log(max(1e-3, took_s))
+        ran[None].append(times)
+        if (host := worker.rpartition(":")[0]) in hosts:
+            ran[host].append(times)
+    found = {host: learned(of[:LEARNED_FROM], _log_work(spec)) for host, of in ran.items()}
+    known = [replace(one, host=host) for host, one in found.items() if one is not None]
+    return [one for one in known if one.host is not None] or known
+
+
+def _latest(
+    session: Session, spec: ExperimentSpec, queue: Queue
+) -> Sequence[Row[*tuple[Any, ...]]]:
+    return session.execute(
+        select(Attempt.worker, Attempt.ended_at - Attempt.started_at, Experiment.spec)
         .join(Experiment, Experiment.id == Attempt.experiment_id)
         .where(
             Attempt.family == spec.model.family,
@@ -52,10 +78,8 @@ def _on(session: Session, spec: ExperimentSpec, queue: Queue) -> Runtime | None:
             Experiment.status == Status.SUCCEEDED,
         )
         .order_by(Attempt.ended_at.desc())
-        .limit(LEARNED_FROM)
+        .limit(LOOKED_AT)
     ).all()
-    ran = [(_log_work(stored_spec(value)), math.log(max(1e-3, took))) for took, value in rows]
-    return learned(ran, _log_work(spec))
 
 
 def _log_work(spec: ExperimentSpec) -> float:

@@ -57,12 +57,14 @@ class Changes(BaseModel):
 
 class RuntimeOut(BaseModel):
     """In seconds: half of such runs take less than `median_s`, and four of five from `low_s` to
-    `high_s`, by the last `runs` of the family on that kind of slot."""
+    `high_s`, by the last `runs` of the family on the machine `host`: the one where it would take
+    longest of those whose workers are there. Null: by runs on that kind of slot, wherever."""
 
     median_s: float
     low_s: float
     high_s: float
     runs: int
+    host: str | None
 
 
 class Validation(BaseModel):
@@ -81,12 +83,34 @@ class Validation(BaseModel):
     """How many queued experiments would run before it, on the workers that it may run on."""
     queue_reason: str
     """Why it would wait."""
+    estimated_start: datetime | None
+    estimate: str
+
+
+class StageOut(BaseModel):
+    """A part of a run that counts in a unit of its own."""
+
+    name: str
+    done: int
+    total: int
+    unit: str
 
 
 class Progress(BaseModel):
     done: int
     total: int
     unit: str
+
+
+class RunProgress(Progress):
+    """How far the whole run is, over its seeds and objectives; where a target is set, towards the
+    masks that it is expected to take. While it runs, `eta_s` counts from `at`."""
+
+    stage: StageOut | None
+    at: datetime | None
+    eta_s: float | None
+    eta_std_err_s: float | None
+    estimated_end: datetime | None
 
 
 class QueuePlace(BaseModel):
@@ -207,6 +231,7 @@ class Urls(BaseModel):
     artifacts: str
     events: str
     logs: str
+    bundle: str
     cancel: str
 
 
@@ -242,7 +267,7 @@ class ExperimentSummary(BaseModel):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    progress: Progress | None
+    progress: RunProgress | None
     queue: QueuePlace | None
     failure: FailureOut | None
     last_seq: int
@@ -264,8 +289,39 @@ class ExperimentOut(ExperimentSummary):
     """In the answer to a submission that this experiment, of before, answers for: its id."""
 
 
+class EnvironmentOut(BaseModel):
+    """What an attempt is computed with. `gpu`, `gpu_driver` and `cuda` are null on a CPU."""
+
+    core: str
+    packages: dict[str, str]
+    platform: str
+    cpu: str
+    cpu_capability: str
+    threads: int
+    gpu: str | None
+    gpu_driver: str | None
+    cuda: str | None
+    precision: str
+    seeds: list[int]
+    inputs: dict[str, str]
+
+
+class AttemptOut(BaseModel):
+    """One try at an experiment; a later one goes on from where the one before was saved."""
+
+    attempt: int
+    worker: str
+    started_at: datetime
+    ended_at: datetime | None
+    environment: EnvironmentOut | None
+    """Null before its runner has said, and of what ran before this was kept."""
+
+
 class ExperimentWithMetrics(ExperimentOut):
+    """With its metrics, and with what each of its attempts was computed with."""
+
     metrics: list[MetricOut]
+    attempts: list[AttemptOut]
 
 
 class ExperimentPage(BaseModel):

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session, defer, joinedload
+from sqlalchemy.orm import Session, defer, joinedload, undefer
 from uuid6 import uuid7
 
 from service import audit
@@ -16,6 +16,7 @@ from service.experiments.memory import Memory
 from service.experiments.models import (
     UNFINISHED,
     Artifact,
+    Attempt,
     Event,
     Experiment,
     Held,
@@ -39,6 +40,12 @@ _BY_ID = (
 _OWN = _BY_ID.where(Experiment.owner_id == bindparam("owner_id"))
 _READABLE = _BY_ID.where(readable(Experiment))
 _METRICS = select(Metric).where(Metric.experiment_id == bindparam("id")).order_by(Metric.seq)
+_ATTEMPTS = (
+    select(Attempt)
+    .where(Attempt.experiment_id == bindparam("id"))
+    .order_by(Attempt.attempt)
+    .options(undefer(Attempt.environment))
+)
 """Made once: to make a statement costs as much as to execute it."""
 
 
@@ -330,6 +337,11 @@ def metrics_of(
     for metric in session.scalars(query.order_by(Metric.seq)):
         found[metric.experiment_id].append(metric)
     return found
+
+
+def attempts(session: Session, experiment_id: str) -> Sequence[Attempt]:
+    """An experiment's attempts with what they were computed with, the first first."""
+    return session.scalars(_ATTEMPTS, {"id": experiment_id}).all()
 
 
 def artifacts(session: Session, experiment_id: str) -> Sequence[Artifact]:

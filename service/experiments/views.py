@@ -8,17 +8,20 @@ from fastapi import Response
 from pydantic import BaseModel
 
 from service.experiments import states
-from service.experiments.models import Artifact, Event, Experiment, Metric, Status
+from service.experiments.models import Artifact, Attempt, Event, Experiment, Metric, Status
 from service.experiments.schemas import (
     ArtifactOut,
+    AttemptOut,
+    EnvironmentOut,
     ExperimentOut,
     ExperimentSummary,
     ExperimentWithMetrics,
     FailureOut,
     LogOut,
     MetricOut,
-    Progress,
     QueuePlace,
+    RunProgress,
+    StageOut,
     SummaryWithMetrics,
     Urls,
     moment,
@@ -34,13 +37,6 @@ def experiment_out(experiment: Experiment, place: QueuePlace | None) -> Experime
 
 def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentSummary:
     """The same without the spec."""
-    progress = None
-    if experiment.progress_total is not None:
-        progress = Progress(
-            done=experiment.progress_done or 0,
-            total=experiment.progress_total,
-            unit=experiment.progress_unit or "",
-        )
     failure = None
     if experiment.failure_kind is not None:
         failure = FailureOut(kind=experiment.failure_kind, message=experiment.failure_message or "")
@@ -68,7 +64,7 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
         created_at=created_at,
         started_at=moment(experiment.started_at),
         finished_at=moment(experiment.finished_at),
-        progress=progress,
+        progress=_progress_out(experiment),
         queue=place,
         failure=failure,
         last_seq=experiment.last_seq,
@@ -79,6 +75,7 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
             artifacts=f"{path}/artifacts",
             events=f"{path}/events",
             logs=f"{path}/logs",
+            bundle=f"{path}/bundle",
             cancel=f"{path}:cancel",
         ),
     )
@@ -88,6 +85,25 @@ def with_metrics(item: ExperimentSummary, metrics: Sequence[Metric]) -> Experime
     """The same with some of its metrics."""
     kind = ExperimentWithMetrics if isinstance(item, ExperimentOut) else SummaryWithMetrics
     return kind.model_construct(**dict(item), metrics=[metric_out(one) for one in metrics])
+
+
+def _progress_out(experiment: Experiment) -> RunProgress | None:
+    if experiment.progress_total is None:
+        return None
+    stage = experiment.progress_stage
+    at, eta_s = experiment.progress_at, experiment.progress_eta_s
+    if experiment.status != Status.RUNNING:
+        eta_s = None
+    return RunProgress(
+        done=experiment.progress_done or 0,
+        total=experiment.progress_total,
+        unit=experiment.progress_unit or "",
+        stage=None if stage is None else StageOut(**stage),
+        at=moment(at),
+        eta_s=eta_s,
+        eta_std_err_s=None if eta_s is None else experiment.progress_eta_std_err_s,
+        estimated_end=None if at is None or eta_s is None else moment(at + eta_s),
+    )
 
 
 def metric_out(metric: Metric) -> MetricOut:
@@ -105,6 +121,19 @@ def log_out(event: Event) -> LogOut:
     assert at is not None
     assert event.seq is not None
     return LogOut(seq=event.seq, at=at, **event.data)
+
+
+def attempt_out(attempt: Attempt) -> AttemptOut:
+    found = attempt.environment
+    started_at = moment(attempt.started_at)
+    assert started_at is not None
+    return AttemptOut(
+        attempt=attempt.attempt,
+        worker=attempt.worker,
+        started_at=started_at,
+        ended_at=moment(attempt.ended_at),
+        environment=None if found is None else EnvironmentOut(**found),
+    )
 
 
 def artifact_out(artifact: Artifact) -> ArtifactOut:

@@ -36,13 +36,17 @@ class Asked(NamedTuple):
 
 async def asked(
     request: Request,
+    *,
     after: Annotated[
         str | None,
         Query(max_length=64, description="the `id` of an event: what came since; `now`: from now"),
     ] = None,
     kind: Annotated[
-        list[Kind] | None, Query(description="these alone; given once or several times")
-    ] = None,
+        list[Kind],
+        Query(
+            default_factory=list, max_length=4, description="these alone, of one kind or several"
+        ),
+    ],
     limit: Annotated[int, Query(ge=1, le=1000, description="how many a page holds, about")] = 100,
     last_event_id: Annotated[
         str | None, Header(max_length=64, description="as `after`, before which it goes")

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 from sqlalchemy import select, update
 
-from mptlab import Client, Refused
+from mptlab import Client, NoAnswer, Refused
 from service.database import AWAY, Database
 from service.experiments.models import DesiredState, Event, Experiment, Status
 from service.experiments.states import is_terminal, request
@@ -139,14 +138,14 @@ class Storm:
         while not self._calm.is_set():
             try:
                 return client.submit(spec, idempotency_key=key, cache=False)
-            except (httpx.TransportError, Refused):
+            except (NoAnswer, Refused):
                 time.sleep(0.2)
         return None
 
     def _outstanding(self, client: Client) -> int:
         try:
             return sum(not e["terminal"] for e in client.experiments(limit=20))
-        except (httpx.TransportError, Refused):
+        except (NoAnswer, Refused):
             return 99
 
     # What is done to the lab

@@ -96,7 +96,10 @@ def test_supervised_the_spec_is_the_first_line() -> None:
     records = [json.loads(row) for row in process.stdout]
     assert process.wait(timeout=60) == 0
     process.communicate()
-    assert records == [READY, *once()[1]]  # those of a run that nobody supervises
+    ready, first, environment, *rest = records
+    assert ready == READY
+    assert (environment["seq"], environment["record"]) == (None, "environment")
+    assert [first, *rest] == once()[1]  # those of a run that nobody supervises
 
 
 def test_supervised_the_end_of_the_file_ends_the_run() -> None:

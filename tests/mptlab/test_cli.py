@@ -1,44 +1,13 @@
 """The command line, as a user types it."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mptlab import Client, Refused, serve
+from tests.support.commands import mpt
 from tests.support.ppca_spec import ppca_spec
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A running embedded service, and the environment that finds it."""
-    folder = tmp_path_factory.mktemp("embedded")
-    port = serve.free_port()
-    url = f"http://127.0.0.1:{port}"
-    with serve.embedded(folder / "store", port, folder / "log"):
-        key = (folder / "store" / "api-key").read_text().strip()
-        with Client(url, key) as client:
-            serve.wait_until(client.is_ready)
-        yield {"MPT_URL": url, "MPT_STORE": str(folder / "store")}
-
-
-@pytest.fixture
-def client(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with Client() as made:
-        yield made
-
-
-def mpt(environment: dict[str, str], *arguments: str, text: str = "") -> tuple[int, str, str]:
-    command = [sys.executable, "-c", "from mptlab.cli import main; main()", *arguments]
-    done = subprocess.run(
-        command, env=environment, input=text, capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout, done.stderr
 
 
 def test_submit_wait_curves(environment: dict[str, str], tmp_path: Path) -> None:
@@ -89,7 +58,9 @@ def test_what_is_refused_is_one_line(environment: dict[str, str], tmp_path: Path
     url = f"http://127.0.0.1:{serve.free_port()}"
     down = {**environment, "MPT_URL": url, "MPT_RETRY_S": "0"}
     code, _, error = mpt(down, "wait", "nothing")
-    assert code == 1
+    assert code == 4
+    assert error.startswith(f"mpt: {url} does not answer (")
+    assert "`mpt serve` starts" in error
     assert error.count("\n") == 1
 
 

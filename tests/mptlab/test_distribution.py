@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 CLIENT = tomllib.loads((ROOT / "mptlab/pyproject.toml").read_text())["project"]
 SERVER = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NOT_THE_CLIENTS = {
-    "torch", "numpy", "matplotlib", "service", "worker", "mptcore", "sqlalchemy", "fastapi",
-    "celery",
+    "torch", "numpy", "matplotlib", "pandas", "pyarrow", "service", "worker", "mptcore",
+    "sqlalchemy", "fastapi", "celery",
 }  # fmt: skip
 
 
@@ -82,9 +82,9 @@ def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_client_needs_five_distributions_and_the_server_the_same_of_them() -> None:
+def test_the_client_needs_six_distributions_and_the_server_the_same_of_them() -> None:
     assert [Requirement(text).name for text in CLIENT["dependencies"]] == [
-        "httpx", "platformdirs", "rich", "tenacity", "typer",
+        "httpx", "platformdirs", "pyyaml", "rich", "tenacity", "typer",
     ]  # fmt: skip
     optional = [text for extra in CLIENT["optional-dependencies"].values() for text in extra]
     assert {*CLIENT["dependencies"], *optional} <= set(SERVER["dependencies"])
@@ -110,7 +110,23 @@ def test_the_command_line(environment: Path) -> None:
     assert run(environment / "mpt", "--version").stdout == f"mpt {__version__}\n"
     shown = run(environment / "mpt", "--help")
     assert shown.returncode == 0
-    assert {"serve", "submit", "wait", "curves"} <= set(shown.stdout.split())
+    assert {"serve", "submit", "watch", "curves"} <= set(shown.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("call", "package", "extra"),
+    [
+        ("to_pandas()", "pandas", "frames"),
+        ("to_arrow()", "pyarrow", "frames"),
+        ("plot()", "matplotlib", "plots"),
+    ],
+)
+def test_what_needs_more_says_what(environment: Path, call: str, package: str, extra: str) -> None:
+    done = run(environment / "python", "-I", "-c", f"import mptlab; mptlab.Curves().{call}")
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: this needs {package}, which is not installed: pip install {package}, "
+        f"or the client with its extra, 'mptlab[{extra}]'"
+    )
 
 
 @pytest.mark.parametrize("command", ["serve", "migrate", "worker"])

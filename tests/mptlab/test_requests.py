@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from mptlab import Client, Refused, api
+from mptlab import Client, NoAnswer, NotSucceeded, Refused, api
+from mptlab.cli import _status_of
 
 SPEC = {"model": {"family": "ppca"}}
 LATER = 20.0
@@ -372,3 +373,47 @@ def test_a_client_is_closed_at_the_end_of_its_block() -> None:
     with Client("http://a", "k") as client:
         assert not client._http.is_closed
     assert client._http.is_closed
+
+
+def test_what_is_not_the_service_is_told(client: Client, answers: Answers) -> None:
+    """As a login page of a proxy, which answers 200."""
+    answers.given = [httpx.Response(200, text="<html>")]
+    with pytest.raises(Refused, match=r"^what answers at http://lab:1/v1/me is not MPT Lab"):
+        client.me()
+
+
+@pytest.mark.parametrize(
+    ("url", "key"), [("lab:8765", "k"), ("http://lab", "k\n"), ("http://a", "ü")]
+)
+def test_no_client_of_what_is_no_url_or_no_key(url: str, key: str) -> None:
+    with pytest.raises(Refused, match=r"is no URL: it begins with http|holds a character that no"):
+        Client(url, key)
+
+
+def test_ids_are_one_part_of_a_path(client: Client, answers: Answers) -> None:
+    client.get("../me?x=1")
+    assert answers.seen[0].url.raw_path == b"/v1/experiments/..%2Fme%3Fx%3D1"
+
+
+def test_an_experiment_or_its_document_stands_for_its_id(client: Client, answers: Answers) -> None:
+    answers.says({"id": "a", "status": "queued"})
+    client.cancel(client.experiments.get("a"))
+    client.cancel({"id": "a"})
+    assert [request.url.path for request in answers.seen[1:]] == ["/v1/experiments/a:cancel"] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Refused({"detail": "no"}, 404), 1),
+        (Refused({"detail": "away"}, 503), 4),
+        (NoAnswer("http://lab", "refused"), 4),
+        (TimeoutError("late"), 4),
+        (NotSucceeded({"id": "a", "status": "cancelled"}), 3),
+        (PermissionError(13, "denied", "/x"), 1),
+        (ValueError("no spec"), 1),
+        (AssertionError("a defect"), None),
+    ],
+)
+def test_exit_statuses(error: Exception, status: int | None) -> None:
+    assert _status_of(error) == status

@@ -12,10 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
 
-from mptlab import Client, Refused, serve
+from mptlab import Client, NoAnswer, Refused, serve
 from service.database import Database
 from service.experiments import states
 from service.experiments.models import DesiredState
@@ -147,7 +146,7 @@ def test_a_service_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     url = f"http://127.0.0.1:{serve.free_port()}"
     with Client(url, "key", on_outage=told.append) as client:
-        with pytest.raises(httpx.ConnectError):
+        with pytest.raises(NoAnswer, match=rf"^{url} does not answer .*`mpt serve` starts"):
             client.wait("a")
     assert len(told) == 1
     assert "Connection refused" in told[0]

@@ -131,6 +131,7 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     "POST /v1/experiments:validate": [{"json": SPEC}],
     f"GET {ONE}": [{}, {"known": True}],
     f"GET {ONE}/metrics": [{}, {"known": True}],
+    f"GET {ONE}/bundle": [{"status": Status.SUCCEEDED}],
     f"GET {ONE}/curves": [{}, {"known": True}, {"form": "csv"}, {"form": "arrow"}],
     f"GET {ONE}/curves/{{series}}": [{}, {"known": True}, {"form": "csv"}, {"form": "arrow"}],
     f"GET {ONE}/logs": [{}, {"form": "text"}],

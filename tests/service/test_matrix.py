@@ -96,6 +96,8 @@ MATRIX = [
         status=Status.FAILED),
     row("GET", f"{ONE}/artifacts",          "200  404   200    200   404    401  401  401  403"),
     row("GET", ONE + "/artifacts/{name}",   "200  404   200    200   404    401  401  401  403"),
+    row("GET", f"{ONE}/bundle",             "200  404   200    200   404    401  401  401  403",
+        status=Status.SUCCEEDED),
     row("GET", f"{ONE}/metrics",            "200  404   200    200   404    401  401  401  403"),
     row("GET", f"{ONE}/curves",             "200  404   200    200   404    401  401  401  403"),
     row("GET", ONE + "/curves/{series}",    "200  404   200    200   404    401  401  401  403"),
@@ -274,7 +276,7 @@ def _keys(database: Database) -> dict[str, str]:
 def routes(app: FastAPI) -> set[str]:
     """Every method and path that the application answers, in its document or not."""
     return {
-        f"{method} {route.path}"
+        f"{method} {route.path_format}"
         for route in iter_route_contexts(app.routes)
         for method in route.methods or {"any method of"}
     }

@@ -63,4 +63,4 @@ def test_a_verdict_needs_the_presets_own_results(api: TestClient, database: Data
     for query in (f"table1/verdict?experiment={experiment}", "fig4-left/verdict?experiment=x"):
         answer = api.get(f"/v1/presets/{query}")
         assert answer.status_code == 422
-        assert answer.json()["errors"][0]["pointer"] == "/query/experiment"
+        assert answer.json()["errors"][0]["pointer"].startswith("/query/experiment")

@@ -12,6 +12,7 @@ import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from mptlab import serve
+from service.connections import BoundedHeads, Server
 from service.main import create_app
 from service.settings import Settings
 
@@ -49,8 +50,10 @@ class Service:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        config = uvicorn.Config(create_app(self.settings), port=self.port, log_config=None)
-        self._server = uvicorn.Server(config)
+        config = uvicorn.Config(
+            create_app(self.settings), port=self.port, log_config=None, http=BoundedHeads
+        )
+        self._server = Server(config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve()))
         self._thread.start()
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -12,14 +12,14 @@ from worker.runner import Runner
 
 
 def undisturbed_records(spec: Mapping[str, Any]) -> list[Record]:
-    """All records of the filter, as the service would have it run the spec."""
+    """All numbered records of the filter, as the service would have it run the spec."""
     resolved = stored_spec(spec).model_dump(mode="json")
     records: list[Record] = []
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(warm_parent().fork)
         runner.start({"spec": resolved, "work_dir": folder})
         while (some := runner.read(1.0)) is not None:
-            records += some
+            records += [one for one in some if one["seq"] is not None]
         assert runner.kill() == 0, runner.stderr
     return records
 

@@ -28,10 +28,10 @@ def warm() -> WarmParent:
 
 
 def records(runner: Runner) -> list[dict[str, Any]]:
-    """Everything it gives, to its end."""
+    """All numbered records that it gives, to its end."""
     found: list[dict[str, Any]] = []
     while (some := runner.read(1.0)) is not None:
-        found += some
+        found += [one for one in some if one["seq"] is not None]
     return found
 
 

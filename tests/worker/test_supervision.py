@@ -101,6 +101,26 @@ def test_a_checkpoint_closes_its_batch(watch: Watch) -> None:
     assert runner.checkpoints == ["a", "b"]
 
 
+def progress(done: int) -> dict[str, Any]:
+    return {"seq": done, "record": "progress", "done": done, "total": 20, "unit": "masks"}
+
+
+def test_the_end_is_told_by_the_time_between_words_of_progress(watch: Watch) -> None:
+    """Not by what comes before the first, which loads."""
+    loading: list[Any] = [()] * 40
+    pieces = [look for done in range(1, 6) for look in ([progress(done)], *[()] * 7)]
+    watch.run(*loading, *pieces)
+    found = watch.found
+    assert found.progress_eta_s == pytest.approx(15 * 8 * LOOK_S)
+    assert found.progress_eta_std_err_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_run_that_begins_again_has_its_own_pace(watch: Watch) -> None:
+    pieces = [look for done in range(1, 6) for look in ([progress(done)], *[()] * 7)]
+    watch.run(*pieces, [{"seq": None, "record": "restart"}, progress(1)])
+    assert (watch.found.progress_done, watch.found.progress_eta_s) == (1, None)
+
+
 def test_a_batch_is_no_larger_than_its_bound(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "BATCH_RECORDS", 3)
     watch.run(points(*range(1, 9)), [], [], [])

@@ -83,6 +83,22 @@ def variance_of_one_mask(scores: RateScores, neighbours: Sequence[RateScores]) -
     return Variance(torch.stack(estimates).mean(0) * n / (n - 1), n - 1)
 
 
+def mean_so_far(sums: Tensor, weights: Tensor, sequences: int) -> list[Estimate]:
+    """By each model the mean over masked tokens, from the first masks (models, K) of a rate, where
+    masks go round the sequences. With the error over sequences, as if those so far were drawn at
+    random; none where there is one."""
+    places = torch.arange(len(weights)) % sequences
+    n = min(len(weights), sequences)
+    total, means = weights.sum(), sums.sum(1) / weights.sum()
+    deviations = torch.zeros(len(sums), n, dtype=torch.float64)
+    deviations.index_add_(1, places, sums - means[:, None] * weights)
+    count = int((weights > 0).sum())
+    if n < 2:
+        return [Estimate(mean, None, count) for mean in means.tolist()]
+    variance = Variance(deviations.square().sum(1) * n / (n - 1) / total**2, n - 1)
+    return [variance.estimate(mean, count, model) for model, mean in enumerate(means.tolist())]
+
+
 class Area:
     """The area under the score's curve over rates, for a sequence of one token, rate by rate."""
 

@@ -1,5 +1,6 @@
 """Scoring language models on a corpus, and the records that tell of it."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from mptcore.estimation.allocation import (
 )
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.curve import RateCurve
-from mptcore.families.masked_lm.estimates import RateScores, cell_widths
+from mptcore.families.masked_lm.estimates import RateScores, cell_widths, mean_so_far
 from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm, score_sequences
 from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
@@ -25,6 +26,10 @@ from mptcore.specs import TextEvaluate
 from mptcore.specs.evaluate import pilot_masks
 from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
 
+PIECES = 10
+"""In which a curve is scored where it is long, each with a word of how it looks so far."""
+PIECE_TOKENS = 2**17
+"""Of the least piece: batches of it are still full."""
 MasksOf = Callable[[Tensor, Tensor, torch.Generator], tuple[MaskedBatch, Tensor]]
 """Masks of a stratum each (B,) of sequences (B,), and the weight of each mask's score."""
 
@@ -92,14 +97,11 @@ class TextEvaluation:
         spec, n, models = self.spec.masks, len(self.corpus), len(self.report.model_names)
         per_rate = spec.per_size * n
         rates = torch.tensor(spec.rates, dtype=torch.float64)
-        together = max(1, CHUNK_TOKENS // int(self.corpus.lengths.max()))
         plan = torch.arange(len(rates) * per_rate)  # rate by rate, mask by mask, all sequences
         sums = torch.zeros(models, 0, dtype=torch.float64)
         weights = torch.zeros(0, dtype=torch.float64)
         left = list(spec.rates)
-        for places in torch.split(plan, together):
-            at = rates[places // per_rate]
-            masks, weight = self.masker.at_rates(places % n, at, generator)
+        for masks, weight in self._pieces(plan, rates[plan // per_rate], generator):
             values = yield from self._score(masks)
             sums = torch.cat([sums, values[:, 0] * weight], 1)
             weights = torch.cat([weights, weight])
@@ -109,6 +111,22 @@ class TextEvaluation:
                 for record in records_of(RateScores(left.pop(0), of_rate, weight_of_rate)):
                     yield Step(record)
                 sums, weights = sums[:, per_rate:], weights[per_rate:]
+            if weights.sum() > 0:
+                scores = mean_so_far(sums, weights, n)
+                for point in self.report.interim_points(left[0], len(weights), scores):
+                    yield Step(point)
+
+    def _pieces(
+        self, plan: Tensor, rates: Tensor, generator: torch.Generator
+    ) -> Iterator[tuple[MaskedBatch, Tensor]]:
+        """The masks of a plan, and their weights, about a tenth at a time: where they end, and what
+        is told there, follows from the text and the plan alone."""
+        longest, n = int(self.corpus.lengths.max()), len(self.corpus)
+        piece = max(1, math.ceil(len(plan) / PIECES), PIECE_TOKENS // longest)
+        for places in torch.split(torch.arange(len(plan)), max(1, CHUNK_TOKENS // longest)):
+            masks, weights = self.masker.at_rates(plan[places] % n, rates[places], generator)
+            for part in torch.split(torch.arange(len(places)), piece):
+                yield masks[part], weights[part]
 
     def _score_to_target(self, generator: torch.Generator, target: float) -> Work[None]:
         """The rates are strata, or equal parts of the sizes from 1 to D."""
@@ -122,12 +140,19 @@ class TextEvaluation:
             scale, draw = spec.dimensions, self._draw(generator, self._at_rates)
         pilot = pilot_masks(len(widths), spec.max_masks)
         sample = yield from sample_to_target(
-            draw, widths, target / scale, spec.max_masks, pilot, row
+            draw, widths, target / scale, spec.max_masks, pilot, row, interim=self._interim
         )
         for record in self._sample_records(sample):
             yield Step(record)
         for record in target_records(sample, row, target, scale, self.labels):
             yield Step(record)
+
+    def _interim(self, sample: StratifiedSample) -> Iterator[Record]:
+        """After a round of masks, where the strata are rates."""
+        if self.spec.target == "cumulative":
+            return
+        for rate, scores in zip(self.spec.masks.rates, sample.estimates_so_far(), strict=True):
+            yield from self.report.interim_points(rate, sample.masks, scores)
 
     @property
     def _mean_size(self) -> float:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from mptcore.data.vision import torchvision_datasets
 from mptcore.protocol.records import RunError
+from mptcore.runtime.inputs import note_used
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.tensor_files import load_weights
 from mptcore.specs import MaskedLmModel
@@ -95,7 +96,7 @@ class PretrainedSource:
 
     def digest(self, weights: bool) -> str:
         """The SHA-256 over its files, by name: those of the tokenizer and the architecture, and
-        with `weights` these too."""
+        with `weights` these too. It is noted as what the run reads."""
         folder = self._read(_folder, "its files")
         patterns = ("*.json", "*.safetensors") if weights else ("*.json",)
         digest = hashlib.sha256()
@@ -103,7 +104,15 @@ class PretrainedSource:
             digest.update(path.name.encode() + b"\0")
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()
+        found = digest.hexdigest()
+        note_used(f"{self._folder_name}, {' and '.join(patterns)} together", found)
+        return found
+
+    @property
+    def _folder_name(self) -> str:
+        if Path(self.place).is_absolute():
+            return f"MPT_MODELS_DIR/{self.name}"
+        return f"{self.name} of the hub, {self.revision or 'its newest revision'}"
 
     def _read(self, read: Callable[..., Any], part: str, **options: Any) -> Any:
         try:

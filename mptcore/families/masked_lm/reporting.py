@@ -1,7 +1,7 @@
 """How points and metrics name the models of an evaluation, and the difference of two."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mptcore.estimation.estimate import ONE_DRAW, Estimate, metric, point
@@ -32,6 +32,14 @@ class Report:
         """A model's score at a masking rate."""
         series: SeriesName = "score_difference" if name == DIFFERENCE else "score_by_rate"
         return point(series, rate, score, self.labels_of(name))
+
+    def interim_points(
+        self, rate: float, scored: int, scores: Sequence[Estimate]
+    ) -> Iterator[Point]:
+        """The models' scores at a rate after so many masks: on the way, not final."""
+        for name, score in zip(self.models, scores, strict=False):
+            labels: Labels = {**self.labels_of(name), "rate": rate}
+            yield point("score_by_rate_interim", scored, score, labels)
 
     def metric(
         self, of: str, name: str, value: Estimate, suffix: str = "", reason: str = ONE_DRAW

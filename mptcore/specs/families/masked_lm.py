@@ -198,6 +198,11 @@ class TextTrain(Spec):
         """The number of steps."""
         return self.steps
 
+    @property
+    def unit(self) -> Literal["steps"]:
+        """What its length counts."""
+        return "steps"
+
     def problems(self) -> list[Problem]:
         problems = []
         if self.warmup_steps > self.steps:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from mptcore.specs.base import INT64_MAX, Problem, SpecError
 
 MAX_DEPTH = 20
+TOO_LARGE = "the integer is too large: 64 bits hold those from -2^63 to 2^63 - 1"
 
 
 def parse_json(text: bytes) -> Any:
@@ -23,7 +24,7 @@ def parse_json(text: bytes) -> Any:
     except ValueError as error:
         if isinstance(error, SpecError):
             raise
-        _refuse(f"an integer is from {-INT64_MAX - 1} to {INT64_MAX}")
+        _refuse(TOO_LARGE)
     problems: list[Problem] = []
     _check(value, "", 1, problems)
     if problems:
@@ -65,8 +66,7 @@ def _check(value: Any, pointer: str, depth: int, problems: list[Problem]) -> Non
         case bool():
             pass
         case int() if not -INT64_MAX - 1 <= value <= INT64_MAX:
-            detail = f"an integer is from {-INT64_MAX - 1} to {INT64_MAX}"
-            problems.append(Problem(pointer, detail))
+            problems.append(Problem(pointer, TOO_LARGE))
         case float() if not math.isfinite(value):
             problems.append(Problem(pointer, "a number is finite: no NaN, no Infinity"))
 

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ValidationError
 from mptcore.specs.base import Problem, SpecError
 from mptcore.specs.compute import Limits
 from mptcore.specs.parsing.json_text import parse_json, pointer_token
+from mptcore.specs.parsing.sentences import sentence
+from mptcore.specs.parsing.suggestions import meant
 from mptcore.specs.union import ExperimentSpec, adapter_of
 
 
@@ -57,16 +59,14 @@ def _problems(error: Any, value: object, model: Any) -> list[Problem]:
         case "spec_problems":
             return [Problem(pointer + inner, detail) for inner, detail in context["problems"]]
         case "extra_forbidden":
-            known = ", ".join(sorted(holder.model_fields))
-            return [Problem(pointer, f"unknown field; allowed here: {known}")]
+            known = sorted(holder.model_fields)
+            near = meant(str(error["loc"][-1]), known).strip()
+            detail = f"unknown field; allowed here: {', '.join(known)}"
+            return [Problem(pointer, f"{detail}; {near}" if near else detail)]
         case "union_tag_invalid" | "union_tag_not_found":
             tag = context["discriminator"].strip("'")
             allowed = ", ".join(repr(value) for member in members for value in _tags(member, tag))
             return [Problem(f"{pointer}/{tag}", f"one of {allowed}")]
-        case "missing":
-            return [Problem(pointer, "this field is required")]
-        case "literal_error":
-            return [Problem(pointer, f"one of {context['expected']}")]
         case "model_type" | "model_attributes_type" | "dict_type":
             return [Problem(pointer, "a JSON object")]
         case "too_short":
@@ -74,7 +74,7 @@ def _problems(error: Any, value: object, model: Any) -> list[Problem]:
         case "too_long":
             return [Problem(pointer, f"at most {context['max_length']} items")]
         case _:
-            return [Problem(pointer, error["msg"].replace("Input should be ", ""))]
+            return [Problem(pointer, sentence(error))]
 
 
 def _locate(

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, and_, func, not_, or_, select, true
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from mptcore.protocol.records import LABELS
+from mptcore.specs.parsing.suggestions import meant
 from service.experiments.filters.grammar import Comparison, Condition, Given, Joined, Negated, Wrong
 from service.experiments.filters.paths import FAMILIES, SPEC_PATHS
 from service.experiments.filters.stored_json import (
@@ -20,7 +21,6 @@ from service.experiments.filters.stored_json import (
 )
 from service.experiments.models import Device, Experiment, Metric, Status
 from service.sharing import Visibility
-from service.suggestions import meant
 from service.users import User
 
 Clause = ColumnElement[bool]

@@ -4,6 +4,9 @@ import { useEffect, useState } from "./vendor/preact-htm.js";
 import { Away } from "./api.js";
 
 const AGAIN_MS = 2000;
+const PUSHED_MS = 15_000; // while the service tells by itself: it tells of one's own experiments alone
+const TOGETHER_MS = 300;
+const KINDS = ["status", "log", "progress", "points"];
 
 let isAway = false;
 const listeners = new Set();
@@ -24,18 +27,61 @@ export function useAway() {
   return away;
 }
 
+// The stream of events of one's own experiments: whatever it tells, all that is followed is asked.
+
+const turns = new Set();
+let stream = null;
+let isPushed = false;
+let ringing = null;
+
+function ring() {
+  ringing ??= setTimeout(() => {
+    ringing = null;
+    turns.forEach((turn) => turn());
+  }, TOGETHER_MS);
+}
+
+/** Browsers open few connections to one host: only a page that is looked at, and has not ended, has one. */
+function listen() {
+  const isWanted = turns.size > 0 && !document.hidden;
+  if (isWanted && stream === null) {
+    stream = new EventSource("/v1/events?after=now");
+    stream.onopen = () => setPushed(true);
+    stream.onerror = () => setPushed(false); // the browser tries again; we ask meanwhile
+    stream.addEventListener("end", () => stream.close());
+    KINDS.forEach((kind) => stream.addEventListener(kind, ring));
+  }
+  if (!isWanted && stream !== null) {
+    stream.close();
+    stream = null;
+    isPushed = false;
+  }
+}
+
+function setPushed(pushed) {
+  isPushed = pushed;
+  ring();
+}
+
+addEventListener("visibilitychange", () => {
+  listen();
+  if (!document.hidden) ring();
+});
+
 /**
  * Asks now, and again whenever there may be something new, until `ask` gives false or the function
  * that this gives back is called. A page that no one looks at does not ask.
  *
- * This is the one place that decides when: by the clock, and where the service pushes, by its events.
+ * This is the one place that decides when: by the service's events, and by the clock.
  */
 export function follow(ask) {
   let timer = null;
-  let ended = false;
+  let isAsking = false;
 
   async function turn() {
+    if (isAsking || document.hidden) return;
     clearTimeout(timer);
+    isAsking = true;
     let again = true;
     try {
       again = (await ask()) !== false;
@@ -43,19 +89,19 @@ export function follow(ask) {
     } catch (error) {
       if (!(error instanceof Away)) throw error;
       setAway(true);
+    } finally {
+      isAsking = false;
     }
-    if (again && !ended && !document.hidden) timer = setTimeout(turn, AGAIN_MS);
     if (!again) end();
-  }
-  function onVisible() {
-    if (!document.hidden && !ended) turn();
+    if (turns.has(turn)) timer = setTimeout(turn, isPushed && !isAway ? PUSHED_MS : AGAIN_MS);
   }
   function end() {
-    ended = true;
     clearTimeout(timer);
-    document.removeEventListener("visibilitychange", onVisible);
+    turns.delete(turn);
+    listen();
   }
-  document.addEventListener("visibilitychange", onVisible);
+  turns.add(turn);
+  listen();
   turn();
   return end;
 }

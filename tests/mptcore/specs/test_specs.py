@@ -84,7 +84,7 @@ SINGLE: list[tuple[str, Any, str, str]] = [
     ("/data", None, "/data", "JSON object"),
     ("/model/noise_precision", float("nan"), "/model/noise_precision", "no NaN"),
     ("/model/noise_precision", float("inf"), "/model/noise_precision", "no NaN, no Infinity"),
-    ("/seeds", [2**63], "/seeds/0", "an integer is from"),
+    ("/seeds", [2**63], "/seeds/0", "the integer is too large"),
     ("/model/family", "ppca\0", "/model/family", "U+0000"),
     ("/model/family", "\ud800", "/model/family", "surrogate"),
 ]
@@ -137,7 +137,7 @@ def test_limits_name_what_is_too_large() -> None:
         (b"[" * 30 + b"]" * 30, "at most 20 levels"),
         (b"[" * 100_000, "at most 20 levels"),
         (b'{"a": 1, "a": 2}', "once only"),
-        (b"1" * 5000, "an integer is from"),
+        (b"1" * 5000, "the integer is too large"),
         (b"[]", "a JSON object"),
     ],
 )

@@ -160,7 +160,7 @@ def test_what_cannot_be_waited_for_is_refused(admin: TestClient) -> None:
         ([], from_weights(untrained), "/spec/model/experiment", "that trains a model"),
         ([], from_weights(ended), "/spec/model/experiment", "did not fail"),
         ([], from_weights(theirs), "/spec/model/experiment", "yours or shared"),
-        (["a b"], ppca_spec(), "/after/0", "pattern"),
+        (["a b"], ppca_spec(), "/after/0", "the id of an experiment, as"),
     ):
         body = {"spec": spec, "after": after}
         for path in ("/v1/experiments", "/v1/experiments:validate"):

@@ -8,9 +8,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
+from mptcore.protocol.code import core_digest
 from mptcore.specs import validate_spec
 from service.experiments import cache, lease
-from service.experiments.cache import core_digest, fingerprint
+from service.experiments.cache import fingerprint
 from service.experiments.inputs import Inputs
 from service.experiments.lease import FailureCause
 from service.experiments.models import Experiment, Status

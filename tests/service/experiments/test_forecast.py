@@ -92,6 +92,34 @@ def test_a_start_is_by_progress_or_by_the_last_runs_or_not_known(either: Databas
     assert late.estimated_start is not None
 
 
+def test_a_start_is_by_the_pace_of_what_runs(either: Database) -> None:
+    """Which counts from when it was told, and holds for one that was resumed."""
+    lab = SharedLab(either, FairShare(), cpus=1)
+    (running,) = lab.submit(1, 1, 1000.0)
+    (waits,) = lab.submit(1, 1, JOB_S)
+    lab.run(100)
+    with either.transaction() as session:
+        told = update(Experiment).where(Experiment.id == running)
+        pace = {"progress_at": lab.clock.now - 10, "progress_eta_s": 40.0}
+        session.execute(told.values(progress_done=1, progress_total=4, **pace))
+    start = found_places(lab, [waits])[waits].estimated_start
+    assert start is not None
+    assert 30 <= start.timestamp() - lab.clock.now <= 31
+
+
+def test_what_takes_longer_than_was_told_may_end_at_any_moment(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=2)
+    capped = lab.user("capped", max_running=1)
+    running, waits = lab.submit(capped, 2, 1000.0)
+    lab.run(100)
+    with either.transaction() as session:
+        told = update(Experiment).where(Experiment.id == running)
+        session.execute(told.values(progress_at=lab.clock.now - 90, progress_eta_s=40.0))
+    start = found_places(lab, [waits])[waits].estimated_start
+    assert start is not None
+    assert 0 <= start.timestamp() - lab.clock.now <= 1
+
+
 def test_a_user_at_its_limit_starts_when_one_of_its_own_ends(either: Database) -> None:
     lab = SharedLab(either, FairShare(), cpus=3)
     capped = lab.user("capped", max_running=2)

@@ -74,15 +74,22 @@ def _other_is_left_alone(request: pytest.FixtureRequest, database: Database) -> 
         assert [one.x for one in read_series(session, claim.experiment_id, max_points=9)] == [[3]]
 
 
+PROGRESS = {
+    "progress_done": 1, "progress_total": 2, "progress_unit": "masks", "progress_stage": {},
+    "progress_at": 1.0, "progress_eta_s": 1.0, "progress_eta_std_err_s": 1.0,
+}  # fmt: skip
+"""Of an earlier attempt, which tells nothing of the next one's pace."""
+
+
 def test_a_claim(database: Database) -> None:
     experiment_id = submitted(database)
-    change(database, experiment_id, progress_done=1, progress_total=2, progress_unit="masks")
+    change(database, experiment_id, **PROGRESS)
     claim = claim_next(database, lease_s=500)
     assert (claim.experiment_id, claim.attempt, claim.after_seq) == (experiment_id, 1, 0)
     found = row(database, experiment_id)
     assert claim.spec == found.spec
     assert (found.status, found.attempt, found.worker) == ("running", 1, "w")
-    assert (found.progress_done, found.progress_total, found.progress_unit) == (None,) * 3
+    assert [getattr(found, name) for name in PROGRESS] == [None] * len(PROGRESS)
     assert ends_in(500, claim, database)
     assert is_now(found.started_at)
     assert status_events(database, experiment_id) == [

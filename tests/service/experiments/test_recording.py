@@ -8,9 +8,11 @@ from sqlalchemy import select
 
 from service.database import Base, Database
 from service.experiments import lease, recording
+from service.experiments.curves import read_series
 from service.experiments.lease import Claim
 from service.experiments.models import (
     Artifact,
+    Attempt,
     Block,
     Checkpoint,
     DesiredState,
@@ -19,7 +21,7 @@ from service.experiments.models import (
     Series,
 )
 from service.experiments.recording import Batch, canonical, record
-from tests.support.attempts import claimed
+from tests.support.attempts import claim_next, claimed
 from tests.support.stored import change, row
 
 
@@ -102,11 +104,22 @@ def test_points_are_kept_in_columns(database: Database, claim: Claim) -> None:
     assert (block["reason"], block["reasons"]) == (bytes([0, 2, 1, 2]), ["early", "late"])
 
 
-def test_no_more_reasons_than_a_byte_counts(database: Database, claim: Claim) -> None:
-    write(database, claim, *(point(i, reason=f"reason {i:03}") for i in range(1, 258)))
-    (block,) = rows(database, Block)
-    assert block["reasons"] == [f"reason {i:03}" for i in range(1, 256)]
-    assert block["reason"] == bytes([*range(1, 256), 0, 0])
+def test_every_point_keeps_its_reason(database: Database, claim: Claim) -> None:
+    """More than the byte of a block counts begin another one."""
+    reasons = [f"reason {i:03}" for i in range(1, 258)]
+    told = [reasons[0], None, *reasons]
+    write(
+        database,
+        claim,
+        *(point(i, **({"reason": one} if one else {})) for i, one in enumerate(told, 1)),
+    )
+    first, second = rows(database, Block)
+    assert first["reasons"] == [f"reason {i:03}" for i in range(1, 256)]
+    assert first["reason"] == bytes([1, 0, *range(1, 256)])
+    assert (second["first_seq"], second["count"], second["reason"]) == (258, 2, bytes([1, 2]))
+    with database.snapshot() as session:
+        (series,) = read_series(session, claim.experiment_id, max_points=1000)
+    assert series.reasons == told
 
 
 def test_a_series_is_one_over_batches_and_another_by_label(
@@ -237,3 +250,20 @@ def test_records_that_come_again_replace_those_that_were_kept(
     write(database, claim, {"seq": None, "record": "restart"}, point(1))
     assert row(database, claim.experiment_id).last_seq == 1
     assert len(rows(database, Block)) == 1
+
+
+def environment(**parts: Any) -> dict[str, Any]:
+    return {"seq": None, "record": "environment", "threads": 2, "inputs": {}} | parts
+
+
+def test_each_attempt_keeps_what_it_was_computed_with(database: Database) -> None:
+    claim = claimed(database)
+    write(database, claim, log(1), environment())
+    write(database, claim, environment(inputs={"a": "d"}))  # the latest word
+    assert row(database, claim.experiment_id).last_seq == 1  # it has no number of its own
+    with database.transaction() as session:
+        lease.release(session, claim)
+    again = claim_next(database)
+    write(database, again, environment(threads=3))
+    found = {one["attempt"]: one["environment"] for one in rows(database, Attempt)}
+    assert found == {1: {"threads": 2, "inputs": {"a": "d"}}, 2: {"threads": 3, "inputs": {}}}

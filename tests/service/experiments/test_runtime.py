@@ -7,11 +7,13 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
+from service import workers
 from service.experiments import lease, store
 from service.experiments.lease import FailureCause
-from service.experiments.models import Attempt, Status
+from service.experiments.models import Attempt, Queue, Status
 from service.experiments.runtime import LEAST_RUNS, learned
 from service.experiments.schemas import Submission
+from service.workers import Vitals
 from tests.service.test_users import admin, database_of, place, processes
 from tests.support.attempts import claim_next
 from tests.support.ppca_spec import ppca_spec
@@ -19,7 +21,13 @@ from tests.support.ppca_spec import ppca_spec
 __all__ = ["admin", "place", "processes"]  # fixtures
 
 
-def ran(api: TestClient, took_s: float, status: Status = Status.SUCCEEDED, size: int = 4) -> None:
+def ran(
+    api: TestClient,
+    took_s: float,
+    status: Status = Status.SUCCEEDED,
+    size: int = 4,
+    worker: str = "w",
+) -> None:
     """One experiment that took so long."""
     database = database_of(api)
     spec = ppca_spec(evaluate__masks__per_size=size)
@@ -32,7 +40,7 @@ def ran(api: TestClient, took_s: float, status: Status = Status.SUCCEEDED, size:
         lasted = Attempt.ended_at - took_s
         session.flush()
         changed = update(Attempt).where(Attempt.experiment_id == made)
-        session.execute(changed.values(started_at=lasted))
+        session.execute(changed.values(started_at=lasted, worker=worker))
 
 
 def validated(api: TestClient, **changes: object) -> dict[str, object]:
@@ -53,6 +61,7 @@ def test_a_validation_says_what_a_submission_would_cost(admin: TestClient) -> No
         "low_s": pytest.approx(10, rel=1e-3),
         "high_s": pytest.approx(14, rel=1e-3),
         "runs": 5,
+        "host": None,
     }
     assert validated(admin, compute__device="cuda")["runtime"] is None
     factor = {"family": "factor_analysis", "latent_dim": 2, "init": "maximum_likelihood"}
@@ -64,6 +73,41 @@ def test_more_work_takes_longer(admin: TestClient) -> None:
         ran(admin, size / 10, size=size)
     found = validated(admin, evaluate__masks__per_size=320)["runtime"]
     assert found["median_s"] == pytest.approx(32, rel=1e-2)  # type: ignore[index]
+
+
+def present(api: TestClient, *hosts: str) -> None:
+    with database_of(api).transaction() as session:
+        for host in hosts:
+            workers.beat(session, f"{host}:1", Vitals(host, Queue.CPU, 2**40))
+
+
+def test_a_machine_has_its_own_time(admin: TestClient) -> None:
+    """Where workers of it are there, and enough has run on it; the slowest of these is told."""
+    for host, took_s in (("fast", 10.0), ("slow", 40.0), ("gone", 90.0), ("new", 70.0)):
+        for _ in range(1 if host == "new" else LEAST_RUNS):
+            ran(admin, took_s, worker=f"{host}:7")
+    present(admin, "fast")
+    assert validated(admin)["runtime"]["host"] == "fast"  # type: ignore[index]
+    present(admin, "slow", "new")
+    found = validated(admin)["runtime"]
+    assert found["host"] == "slow"  # type: ignore[index]
+    assert found["median_s"] == pytest.approx(40, rel=1e-3)  # type: ignore[index]
+    assert found["runs"] == LEAST_RUNS  # type: ignore[index]
+
+
+def test_a_machine_that_is_new_is_told_by_the_others(admin: TestClient) -> None:
+    for _ in range(LEAST_RUNS):
+        ran(admin, 10.0, worker="gone:7")
+    present(admin, "new")
+    found = validated(admin)["runtime"]
+    assert (found["host"], found["runs"]) == (None, LEAST_RUNS)  # type: ignore[index]
+
+
+def test_a_validation_says_when_it_may_start(admin: TestClient) -> None:
+    assert validated(admin)["estimated_start"] is None
+    assert validated(admin)["estimate"] == "no CPU worker is registered"
+    present(admin, "idle")
+    assert validated(admin)["estimated_start"] is not None
 
 
 def test_a_validation_says_what_is_computed_already(admin: TestClient) -> None:

@@ -9,7 +9,6 @@ from service.experiments import lease, states
 from service.experiments.lease import Claim
 from service.experiments.models import DesiredState, Status
 from service.experiments.recording import Batch, record
-from service.settings import Settings
 from tests.service.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.ppca_spec import ppca_spec
@@ -93,18 +92,18 @@ def test_all_that_happened_to_an_experiment(admin: TestClient) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 1000])
-def test_from_each_id_on_comes_the_rest(admin: TestClient, limit: int) -> None:
+def test_from_each_id_on_comes_the_rest(api: TestClient, limit: int) -> None:
     """Whatever the last event was that was read, and however long the pages are."""
-    claim = claimed(database_of(admin))
+    claim = claimed(database_of(api))
     url = f"/v1/experiments/{claim.experiment_id}/events"
-    recorded(admin, claim, log(1), point(2), log(3), point(4), progress(5, 7))
-    finished(admin, claim)
-    whole = page(admin, url)["items"]
+    recorded(api, claim, log(1), point(2), log(3), point(4), progress(5, 7))
+    finished(api, claim)
+    whole = page(api, url)["items"]
     assert len({one["id"] for one in whole}) == len(WHOLE)
     for i, one in enumerate(whole):
         after, found, more = one["id"], [], True
         while more:
-            part = page(admin, url, after=after, limit=limit)
+            part = page(api, url, after=after, limit=limit)
             after, more = part["last_id"], part["more"]
             found += part["items"]
         assert found == whole[i + 1 :]
@@ -132,62 +131,62 @@ def test_points_come_once_also_where_a_run_goes_back(admin: TestClient) -> None:
     assert xs(page(admin, url, after=first["last_id"])) == [5]
 
 
-def test_only_the_kinds_that_are_asked_for(admin: TestClient) -> None:
-    claim = claimed(database_of(admin))
+def test_only_the_kinds_that_are_asked_for(api: TestClient) -> None:
+    claim = claimed(database_of(api))
     url = f"/v1/experiments/{claim.experiment_id}/events"
-    recorded(admin, claim, log(1), point(2), progress(3, 7))
+    recorded(api, claim, log(1), point(2), progress(3, 7))
     for kind in ("log", "progress", "points"):
-        assert kinds(page(admin, url, kind=kind)) == [kind]
-    assert kinds(page(admin, url, kind=["log", "status"])) == WHOLE[:4]
-    finished(admin, claim)
-    assert page(admin, url, kind="log")["ended"] is True
+        assert kinds(page(api, url, kind=kind)) == [kind]
+    assert kinds(page(api, url, kind=["log", "status"])) == WHOLE[:4]
+    finished(api, claim)
+    assert page(api, url, kind="log")["ended"] is True
 
 
-def test_from_now_on(admin: TestClient) -> None:
-    claim = claimed(database_of(admin))
-    recorded(admin, claim, log(1), point(2))
+def test_from_now_on(api: TestClient) -> None:
+    claim = claimed(database_of(api))
+    recorded(api, claim, log(1), point(2))
     for url in (f"/v1/experiments/{claim.experiment_id}/events", "/v1/events"):
-        now = page(admin, url, after="now", kind=["status", "log"])
+        now = page(api, url, after="now", kind=["status", "log"])
         assert now["items"] == []
-    recorded(admin, claim, log(3), point(4))
-    assert kinds(page(admin, url, after=now["last_id"], kind="log")) == ["log"]
+    recorded(api, claim, log(3), point(4))
+    assert kinds(page(api, url, after=now["last_id"], kind="log")) == ["log"]
 
 
-def test_too_many_series_to_show_are_told_of(admin: TestClient) -> None:
-    claim = claimed(database_of(admin))
+def test_too_many_series_to_show_are_told_of(api: TestClient) -> None:
+    claim = claimed(database_of(api))
     names = [f"{a}{b}{c}" for a in "abcdefghijklmnopqr" for b in "abcdefghijklmnopqr" for c in
              "abcdefghijklmnop"]  # fmt: skip
     assert len(names) > 5000
-    recorded(admin, claim, *(point(i, name) for i, name in enumerate(names * 2, 1)))
-    found = page(admin, f"/v1/experiments/{claim.experiment_id}/events", kind="points")["items"]
+    recorded(api, claim, *(point(i, name) for i, name in enumerate(names * 2, 1)))
+    found = page(api, f"/v1/experiments/{claim.experiment_id}/events", kind="points")["items"]
     assert [one["data"] for one in found] == [
         {"last_seq": 2 * len(names), "after": 0, "series": None}
     ]
 
 
 @pytest.mark.parametrize("after", ["x", "1-2", "-1", "1-2-9999999999", "9" * 19, "1-2-3-4", "٣"])
-def test_what_is_no_id_is_refused(admin: TestClient, after: str) -> None:
+def test_what_is_no_id_is_refused(api: TestClient, after: str) -> None:
     for how, pointer in (
         ({"params": {"after": after}}, "/query/after"),
         ({"headers": {"Last-Event-ID": after.encode()}}, "/header/last-event-id"),
     ):
-        answer = admin.get("/v1/events", **how)
+        answer = api.get("/v1/events", **how)
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["pointer"] == pointer
         assert "the `id` of an event" in answer.json()["errors"][0]["detail"]
 
 
-def test_all_of_ones_own(admin: TestClient) -> None:
+def test_all_of_ones_own(api: TestClient) -> None:
     """And no one else's, shared or not."""
-    theirs = bearer(member(admin)["key"])
-    database = database_of(admin)
+    theirs = bearer(member(api)["key"])
+    database = database_of(api)
     mine = submitted(database)
     for visibility in ("private", "lab"):
         body = {"spec": ppca_spec(), "visibility": visibility}
-        assert admin.post("/v1/experiments", json=body, headers=theirs).status_code == 202
-    found = page(admin, "/v1/events")["items"]
+        assert api.post("/v1/experiments", json=body, headers=theirs).status_code == 202
+    found = page(api, "/v1/events")["items"]
     assert [one["experiment_id"] for one in found] == [mine]
-    others = admin.get("/v1/events", headers=theirs).json()["items"]
+    others = api.get("/v1/events", headers=theirs).json()["items"]
     assert len(others) == 2
     assert mine not in [one["experiment_id"] for one in others]
 
@@ -229,20 +228,20 @@ def test_a_sweeps(admin: TestClient) -> None:
     assert page(admin, "/v1/events")["ended"] is False
 
 
-def test_a_sweeps_experiments_that_are_not_shared_are_left_out(admin: TestClient) -> None:
-    theirs = bearer(member(admin)["key"])
+def test_a_sweeps_experiments_that_are_not_shared_are_left_out(api: TestClient) -> None:
+    theirs = bearer(member(api)["key"])
     body = {"spec": ppca_spec(), "grid": {"seeds": [[4], [44]]}, "visibility": "lab"}
-    made = admin.post("/v1/sweeps", json=body).json()
-    mine = page(admin, made["urls"]["events"])["items"]
+    made = api.post("/v1/sweeps", json=body).json()
+    mine = page(api, made["urls"]["events"])["items"]
     hidden = mine[0]["experiment_id"]
-    admin.patch(f"/v1/experiments/{hidden}", json={"visibility": "private"})
-    found = admin.get(made["urls"]["events"], headers=theirs).json()["items"]
+    api.patch(f"/v1/experiments/{hidden}", json={"visibility": "private"})
+    found = api.get(made["urls"]["events"], headers=theirs).json()["items"]
     assert found == mine[1:]
-    admin.delete(f"/v1/experiments/{mine[1]['experiment_id']}")
-    assert page(admin, made["urls"]["events"])["items"] == mine[:1]
+    api.delete(f"/v1/experiments/{mine[1]['experiment_id']}")
+    assert page(api, made["urls"]["events"])["items"] == mine[:1]
 
 
-def test_an_id_that_is_gone_is_not_given_again(admin: TestClient, place: Settings) -> None:
+def test_an_id_that_is_gone_is_not_given_again(admin: TestClient) -> None:
     """Of a line of a log that a run takes back, on SQLite too."""
     database = database_of(admin)
     claim = claimed(database)
@@ -255,10 +254,10 @@ def test_an_id_that_is_gone_is_not_given_again(admin: TestClient, place: Setting
     assert kinds(found) == ["queued"]
 
 
-def test_a_cancelled_one_ends(admin: TestClient) -> None:
-    database = database_of(admin)
+def test_a_cancelled_one_ends(api: TestClient) -> None:
+    database = database_of(api)
     experiment_id = submitted(database)
     with database.transaction() as session:
         states.request(session, experiment_id, DesiredState.CANCEL)
-    found = page(admin, f"/v1/experiments/{experiment_id}/events")
+    found = page(api, f"/v1/experiments/{experiment_id}/events")
     assert (kinds(found), found["ended"]) == (["queued", "cancelled"], True)

@@ -1,12 +1,14 @@
 """Event streams of a real server: what happens comes, once, to those who may know, to the end."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy.orm import Session
 
 from service import accounts
 from service.database import Database
@@ -16,6 +18,7 @@ from service.experiments.models import Status
 from service.experiments.recording import Batch, record
 from service.settings import Settings
 from service.streams import router
+from service.streams.changes import Changes, Subject
 from service.users import MAY, Role, Scope
 from tests.service.test_users import bearer, place
 from tests.support.attempts import claim_next, claimed, submitted
@@ -217,6 +220,29 @@ def test_a_silent_stream_is_pinged(
     with client.stream("GET", "/v1/events", headers=headers) as answer:
         lines = answer.iter_lines()
         assert [next(lines) for _ in range(4)] == [": ping", "", ": ping", ""]
+
+
+def test_who_listens_comes_again_where_no_one_looks_any_more(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error of the service itself the stream closes, and the next one is served."""
+    look, failing = Changes.look, threading.Event()
+
+    def failing_look(self: Changes, session: Session) -> set[Subject]:
+        if failing.is_set():
+            raise RuntimeError
+        return look(self, session)
+
+    monkeypatch.setattr(Changes, "look", failing_look)
+    with served(settings) as client:
+        submitted(Database(settings.url))
+        with stream(client, "/v1/events") as events:
+            next(events)
+            failing.set()
+            assert [*events] == []
+            failing.clear()
+        with stream(client, "/v1/events") as events:
+            assert next(events).data["status"] == "queued"
 
 
 def test_a_server_that_stops_ends_its_streams(settings: Settings) -> None:

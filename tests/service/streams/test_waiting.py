@@ -8,12 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
+from service import accounts
 from service.database import Database
 from service.experiments import lease
 from service.experiments.models import Status
 from service.main import create_app
 from service.settings import Settings
-from service.users import Caller, Role
+from service.users import MAY, Caller, Role
+from tests.service.test_users import bearer
 from tests.support.attempts import claimed, submitted
 from tests.support.processes import wait_until
 from tests.support.stored import change
@@ -108,6 +110,24 @@ def test_who_has_as_many_as_it_may_does_not_wait(client: httpx.Client, database:
 
 def test_what_is_not_there_is_not_waited_for(client: httpx.Client, database: Database) -> None:
     assert asked(client, "0" * 32, "wait=15").status_code == 404
+
+
+def test_a_key_that_is_revoked_meanwhile_is_told_nothing(
+    client: httpx.Client, database: Database
+) -> None:
+    experiment_id = submitted(database, visibility="lab")
+    with database.transaction() as session:
+        user = accounts.add(session, "ann", Role.MEMBER)
+        assert user is not None
+        scopes = MAY[Role.MEMBER]
+        row, key = accounts.add_key(session, user, name=None, scopes=scopes, lasts_s=None)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(asked, client, experiment_id, "wait=15", **bearer(key))
+        with stream(client, "/v1/events", headers=bearer(key)) as events:
+            with database.transaction() as session:
+                accounts.revoke(session, user, row.id)
+            assert [*events][-1].kind == "end"
+        assert answer.result().status_code == 401
 
 
 def test_a_server_that_stops_answers(settings: Settings, database: Database) -> None:

@@ -98,7 +98,7 @@ def test_what_is_wrong_beside_the_swept_fields_is_in_the_spec(admin: TestClient)
         ({}, "", "give exactly one of grid, list and random"),
         ({"grid": GRID, "list": [{}]}, "", "give exactly one of grid, list and random"),
         ({"grid": {}}, "/grid", "at least 1 item"),
-        ({"grid": {"Seeds": [1]}}, "/grid/Seeds", "match pattern"),
+        ({"grid": {"Seeds": [1]}}, "/grid/Seeds", "a path into the spec"),
         ({"grid": {"seeds": []}}, "/grid/seeds", "at least 1 item"),
         (
             {"grid": {"seeds": [[i] for i in range(101)], "model.latent_dim": [1] * 100}},

@@ -148,6 +148,8 @@ def test_a_preset_is_submitted_and_its_curve_grows(page: Page, lab: Lab) -> None
     end(lab.database, claim, Status.SUCCEEDED)
     expect(page.locator(".status")).to_have_text("succeeded")
     assert page.evaluate("window.same")
+    history = page.get_by_label("What happened").get_by_role("listitem")
+    expect(history).to_contain_text(["queued", "dispatched", "running", "succeeded"])
 
 
 def test_a_missing_value_is_a_gap(page: Page, lab: Lab) -> None:

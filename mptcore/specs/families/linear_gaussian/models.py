@@ -31,7 +31,7 @@ class LinearGaussian(Spec):
             detail = f"latent_dim is less than the data's {data.dim} dimensions"
             problems.append(Problem(f"{pointer}/latent_dim", f"{detail}, not {self.latent_dim}"))
         if self.init == "random" and self.noise_precision is None:
-            detail = "null is for an init that estimates it or brings it; give a number above 0"
+            detail = "init random needs a number above 0: maximum_likelihood would estimate it"
             problems.append(Problem(f"{pointer}/noise_precision", detail))
         if self.init == "experiment" and self.noise_precision is not None:
             detail = "init experiment brings its own: leave it null"
@@ -65,10 +65,10 @@ class PpcaModel(LinearGaussian):
         return [
             Problem(
                 f"{pointer}/{name}",
-                f"init generator takes the data's own {name}, {generated}, not {asked}",
+                f"init generator takes the data's own {name}: {generated}",
             )
             for name in ("latent_dim", "noise_precision")
-            if (asked := getattr(self, name)) != (generated := getattr(data, name))
+            if getattr(self, name) != (generated := getattr(data, name))
         ]
 
 

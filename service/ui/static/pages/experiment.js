@@ -6,6 +6,7 @@ import { get } from "../api.js";
 import { Chart } from "../chart.js";
 import { aboutSeries, chartsOf, curvesOf, levelsOf } from "../curves.js";
 import { dateTime, duration, titleOf } from "../format.js";
+import { History } from "../history.js";
 import { useLive } from "../live.js";
 import { MetricTable } from "../metrics.js";
 import { Loading, Missing, Progress, Scroll, Status, Tags, When } from "../parts.js";
@@ -132,6 +133,7 @@ export default function Experiment({ me, may }) {
           <${Scroll} label="Metrics"><${MetricTable} metrics=${experiment.metrics} /><//>
         </section>`}
         <${Spec} experiment=${experiment} />
+        <${History} id=${id} />
       </div>
       <div class="last stack">
         <${Downloads} id=${id} />

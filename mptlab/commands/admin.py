@@ -2,16 +2,13 @@
 
 from enum import StrEnum
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from mptlab import serve as server
-from mptlab.api import Client, Json
+from mptlab.commands.asking import Asked, asks
+from mptlab.errors import Json
 
 app = typer.Typer(no_args_is_help=True, help="Users, keys, the audit, the sweep: for admins.")
 user_app = typer.Typer(no_args_is_help=True, help="Who may use the service.")
@@ -44,25 +41,28 @@ Name = Annotated[str, typer.Argument(help="the user's name")]
 
 
 @user_app.command("add")
+@asks
 def add_user(
+    asked: Asked,
     name: Name,
     role: Annotated[Role, typer.Option(help="what the user may do")] = Role.member,
 ) -> None:
     """Add a user, and print a first key: it is shown this once."""
-    with Client() as client:
-        client.add_user(name, role.value)
-        typer.echo(client.add_key(name)["key"])
+    asked.client.add_user(name, role.value)
+    _show_key(asked, asked.client.add_key(name))
 
 
 @user_app.command("list")
-def list_users() -> None:
+@asks
+def list_users(asked: Asked) -> None:
     """Show all users."""
-    with Client() as client:
-        _show(client.users(), *USER_COLUMNS, "created_at")
+    asked.show(asked.client.users(), *USER_COLUMNS, "created_at")
 
 
 @user_app.command("set")
+@asks
 def change_user(
+    asked: Asked,
     name: Name,
     role: Annotated[Role | None, typer.Option(help="another role")] = None,
     active: Annotated[
@@ -87,12 +87,13 @@ def change_user(
     changes = _given(plain) | {limit: most or None for limit, most in limits.items()}
     if not changes:
         raise typer.BadParameter("nothing to set: see mpt admin user set --help")
-    with Client() as client:
-        _show([client.change_user(name, **changes)], *USER_COLUMNS)
+    asked.show([asked.client.change_user(name, **changes)], *USER_COLUMNS)
 
 
 @key_app.command("add")
+@asks
 def add_key(
+    asked: Asked,
     name: Name,
     label: Annotated[str | None, typer.Option(help="what the key is for")] = None,
     scope: Annotated[
@@ -103,29 +104,30 @@ def add_key(
     """Make a key, and print it: it is shown this once."""
     scopes = [one.value for one in scope] if scope else None
     wanted = {"name": label, "scopes": scopes, "lasts_days": days}
-    with Client() as client:
-        typer.echo(client.add_key(name, **_given(wanted))["key"])
+    _show_key(asked, asked.client.add_key(name, **_given(wanted)))
 
 
 @key_app.command("list")
-def list_keys(name: Name) -> None:
+@asks
+def list_keys(asked: Asked, name: Name) -> None:
     """Show a user's keys: what they are for, what they may, when they were used."""
-    with Client() as client:
-        columns = ("id", "name", "scopes", "created_at", "expires_at", "last_used_at", "revoked_at")
-        _show(client.keys(name), *columns)
+    columns = ("id", "name", "scopes", "created_at", "expires_at", "last_used_at", "revoked_at")
+    asked.show(asked.client.keys(name), *columns)
 
 
 @key_app.command("revoke")
+@asks
 def revoke_key(
-    name: Name, key_id: Annotated[str, typer.Argument(help="the id, mpt_<id>_…")]
+    asked: Asked, name: Name, key_id: Annotated[str, typer.Argument(help="the id, mpt_<id>_…")]
 ) -> None:
     """Revoke a key: it serves no request that comes after."""
-    with Client() as client:
-        client.revoke_key(name, key_id)
+    asked.client.revoke_key(name, key_id)
 
 
 @app.command()
+@asks
 def audit(
+    asked: Asked,
     actor: Annotated[str | None, typer.Option(help="only what this user did")] = None,
     object_id: Annotated[
         str | None, typer.Option("--object", help="only about this id or name")
@@ -134,9 +136,8 @@ def audit(
 ) -> None:
     """Show who did what to which object, newest first."""
     filters = _given({"actor": actor, "object_id": object_id, "limit": min(limit, MOST_A_PAGE)})
-    with Client() as client:
-        entries = list(islice(client.audit(**filters), limit))
-    _show(entries, "at", "actor", "key_id", "action", "object_id", "details")
+    entries = list(islice(asked.client.audit(**filters), limit))
+    asked.show(entries, "at", "actor", "key_id", "action", "object_id", "details")
 
 
 @app.command()
@@ -156,30 +157,5 @@ def _given(values: Json) -> Json:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _show(items: list[Json], *columns: str) -> None:
-    headers = [column.replace("_", " ") for column in columns]  # which can be folded
-    table = Table(*headers, box=box.SIMPLE, pad_edge=False, collapse_padding=True)
-    for item in items:
-        table.add_row(*(Text(_printable(_cell(item[column]))) for column in columns))
-    console = Console()
-    if not console.is_terminal:
-        console.width = 1000  # a program reads it: no line is folded
-    console.print(table)
-
-
-def _printable(text: str) -> str:
-    """What users wrote cannot command an admin's terminal."""
-    return "".join(one if one.isprintable() else "\ufffd" for one in text)
-
-
-def _cell(value: Any) -> str:
-    match value:
-        case None:
-            return "-"
-        case bool():
-            return "yes" if value else "no"
-        case list():
-            return ",".join(map(str, value))
-        case dict():
-            return " ".join(f"{key}={_cell(part)}" for key, part in value.items())
-    return str(value)
+def _show_key(asked: Asked, made: Json) -> None:
+    asked.dump(made) if asked.as_json else typer.echo(made["key"])

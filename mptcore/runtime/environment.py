@@ -1,0 +1,50 @@
+"""What a run computes with, for whoever wants to have its results again."""
+
+import importlib
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mptcore.protocol.code import core_digest, package_versions
+from mptcore.protocol.records import Environment
+from mptcore.runtime import inputs
+from mptcore.specs import ExperimentSpec
+
+
+def environment(spec: ExperimentSpec) -> Environment:
+    """Of this process, once its run has begun: that chose device and threads."""
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return Environment(
+        core=core_digest(),
+        packages=package_versions(),
+        platform=platform.platform(),
+        cpu=_cpu_model(),
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(),
+        gpu=torch.cuda.get_device_name() if on_gpu else None,
+        gpu_driver=_gpu_driver() if on_gpu else None,
+        cuda=torch.version.cuda if on_gpu else None,
+        precision=spec.compute.precision,
+        seeds=spec.seeds,
+        inputs=inputs.used(),
+    )
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _gpu_driver() -> str | None:
+    pynvml: Any = importlib.import_module("pynvml")
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,62 @@
+"""What is allowed where pydantic found something else, in a sentence."""
+
+from typing import Any
+
+LETTERS = "letters, digits"
+PATTERNS = {
+    r"^[A-Za-z0-9-]{1,64}$": "the id of an experiment, as submitting it told",
+    r"^[a-z0-9-]{1,64}$": "the id of an upload, as uploading it told",
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.(txt|jsonl|parquet)$": "a file's name that ends with "
+    f".txt, .jsonl or .parquet: {LETTERS}, _, . and -, and no folder",
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$": f"a name of up to 100 {LETTERS}, _, . and -",
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$": "a checkpoint's name, "
+    f"as bert-base-uncased or owner/name: {LETTERS}, _, . and -",
+}
+"""What text must be that a pattern in a spec holds to."""
+
+KINDS = {
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text, in quotes",
+    "list_type": "a list, in brackets: […]",
+    "tuple_type": "a list, in brackets: […]",
+}
+
+
+def sentence(error: Any) -> str:
+    """The sentence for an error of pydantic's that needs to know no more than itself."""
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "missing":
+            return "this field is required"
+        case "literal_error" | "enum" if " or " not in context["expected"]:
+            return f"{context['expected']} is the only value"
+        case "literal_error" | "enum":
+            return f"one of {context['expected']}"
+        case "string_pattern_mismatch":
+            return PATTERNS.get(context["pattern"], f"text like {context['pattern']}")
+        case kind if kind in KINDS:
+            return f"{KINDS[kind]}{_unquoted(error)}"
+        case _:
+            return _plain(error["msg"])
+
+
+def _unquoted(error: Any) -> str:
+    """What to do where a number stands in quotes."""
+    given = error.get("input")
+    if not (error["type"] in ("int_type", "float_type") and isinstance(given, str)):
+        return ""
+    try:
+        float(given)
+    except ValueError:
+        return ""
+    return ", without quotes"
+
+
+def _plain(message: str) -> str:
+    return message.replace("Input should be ", "").replace("String should ", "text should ")

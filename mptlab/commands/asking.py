@@ -1,0 +1,155 @@
+"""What the commands share that ask the service: the options --url and --json, a client, the ids of
+experiments as people type them, and tables."""
+
+import functools
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mptlab.api import Client
+from mptlab.errors import Json
+from mptlab.progress import printable
+from mptlab.tables import for_people
+
+PLAIN_WIDTH = 1000
+"""Where a program reads what is printed, no line is folded."""
+
+WHOLE_ID = re.compile(r"[0-9a-f]{32}")
+PART_OF_ID = re.compile(r"[0-9a-f]+")
+AFTER_ALL_DIGITS = "g"  # of hexadecimal numbers
+MOST_CANDIDATES = 5
+SUGGESTED = 50
+HASTE_S = 2.0
+"""No one waits longer for the ids that a shell suggests."""
+
+Url = Annotated[str | None, typer.Option("--url", help="of the service", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
+
+
+@dataclass
+class Asked:
+    """A service that is asked, and whether a program reads the answer."""
+
+    client: Client
+    as_json: bool
+
+    def show(self, items: Sequence[Json], *columns: str) -> None:
+        """Print what the service said: as JSON whole, else these columns in a table."""
+        if self.as_json:
+            self.dump(items)
+        else:
+            print_table(columns, ([item.get(one) for one in columns] for item in items))
+
+    def show_metrics(self, rows: Sequence[Json]) -> None:
+        """The rows of a sweep's table or a comparison: whole as JSON, else what a person reads."""
+        shown = rows if self.as_json else for_people(rows)
+        self.show(shown, *dict.fromkeys(column for row in shown for column in row))
+
+    def dump(self, value: Any) -> None:
+        typer.echo(json.dumps(value, indent=2))
+
+    def ids(self, typed: Iterable[str]) -> list[str]:
+        return [self.id(one) for one in typed]
+
+    def id(self, typed: str) -> str:
+        """The id of the one experiment of the caller's whose id begins so, or that is called so.
+        Raises BadParameter where several are."""
+        if WHOLE_ID.fullmatch(typed):
+            return typed
+        found = {one["id"]: one for one in islice(self._candidates(typed), MOST_CANDIDATES)}
+        if len(found) > 1:
+            each = ", ".join(f"{one['id']} ({one['status']})" for one in found.values())
+            raise typer.BadParameter(f"{typed} may be several: {each}")
+        return next(iter(found), typed)
+
+    def _candidates(self, typed: str) -> Iterator[Json]:
+        if PART_OF_ID.fullmatch(typed):
+            between = f'id >= "{typed}" and id < "{typed}{AFTER_ALL_DIGITS}"'
+            yield from self.client.experiments(filter=between, limit=MOST_CANDIDATES)
+        if 0 < len(typed) <= 200:
+            yield from self.client.experiments(name=typed, limit=MOST_CANDIDATES)
+
+
+def asks(function: Callable[..., None]) -> Callable[..., None]:
+    """A command that asks the service: typed with --url and --json, called with Asked first."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    options = [
+        inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Url),
+        inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False,
+                          annotation=AsJson),
+    ]  # fmt: skip
+
+    @functools.wraps(function)
+    def command(*, url: str | None, as_json: bool, **arguments: Any) -> None:
+        with connected(url) as client:
+            function(Asked(client, as_json), **arguments)
+
+    typed = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    command.__signature__ = inspect.Signature([*typed, *options])  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in (*typed, *options)}
+    return command
+
+
+def connected(url: str | None) -> Client:
+    """The client of a command, which says on stderr when the service is away."""
+    return Client(url, on_outage=lambda told: typer.echo(f"mpt: {told}", err=True))
+
+
+def ids_and_names(incomplete: str) -> list[tuple[str, str]]:
+    """What a shell suggests: the newest experiments; nothing where no service answers."""
+    try:
+        with Client(timeout_s=HASTE_S, on_outage=lambda _: None, for_s=0.0) as client:
+            newest = client.experiments.list(SUGGESTED)
+    except Exception:  # a shell that completes shows no errors
+        return []
+    suggested = [(one.id, f"{one.name or ''} {one.status}".strip()) for one in newest]
+    return [pair for pair in suggested if pair[0].startswith(incomplete)]
+
+
+_HELP = "its id, the beginning of it, or its name"
+ExperimentId = Annotated[str, typer.Argument(help=_HELP, autocompletion=ids_and_names)]
+ExperimentIds = Annotated[list[str], typer.Argument(help=_HELP, autocompletion=ids_and_names)]
+
+
+def print_table(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """A table as wide as the terminal; for a program, with no line folded."""
+    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
+    for header in headers:
+        name = header if "." in header else header.replace("_", " ")  # which can be folded
+        table.add_column(Text(name), overflow="fold", no_wrap=header == "id")
+    for row in rows:
+        table.add_row(*(Text(printable(cell(value))) for value in row))
+    console = Console()
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    console.print(table)
+
+
+def cell(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.7g}"
+        case list():
+            return ",".join(map(cell, value))
+        case dict():
+            return " ".join(f"{key}={cell(part)}" for key, part in value.items())
+    return str(value)
+
+
+def warn(told: str) -> None:
+    """A line on stderr."""
+    typer.echo(f"mpt: {printable(told)}", err=True)

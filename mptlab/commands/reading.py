@@ -1,0 +1,243 @@
+"""The commands that show what there is, and what came out."""
+
+import csv
+import io
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mptlab.commands.asking import Asked, ExperimentId, ExperimentIds, asks, cell
+from mptlab.commands.following import (
+    exit_unless_succeeded,
+    follow,
+    print_ended,
+    print_metrics,
+)
+from mptlab.errors import Json
+from mptlab.progress import printable
+from mptlab.tables import comparison
+
+app = typer.Typer()
+
+MOST_A_PAGE = 500
+FIGURES = "scores, area, convergence, training, evolution, comparison; else what suits the series"
+Kind = Annotated[str | None, typer.Option(help=FIGURES)]
+Limit = Annotated[int, typer.Option(help="so many at most", min=1)]
+
+
+@app.command("list")
+@asks
+def list_experiments(
+    asked: Asked,
+    name: Annotated[str | None, typer.Option(help="only those called so")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="only with such a tag; again")] = None,
+    status: Annotated[list[str] | None, typer.Option(help="only such; again")] = None,
+    where: Annotated[
+        str | None, typer.Option(help="metrics.lml > -61 and spec.model.latent_dim in (1, 2)")
+    ] = None,
+    order_by: Annotated[str | None, typer.Option(help="metrics.lml desc, name, created")] = None,
+    lab: Annotated[bool, typer.Option("--lab", help="what is shared with the lab")] = False,
+    limit: Limit = 20,
+) -> None:
+    """Show your experiments, newest first."""
+    given = {"name": name, "tag": tag, "status": status, "filter": where, "order_by": order_by}
+    filters: Json = {key: value for key, value in given.items() if value}
+    if lab:
+        filters["whose"] = "lab"
+    found = asked.client.experiments(limit=min(limit, MOST_A_PAGE), **filters)
+    columns = ("id", "name", "status", *(["owner"] if lab else []), "created")
+    asked.show([one | {"created": _moment(one)} for one in islice(found, limit)], *columns)
+
+
+@app.command()
+@asks
+def show(asked: Asked, experiment_id: ExperimentId) -> None:
+    """Show where an experiment stands, and its metrics so far."""
+    one = asked.client.get(asked.id(experiment_id))
+    if asked.as_json:
+        asked.dump(one)
+        return
+    for what, value in _told(one).items():
+        typer.echo(f"{what:10} {printable(cell(value))}")
+    print_metrics(one)
+
+
+@app.command()
+@asks
+def watch(asked: Asked, experiment_ids: ExperimentIds) -> None:
+    """Show progress to the end, then metrics; exit status 3 unless all succeeded. Ctrl-C ends the
+    watching alone."""
+    ended = follow(asked, asked.ids(experiment_ids))
+    asked.dump(ended) if asked.as_json else print_ended(ended)
+    exit_unless_succeeded(ended)
+
+
+app.command("wait", hidden=True)(watch)
+
+
+@app.command()
+@asks
+def curves(
+    asked: Asked,
+    experiment_id: ExperimentId,
+    series: Annotated[str | None, typer.Option(help="only the series of this name")] = None,
+    csv_: Annotated[Path | None, typer.Option("--csv", help="write a table of all points")] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw them: .pdf, .svg or .png")] = None,
+    kind: Kind = None,
+    output: Annotated[Path | None, typer.Option(help="write JSON to a file")] = None,
+) -> None:
+    """Print an experiment's curves as JSON, or write them as a table or a figure."""
+    one = asked.client.experiments.get(asked.id(experiment_id))
+    found = one.curves(series)
+    if csv_ is not None:
+        _write_csv(csv_, found.columns())
+    if plot is not None:
+        found.plot(kind, plot)
+    if output is not None:
+        output.write_text(json.dumps(found, indent=2) + "\n")
+    if csv_ is plot is output is None:
+        asked.dump(found)
+
+
+@app.command()
+@asks
+def plot(
+    asked: Asked,
+    experiment_id: ExperimentId,
+    file: Annotated[Path, typer.Argument(help="what is written: .pdf, .svg or .png")],
+    kind: Kind = None,
+) -> None:
+    """Draw an experiment's curves in one of the paper's forms."""
+    asked.client.experiments.get(asked.id(experiment_id)).plot(kind, file)
+    typer.echo(str(file))
+
+
+@app.command()
+@asks
+def compare(asked: Asked, experiment_ids: ExperimentIds) -> None:
+    """Show experiments side by side: the fields in which their specs differ, and their metrics."""
+    found = [asked.client.get(one) for one in asked.ids(experiment_ids)]
+    asked.show_metrics(comparison(found))
+
+
+@app.command()
+@asks
+def table(
+    asked: Asked,
+    sweep_id: Annotated[str, typer.Argument(help="the id that sweep printed")],
+    csv_: Annotated[Path | None, typer.Option("--csv", help="write it")] = None,
+) -> None:
+    """Show a sweep's table: a row for each point, with its metrics."""
+    rows = asked.client.get_sweep(sweep_id).table()
+    if csv_ is not None:
+        columns = dict.fromkeys(column for row in rows for column in row)
+        _write_csv(csv_, {name: [row.get(name) for row in rows] for name in columns})
+    else:
+        asked.show_metrics(rows)
+
+
+@app.command()
+@asks
+def sweeps(asked: Asked, limit: Limit = 20) -> None:
+    """Show your sweeps, newest first."""
+    found = islice(asked.client.sweeps(limit=min(limit, MOST_A_PAGE)), limit)
+    asked.show([one | {"created": _moment(one)} for one in found],
+               "id", "name", "status", "points", "created")  # fmt: skip
+
+
+@app.command()
+@asks
+def download(
+    asked: Asked,
+    experiment_id: ExperimentId,
+    names: Annotated[list[str] | None, typer.Argument(help="of files; else all")] = None,
+    to: Annotated[Path, typer.Option(help="the folder that they go to")] = Path(),
+) -> None:
+    """Write the files that an experiment left: weights, pictures."""
+    written = asked.client.download(asked.id(experiment_id), to, *names or [])
+    if asked.as_json:
+        asked.dump([str(one) for one in written])
+    else:
+        for one in written:
+            typer.echo(str(one))
+
+
+@app.command()
+@asks
+def datasets(asked: Asked, limit: Limit = 50) -> None:
+    """Show your uploads, newest first."""
+    found = islice(asked.client.datasets(limit=min(limit, MOST_A_PAGE)), limit)
+    asked.show(list(found), "id", "name", "n", "dim", "bytes")
+
+
+@app.command()
+@asks
+def workers(asked: Asked) -> None:
+    """Show the workers that live."""
+    asked.show(asked.client.workers(), "host", "queue", "busy", "gpu", "experiment_id", "silent_s")
+
+
+@app.command()
+@asks
+def queue(asked: Asked) -> None:
+    """Print your share of the server (as Slurm's sshare does), and what you have waiting."""
+    found = asked.client.queue()
+    if asked.as_json:
+        asked.dump(found)
+        return
+    share = found["share"]
+    columns = ("RawShares", "NormShares", "RawUsage", "EffectvUsage", "LevelFS", "FairShare")
+    names = ("raw_shares", "norm_shares", "raw_usage", "effectv_usage", "level_fs", "fair_share")
+    typer.echo(" ".join(f"{column:>12}" for column in columns))
+    typer.echo(" ".join(f"{_figure(share[name]):>12}" for name in names))
+    running, submitted = (
+        _of(found[name], found[f"max_{name}"]) for name in ("running", "submitted")
+    )
+    typer.echo(f"running {running}, submitted {submitted}")
+    if (most := found["max_gpu_hours_a_day"]) is not None:
+        typer.echo(f"GPU-hours within 24: {found['gpu_hours']:.3g} of {most:g}")
+    for one in found["items"]:
+        place = one["queue"]
+        start = place["estimated_start"] or "unknown"
+        typer.echo(f"{one['id']}  {place['reason']}; starts: {start}")
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _of(count: int, most: int | None) -> str:
+    return f"{count}" if most is None else f"{count} of {most}"
+
+
+def _moment(one: Json) -> str:
+    return f"{one['created_at'][:16].replace('T', ' ')}"
+
+
+def _told(one: Json) -> Json:
+    """What a person asks first of an experiment, without what there is not."""
+    told = {key: one[key] for key in ("id", "name", "tags", "note", "status", "owner", "sweep")}
+    told["model"] = one["spec"]["model"]["family"]
+    for key in ("created_at", "started_at", "finished_at"):
+        told[key.removesuffix("_at")] = one[key]
+    if progress := one["progress"]:
+        told["progress"] = f"{progress['done']} of {progress['total']} {progress['unit']}"
+    if place := one["queue"]:
+        told["waits"] = place["reason"]
+    if failure := one["failure"]:
+        told["failure"] = f"{failure['kind']}: {failure['message']}"
+    return {key: value for key, value in told.items() if value not in (None, [])}
+
+
+def _write_csv(file: Path, columns: dict[str, list[Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    if str(file) == "-":
+        typer.echo(text.getvalue(), nl=False)
+    else:
+        file.write_text(text.getvalue(), encoding="utf-8")

@@ -1,0 +1,233 @@
+"""The commands that say what is to be computed."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mptlab.commands.asking import (
+    AsJson,
+    Asked,
+    ExperimentIds,
+    Url,
+    asks,
+    cell,
+    print_table,
+)
+from mptlab.commands.following import (
+    RUN_FAILED,
+    comes_back,
+    exit_unless_succeeded,
+    follow,
+    print_ended,
+)
+from mptlab.errors import Json
+from mptlab.specs import changed, parse_spec, parse_value
+
+MOST_VALUES = 10_000
+
+app = typer.Typer()
+presets_app = typer.Typer(no_args_is_help=False)
+app.add_typer(presets_app, name="presets")
+
+SpecFile = Annotated[
+    Path, typer.Argument(help="the spec, a file of JSON or YAML; - is JSON on standard input")
+]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="another value in the spec: data.n=500; again")
+]
+Name = Annotated[str | None, typer.Option(help="to find it by")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", help="to find it by; again")]
+Share = Annotated[bool, typer.Option("--share", help="let the lab read it")]
+Watch = Annotated[bool, typer.Option("--watch", "--wait", help="show progress to the end")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="compute what was computed before")]
+
+
+@app.command()
+@asks
+def submit(
+    asked: Asked,
+    spec: SpecFile,
+    set_: Changes = None,
+    name: Name = None,
+    tag: Tags = None,
+    share: Share = False,
+    no_cache: NoCache = False,
+    watch: Watch = False,
+) -> None:
+    """Queue an experiment, and print its id."""
+    made = asked.client.submit(_spec(spec, set_), **_beside(name, tag, share, no_cache))
+    (seen,) = _followed(asked, [made], watch)
+    if asked.as_json:
+        asked.dump(seen)
+    if watch:
+        exit_unless_succeeded([seen])
+
+
+@app.command()
+@asks
+def validate(asked: Asked, spec: SpecFile, set_: Changes = None) -> None:
+    """Say what a submission would become; nothing is queued."""
+    told = asked.client.validate(_spec(spec, set_))
+    if asked.as_json:
+        asked.dump(told)
+        return
+    runtime = told["runtime"]
+    lines = {
+        "masks": told["masks"],
+        "memory": f"{told['memory_bytes'] / 2**20:.0f} MiB",
+        "runtime": f"about {runtime['median_s']:.0f} s" if runtime else "not known yet",
+        "would wait": told["queue_reason"],
+        "computed before": told["cached_from"],
+    }
+    typer.echo("the spec is valid")
+    for what, value in lines.items():
+        typer.echo(f"{what:16} {cell(value)}")
+
+
+@presets_app.callback(invoke_without_command=True)
+def presets(context: typer.Context, url: Url = None, as_json: AsJson = False) -> None:
+    """The paper's tables and figures; without a command, which there are."""
+    if context.invoked_subcommand is None:
+        list_presets(url=url, as_json=as_json)
+    elif url or as_json:
+        raise typer.BadParameter("--url and --json stand after the command")
+
+
+@presets_app.command("list")
+@asks
+def list_presets(asked: Asked) -> None:
+    """Show which there are."""
+    asked.show(asked.client.presets(), "name", "title")
+
+
+@presets_app.command("run")
+@asks
+def run_preset(
+    asked: Asked,
+    preset: Annotated[str, typer.Argument(help="its name")],
+    tag: Tags = None,
+    share: Share = False,
+    watch: Watch = False,
+) -> None:
+    """Queue an experiment for each of its specs, and print their ids in order, for verdict."""
+    beside = _beside(None, tag, share, no_cache=False)
+    made = asked.client.run_preset(preset, **beside)
+    seen = _followed(asked, [one.document for one in made], watch)
+    if asked.as_json:
+        asked.dump(seen)
+    if watch:
+        exit_unless_succeeded(seen)
+
+
+@app.command()
+@asks
+def verdict(
+    asked: Asked,
+    preset: Annotated[str, typer.Argument(help="its name")],
+    experiments: ExperimentIds,
+) -> None:
+    """Say whether experiments that ran a preset's specs, in order, agree with what was published;
+    exit status 3 unless they do."""
+    told = asked.client.verdict(preset, asked.ids(experiments))
+    if asked.as_json:
+        asked.dump(told)
+    else:
+        columns = ("what", "published", "measured", "low", "high", "agrees")
+        print_table(columns, ([one[key] for key in columns] for one in told["comparisons"]))
+        typer.echo(told["verdict"] + (f": {told['missing']}" if told["missing"] else ""))
+    if told["verdict"] != "agrees":
+        raise typer.Exit(RUN_FAILED)
+
+
+@app.command()
+@asks
+def sweep(
+    asked: Asked,
+    spec: SpecFile,
+    over: Annotated[
+        list[str],
+        typer.Option(help="a field and its values: model.latent_dim=1..12, data.n=100,500; again"),
+    ],
+    set_: Changes = None,
+    name: Name = None,
+    tag: Tags = None,
+    share: Share = False,
+    no_cache: NoCache = False,
+    concurrency: Annotated[int | None, typer.Option(help="so many runs at once")] = None,
+    watch: Watch = False,
+) -> None:
+    """Queue an experiment for each combination of some fields' values, and print the sweep's id;
+    with --watch, its table at the end."""
+    grid = {path: _values(text) for path, text in map(_pair, over)}
+    beside = _beside(name, tag, share, no_cache)
+    if concurrency is not None:
+        beside["concurrency"] = concurrency
+    made = asked.client.sweep(_spec(spec, set_), grid, **beside)
+    if not watch:
+        asked.dump(made.get()) if asked.as_json else typer.echo(made.id)
+        return
+    typer.echo(made.id, err=True)
+    with comes_back("table", [made.id]):
+        ended = made.wait(check=False)
+    asked.show_metrics(made.table())
+    exit_unless_succeeded([ended])
+
+
+def _followed(asked: Asked, made: list[Json], watch: bool) -> list[Json]:
+    """Print the ids of what was queued, and follow it to its end if that is asked for."""
+    ids = [one["id"] for one in made]
+    if watch or not asked.as_json:
+        typer.echo("\n".join(ids), err=asked.as_json)
+    if not watch:
+        return made
+    ended = follow(asked, ids)
+    if not asked.as_json:
+        print_ended(ended)
+    return ended
+
+
+def _beside(name: str | None, tags: list[str] | None, share: bool, no_cache: bool) -> Json:
+    """What stands beside the spec: of these, what was given."""
+    return {
+        **({"name": name} if name is not None else {}),
+        **({"tags": tags} if tags else {}),
+        **({"visibility": "lab"} if share else {}),
+        **({"cache": False} if no_cache else {}),
+    }
+
+
+def _spec(file: Path, changes: list[str] | None) -> Json:
+    is_input = str(file) == "-"
+    if not (is_input or file.exists()):
+        told = f"there is no file {file}; a preset is run by: mpt presets run NAME"
+        raise typer.BadParameter(told)
+    text = sys.stdin.read() if is_input else file.read_text(encoding="utf-8")
+    spec = parse_spec(text, "standard input" if is_input else str(file))
+    return changed(spec, {path: parse_value(value) for path, value in map(_pair, changes or [])})
+
+
+def _pair(text: str) -> tuple[str, str]:
+    path, equals, value = text.partition("=")
+    if not (path and equals):
+        raise typer.BadParameter(f"{text} is no field with its value: write data.n=500")
+    return path, value
+
+
+def _values(text: str) -> list[Any]:
+    """The values of a swept field: `1..12`, `[…]` as JSON, or some between commas."""
+    if between := re.fullmatch(r"(-?\d+)\.\.(-?\d+)", text):
+        first, last = map(int, between.groups())
+        if last - first >= MOST_VALUES:
+            raise typer.BadParameter(f"{text} is more than {MOST_VALUES} values")
+        return list(range(first, last + 1))
+    if text.startswith("["):
+        try:
+            listed = json.loads(f"[{text}]")
+        except ValueError:
+            raise typer.BadParameter(f"{text} is not valid JSON") from None
+        return list(listed[0] if len(listed) == 1 else listed)
+    return [parse_value(one) for one in text.split(",")]

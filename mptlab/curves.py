@@ -1,0 +1,84 @@
+"""The curves of an experiment: as lists, as a table of all points, as a figure."""
+
+import importlib
+import os
+from collections.abc import Iterable, Iterator
+from html import escape
+from typing import Any
+
+from mptlab.errors import Json
+from mptlab.optional import needed
+
+POINT = ("x", "value", "std_err", "n")
+
+
+class Curves(list[Json]):
+    """Series by column, as the service gives them: each has `name`, `labels`, `x`, `value`,
+    `std_err`, `n`, and `reasons` why a number is missing."""
+
+    def __init__(self, series: Iterable[Json] = (), title: str = ""):
+        super().__init__(series)
+        self.title = title
+
+    def to_pandas(self) -> Any:
+        """A DataFrame with a row for each point and a column for each label."""
+        return needed("pandas", "frames").DataFrame(self.columns())
+
+    def to_arrow(self) -> Any:
+        """The same as an Arrow table."""
+        return needed("pyarrow", "frames").table(self.columns())
+
+    def plot(self, kind: str | None = None, file: str | os.PathLike[str] | None = None) -> Any:
+        """A matplotlib figure in one of the paper's forms: scores, area, convergence, training,
+        evolution, comparison; by default what suits the series. With `file` it is saved, as its
+        ending says: .pdf and .svg are vectors."""
+        needed("matplotlib", "plots")
+        plots = importlib.import_module("mptlab.plots")
+        figure = plots.draw(self, kind, self.title)
+        if file is not None:
+            plots.save(figure, file)
+        return figure
+
+    def columns(self) -> Json:
+        """Of the table of all points: its columns by their names."""
+        rows = list(self._rows())
+        labels = dict.fromkeys(label for one in self for label in one["labels"])
+        names = ("series", *labels, *POINT, "reason")
+        return {name: [row.get(name) for row in rows] for name in names}
+
+    def _rows(self) -> Iterator[Json]:
+        for one in self:
+            reasons = one.get("reasons") or [None] * len(one["x"])
+            head = {"series": one["name"], **one["labels"]}
+            columns = [one[name] for name in POINT]
+            for *point, reason in zip(*columns, reasons, strict=True):
+                yield head | dict(zip(POINT, point, strict=True)) | {"reason": reason}
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (one["name"], _labels(one), one.get("total_points", len(one["x"])), *_ends(one))
+            for one in self
+        ]
+        return table_html(("series", "labels", "points", "from x", "to x", "last value"), rows)
+
+
+def _labels(series: Json) -> str:
+    return ", ".join(f"{key}={value}" for key, value in series["labels"].items())
+
+
+def _ends(series: Json) -> tuple[Any, Any, Any]:
+    if not series["x"]:
+        return ("", "", "")
+    return series["x"][0], series["x"][-1], series["value"][-1]
+
+
+def table_html(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A table for a notebook; what users wrote in it is text there, and no markup."""
+    head = "".join(f"<th>{escape(one)}</th>" for one in headers)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+    return f"<td>{escape(text)}</td>"

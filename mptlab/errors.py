@@ -1,0 +1,61 @@
+"""What the client raises."""
+
+from collections.abc import Mapping
+from typing import Any
+
+Json = dict[str, Any]
+
+AWAY = (502, 503, 504)
+"""Statuses that say: not now."""
+
+
+class Refused(Exception):
+    """The service's answer was a problem (RFC 9457): its sentence, and the whole document."""
+
+    def __init__(self, document: Json, status: int | None = None):
+        super().__init__(document.get("detail") or document.get("title") or str(document))
+        self.document = document
+        self.status = status
+        """The HTTP status; None where it was the client that refused."""
+
+    @property
+    def reason(self) -> str | None:
+        """A stable word for programs, such as wrong_state."""
+        return self.document.get("reason")
+
+    @property
+    def errors(self) -> list[dict[str, str]]:
+        """Each thing that is wrong: `pointer`, the field as a JSON pointer, and `detail`."""
+        return self.document.get("errors") or []
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the service could not answer now; what was asked may be asked again."""
+        return self.status in AWAY
+
+
+class NoAnswer(ConnectionError):
+    """Nothing answers at the URL; the sentence names it, the cause, and what to do."""
+
+    def __init__(self, url: str, cause: object):
+        super().__init__(f"{url} does not answer ({cause}): `mpt serve` starts a service on this "
+                         "machine; MPT_URL or `mpt login` names another")  # fmt: skip
+        self.url = url
+
+
+class NotSucceeded(Exception):
+    """What was waited for has failed or was cancelled; `document` is its last state."""
+
+    def __init__(self, document: Mapping[str, Any]):
+        super().__init__(_ending(document))
+        self.document = document
+
+
+def _ending(document: Mapping[str, Any]) -> str:
+    name = f" ({document['name']})" if document.get("name") else ""
+    if counts := document.get("counts"):  # a sweep's
+        bad = [f"{counts[one]} {one}" for one in ("failed", "cancelled") if counts.get(one)]
+        return f"{document['id']}{name}: of {document['points']} points, {' and '.join(bad)}"
+    failure = document.get("failure")
+    reason = f": {failure['kind']}: {failure['message']}" if failure else ""
+    return f"{document['id']}{name} {document['status']}{reason}"

@@ -1,0 +1,192 @@
+"""Experiments as objects: `client.experiments.create(…)`, `.wait()`, `.curves()`, `.plot()`."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mptlab.curves import Curves, table_html
+from mptlab.errors import Json, NotSucceeded
+from mptlab.progress import followed
+from mptlab.tables import summary
+
+if TYPE_CHECKING:
+    from mptlab.api import Client
+
+MOST_A_PAGE = 500
+
+
+class Experiment:
+    """An experiment of the service, by its `id`; `document` is what was last seen of it."""
+
+    def __init__(self, client: "Client", document: Json):
+        self.id: str = document["id"]
+        self.document = document
+        self._client = client
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<Experiment {self.id}{name} {self.status}>"
+
+    def __getitem__(self, field: str) -> Any:
+        """A field of the document."""
+        return self.document[field]
+
+    @property
+    def name(self) -> str | None:
+        name: str | None = self.document.get("name")
+        return name
+
+    @property
+    def status(self) -> str:
+        """As last seen: queued, dispatched, running, paused, succeeded, failed or cancelled."""
+        status: str = self.document["status"]
+        return status
+
+    @property
+    def spec(self) -> Json:
+        if "spec" not in self.document:  # a list goes without
+            self.refresh()
+        spec: Json = self.document["spec"]
+        return spec
+
+    @property
+    def metrics(self) -> Json:
+        """Each metric by its name: its mean over seeds, and as `… std_err` the standard error of
+        that. `document["metrics"]` has them one by one."""
+        if "metrics" not in self.document:
+            self.refresh()
+        return summary(self.document["metrics"])
+
+    def refresh(self) -> "Experiment":
+        """Look again."""
+        self.document = self._client.get(self.id)
+        return self
+
+    def wait(
+        self, timeout_s: float | None = None, *, progress: bool = True, check: bool = True
+    ) -> "Experiment":
+        """Wait until it has ended, and show how far it is. Raises NotSucceeded where it failed or
+        was cancelled, unless `check` is false, and TimeoutError."""
+        with followed(progress) as show:
+            self.document = self._client.wait(self.id, timeout_s, on_change=show)
+        if check and self.status != "succeeded":
+            raise NotSucceeded(self.document)
+        return self
+
+    def curves(self, series: str | None = None, max_points: int = 100_000, **labels: Any) -> Curves:
+        """Its curves: all, or those of one name and with the given labels, `seed=4`."""
+        found = self._client.curves(self.id, series, max_points, **labels)
+        found.title = self.name or ""
+        return found
+
+    def plot(self, kind: str | None = None, file: str | os.PathLike[str] | None = None) -> Any:
+        """Its curves as a figure: see `Curves.plot`."""
+        return self.curves().plot(kind, file)
+
+    def artifacts(self) -> list[Json]:
+        """The files that it left: weights, pictures."""
+        return self._client.artifacts(self.id)
+
+    def download(self, folder: str | os.PathLike[str] = ".", *names: str) -> list[Path]:
+        """Write these files, or those of some names, into a folder."""
+        return self._client.download(self.id, folder, *names)
+
+    def cancel(self) -> "Experiment":
+        """Ask for it to end."""
+        return self._seen(self._client.cancel(self.id))
+
+    def pause(self) -> "Experiment":
+        """Ask for it to be set aside."""
+        return self._seen(self._client.pause(self.id))
+
+    def resume(self) -> "Experiment":
+        """Put it back in the queue after a pause."""
+        return self._seen(self._client.resume(self.id))
+
+    def retry(self) -> "Experiment":
+        """A new experiment like this one, which failed or was cancelled."""
+        return Experiment(self._client, self._client.retry(self.id))
+
+    def change(self, **changes: Any) -> "Experiment":
+        """Change name, tags, note, priority, visibility, pinned."""
+        return self._seen(self._client.change(self.id, **changes))
+
+    def delete(self) -> None:
+        """Delete it; it must not run."""
+        self._client.delete(self.id)
+
+    def _seen(self, document: Json) -> "Experiment":
+        self.document = document
+        return self
+
+    def _repr_html_(self) -> str:
+        told = {name: self.document.get(name) for name in ("id", "name", "status", "tags")}
+        if failure := self.document.get("failure"):
+            told["failure"] = f"{failure['kind']}: {failure['message']}"
+        told |= summary(self.document.get("metrics", []))
+        return table_html(("", ""), told.items())
+
+
+Id = str | Experiment | Mapping[str, Any]
+"""What says which experiment is meant: its id, the object, or the service's document of it."""
+
+
+def id_of(given: Id) -> str:
+    if isinstance(given, Experiment):
+        return given.id
+    return given if isinstance(given, str) else given["id"]
+
+
+class Experiments:
+    """The experiments of a client: `client.experiments`."""
+
+    def __init__(self, client: "Client"):
+        self._client = client
+
+    def __call__(self, **filters: Any) -> Iterator[Json]:
+        """The documents of your experiments, newest first, over all pages: without their specs, or
+        with `fields="full"` (and `limit` at most 50) with them; `whose="lab"` lists what is shared.
+        `filter="metrics.lml > -61 and tag = x"`, `order_by="metrics.lml desc"`, and status, tag,
+        family, name, owner, q, created_after and the like choose among them. Raises Refused."""
+        return self._client._pages("/v1/experiments", filters)
+
+    def create(
+        self,
+        spec: Any,
+        *,
+        wait: bool = False,
+        progress: bool = True,
+        timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+        **beside: Any,
+    ) -> Experiment:
+        """Queue an experiment: of a mapping, a pydantic model, the path of a JSON or YAML file, or
+        the name of a preset. `beside` is name, tags, note, priority, visibility, after, cache. With
+        `wait` it has succeeded when this returns. Raises Refused, NotSucceeded, TimeoutError."""
+        document = self._client.submit(spec, idempotency_key=idempotency_key, **beside)
+        made = Experiment(self._client, document)
+        return made.wait(timeout_s, progress=progress) if wait else made
+
+    def get(self, experiment_id: Id) -> Experiment:
+        """One experiment. Raises Refused."""
+        return Experiment(self._client, self._client.get(experiment_id))
+
+    def wait(
+        self,
+        experiment_id: Id,
+        timeout_s: float | None = None,
+        *,
+        progress: bool = True,
+        check: bool = True,
+    ) -> Experiment:
+        """Wait until one has ended: see `Experiment.wait`."""
+        waited = Experiment(self._client, {"id": id_of(experiment_id)})
+        return waited.wait(timeout_s, progress=progress, check=check)
+
+    def list(self, most: int | None = 100, **filters: Any) -> Sequence[Experiment]:
+        """Your newest experiments, so many at most; None for all. Filters are those of a call."""
+        if most is not None:
+            filters = {"limit": min(most, MOST_A_PAGE), **filters}
+        return [Experiment(self._client, one) for one in islice(self(**filters), most)]

@@ -1,0 +1,45 @@
+"""Where `mpt login` keeps a URL and the key for it: one file that its user alone may read."""
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from platformdirs import user_config_path
+
+
+class Login(NamedTuple):
+    """A URL and the key for it; None where no one has logged in."""
+
+    url: str | None = None
+    key: str | None = None
+
+    def key_for(self, url: str) -> str | None:
+        """The key, which goes to its own URL alone."""
+        return self.key if url == self.url else None
+
+
+def file() -> Path:
+    return user_config_path("mptlab") / "login.json"
+
+
+def kept() -> Login:
+    """What was kept last; nothing where that cannot be read."""
+    try:
+        return Login(**json.loads(file().read_text()))
+    except (OSError, ValueError, TypeError):
+        return Login()
+
+
+def keep(url: str, key: str) -> None:
+    file().parent.mkdir(parents=True, exist_ok=True)
+    new = file().with_suffix(".new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as output:
+        json.dump({"url": url, "key": key}, output)
+    new.replace(file())
+
+
+def forget() -> None:
+    file().unlink(missing_ok=True)

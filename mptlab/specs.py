@@ -1,0 +1,105 @@
+"""Specs as users have them: mappings, pydantic models, files; and values as JSON has them."""
+
+import copy
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
+
+Json = dict[str, Any]
+SUFFIXES = (".json", ".yaml", ".yml")
+
+
+def plain(value: Any) -> Any:
+    """As JSON what json does not know: numpy's numbers and arrays, pydantic models, paths, and
+    ranges and other iterables."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if hasattr(value, "tolist"):  # numpy's and torch's, which are not imported here
+        return value.tolist()
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Iterable):
+        return list(value)
+    raise TypeError(f"{value!r} is no JSON: give text, numbers, true, false, null, lists, mappings")
+
+
+def to_json(value: Any) -> bytes:
+    """The text of a request. Raises ValueError for NaN and infinity, which JSON does not have."""
+    return json.dumps(value, default=plain, allow_nan=False).encode()
+
+
+def is_file(given: object) -> bool:
+    """Whether what stands for a spec names a file, and is neither a spec nor a preset."""
+    if isinstance(given, os.PathLike):
+        return True
+    return isinstance(given, str) and (given.endswith(SUFFIXES) or "/" in given)
+
+
+def read_spec(file: str | os.PathLike[str]) -> Json:
+    """The spec in a file of JSON or YAML."""
+    return parse_spec(Path(file).read_text(encoding="utf-8"), str(file))
+
+
+def parse_spec(text: str, name: str) -> Json:
+    """The spec in the text of a file of this name: YAML where that ends so, else JSON. Raises
+    ValueError that says where it is wrong."""
+    try:
+        value = yaml.load(text, _Loader) if name.endswith(SUFFIXES[1:]) else json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise ValueError(f"{name} is not valid JSON: {error.msg} at {place}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} holds no spec: a spec is an object of model, data and the like")
+    return value
+
+
+def parse_value(text: str) -> Any:
+    """A value as typed: JSON where it is that, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def changed(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
+    """The spec with other values at some dotted paths. Raises ValueError where a path leads
+    nowhere."""
+    made = copy.deepcopy(dict(spec))
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        part: Any = made
+        for parent in parents:
+            part = part.setdefault(parent, {}) if isinstance(part, dict) else None
+        if not isinstance(part, dict):
+            raise ValueError(f"{path} leads nowhere: what stands before .{last} is no object")
+        part[last] = value
+    return made
+
+
+def flat(value: Any, path: str = "") -> Json:
+    """The leaves of a spec by their dotted paths."""
+    if not isinstance(value, Mapping):
+        return {path: value}
+    return {
+        name: leaf
+        for key, part in value.items()
+        for name, leaf in flat(part, f"{path}.{key}" if path else str(key)).items()
+    }
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as the number that it is: YAML 1.1 asks for a point in it."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)

@@ -1,0 +1,139 @@
+"""All of an experiment that has ended as a zip, with what it takes to compute it again."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session
+from zipstream import ZIP_DEFLATED, ZipStream
+
+from mptcore.protocol.records import encode
+from mptcore.specs import Limits, stored_spec
+from service.database import Database
+from service.errors import ApiError
+from service.experiments import store
+from service.experiments.artifacts import file_of, whole_file
+from service.experiments.curves import labels_of
+from service.experiments.models import Artifact, Experiment
+from service.experiments.readme import readme
+from service.experiments.schemas import AttemptOut, MetricOut
+from service.experiments.stored_records import numbered_points, numbered_records
+from service.experiments.views import attempt_out, metric_out
+from service.settings import Settings
+
+MOST_ARTIFACT_BYTES = 100 * 2**20
+"""Of all artifacts in a bundle; those beyond are named in its README."""
+LINES_TOGETHER = 1000
+Row = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What goes into the zip. Points, logs and files are read while it is sent."""
+
+    experiment: Experiment
+    attempts: Sequence[AttemptOut]
+    metrics: Sequence[MetricOut]
+    labels: Sequence[str]
+    """Of its series."""
+    artifacts: Sequence[Artifact]
+
+
+def bundle(session: Session, experiment: Experiment) -> Bundle:
+    """Of an experiment that has ended."""
+    metrics = [metric_out(one) for one in store.metrics(session, experiment.id)]
+    known = labels_of(session, [experiment.id])[experiment.id]
+    return Bundle(
+        experiment=experiment,
+        attempts=[attempt_out(one) for one in store.attempts(session, experiment.id)],
+        metrics=metrics,
+        labels=_keys(labels for _, labels in known),
+        artifacts=store.artifacts(session, experiment.id),
+    )
+
+
+def zipped(database: Database, settings: Settings, made: Bundle) -> Iterator[bytes]:
+    """The zip, as it is made: nothing of it is held."""
+    files, left_out = _files(settings, made.artifacts)
+    folder = f"experiment-{made.experiment.id}"
+    stream = ZipStream(compress_type=ZIP_DEFLATED)
+    environments = [one.model_dump(mode="json") for one in made.attempts]
+    texts = {
+        "README.txt": readme(made.experiment, made.attempts, left_out),
+        "spec.json": json.dumps(_spec(made.experiment), indent=2) + "\n",
+        "environment.json": json.dumps({"attempts": environments}, indent=2) + "\n",
+    }
+    for name, text in texts.items():
+        stream.add(text, f"{folder}/{name}")
+    stream.add(_lines(database, made.experiment.id), f"{folder}/records.ndjson")
+    stream.add(_csv(_curve_rows(database, made)), f"{folder}/curves.csv")
+    stream.add(_csv(_metric_rows(made.metrics)), f"{folder}/metrics.csv")
+    for name, file in files.items():
+        stream.add_path(file, f"{folder}/artifacts/{name}")
+    yield from stream
+
+
+def _files(
+    settings: Settings, artifacts: Sequence[Artifact]
+) -> tuple[dict[str, Path], dict[str, str]]:
+    """Those that go into a bundle, by name, and why the others do not."""
+    files: dict[str, Path] = {}
+    left_out: dict[str, str] = {}
+    room = MOST_ARTIFACT_BYTES
+    for one in artifacts:
+        file = file_of(settings, one)
+        size = file.stat().st_size if file.is_file() else 0
+        if size > room:
+            left_out[one.file] = f"too large for a bundle ({size} bytes): it is under artifacts"
+            continue
+        try:
+            files[one.file] = whole_file(settings, one)
+            room -= size
+        except ApiError as error:
+            left_out[one.file] = error.detail
+    return files, left_out
+
+
+def _spec(experiment: Experiment) -> dict[str, Any]:
+    """As the filter takes it: in an envelope where it is beyond the filter's own limits."""
+    spec = stored_spec(experiment.spec)
+    value = spec.model_dump(mode="json")
+    return {"spec": value} if spec.limit_problems(Limits()) else value
+
+
+def _lines(database: Database, experiment_id: str) -> Iterator[bytes]:
+    records = numbered_records(database, experiment_id)
+    lines = (encode(seq, record) + "\n" for seq, record in records)
+    while some := "".join(islice(lines, LINES_TOGETHER)):
+        yield some.encode()
+
+
+def _curve_rows(database: Database, made: Bundle) -> Iterator[Row]:
+    yield ["series", *made.labels, "x", "value", "std_err", "n", "reason"]
+    for _, one in numbered_points(database, made.experiment.id):
+        labels = [one.labels.get(key) for key in made.labels]  # type: ignore[call-overload]
+        yield [one.series, *labels, one.x, one.value, one.std_err, one.n, one.reason]
+
+
+def _metric_rows(metrics: Sequence[MetricOut]) -> Iterator[Row]:
+    keys = _keys(one.labels for one in metrics)
+    yield ["name", *keys, "value", "std_err", "reason"]
+    for one in metrics:
+        labels = [one.labels.get(key) for key in keys]
+        yield [one.name, *labels, one.value, one.std_err, one.reason]
+
+
+def _keys(labels: Iterable[dict[str, Any]]) -> list[str]:
+    return [*dict.fromkeys(key for one in labels for key in one)]
+
+
+def _csv(rows: Iterator[Row]) -> Iterator[bytes]:
+    while some := [*islice(rows, LINES_TOGETHER)]:
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(some)
+        yield text.getvalue().encode()

@@ -1,0 +1,80 @@
+"""What a bundle says of itself, for people."""
+
+from collections.abc import Mapping, Sequence
+from textwrap import indent
+
+from service.experiments.models import Experiment, Status
+from service.experiments.schemas import AttemptOut, EnvironmentOut
+
+COMMAND = "python -m mptcore --work-dir again < spec.json > again.ndjson"
+COMPARE = """grep -v '"record": "progress"' again.ndjson | diff records.ndjson -"""
+
+TEXT = """\
+{title}
+
+To compute it again, in the folder of this file:
+
+    {command}
+
+mptcore comes with mptlab-server. Its records are then compared by
+
+    {compare}
+
+which says nothing where they are the same: progress is not kept, so it is left out. With the same
+core, packages, vector instructions and threads a CPU gives the same lines, bit for bit. Elsewhere,
+and on a GPU, the last digits differ, and the first line names another machine.
+
+It was computed with:
+{environment}
+
+It read what follows. MPT_DATA_DIR, MPT_MODELS_DIR and MPT_STORE are variables that name folders,
+* is any name; weights below artifacts/ are an artifact of the experiment of that id.
+{inputs}
+
+In this folder:
+    spec.json         what was computed
+    records.ndjson    what the run printed, but for progress{after}
+    environment.json  what each attempt was computed with
+    curves.csv        the points of all series
+    metrics.csv       the numbers of the whole run
+    artifacts/        the files that it left, if any{left_out}
+"""
+NO_INPUTS = "    nothing: its data are drawn, stand in the spec or come with a package"
+UNKNOWN = "    it is not known: it ran before this was kept, or its runner did not begin"
+
+
+def readme(
+    experiment: Experiment, attempts: Sequence[AttemptOut], left_out: Mapping[str, str]
+) -> str:
+    """The text; artifacts that were left out are given with the reason."""
+    said = [one.environment for one in attempts if one.environment is not None]
+    latest = said[-1] if said else None
+    return TEXT.format(
+        title=_title(experiment),
+        command=COMMAND,
+        compare=COMPARE,
+        environment=UNKNOWN if latest is None else indent(_computed_with(latest), "    "),
+        inputs=UNKNOWN if latest is None else _inputs(latest) or NO_INPUTS,
+        after="" if experiment.status == Status.SUCCEEDED else ", until it ended",
+        left_out="".join(f"\n    not here: {name}, {why}" for name, why in left_out.items()),
+    )
+
+
+def _title(experiment: Experiment) -> str:
+    name = "" if experiment.name is None else f" ({experiment.name})"
+    title = f"Experiment {experiment.id}{name} {experiment.status}."
+    if experiment.failure_kind is None:
+        return title
+    return f"{title}\nIts failure was {experiment.failure_kind}: {experiment.failure_message}"
+
+
+def _computed_with(found: EnvironmentOut) -> str:
+    where = f"{found.cpu} ({found.cpu_capability}), {found.threads} threads"
+    if found.gpu is not None:
+        where += f"; {found.gpu}, driver {found.gpu_driver}, CUDA {found.cuda}"
+    packages = (f"{name} {version}" for name, version in found.packages.items())
+    return "\n".join([f"core {found.core}", where, found.platform, *packages])
+
+
+def _inputs(found: EnvironmentOut) -> str:
+    return "\n".join(f"    {place}\n        sha256 {sha}" for place, sha in found.inputs.items())

@@ -1,0 +1,116 @@
+"""What a supervised run says of what it is computed with."""
+
+import hashlib
+import io
+import json
+import platform
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mptcore import run
+from mptcore.protocol import code
+from mptcore.protocol.code import core_digest
+from mptcore.protocol.orders import Assignment, Input
+from mptcore.runtime.runner import SpecRunner
+from tests.support import tiny_lm
+from tests.support.ppca_spec import ppca_spec
+from tests.support.runs import spec_of
+
+COMPUTE = {"device": "cpu", "threads": 1, "memory_mib": 1}
+TEXT: dict[str, Any] = {
+    "model": {"family": "masked_lm", "checkpoint": "tiny"},
+    "baseline": {"family": "masked_lm", "checkpoint": "tiny", "init": "random"},
+    "data": {"source": "text", "file": "a.txt"},
+    "evaluate": {"masks": {"schedule": "rates", "rates": [0.3, 0.5]}},
+    "compute": COMPUTE,
+}
+
+
+def lines_of(
+    spec: dict[str, Any], inputs: dict[str, Input] | None = None, supervised: bool = True
+) -> list[dict[str, Any]]:
+    resumable = partial(run.resumable, implementation=run.implementation)
+    out = io.StringIO()
+    assignment = Assignment(spec_of(spec), inputs=inputs)
+    assert SpecRunner(resumable, assignment, out, supervised=supervised).run() == 0
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def environments(spec: dict[str, Any], **how: Any) -> list[dict[str, Any]]:
+    return [line for line in lines_of(spec, **how) if line["record"] == "environment"]
+
+
+def test_it_says_code_machine_threads_precision_and_seeds() -> None:
+    (found,) = environments(ppca_spec(seeds=[4, 44], compute=COMPUTE))
+    assert found["seq"] is None
+    assert found["core"] == core_digest()
+    assert found["packages"]["torch"] == version("torch")
+    assert found["packages"]["python"] == platform.python_version()
+    assert "none" not in found["packages"].values()
+    assert (found["threads"], found["precision"], found["seeds"]) == (1, "float64", [4, 44])
+    assert found["cpu"]
+    assert found["cpu_capability"]
+    assert found["gpu"] is found["gpu_driver"] is found["cuda"] is None
+    assert found["inputs"] == {}
+
+
+def test_it_comes_once_the_run_has_begun() -> None:
+    lines = lines_of(ppca_spec(compute=COMPUTE))
+    assert [line["record"] for line in lines[:2]] == ["log", "environment"]
+
+
+def test_a_run_of_its_own_prints_numbered_records_alone() -> None:
+    lines = lines_of(ppca_spec(compute=COMPUTE), supervised=False)
+    assert None not in [line["seq"] for line in lines]
+
+
+def test_texts_and_checkpoints_are_named_by_their_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_lm.checkpoint(tmp_path / "models" / "tiny")
+    text = tmp_path / "text" / "a.txt"
+    text.parent.mkdir()
+    text.write_text("".join(f"{line}\n" for line in tiny_lm.lines(6)))
+    monkeypatch.setenv("MPT_MODELS_DIR", str(tmp_path / "models"))
+    monkeypatch.setenv("MPT_DATA_DIR", str(tmp_path))
+    lines = lines_of(TEXT)
+    *_, last = (line for line in lines if line["record"] == "environment")
+    whole, architecture = (
+        f"MPT_MODELS_DIR/tiny, {files} together" for files in ("*.json and *.safetensors", "*.json")
+    )
+    assert set(last["inputs"]) == {"MPT_DATA_DIR/text/a.txt", whole, architecture}
+    digest = hashlib.sha256(text.read_bytes()).hexdigest()
+    assert last["inputs"]["MPT_DATA_DIR/text/a.txt"] == digest
+    assert f"files sha256 {last['inputs'][whole]}" in lines[2]["message"]
+
+
+def test_uploads_are_named_by_their_digests(tmp_path: Path) -> None:
+    file = tmp_path / "mine.npy"
+    np.save(file, np.random.default_rng(3).normal(size=(9, 4)))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    spec = ppca_spec(
+        model={"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"},
+        data={"source": "upload", "dataset": "one", "n": 9, "dim": 4},
+        compute=COMPUTE,
+    )
+    found = environments(spec, inputs={"one": Input(file=str(file), sha256=digest)})[-1]
+    assert found["inputs"] == {"MPT_STORE/datasets/one/*": digest}
+    # The next run of this process has read nothing yet.
+    assert environments(ppca_spec(compute=COMPUTE))[-1]["inputs"] == {}
+
+
+def test_other_libraries_are_another_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = core_digest()
+    for cached in (core_digest, code.package_versions):
+        cached.cache_clear()
+    with monkeypatch.context() as other:
+        other.setattr(code, "version", lambda name: "9" if name == "torch" else version(name))
+        assert core_digest() != here
+    for cached in (core_digest, code.package_versions):
+        cached.cache_clear()
+    assert core_digest() == here

@@ -1,0 +1,327 @@
+"""What each command does, by the real command and a real service."""
+
+import json
+import os
+import pty
+import re
+import signal
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mptlab import Client, serve
+from mptlab.commands.asking import print_table
+from mptlab.commands.submitting import _values
+from tests.support.commands import mpt_here as mpt
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import MPT
+
+Environment = dict[str, str]
+WAITING = ppca_spec(compute__device="cuda")
+"""It is never begun: there is no GPU worker."""
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def asked_json(environment: Environment, *arguments: str) -> Any:
+    code, output, error = mpt(environment, *arguments, "--json")
+    assert code == 0, error
+    return json.loads(output)
+
+
+@pytest.fixture(scope="module")
+def run(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An experiment that was submitted as a YAML file, and followed to its end."""
+    file = tmp_path_factory.mktemp("spec") / "spec.yaml"
+    file.write_text(f"# a comment\n{json.dumps(ppca_spec(data__noise_precision=5))}")
+    options = ("--set", "seeds=[4,44]", "--name", "a run", "--tag", "t1", "--tag", "t2")
+    return asked_json(environment, "submit", str(file), *options, "--watch")
+
+
+def test_what_is_set_stands_in_the_spec(run: Any) -> None:
+    assert run["status"] == "succeeded"
+    assert (run["spec"]["seeds"], run["name"], run["tags"]) == ([4, 44], "a run", ["t1", "t2"])
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        ("--name", "a run"),
+        ("--tag", "t2", "--tag", "other"),
+        ("--where", 'tag = "t1" and metrics.lml < 0', "--status", "succeeded"),
+    ],
+)
+def test_a_list_is_filtered(environment: Environment, run: Any, filters: tuple[str, ...]) -> None:
+    assert [one["id"] for one in asked_json(environment, "list", *filters)] == [run["id"]]
+    _, shown, _ = mpt(environment, "list", *filters)
+    assert [line.split()[0] for line in shown.splitlines() if "a run" in line] == [run["id"]]
+
+
+def test_no_more_are_listed_than_asked_for(environment: Environment, client: Client) -> None:
+    waiting = [client.submit(WAITING)["id"] for _ in range(3)]
+    newest = [one["id"] for one in asked_json(environment, "list", "--limit", "2")]
+    assert newest == waiting[:0:-1]
+    for one in waiting:
+        client.cancel(one)
+
+
+def test_an_experiment_is_named_by_a_part_of_its_id_or_its_name(
+    environment: Environment, run: Any
+) -> None:
+    for typed in (run["id"], run["id"][:-1], "a run"):
+        assert asked_json(environment, "show", typed)["id"] == run["id"]
+    for typed in (run["id"][1:], run["id"][:-1] + "g"):  # its end, and what it does not begin with
+        assert mpt(environment, "show", typed)[0] == 1
+    code, shown, _ = mpt(environment, "show", "a run")
+    assert code == 0
+    assert ["status", "succeeded"] in [line.split() for line in shown.splitlines()]
+
+
+def test_what_may_be_several_is_not_guessed(environment: Environment, client: Client) -> None:
+    twins = [client.submit(WAITING, name="twin")["id"] for _ in range(2)]
+    code, _, error = mpt(environment, "cancel", "twin")
+    assert code == 2
+    assert "may be several" in error
+    assert {client.get(one)["status"] for one in twins} == {"queued"}
+    assert mpt(environment, "cancel", *twins)[0] == 0
+    assert {client.get(one)["status"] for one in twins} == {"cancelled"}
+
+
+def test_curves_as_a_table_and_as_a_figure(
+    environment: Environment, run: Any, tmp_path: Path
+) -> None:
+    code, output, _ = mpt(environment, "curves", run["id"], "--series", "score", "--csv", "-")
+    header, *rows = output.splitlines()
+    assert (code, header) == (0, "series,seed,x,value,std_err,n,reason")
+    assert len(rows) == 2 * 6
+    figure, table = tmp_path / "a.svg", tmp_path / "a.csv"
+    done = mpt(environment, "curves", run["id"], "--csv", str(table), "--plot", str(figure))
+    assert done == (0, "", "")
+    assert "mask size m" in figure.read_text()
+    assert len(table.read_text().splitlines()) == 1 + 2 * 6
+    assert mpt(environment, "plot", "a run", str(tmp_path / "b.pdf"), "--kind", "area")[0] == 0
+    assert (tmp_path / "b.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("plot", "a run", "a.odt"), "a.odt does not end as a picture does: .pdf, .svg or .png"),
+        (("plot", "a run", "a.pdf", "--kind", "x"), "x is no kind of figure: there are training"),
+        (("plot", "a run", "a.pdf", "--kind", "training"), "training draws the series mpt or elbo"),
+        (("plot", "a run", "/proc/a.pdf"), "/proc/a.pdf: No such file"),
+        (("curves", "a run", "--output", "/proc/a"), "/proc/a: No such file"),
+        (("submit", "/etc/hostname"), "/etc/hostname is not valid JSON: "),
+        (("submit", "-", "--set", "seeds.a=1"), "seeds.a leads nowhere"),
+        (("show", "no-such"), "you have no experiment of this id"),
+        (("list", "--where", "nam = a"), "/query/filter: column 1: there is no field nam: did you"),
+        (("list", "--url", "lab:1"), "lab:1 is no URL: it begins with http:// or https://"),
+        (("presets", "run", "tabel1"), "there is no preset tabel1: did you mean table1?"),
+        (("download", "a run", "weights"), "weights is not there: the experiment left no files"),
+        (("table", "a"), "you have no sweep of this id"),
+    ],
+)
+@pytest.mark.usefixtures("run")
+def test_what_cannot_be_done_is_one_line(
+    environment: Environment, arguments: tuple[str, ...], told: str
+) -> None:
+    code, output, error = mpt(environment, *arguments, text=json.dumps(ppca_spec()))
+    assert (code, output, error.count("\n")) == (1, "", 1), error
+    assert error.startswith(f"mpt: {told}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("shwo",), ("show",), ("submit", "/nowhere"), ("submit", "-", "--set", "seeds"),
+        ("sweep", "-", "--over", "seeds"), ("sweep", "-", "--over", "seeds=[[1],"),
+        ("serve", "--port", "99999"), ("api", "--port", "-1"), ("list", "--limit", "0"),
+        ("sweep", "-", "--over", "data.n=1..99999999999"), ("presets", "--json", "run", "table1"),
+    ],
+)  # fmt: skip
+def test_what_is_mistyped_is_told_without_a_traceback(
+    environment: Environment, arguments: tuple[str, ...]
+) -> None:
+    code, _, error = mpt(environment, *arguments, text="{}")
+    assert code == 2
+    assert "Traceback" not in error
+    assert error
+
+
+def test_a_run_that_failed_has_an_exit_status_of_its_own(
+    environment: Environment, client: Client
+) -> None:
+    first = client.submit(WAITING)["id"]
+    second = client.submit(WAITING, after=[first], name="second")["id"]
+    client.cancel(first)
+    code, _, error = mpt(environment, "watch", second)
+    assert code == 3
+    assert error.splitlines()[-1].startswith(f"mpt: {second} (second) failed: invalid: ")
+    code, output, error = mpt(environment, "watch", first, second, "--json")
+    assert (code, error.splitlines()[-2]) == (3, f"mpt: {first} cancelled")
+    assert [one["status"] for one in json.loads(output)] == ["cancelled", "failed"]
+
+
+def test_an_interrupted_watch_says_that_the_run_goes_on(
+    environment: Environment, client: Client
+) -> None:
+    waiting = client.submit(WAITING)["id"]
+    with subprocess.Popen(
+        [*MPT, "watch", waiting], env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        told = process.stderr.read()
+    assert line == f"{waiting}  queued\n"
+    assert process.returncode == 130
+    assert told == (
+        f"mpt: the run goes on; come back to it: mpt watch {waiting}; "
+        f"end it: mpt cancel {waiting}\n"
+    )
+    assert client.get(waiting)["status"] == "queued"
+    client.cancel(waiting)
+
+
+def test_the_life_of_an_experiment(environment: Environment, client: Client) -> None:
+    one = client.submit(WAITING)["id"]
+    for command, status in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
+        assert mpt(environment, command, one) == (0, f"{one} {status}\n", "")
+    code, output, _ = mpt(environment, "retry", one)
+    again = output.split()[0]
+    assert (code, client.get(again)["retry_of"]) == (0, one)
+    assert mpt(environment, "cancel", again)[0] == 0
+    assert mpt(environment, "delete", one, again) == (0, "", "")
+    assert mpt(environment, "show", one)[0] == 1
+
+
+def test_a_sweep_is_followed_to_its_table(environment: Environment, tmp_path: Path) -> None:
+    spec = json.dumps(ppca_spec(model__init="random"))
+    options = ("--over", "model.latent_dim=1..2", "--over", "seeds=[[4],[5]]", "--concurrency", "1")
+    code, shown, error = mpt(environment, "sweep", "-", *options, "--watch", text=spec)
+    assert code == 0, error
+    sweep_id = error.split()[0]
+    assert "succeeded" in error
+    assert [line.split()[0] for line in shown.splitlines() if " succeeded " in line] == list("0123")
+    header = next(line for line in shown.splitlines() if "point" in line)
+    assert header.split() == ["point", "status", "model.latent_dim", "seeds", "lml", "mpt",
+                              "difference"]  # fmt: skip
+    file = tmp_path / "table.csv"
+    assert mpt(environment, "table", sweep_id, "--csv", str(file)) == (0, "", "")
+    header, *rows = file.read_text().splitlines()
+    assert header.startswith("point,experiment_id,status,model.latent_dim,seeds,")
+    assert len(rows) == 4
+    ids = [row.split(",")[1] for row in rows]
+    compared = asked_json(environment, "compare", ids[0], ids[2])
+    assert [row["model.latent_dim"] for row in compared] == [1, 2]
+    assert all(row["mpt"] < 0 < row["mpt std_err"] for row in compared)
+    assert sweep_id in [one["id"] for one in asked_json(environment, "sweeps")]
+
+
+def test_what_looks_like_markup_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["lml[model=a]"], [["[red]x\x1b[31m"]])
+    shown = capsys.readouterr().out
+    assert "lml[model=a]" in shown
+    assert "[red]x\ufffd[31m" in shown
+
+
+def test_values_that_are_swept() -> None:
+    assert _values("-1..1") == [-1, 0, 1]
+    assert _values("1,2.5,auto") == [1, 2.5, "auto"]
+    assert _values("[1,2]") == [1, 2]
+    assert _values("[1],[2]") == [[1], [2]]
+
+
+def test_a_spec_is_validated(environment: Environment) -> None:
+    code, shown, _ = mpt(environment, "validate", "-", text=json.dumps(ppca_spec()))
+    assert (code, shown.splitlines()[0]) == (0, "the spec is valid")
+    assert ["masks", "24"] in [line.split() for line in shown.splitlines()]
+
+
+def test_presets_and_a_verdict(environment: Environment, run: Any) -> None:
+    assert "table1" in [one["name"] for one in asked_json(environment, "presets")]
+    assert "fig1-left" in mpt(environment, "presets", "list")[1]
+    code, _, error = mpt(environment, "verdict", "fig1-left", run["id"])
+    assert (code, error.count("\n")) == (1, 1)
+    made = asked_json(environment, "presets", "run", "table1")
+    assert [one["name"] for one in made] == ["table1"] * 3
+    mpt(environment, "cancel", *(one["id"] for one in made))
+
+
+def test_an_upload(environment: Environment, tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("a,b\n1,2\n3,4\n")
+    code, dataset_id, _ = mpt(environment, "upload", str(file))
+    assert code == 0
+    (one,) = asked_json(environment, "datasets")
+    assert (one["id"], one["name"]) == (dataset_id.strip(), "mine.csv")
+
+
+def test_what_works(environment: Environment) -> None:
+    (one,) = asked_json(environment, "workers")
+    assert one["queue"] == "cpu"
+    assert asked_json(environment, "queue")["share"]["raw_shares"] == 1
+    assert "local" in [user["name"] for user in asked_json(environment, "admin", "user", "list")]
+
+
+def test_a_login_is_kept_for_its_own_url(environment: Environment, tmp_path: Path) -> None:
+    url, key = environment["MPT_URL"], (Path(environment["MPT_STORE"]) / "api-key").read_text()
+    home = {"HOME": str(tmp_path), "MPT_STORE": str(tmp_path / "none"), "MPT_RETRY_S": "0"}
+    code, told, error = mpt(home, "login", "--url", url, "--key", key)
+    assert (code, told.startswith(f"you are local at {url}")) == (0, True), error
+    file = tmp_path / ".config/mptlab/login.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert mpt(home, "list")[0] == 0
+    other = f"http://127.0.0.1:{serve.free_port()}"
+    code, _, error = mpt(home, "list", "--url", other)
+    assert (code, error.startswith("mpt: no API key")) == (1, True)  # it does not go elsewhere
+    assert mpt(home, "logout")[0] == 0
+    assert mpt(home, "list")[0] == 1
+    code, _, error = mpt(home, "login", "--url", url, "--key", "mpt_a_b_c")
+    assert code == 1
+    assert not file.exists()
+
+
+def test_a_shell_completes_ids(environment: Environment, run: Any) -> None:
+    typed = {"_MPT_COMPLETE": "complete_bash", "COMP_CWORD": "2",
+             "COMP_WORDS": f"mpt show {run['id'][:12]}"}  # fmt: skip
+    program = [
+        *MPT[:-1],
+        MPT[-1].replace("import main;", "import app;").replace("main()", "app(prog_name='mpt')"),
+    ]
+    done = subprocess.run(program, env=environment | typed, capture_output=True, text=True)
+    assert run["id"] in done.stdout.split()
+    down = environment | typed | {"MPT_URL": f"http://127.0.0.1:{serve.free_port()}"}
+    done = subprocess.run(program, env=down, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+def test_a_terminal_of_eighty_columns(environment: Environment, run: Any) -> None:
+    """A person sees a bar while it runs, a table that is no wider, and no message broken."""
+    shown = at_terminal(environment, "list", "--limit", "50")
+    assert run["id"] in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    shown = at_terminal(environment, "watch", run["id"])
+    assert "a run  succeeded" in shown
+    assert "━" in shown
+    assert "lml" in shown
+
+
+def at_terminal(environment: Environment, *arguments: str) -> str:
+    """What a person sees of a command."""
+    ours, theirs = pty.openpty()
+    seen = bytearray()
+    settings = {"TERM": "xterm", "COLUMNS": "80", "NO_COLOR": "1", "MPT_RETRY_S": "0"}
+    with subprocess.Popen(
+        [*MPT, *arguments], env=environment | settings, stdin=theirs, stdout=theirs, stderr=theirs
+    ):
+        os.close(theirs)
+        try:
+            while content := os.read(ours, 10_000):
+                seen.extend(content)
+        except OSError:
+            pass  # the command has closed the other end
+    os.close(ours)
+    return ESCAPES.sub("", seen.decode())

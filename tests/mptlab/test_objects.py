@@ -1,0 +1,189 @@
+"""Experiments and sweeps as objects, curves as tables and figures: by a real service."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mptcore.specs import parse_spec
+from mptlab import Client, Curves, Experiment, NotSucceeded, Refused
+from mptlab.errors import NoAnswer
+from mptlab.specs import changed, to_json
+from mptlab.specs import parse_spec as parse_text
+from tests.support.ppca_spec import ppca_spec
+
+WAITING = ppca_spec(compute__device="cuda")
+
+
+@pytest.fixture(scope="module")
+def connected(environment: dict[str, str]) -> Iterator[Client]:
+    key = Path(environment["MPT_STORE"], "api-key").read_text().strip()
+    with Client(environment["MPT_URL"], key) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def run(connected: Client) -> Experiment:
+    spec = ppca_spec(seeds=[4, 44], evaluate__convergence=True)
+    return connected.experiments.create(spec, name="<b>run", wait=True)
+
+
+def test_a_run_and_its_metrics(run: Experiment) -> None:
+    assert run.status == "succeeded"
+    of_seeds = [m for m in run["metrics"] if m["name"] == "mpt"]
+    assert run.metrics["mpt"] == pytest.approx(sum(m["value"] for m in of_seeds) / 2)
+    errors = [m["std_err"] for m in of_seeds]
+    assert run.metrics["mpt std_err"] == pytest.approx(np.hypot(*errors) / 2)
+    assert run.spec["seeds"] == [4, 44]
+
+
+def test_a_notebook_shows_text_as_text(run: Experiment) -> None:
+    shown = run._repr_html_()
+    assert "&lt;b&gt;run" in shown
+    assert "<b>" not in shown
+    assert "convergence" in run.curves()._repr_html_()
+
+
+def test_curves_have_a_column_for_each_label(run: Experiment) -> None:
+    frame = run.curves("score").to_pandas()
+    assert list(frame.columns) == ["series", "seed", "x", "value", "std_err", "n", "reason"]
+    assert len(frame) == 2 * 6
+    assert sorted(set(frame["seed"])) == [4, 44]
+    (mpt,) = [m for m in run["metrics"] if (m["name"], m["labels"]) == ("mpt", {"seed": 44})]
+    assert frame[frame["seed"] == 44]["value"].sum() == pytest.approx(mpt["value"])
+    table = run.curves("score", seed=4).to_arrow()
+    assert (table.num_rows, table["x"].to_pylist()) == (6, [1, 2, 3, 4, 5, 6])
+
+
+def test_what_is_missing_has_its_reason() -> None:
+    series = {"name": "s", "labels": {}, "x": [1.0], "value": [None], "std_err": [None], "n": [1.0],
+              "reasons": ["overflow"]}  # fmt: skip
+    (row,) = Curves([series]).to_arrow().to_pylist()
+    assert (row["value"], row["reason"]) == (None, "overflow")
+
+
+@pytest.mark.parametrize("form", ["model", "file", "text path", "numpy"])
+def test_a_spec_in_any_form(connected: Client, tmp_path: Path, form: str) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(json.dumps(WAITING))
+    arrays = {**WAITING, "seeds": np.array([4]), "data": {**WAITING["data"], "n": np.int64(50)}}
+    model = parse_spec(json.dumps(WAITING).encode())
+    given: Any = {"model": model, "file": file, "text path": str(file), "numpy": arrays}[form]
+    made = connected.experiments.create(given)
+    assert made.spec["seeds"] == [4]
+    assert made.spec["compute"]["device"] == "cuda"
+    made.cancel()
+
+
+def test_a_preset_by_its_name(connected: Client) -> None:
+    made = connected.experiments.create("fig1-left", cache=False)
+    assert made.spec == connected.preset("fig1-left")["specs"][0]
+    made.cancel()
+    with pytest.raises(ValueError, match=r"table1 has 3 specs: client\.run_preset\('table1'\)"):
+        connected.experiments.create("table1")
+    with pytest.raises(Refused, match="did you mean table1"):
+        connected.experiments.create("tabel1")
+
+
+def test_what_has_not_succeeded_is_loud(connected: Client) -> None:
+    first = connected.experiments.create(WAITING, name="first")
+    second = connected.experiments.create(WAITING, after=[first.id])
+    with pytest.raises(TimeoutError, match="is queued after 0 s"):
+        first.wait(0, progress=False)
+    first.cancel()
+    with pytest.raises(NotSucceeded, match=rf"^{second.id} failed: invalid: ") as raised:
+        connected.experiments.wait(second)
+    assert raised.value.document["status"] == "failed"
+    assert first.wait(check=False).status == "cancelled"
+    sweep = connected.sweep(WAITING, {"seeds": [[1], [2]]})
+    sweep.cancel()
+    with pytest.raises(NotSucceeded, match="of 2 points, 2 cancelled"):
+        sweep.wait()
+
+
+def test_the_newest_are_listed(connected: Client, run: Experiment) -> None:
+    waiting = [connected.experiments.create(WAITING).cancel() for _ in range(2)]
+    listed = connected.experiments.list(2)
+    assert [one.id for one in listed] == [one.id for one in waiting[::-1]]
+    assert connected.experiments.list(name="<b>run")[0].metrics == run.metrics
+    assert len(connected.experiments.list(None, limit=1, name="<b>run")) == 1
+
+
+def test_experiments_are_compared_by_what_differs(connected: Client, run: Experiment) -> None:
+    other = connected.experiments.create(ppca_spec(seeds=[4], data__n=60), wait=True)
+    frame = connected.compare([run, other.id])
+    assert list(frame.index) == [run.id, other.id]
+    fields = [column for column in frame.columns if "." in column or column == "seeds"]
+    assert sorted(fields) == ["data.n", "evaluate.convergence", "seeds"]
+    assert list(frame["data.n"]) == [50, 60]
+    assert frame["lml"][run.id] == pytest.approx(run.metrics["lml"])
+
+
+def test_a_sweep_over_a_range(connected: Client) -> None:
+    spec = ppca_spec(model__init="random")
+    sweep = connected.sweep(spec, {"model.latent_dim": range(1, 3), "data.n": np.arange(50, 52)})
+    sweep.wait()
+    frame = sweep.frame()
+    assert list(zip(frame["model.latent_dim"], frame["data.n"], strict=True)) == [
+        (1, 50), (1, 51), (2, 50), (2, 51)
+    ]  # fmt: skip
+    assert connected.get_sweep(sweep.id).table() == sweep.table()
+    assert "model.latent_dim" in sweep._repr_html_()
+
+
+def test_files_are_downloaded_whole(
+    connected: Client, run: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ppca_spec(model__init="random", train={"objective": "mpt", "epochs": 1,
+                     "masks": {"schedule": "all", "per_size": 1}})  # fmt: skip
+    trained = connected.experiments.create(spec, wait=True)
+    left = trained.artifacts()
+    assert left
+    files = trained.download(tmp_path / "new")
+    assert [file.name for file in files] == [one["name"] for one in left]
+    monkeypatch.setattr(connected, "artifact", lambda *_: b"half")
+    with pytest.raises(ValueError, match="came damaged"):
+        trained.download(tmp_path / "other")
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_a_refusal_names_field_and_reason(connected: Client) -> None:
+    with pytest.raises(Refused) as raised:
+        connected.experiments.create({**WAITING, "sedes": [1]})
+    (error,) = raised.value.errors
+    assert error["pointer"] == "/spec/sedes"
+    assert (raised.value.reason, raised.value.status) == ("invalid_request", 422)
+
+
+def test_what_json_does_not_have_is_not_sent(connected: Client) -> None:
+    with pytest.raises(TypeError, match="is no JSON"):
+        to_json({"a": object()})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        connected.submit({**WAITING, "data": {"n": float("nan")}})
+
+
+def test_no_server_is_there() -> None:
+    with (
+        Client("http://127.0.0.1:1", "key", for_s=0.0) as client,
+        pytest.raises(NoAnswer, match=r"^http://127\.0\.0\.1:1 does not answer \(.*mpt serve"),
+    ):
+        client.experiments.list()
+
+
+def test_a_file_of_yaml_reads_numbers_as_people_write_them() -> None:
+    text = "train: {learning_rate: 1e-3, epochs: 10}\nname: 1e-3x"
+    read = parse_text(text, "a.yml")
+    assert read == {"train": {"learning_rate": 0.001, "epochs": 10}, "name": "1e-3x"}
+    with pytest.raises(ValueError, match=r"a\.yaml is not valid YAML: .*line 1, column"):
+        parse_text("{", "a.yaml")
+    with pytest.raises(ValueError, match=r"a\.json holds no spec"):
+        parse_text("[]", "a.json")
+
+
+def test_changes_leave_the_spec_as_it_was() -> None:
+    spec = {"a": {"b": 1}}
+    assert changed(spec, {"a.b": 2, "c.d": 3}) == {"a": {"b": 2}, "c": {"d": 3}}
+    assert spec == {"a": {"b": 1}}

@@ -1,0 +1,107 @@
+"""The figures, by what is drawn in them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+
+from mptlab import Curves
+from mptlab.plots import BAND, KINDS, draw, save
+
+X = [1.0, 2.0, 3.0]
+VALUE = [-3.0, -2.0, -1.0]
+STD_ERR = [0.3, 0.2, 0.1]
+
+
+def series(name: str, **labels: Any) -> dict[str, Any]:
+    columns = {"x": X, "value": VALUE, "std_err": STD_ERR, "n": [1.0] * 3, "reasons": None}
+    return {"name": name, "labels": labels, **columns}
+
+
+def axes_of(kind: str | None, *found: dict[str, Any]) -> Axes:
+    (axes,) = draw(found, kind, "a title").axes
+    return axes
+
+
+OF_KINDS = {name: names[0] for name, (_, names) in KINDS.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_form_draws_the_series(kind: str) -> None:
+    axes = axes_of(kind, series(OF_KINDS[kind], seed=4), series("other"))
+    line = axes.lines[0]
+    assert np.array_equal(np.asarray(line.get_xdata()), X)
+    assert np.array_equal(np.asarray(line.get_ydata()), VALUE)
+    assert axes.get_title() == "a title"
+    assert axes.get_xlabel()
+    assert axes.get_ylabel()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "comparison"])
+def test_bands_are_of_two_standard_errors(kind: str) -> None:
+    axes = axes_of(kind, series(OF_KINDS[kind], seed=4))
+    (path,) = axes.collections[0].get_paths()
+    heights = np.asarray(path.vertices)[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((-3.0 - BAND * 0.3, -1.0 + BAND * 0.1))
+
+
+def test_paired_differences_have_their_errors() -> None:
+    axes = axes_of("comparison", series("score_difference", seed=4))
+    (bars,) = axes.collections
+    assert isinstance(bars, LineCollection)
+    ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+    expected = [[v - BAND * e, v + BAND * e] for v, e in zip(VALUE, STD_ERR, strict=True)]
+    assert ends == pytest.approx(np.array(expected))
+
+
+def test_what_is_missing_leaves_a_gap() -> None:
+    gap = series("score") | {"value": [-3.0, None, -1.0], "std_err": [None, None, 0.1]}
+    assert np.isnan(np.asarray(axes_of("scores", gap).lines[0].get_ydata(), dtype=float)[1])
+
+
+def test_scores_are_those_at_the_end_of_training() -> None:
+    during = [series("score", epoch=epoch, seed=4) for epoch in (0, 10)]
+    assert len(axes_of("scores", *during, series("score", seed=4)).lines) == 1
+    evolution = axes_of("evolution", *during, series("score", seed=4))
+    assert [line.get_label() for line in evolution.lines] == [
+        "epoch 0, seed 4", "epoch 10, seed 4", "seed 4, at the end"
+    ]  # fmt: skip
+    assert len({line.get_color() for line in evolution.lines}) == 3
+
+
+def test_the_lml_is_beside_what_training_maximises() -> None:
+    axes = axes_of(None, series("score"), series("mpt", seed=4), series("lml", seed=4))
+    assert [(line.get_label(), line.get_linestyle()) for line in axes.lines] == [
+        ("mpt seed 4", "-"), ("lml seed 4", "--")
+    ]  # fmt: skip
+    assert len({line.get_color() for line in axes.lines}) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "told"),
+    [
+        ("pie", "score", "pie is no kind of figure: there are training, convergence, scores"),
+        ("area", "loss", "area draws the series score or score_by_rate, and there is loss alone"),
+        (None, "loss", "there are no curves to draw yet"),
+    ],
+)
+def test_what_cannot_be_drawn_is_told(kind: str | None, found: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        draw([series(found)], kind)
+
+
+@pytest.mark.parametrize(("name", "begins"), [("a.pdf", b"%PDF"), ("a.svg", b"<?xml")])
+def test_a_saved_figure_is_of_vectors(tmp_path: Path, name: str, begins: bytes) -> None:
+    figure = Curves([series("score", seed=4)], title="words").plot(file=tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match=r"a\.odt does not end as a picture does"):
+        save(figure, tmp_path / "a.odt")
+
+
+def test_text_in_a_figure_stays_text(tmp_path: Path) -> None:
+    Curves([series("score")], title="words").plot(file=tmp_path / "a.svg")
+    assert ">words</text>" in (tmp_path / "a.svg").read_text()

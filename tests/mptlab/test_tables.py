@@ -1,0 +1,58 @@
+"""Tables of metrics: over seeds, and as people read them."""
+
+from typing import Any
+
+import pytest
+
+from mptlab.tables import comparison, for_people, summary
+
+
+def metric(value: float | None, std_err: float | None, **labels: Any) -> dict[str, Any]:
+    return {"name": "mpt", "labels": labels, "value": value, "std_err": std_err}
+
+
+def test_the_mean_over_seeds_and_its_error() -> None:
+    found = summary([metric(-1.0, 0.3, seed=1), metric(-3.0, 0.4, seed=2)])
+    assert found == {"mpt": -2.0, "mpt std_err": pytest.approx(0.25)}
+
+
+def test_what_one_seed_lacks_the_mean_lacks() -> None:
+    found = summary([metric(None, 0.3, seed=1), metric(-3.0, None, seed=2)])
+    assert found == {"mpt": None, "mpt std_err": None}
+
+
+def test_other_labels_are_not_mixed() -> None:
+    found = summary([metric(-1.0, 0.1, seed=1, model="a"), metric(-2.0, 0.1, seed=1, model="b")])
+    assert [found["mpt[model=a]"], found["mpt[model=b]"]] == [-1.0, -2.0]
+
+
+def test_only_what_differs_is_compared() -> None:
+    one = {"id": "a", "name": None, "status": "succeeded", "metrics": [metric(-1.0, 0.0)]}
+    rows = comparison(
+        [
+            {**one, "spec": {"data": {"n": 1, "source": "x"}, "seeds": [1]}},
+            {**one, "spec": {"data": {"n": 2, "source": "x"}, "seeds": [1]}, "metrics": []},
+        ]
+    )
+    assert list(rows[0]) == ["id", "name", "status", "data.n", "mpt", "mpt std_err"]
+    assert [row["data.n"] for row in rows] == [1, 2]
+    assert [row["mpt"] for row in rows] == [-1.0, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("mpt[seed=4]", "mpt"),
+        ("mpt[seed=4,model=a]", "mpt[model=a]"),
+        ("mpt[model=a,seed=4]", "mpt[model=a]"),
+        ("mpt", "mpt"),
+    ],
+)
+def test_a_metric_is_one_cell(name: str, shown: str) -> None:
+    row = {"point": 0, "experiment_id": "a", name: -60.34567891, f"{name} std_err": 0.0123}
+    assert for_people([row]) == [{"point": 0, shown: "-60.346 ± 0.012"}]
+    exact = {**row, f"{name} std_err": 0.0}
+    assert for_people([exact]) == [{"point": 0, shown: "-60.3457"}]
+    coarse = {**row, f"{name} std_err": 12.3}
+    assert for_people([coarse]) == [{"point": 0, shown: "-60 ± 12"}]
+    assert for_people([{**row, name: None}]) == [{"point": 0, shown: None}]

@@ -1,0 +1,41 @@
+"""The command `mpt` as a program types it."""
+
+import io
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from unittest.mock import patch
+
+from mptlab.cli import main
+from tests.support.processes import MPT
+
+
+def mpt(environment: dict[str, str], *arguments: str, text: str = "") -> tuple[int, str, str]:
+    """Its exit status, and what it prints and warns of."""
+    done = subprocess.run(
+        [*MPT, *arguments], env=environment, input=text, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def mpt_here(environment: dict[str, str], *arguments: str, text: str = "") -> tuple[int, str, str]:
+    """The same in this process, where the start of one would take longer than the command."""
+    output, error = io.StringIO(), io.StringIO()
+    with (
+        patch.dict(os.environ, environment, clear=True),
+        patch.object(sys, "argv", ["mpt", *arguments]),
+        patch.object(sys, "stdin", io.StringIO(text)),
+        redirect_stdout(output),
+        redirect_stderr(error),
+    ):
+        status = _status()
+    return status, output.getvalue(), error.getvalue()
+
+
+def _status() -> int:
+    try:
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    return 0

@@ -1,0 +1,74 @@
+"""When a run will be done, against how long it then takes."""
+
+import math
+import random
+
+import pytest
+
+from service.experiments.recording import Eta
+from worker.pace import LEAST_PIECES, LEAST_S, Pace
+
+TOTAL = 1000
+BEGAN = 500.0
+"""Of the clock, when the first word comes: all before that was loading."""
+
+
+def etas(pieces: list[tuple[int, float]], first: int = 0) -> list[Eta | None]:
+    """After the first word of progress and after each piece (work, seconds)."""
+    pace, done, at = Pace(), first, BEGAN
+    found = [pace.eta(done, TOTAL, at)]
+    for work, time_s in pieces:
+        done, at = done + work, at + time_s
+        found.append(pace.eta(done, TOTAL, at))
+    return found
+
+
+def last(pieces: list[tuple[int, float]], first: int = 0) -> Eta:
+    found = etas(pieces, first)[-1]
+    assert found is not None
+    return found
+
+
+def test_steady_work_goes_on_so() -> None:
+    """What was done before the first word, loaded or by another attempt, does not count."""
+    found = last([(10, 2.0)] * 5, first=450)
+    assert found.mean_s == pytest.approx(100.0)
+    assert found.std_err_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_nothing_is_said_of_too_few_pieces() -> None:
+    found = etas([(10, 2.0)] * LEAST_PIECES)
+    assert [one is None for one in found] == [*[True] * LEAST_PIECES, False]
+
+
+def test_words_that_are_read_together_are_one_piece() -> None:
+    """Else a pipe that was read late would tell of speeds without bounds."""
+    late = [(10, 2.0), (10, 0.0), (10, 6.0), (10, 0.0), (10, LEAST_S / 2)]
+    found = etas([*late, (10, 4.0 - LEAST_S / 2)])
+    assert [one is None for one in found] == [*[True] * 6, False]
+    joined = last([(10, 2.0), (20, 6.0), (30, 4.0)])
+    assert found[-1] == pytest.approx(joined)
+
+
+def test_the_end_is_now() -> None:
+    assert last([(250, 1.0), (250, 3.0), (500, 2.0)]) == (0.0, 0.0)
+
+
+def test_the_latest_pieces_count_most() -> None:
+    """Scoring after a training ten times as slow."""
+    training = [(10, 10.0)] * 50
+    assert last(training).mean_s == pytest.approx(500.0)
+    assert last(training + [(10, 1.0)] * 30).mean_s < 1.2 * 20.0
+
+
+def test_its_error_is_that_of_what_then_happens() -> None:
+    """Of pieces whose times vary by half, as the model has it: one in twenty is beyond two."""
+    generator, z = random.Random(3), []
+    for _ in range(400):
+        pieces = [(10, generator.gammavariate(4.0, 0.5)) for _ in range(100)]
+        told = last(pieces[:30])
+        left_s = math.fsum(time_s for _, time_s in pieces[30:])
+        z.append((left_s - told.mean_s) / told.std_err_s)
+    spread = math.sqrt(math.fsum(one**2 for one in z) / len(z))
+    assert 0.8 < spread < 1.2
+    assert abs(math.fsum(z) / len(z)) < 0.2

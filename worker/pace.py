@@ -1,0 +1,53 @@
+"""When a run will be done, by how long its work has taken so far.
+
+The time d of a piece of work w is taken for μ w and noise of the variance σ² w: then μ = Σd / Σw,
+and σ² is what Σ (d − μ w)² / w comes to. What is left, W, takes μ W, with the variance
+σ² W + σ² W² / Σw. Older pieces count less, since the parts of a run differ.
+"""
+
+import math
+from dataclasses import dataclass
+
+from service.experiments.recording import Eta
+
+LEAST_S = 0.2
+"""Shorter pieces are joined: when their words were read says little of when they were said."""
+LEAST_PIECES = 3
+HALF = 0.05
+"""Of the whole work: a piece that lies further back counts less than half."""
+
+
+@dataclass
+class Pace:
+    """Of one attempt, from its first word of progress on: what it loaded before does not count."""
+
+    _at: float | None = None
+    _done: int = 0
+    _pieces: int = 0
+    _weights: float = 0.0
+    _work: float = 0.0
+    _time_s: float = 0.0
+    _squares: float = 0.0
+
+    def eta(self, done: int, total: int, at: float) -> Eta | None:
+        """In how many seconds the whole work will be done; None before that can be told."""
+        if self._at is None:
+            self._at, self._done = at, done
+        elif done > self._done and at - self._at >= LEAST_S:
+            self._add(done - self._done, at - self._at, total)
+            self._at, self._done = at, done
+        if self._pieces < LEAST_PIECES:
+            return None
+        left = max(0, total - done)
+        noise = max(0.0, self._squares - self._time_s**2 / self._work)
+        variance = noise / max(1.0, self._weights - 1)
+        error = math.sqrt(variance * left * (1 + left / self._work))
+        return Eta(self._time_s / self._work * left, error)
+
+    def _add(self, work: int, time_s: float, total: int) -> None:
+        kept = 0.5 ** (work / (HALF * max(total, work)))
+        self._pieces += 1
+        self._weights = kept * self._weights + 1
+        self._work = kept * self._work + work
+        self._time_s = kept * self._time_s + time_s
+        self._squares = kept * self._squares + time_s**2 / work
