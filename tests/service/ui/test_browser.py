@@ -134,7 +134,7 @@ def test_a_preset_is_submitted_and_its_curve_grows(page: Page, lab: Lab) -> None
     page.get_by_role("button", name="Submit").click()
     page.wait_for_url("**/experiments/*")
     expect(page.get_by_role("heading", name="to be watched")).to_be_visible()
-    expect(page.locator(".status")).to_have_text("queued")
+    expect(page.locator(".first .status")).to_have_text("queued")
     lab.api.change(page.url.split("/")[-1], priority=100)
     page.evaluate("window.same = true")
     claim = claim_next(lab.database)
@@ -142,11 +142,11 @@ def test_a_preset_is_submitted_and_its_curve_grows(page: Page, lab: Lab) -> None
     seq = points(lab.database, claim, range(1, 6))
     chart = page.get_by_role("img")
     expect(chart).to_have_attribute("aria-label", containing("seed 4: 5 points"))
-    expect(page.locator(".status")).to_have_text("running")
+    expect(page.locator(".first .status")).to_have_text("running")
     points(lab.database, claim, range(6, 21), first=seq)
     expect(chart).to_have_attribute("aria-label", containing("seed 4: 19 points"))
     end(lab.database, claim, Status.SUCCEEDED)
-    expect(page.locator(".status")).to_have_text("succeeded")
+    expect(page.locator(".first .status")).to_have_text("succeeded")
     assert page.evaluate("window.same")
 
 
@@ -179,7 +179,7 @@ def test_one_is_cancelled_on_its_page_and_many_in_the_list(page: Page, lab: Lab)
     ids = [submitted(lab.database, name=f"unwanted {i}") for i in range(3)]
     page.goto(lab.url(f"/experiments/{ids[0]}"))
     page.get_by_role("button", name="Cancel").click()
-    expect(page.locator(".status")).to_have_text("cancelled")
+    expect(page.locator(".first .status")).to_have_text("cancelled")
     expect(page.get_by_role("button", name="Retry")).to_be_visible()
     page.goto(lab.url("/?q=unwanted"))
     for i in (1, 2):
