@@ -1,7 +1,7 @@
 // What the service says of a spec before it is submitted.
 
 import { html } from "./vendor/preact-htm.js";
-import { bytes, expected, number } from "./format.js";
+import { bytes, dateTime, expected, number } from "./format.js";
 
 /** Where a JSON pointer's field stands in a text: its key after those of its parents. */
 function placeOf(text, pointer) {
@@ -40,13 +40,14 @@ export function FieldErrors({ error, text, area }) {
 
 export function Estimate({ validation }) {
   if (!validation) return html`<div class="card muted">The estimate comes once the spec is right.</div>`;
-  const { runtime, masks, memory_bytes: memory, queue_position: position, queue_reason: reason, cached_from: cached } = validation;
+  const { runtime, masks, memory_bytes: memory, queue_position: position, queue_reason: reason, cached_from: cached, estimated_start: start } = validation;
   const facts = [
     ["Time", runtime ? expected(runtime) : "not known yet"],
     ["Memory", bytes(memory)],
     ["Masks", masks === null ? null : number(masks)],
     ["Before it", position],
     ["Would wait", reason],
+    ["May start", start && dateTime(start)],
   ];
   return html`<section class="card" aria-live="polite">
     <h2>Estimate</h2>

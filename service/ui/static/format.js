@@ -68,12 +68,10 @@ export const labelText = (labels) =>
     .map(([name, value]) => `${name} ${value}`)
     .join(", ");
 
-/** Seconds that a run has yet to go, by its progress so far; null where that is not known. */
-export function secondsLeft(experiment) {
-  const { progress, status, started_at: started } = experiment;
-  if (status !== "running" || !progress?.done || !started) return null;
-  const elapsed = (Date.now() - Date.parse(started)) / 1000;
-  return (elapsed * (progress.total - progress.done)) / progress.done;
+/** Seconds that a run has yet to go, as the service expects; null where that is not known. */
+export function secondsLeft({ progress }) {
+  if (!progress?.estimated_end) return null;
+  return Math.max(0, (Date.parse(progress.estimated_end) - Date.now()) / 1000);
 }
 
 /** The mean of some metrics of one name, and how many they are; null where none has a value. */

@@ -17,12 +17,14 @@ export function When({ at }) {
 export function Progress({ experiment, label }) {
   const { progress } = experiment;
   if (!progress?.total || experiment.terminal) return null;
+  const { stage } = progress;
   const left = secondsLeft(experiment);
   const percent = Math.floor((100 * progress.done) / progress.total);
   return html`<div>
     <progress value=${progress.done} max=${progress.total} aria-label=${label ?? "progress"} />
     <div class="small muted">
       ${percent} %${left !== null && html`, about ${duration(left)} left`}
+      ${stage && html`<br />${stage.name}: ${stage.done} of ${stage.total} ${stage.unit}`}
     </div>
   </div>`;
 }

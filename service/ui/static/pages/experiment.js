@@ -80,13 +80,14 @@ function Artifacts({ experiment }) {
   </section>`;
 }
 
-function Downloads({ id }) {
+function Downloads({ id, ended }) {
   const curves = `/v1/experiments/${id}/curves?max_points=${MOST_POINTS}`;
   const files = [
     ["Curves, CSV", `${curves}&format=csv`, "curves.csv"],
     ["Curves, JSON", curves, "curves.json"],
     ["Curves, Arrow", `${curves}&format=arrow`, "curves.arrow"],
     ["Metrics, JSON", `/v1/experiments/${id}/metrics`, "metrics.json"],
+    ...(ended ? [["All of it, zip", `/v1/experiments/${id}/bundle`, "bundle.zip"]] : []),
   ];
   return html`<section class="card">
     <h2>Download</h2>
@@ -136,7 +137,7 @@ export default function Experiment({ me, may }) {
         <${History} id=${id} />
       </div>
       <div class="last stack">
-        <${Downloads} id=${id} />
+        <${Downloads} id=${id} ended=${experiment.terminal} />
         <${Artifacts} experiment=${experiment} />
       </div>
     </div>
