@@ -11,12 +11,16 @@ import { Empty, Loading, Missing, Scroll, Status } from "../parts.js";
 /** What has ended is read once. */
 function reader(ids) {
   const ended = new Map();
+  const readCurves = curvesOfMany(ids);
   return async () => {
     const experiments = await Promise.all(ids.map((id) => ended.get(id) ?? get(`/v1/experiments/${id}`)));
     experiments.filter((one) => one.terminal).forEach((one) => ended.set(one.id, one));
-    return { experiments, curves: await curvesOfMany(ids) };
+    return { experiments, curves: await readCurves() };
   };
 }
+
+const hasEnded = ({ experiments, curves }) =>
+  experiments.every((one) => one.terminal) && curves.every((one) => !one.partial);
 
 function Name({ experiment, index }) {
   return html`<span class="swatch" ref=${(node) => node && (node.style.background = colourOf(index))}></span>
@@ -26,10 +30,10 @@ function Name({ experiment, index }) {
 /** A chart for each name of a series: an experiment's curves have its colour. */
 function Charts({ experiments, curves }) {
   const charts = useMemo(() => {
-    const names = [...new Set(curves.items.flatMap((item) => item.series.map((one) => one.name)))];
+    const names = [...new Set(curves.flatMap((item) => item.series.map((one) => one.name)))];
     return names.map((name) => ({
       name,
-      series: curves.items.flatMap((item, index) =>
+      series: curves.flatMap((item, index) =>
         item.series.filter((one) => one.name === name).map((one, dash) => {
           const { label, ...columns } = drawn(one);
           const title = titleOf(experiments[index]);
@@ -128,7 +132,7 @@ export default function Compare() {
 
 function Compared({ ids }) {
   const read = useMemo(() => reader(ids), [ids.join()]);
-  const { data, error } = useLive(read, [read], ({ experiments }) => experiments.every((one) => one.terminal));
+  const { data, error } = useLive(read, [read], hasEnded);
   if (error) return html`<${Missing} error=${error} />`;
   if (!data) return html`<${Loading} />`;
   return html`<div class="stack">
