@@ -237,6 +237,12 @@ class ExperimentOut(ExperimentSummary):
     """In the answer to a submission that this experiment, of before, answers for: its id."""
 
 
+class ListedWithMetrics(ExperimentOut):
+    """With those that were asked for."""
+
+    metrics: list[MetricOut]
+
+
 class ExperimentWithMetrics(ExperimentOut):
     metrics: list[MetricOut]
 
@@ -244,7 +250,7 @@ class ExperimentWithMetrics(ExperimentOut):
 class ExperimentPage(BaseModel):
     """Newest first; `next_cursor` is null on the last page."""
 
-    items: list[ExperimentWithMetrics | ExperimentOut | SummaryWithMetrics | ExperimentSummary]
+    items: list[ListedWithMetrics | ExperimentOut | SummaryWithMetrics | ExperimentSummary]
     next_cursor: str | None
 
 
