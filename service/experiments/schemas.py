@@ -289,6 +289,12 @@ class ExperimentOut(ExperimentSummary):
     """In the answer to a submission that this experiment, of before, answers for: its id."""
 
 
+class ListedWithMetrics(ExperimentOut):
+    """With those that were asked for."""
+
+    metrics: list[MetricOut]
+
+
 class EnvironmentOut(BaseModel):
     """What an attempt is computed with. `gpu`, `gpu_driver` and `cuda` are null on a CPU."""
 
@@ -327,7 +333,7 @@ class ExperimentWithMetrics(ExperimentOut):
 class ExperimentPage(BaseModel):
     """Newest first; `next_cursor` is null on the last page."""
 
-    items: list[ExperimentWithMetrics | ExperimentOut | SummaryWithMetrics | ExperimentSummary]
+    items: list[ListedWithMetrics | ExperimentOut | SummaryWithMetrics | ExperimentSummary]
     next_cursor: str | None
 
 

@@ -15,8 +15,8 @@ from service.experiments.schemas import (
     EnvironmentOut,
     ExperimentOut,
     ExperimentSummary,
-    ExperimentWithMetrics,
     FailureOut,
+    ListedWithMetrics,
     LogOut,
     MetricOut,
     QueuePlace,
@@ -83,7 +83,7 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
 
 def with_metrics(item: ExperimentSummary, metrics: Sequence[Metric]) -> ExperimentSummary:
     """The same with some of its metrics."""
-    kind = ExperimentWithMetrics if isinstance(item, ExperimentOut) else SummaryWithMetrics
+    kind = ListedWithMetrics if isinstance(item, ExperimentOut) else SummaryWithMetrics
     return kind.model_construct(**dict(item), metrics=[metric_out(one) for one in metrics])
 
 
