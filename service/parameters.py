@@ -1,7 +1,7 @@
 """Query parameters: what a route does not know is refused, not passed over."""
 
 from collections.abc import Collection
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
@@ -66,4 +66,4 @@ def _named(dependant: Dependant) -> dict[str, bool]:
 
 
 def _is_list(annotation: Any) -> bool:
-    return get_origin(annotation) is list
+    return any(get_origin(one) is list for one in (annotation, *get_args(annotation)))

@@ -264,7 +264,7 @@ def _keys(database: Database) -> dict[str, str]:
 def routes(app: FastAPI) -> set[str]:
     """Every method and path that the application answers, in its document or not."""
     return {
-        f"{method} {route.path}"
+        f"{method} {route.path_format}"
         for route in iter_route_contexts(app.routes)
         for method in route.methods or {"any method of"}
     }
