@@ -144,6 +144,10 @@ class Client(Connection):
         """Whose key this is, and what it allows."""
         return self._call("GET", "/v1/me")
 
+    def sign_in_url(self) -> str:
+        """A page that signs one browser in with this key, once, within ten minutes."""
+        return f"{self.url}{self._call('POST', '/v1/sign-in-codes')['path']}"
+
     def users(self) -> list[Json]:
         """All users; for admins, as what follows."""
         found: list[Json] = self._call("GET", "/v1/users")["items"]

@@ -51,13 +51,14 @@ def main() -> None:
     began = time.monotonic()
     port = serve.free_port()
     with serve.embedded(OUTPUT / "store", port, OUTPUT / "service.log"):
-        key = (OUTPUT / "store" / "api-key").read_text().strip()
+        key = serve.store_key(OUTPUT / "store")
         with Client(f"http://127.0.0.1:{port}", key) as client:
             serve.wait_until(client.is_ready)
             console.print(f"serving {client.url}")
             _run(client, console)
     console.print(f"{time.monotonic() - began:.1f} s in all")
     console.print("next: `make serve`, and in another terminal README's first experiment")
+    console.print(f"to see these curves in a browser: MPT_STORE={OUTPUT / 'store'} make serve")
 
 
 def _run(client: Client, console: Console) -> None:

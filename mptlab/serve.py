@@ -81,6 +81,11 @@ def embedded(store: Path, port: int, log: Path | None = None) -> Iterator[Callab
             _stop(processes)
 
 
+def store_key(store: Path) -> str:
+    """The key that the embedded service made for its first admin."""
+    return (store / "api-key").read_text().strip()
+
+
 def keep(revive: Callable[[], None]) -> None:
     """Keep the service running until interrupted."""
     while True:

@@ -10,11 +10,14 @@ from cachetools import TTLCache
 from fastapi import BackgroundTasks, Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.orm import Session
 
 from service.database import AWAY, Database
 from service.errors import ApiError
-from service.rates import Rates
+from service.own_pages import check_own_page
+from service.rates import Rates, shown
 from service.settings import Settings
+from service.sign_ins import COOKIE, caller_of_cookie
 from service.users import (
     MAY,
     USE_NOTED_S,
@@ -84,18 +87,26 @@ async def current_user(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
     after: BackgroundTasks,
 ) -> Caller:
-    """The user whose key the request carries; else 401. A key is looked up at every request: what
-    was revoked serves no one from that moment on, in any process."""
-    if credentials is None:
-        raise _unauthorized("give a valid API key: Authorization: Bearer mpt_…")
+    """The user whose key the request carries, or whose browser is signed in; else 401. A key is
+    looked up at every request: what was revoked serves no one from that moment on, in any
+    process."""
+    key = None if credentials is None else credentials.credentials
+    cookie = request.cookies.get(COOKIE)
+    if key is None and cookie is None:
+        raise unauthorized("give a valid API key: Authorization: Bearer mpt_…")
     rates: Rates = request.app.state.rates
     try:
-        parsed(credentials.credentials)  # what is mistyped costs no look
-        user, unnoted = await run_in_threadpool(_look_up, database, credentials.credentials)
+        if key is not None:
+            parsed(key)  # what is mistyped costs no look
+            user, unnoted = await run_in_threadpool(_look_up, database, caller_of_key, key)
+        else:
+            assert cookie is not None
+            check_own_page(request)
+            user, unnoted = await run_in_threadpool(_look_up, database, caller_of_cookie, cookie)
     except KeyRefused as refused:
-        rates.forget(request.headers["Authorization"])
-        raise _unauthorized(str(refused)) from None
-    rates.know(request.headers["Authorization"], user.id)
+        rates.forget(shown(request.headers))
+        raise unauthorized(str(refused)) from None
+    rates.know(shown(request.headers), user.id)
     noted: NotedKeys = request.app.state.noted_keys
     if unnoted and user.key_id not in noted:
         noted[user.key_id] = None
@@ -103,9 +114,12 @@ async def current_user(
     return user
 
 
-def _look_up(database: Database, key: str) -> tuple[Caller, bool]:
+Find = Callable[[Session, str], tuple[Caller, bool]]
+
+
+def _look_up(database: Database, find: Find, credential: str) -> tuple[Caller, bool]:
     with database.snapshot() as session:
-        return caller_of_key(session, key)
+        return find(session, credential)
 
 
 def _note_use(database: Database, key_id: str) -> None:
@@ -116,7 +130,7 @@ def _note_use(database: Database, key_id: str) -> None:
         log.warning("the use of a key cannot be noted, the database is away: %s", error)
 
 
-def _unauthorized(detail: str) -> ApiError:
+def unauthorized(detail: str) -> ApiError:
     headers = {"WWW-Authenticate": "Bearer"}
     return ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers=headers)
 

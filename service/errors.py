@@ -113,7 +113,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers["Allow"] = _allowed(request)
+        headers["Allow"] = _allowed(request) or headers["Allow"]
         detail = f"{request.method} is not for this path: {headers['Allow']} is"
     elif status == HTTPStatus.NOT_FOUND:
         detail = _no_path(request)
@@ -140,9 +140,11 @@ def _filled(template: str, path: str) -> str:
 
 def _allowed(request: Request) -> str:
     """All methods of a path, of which the router names those of one route. Of the paths of the
-    document that it fits, `…/{id}` and `…/{id}:cancel`, the longest is meant."""
+    document that it fits, `…/{id}` and `…/{id}:cancel`, the longest is meant. Pages are in none."""
     paths: dict[str, Any] = request.app.openapi()["paths"]
     fitting = [path for path in paths if compile_path(path)[0].match(request.url.path)]
+    if not fitting:
+        return ""
     return ", ".join(method.upper() for method in paths[max(fitting, key=len)])
 
 

@@ -15,6 +15,17 @@ SECURE = {
     "Cache-Control": "no-store",
 }
 """Of an answer that does not say otherwise. TLS and its headers are the proxy's."""
+PAGE = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+"""Of a page: nothing of another host's, and no script or style within the page itself."""
+PAGE_FILE = {"Cache-Control": "public, max-age=31536000, immutable"}
+"""Of what a page loads, whose address changes with it."""
 CURVE_HEADERS = ("MPT-Partial", "MPT-Sampled", "MPT-Total-Points", "MPT-Last-Seq")
 OTHER_HEADERS = ("MPT-More", "Preference-Applied")
 ASKED_WITH = ("Authorization", "Content-Type", "Idempotency-Key", "If-None-Match", "Last-Event-ID",

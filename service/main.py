@@ -24,6 +24,7 @@ from service.streams import router as streams
 from service.streams.poller import Poller
 from service.sweeps import batch
 from service.sweeps import router as sweeps
+from service.ui import pages, sign_in
 from service.webhooks import router as webhooks
 
 ERRORS: dict[int | str, dict[str, object]] = {
@@ -46,6 +47,7 @@ ROUTERS = (
     monitoring.router,
     administration.router,
     queue.router,
+    sign_in.router,
 )
 """What asks for a key."""
 
@@ -80,7 +82,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.add_middleware(AnswerHeaders)  # the last added is the first to see a request
     install_handlers(app)
-    app.include_router(health.router, dependencies=[Depends(known_parameters)])
+    app.include_router(pages.router)
+    for router in (health.router, sign_in.public):
+        app.include_router(router, dependencies=[Depends(known_parameters)])
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(current_user), Depends(known_parameters)])
     return app

@@ -71,17 +71,17 @@ class Rates:
         self._far_asleep_until = 0.0
         self._known: TTLCache[bytes, int] = TTLCache(10_000, ttl=KNOWN_S)
 
-    def know(self, authorization: str, user_id: int) -> None:
+    def know(self, credential: str, user_id: int) -> None:
         """The user's key has served."""
-        self._known[_digest(authorization)] = user_id
+        self._known[_digest(credential)] = user_id
 
-    def forget(self, authorization: str) -> None:
+    def forget(self, credential: str) -> None:
         """It was refused."""
-        self._known.pop(_digest(authorization), None)
+        self._known.pop(_digest(credential), None)
 
-    async def count(self, authorization: str, address: str | None) -> Standing:
+    async def count(self, credential: str, address: str | None) -> Standing:
         """Count a request for whom it is of."""
-        user_id = self._known.get(_digest(authorization))
+        user_id = self._known.get(_digest(credential))
         if user_id is not None:
             return await self._count("user", str(user_id), self._settings.rate_per_user)
         return await self._count("address", _network(address), self._settings.rate_per_address)
@@ -117,8 +117,13 @@ def _redis(settings: Settings) -> RedisStorage | None:
     )
 
 
-def _digest(authorization: str) -> bytes:
-    return hashlib.sha256(authorization.encode()).digest()
+def shown(headers: Headers) -> str:
+    """What a request shows of whom it is of: a key, or a browser's cookies."""
+    return headers.get("Authorization") or headers.get("Cookie", "")
+
+
+def _digest(credential: str) -> bytes:
+    return hashlib.sha256(credential.encode()).digest()
 
 
 def _network(address: str | None) -> str:
@@ -143,8 +148,7 @@ class RateLimits:
         if scope["type"] != "http" or scope["path"] == EXEMPT:
             return await self.app(scope, receive, send)
         address = scope["client"][0] if scope.get("client") else None
-        authorization = Headers(scope=scope).get("Authorization", "")
-        standing = await self.rates.count(authorization, address)
+        standing = await self.rates.count(shown(Headers(scope=scope)), address)
         scope.setdefault("state", {})["headers"] = standing.headers
         if standing.exceeded:
             return await _too_many(standing)(scope, receive, send)

@@ -134,14 +134,14 @@ DISABLED = "the user of this API key was disabled: ask an admin"
 
 _UNNOTED = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < now() - USE_NOTED_S)
 _EXPIRED = func.coalesce(ApiKey.expires_at <= now(), false())
-_KEYS = select(
+KEYS = select(
     *(User.id, User.name, User.role, User.disabled_at),
     *(ApiKey.secret_sha256, ApiKey.scopes, ApiKey.revoked_at),
     ApiKey.id.label("key_id"),
     _EXPIRED.label("expired"),
     _UNNOTED.label("unnoted"),
 ).join(ApiKey, ApiKey.user_id == User.id)
-_KEY = _KEYS.where(ApiKey.id == bindparam("key_id"))
+_KEY = KEYS.where(ApiKey.id == bindparam("key_id"))
 """Asked by every request, so that a key is revoked at once in every process; made once."""
 
 
@@ -151,14 +151,19 @@ def caller_of_key(session: Session, key: str) -> tuple[Caller, bool]:
     found = session.execute(_KEY, {"key_id": key_id}).one_or_none()
     if found is None or not hmac.compare_digest(found.secret_sha256, digest(secret)):
         raise KeyRefused(UNKNOWN)
-    if (why := _over(found)) is not None:
+    return caller_of(found), bool(found.unnoted)
+
+
+def caller_of(key: Row[*tuple[Any, ...]]) -> Caller:
+    """Whose key a row of KEYS is of, if it serves. Raises KeyRefused."""
+    if (why := _over(key)) is not None:
         raise KeyRefused(why)
-    return _caller(found), bool(found.unnoted)
+    return _caller(key)
 
 
 def callers_of_keys(session: Session, key_ids: Collection[str]) -> dict[str, Caller]:
     """Those of these keys that serve, by their ids, and whom."""
-    found = session.execute(_KEYS.where(ApiKey.id.in_(key_ids)))
+    found = session.execute(KEYS.where(ApiKey.id.in_(key_ids)))
     return {row.key_id: _caller(row) for row in found if _over(row) is None}
 
 

@@ -19,7 +19,7 @@ IfNoneMatch = Annotated[
 NOT_MODIFIED: dict[int | str, dict[str, object]] = {
     304: {"description": "It is as If-None-Match has it; there is no body"}
 }
-ASK_EACH_TIME = {"Cache-Control": "private, no-cache", "Vary": "Authorization, Accept"}
+ASK_EACH_TIME = {"Cache-Control": "private, no-cache", "Vary": "Authorization, Cookie, Accept"}
 VERSION = version("mptlab-server")
 
 

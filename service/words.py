@@ -291,6 +291,13 @@ OF_SWEEPS = {
     "TableRow.fields": "the values of the swept fields, by their paths",
     "TableRow.metrics": "the numbers of the whole run by their names and labels, as lml[seed=4]",
 }
+OF_SIGNING_IN = {
+    "SignInWith.key": "an API key; null where a code is given",
+    "SignInWith.code": "a code of POST /v1/sign-in-codes; null where a key is given",
+    "SignInCodeOut.code": "signs one browser in, once",
+    "SignInCodeOut.path": "the page to open in it: the code stands after #, which no log sees",
+    "SignInCodeOut.expires_at": "from when on the code serves no more",
+}
 OF_EVENTS = {
     "data": "what it tells, by its kind",
     "ended": "whether none will come any more",
@@ -321,6 +328,7 @@ OF_PARAMETERS = {
     "format": "json, or csv for a spreadsheet",
     "idempotency-key": "the same request sent again under it is done once",
     "key_id": "the id of a key, which is no secret",
+    "metrics": "the names of metrics to give with each",
     "name": "what it is called",
     "object_id": "what it was done to",
     "series": "the name of a series",
@@ -329,4 +337,4 @@ OF_PARAMETERS = {
     "webhook_id": "the id of a webhook",
     "whose": "whose: mine, lab for what is shared, or all for admins",
 }
-FIELDS = OF_SPECS | OF_ANSWERS | OF_SWEEPS | OF_EVENTS
+FIELDS = OF_SPECS | OF_ANSWERS | OF_SWEEPS | OF_EVENTS | OF_SIGNING_IN

@@ -32,9 +32,11 @@ def serve(
     port = port or server.free_port()
     with server.embedded(store(), port) as revive:
         url = f"http://127.0.0.1:{port}"
-        with Client(url) as client:
+        with Client(url, server.store_key(store())) as client:
             server.wait_until(client.is_ready)
+            page = client.sign_in_url()
         typer.echo(f"serving {url}, store {store()}; stop with Ctrl-C")
+        typer.echo(f"open {page} in a browser: the link signs in once, within ten minutes")
         try:
             server.keep(revive)
         except KeyboardInterrupt:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.orm import Session
 
@@ -48,6 +48,7 @@ from service.experiments.views import (
     experiment_out,
     metric_out,
     summary_out,
+    with_metrics,
 )
 from service.pages import Limit, LongCursor
 from service.permission import check_whose
@@ -156,10 +157,11 @@ def list_experiments(
     limit: Limit = 50,
     cursor: LongCursor = None,
     fields: Fields = Fields.SUMMARY,
+    metrics: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006 (FastAPI copies it)
 ) -> Response:
     """The caller's experiments, or `whose=lab` those shared with the lab, newest first: without
-    their specs, or with `fields=full` and at most 50 a page with them. All filters must hold; where
-    one is given several times, any of its values suffices."""
+    their specs, or with `fields=full` and at most 50 a page with them; with the `metrics` that are
+    named. All filters must hold; where one is given several times, any of its values suffices."""
     check_whose(wanted.whose, user)
     full = fields == Fields.FULL
     if full and limit > MOST_SPECS:
@@ -168,8 +170,11 @@ def list_experiments(
     with database.snapshot() as session:
         found = page_of(session, user.id, wanted, limit=limit, cursor=cursor, with_spec=full)
         waiting = places(session, found.items, settings.worker_silent_s, settings.share, user.id)
+        known = store.metrics_of(session, [one.id for one in found.items], metrics)
     out = experiment_out if full else summary_out
     items = [out(one, waiting.get(one.id)) for one in found.items]
+    if metrics:
+        items = [with_metrics(item, known[item.id]) for item in items]
     next_cursor = found.next_cursor
     return as_json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
 

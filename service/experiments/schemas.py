@@ -253,6 +253,7 @@ class ExperimentSummary(BaseModel):
     tags: list[str]
     note: str | None
     priority: int
+    family: str
     status: Status
     terminal: bool
     desired_state: str
@@ -271,6 +272,12 @@ class ExperimentSummary(BaseModel):
     failure: FailureOut | None
     last_seq: int
     urls: Urls
+
+
+class SummaryWithMetrics(ExperimentSummary):
+    """With those that were asked for."""
+
+    metrics: list[MetricOut]
 
 
 class ExperimentOut(ExperimentSummary):
@@ -320,7 +327,7 @@ class ExperimentWithMetrics(ExperimentOut):
 class ExperimentPage(BaseModel):
     """Newest first; `next_cursor` is null on the last page."""
 
-    items: list[ExperimentOut | ExperimentSummary]
+    items: list[ExperimentWithMetrics | ExperimentOut | SummaryWithMetrics | ExperimentSummary]
     next_cursor: str | None
 
 

@@ -326,6 +326,19 @@ def metrics(session: Session, experiment_id: str) -> Sequence[Metric]:
     return session.scalars(_METRICS, {"id": experiment_id}).all()
 
 
+def metrics_of(
+    session: Session, ids: Sequence[str], names: Sequence[str]
+) -> dict[str, list[Metric]]:
+    """The metrics of these names, by the experiment that has them."""
+    if not names:
+        return {}
+    query = select(Metric).where(Metric.experiment_id.in_(ids), Metric.name.in_(names))
+    found: dict[str, list[Metric]] = {one: [] for one in ids}
+    for metric in session.scalars(query.order_by(Metric.seq)):
+        found[metric.experiment_id].append(metric)
+    return found
+
+
 def attempts(session: Session, experiment_id: str) -> Sequence[Attempt]:
     """An experiment's attempts with what they were computed with, the first first."""
     return session.scalars(_ATTEMPTS, {"id": experiment_id}).all()

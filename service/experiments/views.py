@@ -1,6 +1,7 @@
 """From rows to answers."""
 
 import json
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from fastapi import Response
@@ -14,12 +15,14 @@ from service.experiments.schemas import (
     EnvironmentOut,
     ExperimentOut,
     ExperimentSummary,
+    ExperimentWithMetrics,
     FailureOut,
     LogOut,
     MetricOut,
     QueuePlace,
     RunProgress,
     StageOut,
+    SummaryWithMetrics,
     Urls,
     moment,
 )
@@ -49,6 +52,7 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
         tags=experiment.tags,
         note=experiment.note,
         priority=experiment.priority,
+        family=experiment.family,
         status=Status(experiment.status),
         terminal=states.is_terminal(experiment.status),
         desired_state=experiment.desired_state,
@@ -75,6 +79,12 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
             cancel=f"{path}:cancel",
         ),
     )
+
+
+def with_metrics(item: ExperimentSummary, metrics: Sequence[Metric]) -> ExperimentSummary:
+    """The same with some of its metrics."""
+    kind = ExperimentWithMetrics if isinstance(item, ExperimentOut) else SummaryWithMetrics
+    return kind.model_construct(**dict(item), metrics=[metric_out(one) for one in metrics])
 
 
 def _progress_out(experiment: Experiment) -> RunProgress | None:

@@ -7,6 +7,7 @@ import signal
 import threading
 from pathlib import Path
 
+import httpx
 import psutil
 
 from mptlab import Client, serve
@@ -37,8 +38,14 @@ def test_a_person_sees_what_becomes_of_runs_and_nothing_else(tmp_path: Path) -> 
     reader = threading.Thread(target=read)
     reader.start()
     wait_until(lambda: b"serving" in shown, what="the service")
-    key = (tmp_path / "store" / "api-key").read_text().strip()
-    with Client(f"http://127.0.0.1:{port}", key) as client:
+    wait_until(lambda: b"within ten minutes" in shown, what="the link")
+    url = f"http://127.0.0.1:{port}"
+    (code,) = re.findall(rf"open {url}/sign-in#(\S+) in a browser", shown.decode())
+    page = {"Sec-Fetch-Site": "same-origin"}
+    answer = httpx.post(f"{url}/v1/sign-in", json={"code": code}, headers=page)
+    assert httpx.get(f"{url}/v1/me", cookies=answer.cookies).json()["name"] == "local"
+    key = serve.store_key(tmp_path / "store")
+    with Client(url, key) as client:
         submitted = client.submit(ppca_spec())["id"]
         assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
     process.send_signal(signal.SIGTERM)

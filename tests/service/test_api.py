@@ -10,14 +10,14 @@ from sqlalchemy import event
 
 from service.database import Database
 from service.experiments import lease
-from service.experiments.models import Status
+from service.experiments.models import Metric, Status
 from service.experiments.recording import Batch, record
 from service.settings import Settings
 from service.users import ensure_key
 from tests.support.attempts import claim_next
 from tests.support.ppca_spec import ppca_spec
 
-OPEN = {"/healthz", "/readyz"}
+OPEN = {"/healthz", "/readyz", "/v1/sign-in", "/v1/sign-out"}
 
 
 def submit(api: TestClient, **beside: object) -> str:
@@ -217,6 +217,23 @@ def test_pages_follow_each_other(api: TestClient) -> None:
     assert cursor is None
     assert len(api.get("/v1/experiments?status=queued").json()["items"]) == 8
     assert api.get("/v1/experiments?status=failed").json()["items"] == []
+
+
+def test_a_page_has_the_metrics_that_are_asked_for(api: TestClient, database: Database) -> None:
+    ids = [submit(api) for _ in range(2)]
+    with database.transaction() as session:
+        for name, seed, value in (("lml", 4, -1.0), ("lml", 44, None), ("mpt", 4, -2.0)):
+            session.add(Metric(experiment_id=ids[0], name=name, labels=f'{{"seed":{seed}}}',
+                               seq=seed, value=value))  # fmt: skip
+    for fields in ("summary", "full"):
+        query = f"limit=10&fields={fields}"
+        items = api.get(f"/v1/experiments?{query}&metrics=lml&metrics=none").json()["items"]
+        found = {one["id"]: [(m["labels"]["seed"], m["value"]) for m in one["metrics"]]
+                 for one in items}  # fmt: skip
+        assert found == {ids[0]: [(4, -1.0), (44, None)], ids[1]: []}
+        assert all(("spec" in one) is (fields == "full") for one in items)
+        assert "metrics" not in api.get(f"/v1/experiments?{query}").json()["items"][0]
+    assert api.get("/v1/experiments?" + "metrics=a&" * 21).status_code == 422
 
 
 def test_a_page_leaves_out_specs_and_counts_the_queue_once(

@@ -153,6 +153,8 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     "POST /v1/users": [{"json": {"name": "new"}}],
     "PATCH /v1/users/{name}": [{"json": {"role": "viewer"}}],
     "POST /v1/users/{name}/keys": [{"json": {"name": "laptop"}}],
+    "POST /v1/sign-in": [{"sign_in": True, "own_page": True}],
+    "POST /v1/sign-out": [{"own_page": True}],
 }  # fmt: skip
 """What is sent beside the path, once or several times; nothing, where an operation is not here."""
 NEVER = {
@@ -211,6 +213,10 @@ def ask(
     headers = how.pop("headers", {})
     if how.pop("known", False):
         headers = {"If-None-Match": "*"}
+    if how.pop("own_page", False):
+        headers = {"Sec-Fetch-Site": "same-origin"}
+    if how.pop("sign_in", False):
+        how["json"] = {"key": settings.key_file.read_text().strip()}
     return api.request(method, url, params=params, headers=headers, **how)
 
 

@@ -38,7 +38,7 @@ def test_what_is_known_is_not_sent_again(api: TestClient, database: Database, pa
     first = ask(api, url)
     tag = first.headers["ETag"]
     assert first.headers["Cache-Control"] == "private, no-cache"
-    assert first.headers["Vary"] == "Authorization, Accept"
+    assert first.headers["Vary"] == "Authorization, Cookie, Accept"
     for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
         again = ask(api, url, known)
         assert (again.status_code, again.content) == (304, b"")

@@ -1,0 +1,147 @@
+"""Browsers that are signed in. A cookie stands for one key: it may what the key may, and serves as
+long as the key does, a week at the most. Of cookies and codes only the SHA-256 is kept."""
+
+import hmac
+import secrets
+from typing import NamedTuple
+
+from sqlalchemy import ForeignKey, LargeBinary, String, bindparam, delete, update
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from service.database import Base, now
+from service.keys import digest
+from service.users import KEYS, ApiKey, Caller, KeyRefused, caller_of
+
+COOKIE = "mpt_sign_in"
+LASTS_S = 7 * 86_400.0
+RENEWED_S = 3600.0
+"""A cookie is not renewed more often."""
+GRACE_S = 60.0
+"""For requests that were under way with the cookie of before."""
+CODE_LASTS_S = 600.0
+
+SIGNED_OUT = "you are signed out, or have been for a week: sign in again"
+CODE_USED = "this sign-in link was used before, or is older than ten minutes: ask for another"
+
+
+class SignIn(Base):
+    """One browser's."""
+
+    __tablename__ = "sign_ins"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    key_id: Mapped[str] = mapped_column(ForeignKey(ApiKey.id))
+    secret_sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
+    previous_sha256: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    """Of the cookie before the last renewal."""
+    renewed_at: Mapped[float] = mapped_column(default=now())
+    expires_at: Mapped[float]
+
+
+class SignInCode(Base):
+    """Signs one browser in, once."""
+
+    __tablename__ = "sign_in_codes"
+
+    sha256: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    key_id: Mapped[str] = mapped_column(ForeignKey(ApiKey.id))
+    expires_at: Mapped[float]
+
+
+class MadeCode(NamedTuple):
+    code: str
+    expires_at: float
+
+
+def new_code(session: Session, key_id: str) -> MadeCode:
+    """A code for the holder of a key."""
+    code = secrets.token_urlsafe(32)
+    row = SignInCode(sha256=digest(code), key_id=key_id, expires_at=now() + CODE_LASTS_S)
+    session.add(row)
+    session.flush()
+    session.refresh(row)
+    return MadeCode(code, row.expires_at)
+
+
+def take_code(session: Session, code: str) -> str:
+    """The id of the key that a code is for; it serves no second time. Raises KeyRefused."""
+    valid = delete(SignInCode).where(
+        SignInCode.sha256 == digest(code), SignInCode.expires_at > now()
+    )
+    key_id: str | None = session.scalar(valid.returning(SignInCode.key_id))
+    if key_id is None:
+        raise KeyRefused(CODE_USED)
+    return key_id
+
+
+def begin(session: Session, key_id: str) -> str:
+    """Sign a browser in; gives its cookie. What has expired goes."""
+    for table in (SignInCode, SignIn):
+        session.execute(delete(table).where(table.expires_at <= now()))
+    sign_in_id, secret = secrets.token_hex(8), secrets.token_hex(32)
+    session.add(
+        SignIn(
+            id=sign_in_id,
+            key_id=key_id,
+            secret_sha256=digest(secret),
+            expires_at=now() + LASTS_S,
+        )
+    )
+    session.flush()
+    return _cookie(sign_in_id, secret)
+
+
+_SIGNED_IN = (
+    KEYS.add_columns(
+        SignIn.secret_sha256.label("cookie_sha256"),
+        SignIn.previous_sha256,
+        (SignIn.renewed_at < now() - GRACE_S).label("settled"),
+    )
+    .join(SignIn, SignIn.key_id == ApiKey.id)
+    .where(SignIn.id == bindparam("sign_in_id"), SignIn.expires_at > now())
+)
+"""Asked by every request, so that a sign-in ends at once with its key; made once."""
+
+
+def caller_of_cookie(session: Session, cookie: str) -> tuple[Caller, bool]:
+    """As `caller_of_key`, of the key that the browser was signed in with. Raises KeyRefused."""
+    sign_in_id, secret = _parts(cookie)
+    found = session.execute(_SIGNED_IN, {"sign_in_id": sign_in_id}).one_or_none()
+    if found is None:
+        raise KeyRefused(SIGNED_OUT)
+    known = [found.cookie_sha256]
+    if found.previous_sha256 is not None and not found.settled:
+        known.append(found.previous_sha256)
+    if not any(hmac.compare_digest(one, digest(secret)) for one in known):
+        raise KeyRefused(SIGNED_OUT)
+    return caller_of(found), bool(found.unnoted)
+
+
+def renew(session: Session, cookie: str) -> str | None:
+    """Another cookie in place of one that is in force, where that is old enough; else None."""
+    sign_in_id, secret = _parts(cookie)
+    fresh = secrets.token_hex(32)
+    old = update(SignIn).where(
+        SignIn.id == sign_in_id,
+        SignIn.secret_sha256 == digest(secret),
+        SignIn.renewed_at < now() - RENEWED_S,
+    )
+    changes = {"secret_sha256": digest(fresh), "previous_sha256": digest(secret)}
+    renewed = session.execute(old.values(renewed_at=now(), **changes).returning(SignIn.id))
+    return None if renewed.one_or_none() is None else _cookie(sign_in_id, fresh)
+
+
+def end(session: Session, cookie: str) -> None:
+    """Sign the browser out, if it is signed in."""
+    sign_in_id, secret = _parts(cookie)
+    mine = delete(SignIn).where(SignIn.id == sign_in_id, SignIn.secret_sha256 == digest(secret))
+    session.execute(mine)
+
+
+def _cookie(sign_in_id: str, secret: str) -> str:
+    return f"{sign_in_id}.{secret}"
+
+
+def _parts(cookie: str) -> tuple[str, str]:
+    sign_in_id, _, secret = cookie.partition(".")
+    return sign_in_id, secret

@@ -1,0 +1,89 @@
+"""The pages of the dashboard, and the files that they load. None holds data: they ask the API."""
+
+import hashlib
+from http import HTTPStatus
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, HTMLResponse, Response
+from jinja2 import Environment, PackageLoader, select_autoescape
+
+from service.errors import ApiError
+from service.headers import PAGE, PAGE_FILE
+from service.ui.sign_in import SIGN_IN_PAGE
+
+router = APIRouter(include_in_schema=False)
+
+STATIC = Path(__file__).parent / "static"
+FILES = {
+    file.relative_to(STATIC).as_posix(): file
+    for file in sorted(STATIC.rglob("*"))
+    if file.is_file()
+}
+"""By their names, below /static/EDITION/."""
+
+
+def _edition() -> str:
+    """Another one as soon as one file differs: browsers may keep what they have."""
+    digest = hashlib.sha256()
+    for name, file in FILES.items():
+        digest.update(name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+EDITION = _edition()
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+}
+"""Those of a machine may be anything."""
+
+PAGES = {
+    "/": ("experiments", "Experiments"),
+    "/experiments/{experiment_id}": ("experiment", "Experiment"),
+    "/compare": ("compare", "Compare"),
+    "/sweeps": ("sweeps", "Sweeps"),
+    "/sweeps/{sweep_id}": ("sweep", "Sweep"),
+    "/new": ("new", "New"),
+    "/paper": ("paper", "The paper"),
+    "/lab": ("lab", "The lab"),
+    SIGN_IN_PAGE: ("sign-in", "Sign in"),
+}
+"""Its name, which its script knows it by, and its title."""
+NAVIGATION = ("/", "/sweeps", "/paper", "/lab")
+
+_templates = Environment(
+    loader=PackageLoader("service.ui"), autoescape=select_autoescape(), trim_blocks=True
+)
+
+
+def _page(request: Request) -> HTMLResponse:
+    name, title = PAGES[request.scope["route"].path]
+    links = [(path, PAGES[path][1]) for path in NAVIGATION]
+    text = _templates.get_template("page.html").render(
+        name=name, title=title, links=links, here=request.url.path, files=f"/static/{EDITION}"
+    )
+    return HTMLResponse(text, headers=PAGE)
+
+
+for path in PAGES:
+    router.add_api_route(path, _page, methods=["GET"])
+
+
+@router.get("/docs")
+def documentation() -> HTMLResponse:
+    """The API's own document, to read and to try."""
+    text = _templates.get_template("docs.html").render(files=f"/static/{EDITION}")
+    return HTMLResponse(text, headers=PAGE)
+
+
+@router.get("/static/{edition}/{name:path}")
+def static_file(edition: str, name: str) -> Response:
+    """One of FILES; what names another edition gets this one, and keeps it not."""
+    file = FILES.get(name)
+    if file is None:
+        raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "the pages have no such file")
+    headers = PAGE_FILE if edition == EDITION else {}
+    return FileResponse(file, media_type=MEDIA_TYPES.get(file.suffix), headers=headers)

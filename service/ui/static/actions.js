@@ -1,0 +1,68 @@
+// What may be done with an experiment, by where it stands and what the reader may.
+
+import { html, useState } from "./vendor/preact-htm.js";
+import { call, post } from "./api.js";
+import { titleOf } from "./format.js";
+import { Confirm, Problem } from "./parts.js";
+
+const WAITING = ["queued", "dispatched"];
+
+/** The verbs of the API that its state allows. */
+function verbsOf({ status }) {
+  if (WAITING.includes(status) || status === "running") return ["pause", "cancel"];
+  if (status === "paused") return ["resume", "cancel"];
+  return ["failed", "cancelled"].includes(status) ? ["retry"] : [];
+}
+
+const TEXTS = { pause: "Pause", cancel: "Cancel", resume: "Resume", retry: "Retry" };
+const SCOPES = { pause: "cancel", cancel: "cancel", resume: "cancel", retry: "submit" };
+
+export function Actions({ experiment, me, may, onDone }) {
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const [deleting, setDeleting] = useState(false);
+  const path = `/v1/experiments/${experiment.id}`;
+  if (experiment.owner !== me.name && !may("admin")) {
+    return html`<p class="muted small">${experiment.owner} shares this with the lab: you may read it.</p>`;
+  }
+
+  async function run(work) {
+    setBusy(true);
+    setError(null);
+    try {
+      await work();
+    } catch (refused) {
+      setError(refused);
+    }
+    setBusy(false);
+    onDone();
+  }
+  const perform = (verb) => run(async () => {
+    const answer = await post(`${path}:${verb}`);
+    if (verb === "retry") location.assign(`/experiments/${answer.id}`);
+  });
+  const change = (changes) => run(() => call("PATCH", path, changes));
+  function onAnswer(yes) {
+    setDeleting(false);
+    if (yes) run(async () => {
+      await call("DELETE", path);
+      location.assign("/");
+    });
+  }
+  const shared = experiment.visibility === "lab";
+  return html`<div class="stack">
+    <div class="row" role="group" aria-label="What to do with it">
+      ${verbsOf(experiment).filter((verb) => may(SCOPES[verb])).map((verb) => html`
+        <button key=${verb} type="button" disabled=${busy} onClick=${() => perform(verb)}>${TEXTS[verb]}</button>`)}
+      ${may("submit") && html`
+        <button type="button" disabled=${busy} onClick=${() => change({ visibility: shared ? "private" : "lab" })}>${shared ? "Make private" : "Share"}</button>
+        <button type="button" disabled=${busy} onClick=${() => change({ pinned: !experiment.pinned })}>${experiment.pinned ? "Unpin" : "Pin"}</button>`}
+      ${may("cancel") && experiment.status !== "running" && html`
+        <button type="button" class="danger" disabled=${busy} onClick=${() => setDeleting(true)}>Delete</button>`}
+    </div>
+    <${Problem} error=${error} />
+    ${deleting && html`<${Confirm} title="Delete this experiment?" action="Delete" onAnswer=${onAnswer}>
+      <p class="wrap">${titleOf(experiment)}: no one sees it from then on, and its files go after a time.</p>
+    <//>`}
+  </div>`;
+}

@@ -1,0 +1,56 @@
+// What the service says of a spec before it is submitted.
+
+import { html } from "./vendor/preact-htm.js";
+import { bytes, expected, number } from "./format.js";
+
+/** Where a JSON pointer's field stands in a text: its key after those of its parents. */
+function placeOf(text, pointer) {
+  const keys = pointer.split("/").slice(2).filter((part) => !/^\d+$/.test(part));
+  let at = 0;
+  let found = null;
+  for (const key of keys) {
+    const next = text.indexOf(JSON.stringify(key), at);
+    if (next < 0) break;
+    found = [next, next + key.length + 2];
+    at = found[1];
+  }
+  return found;
+}
+
+const lineOf = (text, at) => text.slice(0, at).split("\n").length;
+
+/** Each error, with the line of its field; a button leads there. */
+export function FieldErrors({ error, text, area }) {
+  if (error instanceof SyntaxError) return html`<div id="spec-errors" class="bad-text small" role="alert">This is no JSON: ${error.message}</div>`;
+  if (!error?.errors?.length) return null;
+  const show = (place) => {
+    area.current.focus();
+    area.current.setSelectionRange(...place);
+  };
+  return html`<ul id="spec-errors" class="bad-text small" role="alert">
+    ${error.errors.map(({ pointer, detail }) => {
+      const place = pointer.startsWith("/spec") ? placeOf(text, pointer) : null;
+      return html`<li key=${pointer}>
+        <code>${pointer}</code>: ${detail}
+        ${place && html` <button type="button" class="quiet" onClick=${() => show(place)}>line ${lineOf(text, place[0])}</button>`}
+      </li>`;
+    })}
+  </ul>`;
+}
+
+export function Estimate({ validation }) {
+  if (!validation) return html`<div class="card muted">The estimate comes once the spec is right.</div>`;
+  const { runtime, masks, memory_bytes: memory, queue_position: position, queue_reason: reason, cached_from: cached } = validation;
+  const facts = [
+    ["Time", runtime ? expected(runtime) : "not known yet"],
+    ["Memory", bytes(memory)],
+    ["Masks", masks === null ? null : number(masks)],
+    ["Before it", position],
+    ["Would wait", reason],
+  ];
+  return html`<section class="card" aria-live="polite">
+    <h2>Estimate</h2>
+    ${cached && html`<p class="notice good">This was computed before: <a href=${`/experiments/${cached}`}>see it</a>.</p>`}
+    <dl class="facts">${facts.filter(([, value]) => value !== null).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
+  </section>`;
+}

@@ -1,0 +1,91 @@
+// Reading curves: the whole once, then only what came since.
+
+import { get, post, withQuery } from "./api.js";
+import { labelText } from "./format.js";
+
+const MOST_POINTS = 20_000;
+
+const ABOUT = {
+  score: ["Score by mask size", "mask size m", "S(m), nats"],
+  score_by_rate: ["Score by masking rate", "masking rate", "nats per token"],
+  score_difference: ["Difference of scores", "mask size m", "nats"],
+  convergence: ["Cumulative score less LML", "masks of each size P", "nats"],
+  loss: ["Loss", "epoch", "nats"],
+  mpt: ["MPT score in training", "epoch", "nats"],
+  elbo: ["ELBO in training", "epoch", "nats"],
+  lml: ["LML in training", "epoch", "nats"],
+  bias: ["Bias of a fixed mask size", "mask size m0", "D·S(m0) − LML, nats"],
+};
+const LML_BELONGS_TO = new Set(["mpt", "elbo", "lml"]);
+
+export const aboutSeries = (name) => ABOUT[name] ?? [name, "", ""];
+
+/** A function that gives an experiment's curves as of now: it asks for the whole at its first call. */
+export function curvesOf(id) {
+  let known = null;
+  return async () => {
+    const isWhole = known === null || known.points > 2 * MOST_POINTS;
+    const after = isWhole ? null : known.lastSeq;
+    const path = withQuery(`/v1/experiments/${id}/curves`, { max_points: MOST_POINTS, after });
+    const answer = await get(path);
+    known = isWhole ? begun(answer) : grown(known, answer);
+    return known;
+  };
+}
+
+const keyOf = (one) => `${one.name} ${JSON.stringify(one.labels)}`;
+
+function begun(answer) {
+  return state(answer, answer.series);
+}
+
+/** Another object for each series that grew, so that charts see it. */
+function grown(known, answer) {
+  const added = new Map(answer.series.map((one) => [keyOf(one), one]));
+  const series = known.series.map((one) => {
+    const more = added.get(keyOf(one));
+    added.delete(keyOf(one));
+    return more?.x.length ? joined(one, more) : one;
+  });
+  return state(answer, [...series, ...added.values()]);
+}
+
+function joined(one, more) {
+  const columns = ["x", "value", "std_err"].map((name) => [name, [...one[name], ...more[name]]]);
+  return { ...one, sampled: one.sampled || more.sampled, ...Object.fromEntries(columns) };
+}
+
+function state(answer, series) {
+  const points = series.reduce((total, one) => total + one.x.length, 0);
+  return { lastSeq: answer.last_seq, partial: answer.partial, series, points };
+}
+
+/** The charts of some curves: `[{name, series}]`, each in the order of their names and labels. */
+export function chartsOf(series) {
+  const names = [...new Set(series.map((one) => one.name))];
+  return names.map((name) => ({ name, series: series.filter((one) => one.name === name).map(drawn) }));
+}
+
+export function drawn(one) {
+  const { x, value, std_err } = ascending(one);
+  return { label: labelText(one.labels) || one.name, x, value, std_err };
+}
+
+function ascending(one) {
+  if (one.x.every((x, i) => i === 0 || one.x[i - 1] < x)) return one;
+  const order = one.x.map((_, i) => i).sort((a, b) => one.x[a] - one.x[b]);
+  const pick = (values) => order.map((i) => values[i]);
+  return { x: pick(one.x), value: pick(one.value), std_err: pick(one.std_err) };
+}
+
+/** The level that a curve is to reach, where it is known: the LML, or 0 for what is told less it. */
+export function levelsOf(name, metrics, label = "LML") {
+  if (name === "convergence" || name === "score_difference") return [{ label: "0", y: 0 }];
+  if (!LML_BELONGS_TO.has(name)) return [];
+  const values = metrics.filter((one) => one.name === "lml" && one.value !== null).map((one) => one.value);
+  if (!values.length) return [];
+  return [{ label, y: values.reduce((a, b) => a + b, 0) / values.length }];
+}
+
+/** The curves of many experiments in one answer. */
+export const curvesOfMany = (ids) => post("/v1/curves:batchGet", { ids, max_points: 200_000 });

@@ -1,0 +1,123 @@
+// The filters of the list of experiments.
+
+import { html, useState } from "./vendor/preact-htm.js";
+
+const STATUSES = ["queued", "dispatched", "running", "paused", "succeeded", "failed", "cancelled"];
+const FAMILIES = ["ppca", "factor_analysis", "linear_vae", "vae", "masked_lm"];
+const ORDERS = [
+  ["", "Newest first"],
+  ["created asc", "Oldest first"],
+  ["finished desc", "Last finished first"],
+  ["name asc", "By name"],
+];
+const WORDS = [
+  "status = failed",
+  "metrics.lml > -61",
+  "metrics.mpt < -60 and status = succeeded",
+  "spec.model.latent_dim in (1, 2)",
+  'tag = "draft"',
+  "not pinned = true",
+  "created > 2026-01-31",
+];
+const COLUMNS = "columns";
+
+/** The metrics that have a column, as they were last chosen in this browser. */
+export function chosenColumns() {
+  return JSON.parse(localStorage.getItem(COLUMNS) ?? '["lml", "mpt"]');
+}
+
+/** What is wrong with the filter, with a mark below the column that the service names. */
+function FilterError({ text, error }) {
+  const said = error?.at("/query/filter");
+  if (!said) return null;
+  const column = Number(/column (\d+)/.exec(said)?.[1]);
+  return html`<div id="filter-error" class="bad-text small" role="alert">
+    ${column > 0 && html`<pre>${`${text}\n${" ".repeat(column - 1)}^`}</pre>`}${said}
+  </div>`;
+}
+
+function Choice({ name, label, values, query, change }) {
+  const chosen = query.getAll(name);
+  const toggle = (value, on) =>
+    change({ [name]: on ? [...chosen, value] : chosen.filter((one) => one !== value), cursor: null });
+  return html`<fieldset>
+    <legend>${label}</legend>
+    <div class="chips">
+      ${values.map((value) => html`<label>
+        <input type="checkbox" checked=${chosen.includes(value)} onChange=${(event) => toggle(value, event.target.checked)} />
+        ${value}
+      </label>`)}
+    </div>
+  </fieldset>`;
+}
+
+function Whose({ query, change, me }) {
+  const options = [["", "Mine"], ["lab", "Shared with the lab"]];
+  if (me.scopes.includes("admin")) options.push(["all", "Everyone's"]);
+  return html`<div class="field">
+    <label for="whose">Whose</label>
+    <select id="whose" onChange=${(event) => change({ whose: event.target.value, cursor: null })}>
+      ${options.map(([value, text]) => html`<option value=${value} selected=${(query.get("whose") ?? "") === value}>${text}</option>`)}
+    </select>
+  </div>`;
+}
+
+function Order({ query, change, metrics }) {
+  const byMetric = metrics.flatMap((name) => [
+    [`metrics.${name} desc`, `Highest ${name}`],
+    [`metrics.${name} asc`, `Lowest ${name}`],
+  ]);
+  return html`<div class="field">
+    <label for="order">Order</label>
+    <select id="order" onChange=${(event) => change({ order_by: event.target.value, cursor: null })}>
+      ${[...ORDERS, ...byMetric].map(([value, text]) => html`<option value=${value} selected=${(query.get("order_by") ?? "") === value}>${text}</option>`)}
+    </select>
+  </div>`;
+}
+
+export function Filters({ query, change, error, me, metrics, setMetrics }) {
+  const [text, setText] = useState(query.get("filter") ?? "");
+  const wrong = error?.at("/query/filter");
+  function onSubmit(event) {
+    event.preventDefault();
+    const form = new FormData(event.target);
+    change({ q: form.get("q").trim(), filter: form.get("filter").trim(), cursor: null });
+  }
+  function onColumns(event) {
+    const names = event.target.value.split(/[\s,]+/).filter(Boolean).slice(0, 8);
+    localStorage.setItem(COLUMNS, JSON.stringify(names));
+    setMetrics(names);
+  }
+  return html`<form class="stack" role="search" onSubmit=${onSubmit}>
+    <div class="row fields end">
+      <div class="field grow">
+        <label for="q">Words in name, note, tags, id</label>
+        <input id="q" name="q" type="search" defaultValue=${query.get("q") ?? ""} />
+      </div>
+      <${Whose} query=${query} change=${change} me=${me} />
+      <${Order} query=${query} change=${change} metrics=${metrics} />
+      <button class="primary">Search</button>
+      ${[...query.keys()].length > 0 && html`<a class="button" href="/">Reset</a>`}
+    </div>
+    <details open=${query.has("filter") || query.has("family") || query.has("status")}>
+      <summary>Filters and columns</summary>
+      <div class="stack inset">
+        <${Choice} name="status" label="Status" values=${STATUSES} query=${query} change=${change} />
+        <${Choice} name="family" label="Family" values=${FAMILIES} query=${query} change=${change} />
+        <div class="field">
+          <label for="filter">Filter</label>
+          <input id="filter" name="filter" class="mono" list="filter-words" value=${text} spellcheck="false"
+            placeholder="metrics.lml > -61 and spec.model.latent_dim in (1, 2)" autocomplete="off"
+            aria-invalid=${Boolean(wrong)} aria-describedby=${wrong ? "filter-error" : null}
+            onInput=${(event) => setText(event.target.value)} />
+          <datalist id="filter-words">${WORDS.map((word) => html`<option value=${word} />`)}</datalist>
+          <${FilterError} text=${text} error=${error} />
+        </div>
+        <div class="field">
+          <label for="columns">Metrics that have a column</label>
+          <input id="columns" class="mono" defaultValue=${metrics.join(" ")} onChange=${onColumns} spellcheck="false" />
+        </div>
+      </div>
+    </details>
+  </form>`;
+}

@@ -1,0 +1,93 @@
+// From values to what is read.
+
+export const DASH = "–";
+
+/** A number to so many digits, without zeros that say nothing, and with a real minus. */
+export function number(value, digits = 4) {
+  if (value === null || value === undefined) return DASH;
+  const rounded = Number(value.toPrecision(digits));
+  const size = Math.abs(rounded);
+  const isOdd = size !== 0 && (size >= 1e6 || size < 1e-4);
+  const text = isOdd ? rounded.toExponential() : Number.isInteger(value) ? value : rounded;
+  return String(text).replaceAll("-", "−");
+}
+
+/** A value and its standard error, with as many decimals as the error deserves. */
+export function withError(value, error) {
+  if (value === null || value === undefined) return DASH;
+  if (!error) return number(value, 6);
+  const decimals = Math.min(8, Math.max(0, 1 - Math.floor(Math.log10(error))));
+  return `${value.toFixed(decimals)} ± ${error.toFixed(decimals)}`.replaceAll("-", "−");
+}
+
+const UNITS = [
+  ["d", 86_400],
+  ["h", 3600],
+  ["min", 60],
+  ["s", 1],
+];
+
+export function duration(seconds) {
+  if (seconds < 1) return "less than 1 s";
+  const at = UNITS.findIndex(([, size]) => seconds >= size);
+  const [unit, size] = UNITS[at];
+  const whole = Math.floor(seconds / size);
+  const [nextUnit, nextSize] = UNITS[at + 1] ?? [null, 1];
+  const rest = nextUnit ? Math.round((seconds - whole * size) / nextSize) : 0;
+  return rest ? `${whole} ${unit} ${rest} ${nextUnit}` : `${whole} ${unit}`;
+}
+
+/** A time to expect, with its spread. */
+export function expected({ median_s: median, low_s: low, high_s: high }) {
+  const [middle, least, most] = [median, low, high].map(duration);
+  return least === most ? middle : `${middle} (${least} to ${most})`;
+}
+
+export function ago(moment) {
+  const seconds = (Date.now() - Date.parse(moment)) / 1000;
+  if (seconds < 5) return "just now";
+  const [unit, size] = UNITS.find(([, one]) => seconds >= one);
+  return `${Math.floor(seconds / size)} ${unit} ago`;
+}
+
+export const dateTime = (moment) => (moment ? new Date(moment).toLocaleString() : DASH);
+
+export function bytes(count) {
+  if (count === null || count === undefined) return DASH;
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  const at = count < 1 ? 0 : Math.min(4, Math.floor(Math.log10(count) / 3));
+  return `${number(count / 1000 ** at, 3)} ${units[at]}`;
+}
+
+/** What an experiment is called: its name, or the end of its id, which tells ids apart. */
+export const titleOf = (experiment) => experiment.name ?? `untitled ${experiment.id.slice(-6)}`;
+
+/** Labels as text: "seed 4, model baseline". */
+export const labelText = (labels) =>
+  Object.entries(labels)
+    .map(([name, value]) => `${name} ${value}`)
+    .join(", ");
+
+/** Seconds that a run has yet to go, by its progress so far; null where that is not known. */
+export function secondsLeft(experiment) {
+  const { progress, status, started_at: started } = experiment;
+  if (status !== "running" || !progress?.done || !started) return null;
+  const elapsed = (Date.now() - Date.parse(started)) / 1000;
+  return (elapsed * (progress.total - progress.done)) / progress.done;
+}
+
+/** The mean of some metrics of one name, and how many they are; null where none has a value. */
+export function meanOf(metrics, name) {
+  const values = metrics.filter((one) => one.name === name && one.value !== null);
+  if (!values.length) return null;
+  const sum = values.reduce((total, one) => total + one.value, 0);
+  return { value: sum / values.length, count: values.length, all: values };
+}
+
+/** Each leaf of a spec by its dotted path; a list is a leaf. */
+export function leaves(value, path = "") {
+  if (value === null || typeof value !== "object" || Array.isArray(value)) return [[path, value]];
+  return Object.entries(value).flatMap(([name, part]) => leaves(part, path ? `${path}.${name}` : name));
+}
+
+export const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));

@@ -1,0 +1,140 @@
+// Several experiments: their curves on one chart, their metrics, and where their specs differ.
+
+import { html, useMemo } from "../vendor/preact-htm.js";
+import { get } from "../api.js";
+import { Chart, colourOf } from "../chart.js";
+import { aboutSeries, curvesOfMany, drawn, levelsOf } from "../curves.js";
+import { leaves, meanOf, number, plain, titleOf } from "../format.js";
+import { useLive } from "../live.js";
+import { Empty, Loading, Missing, Scroll, Status } from "../parts.js";
+
+/** What has ended is read once. */
+function reader(ids) {
+  const ended = new Map();
+  return async () => {
+    const experiments = await Promise.all(ids.map((id) => ended.get(id) ?? get(`/v1/experiments/${id}`)));
+    experiments.filter((one) => one.terminal).forEach((one) => ended.set(one.id, one));
+    return { experiments, curves: await curvesOfMany(ids) };
+  };
+}
+
+function Name({ experiment, index }) {
+  return html`<span class="swatch" ref=${(node) => node && (node.style.background = colourOf(index))}></span>
+    <a class="name" href=${`/experiments/${experiment.id}`}>${titleOf(experiment)}</a>`;
+}
+
+/** A chart for each name of a series: an experiment's curves have its colour. */
+function Charts({ experiments, curves }) {
+  const charts = useMemo(() => {
+    const names = [...new Set(curves.items.flatMap((item) => item.series.map((one) => one.name)))];
+    return names.map((name) => ({
+      name,
+      series: curves.items.flatMap((item, index) =>
+        item.series.filter((one) => one.name === name).map((one, dash) => {
+          const { label, ...columns } = drawn(one);
+          const title = titleOf(experiments[index]);
+          return { ...columns, colour: index, dash, label: label === name ? title : `${title}, ${label}` };
+        }),
+      ),
+      lines: experiments.flatMap((one, index) =>
+        levelsOf(name, one.metrics, `LML of ${titleOf(one)}`).map((line) => ({ ...line, colour: index })),
+      ),
+    }));
+  }, [curves]);
+  return charts.map(({ name, series, lines }) => {
+    const [title, xLabel, yLabel] = aboutSeries(name);
+    return html`<${Chart} key=${name} title=${title} series=${series} lines=${lines} xLabel=${xLabel} yLabel=${yLabel} />`;
+  });
+}
+
+function Heads({ experiments }) {
+  return experiments.map((one, index) => html`<th key=${one.id} scope="col">
+    <${Name} experiment=${one} index=${index} /><br /><${Status} of=${one.status} />
+  </th>`);
+}
+
+/** Of what two experiments have under the same labels: the mean difference and its standard error. */
+function paired(metrics, others) {
+  const known = new Map(others.map((one) => [JSON.stringify(one.labels), one.value]));
+  const differences = metrics
+    .filter((one) => one.value !== null && (known.get(JSON.stringify(one.labels)) ?? null) !== null)
+    .map((one) => one.value - known.get(JSON.stringify(one.labels)));
+  if (!differences.length) return null;
+  const mean = differences.reduce((a, b) => a + b, 0) / differences.length;
+  const squares = differences.reduce((total, one) => total + (one - mean) ** 2, 0);
+  const n = differences.length;
+  return { mean, error: n > 1 ? Math.sqrt(squares / (n - 1) / n) : null };
+}
+
+function MetricCell({ experiment, first, name }) {
+  const mean = meanOf(experiment.metrics, name);
+  const of = (one) => one.metrics.filter((metric) => metric.name === name);
+  const difference = experiment === first ? null : paired(of(experiment), of(first));
+  return html`<td>
+    ${number(mean?.value, 6)}${mean?.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
+    ${difference && html`<div class="small muted">
+      ${difference.mean > 0 && "+"}${number(difference.mean)}${difference.error > 0 && ` ± ${number(difference.error, 2)}`}
+    </div>`}
+  </td>`;
+}
+
+function Metrics({ experiments }) {
+  const names = [...new Set(experiments.flatMap((one) => one.metrics.map((metric) => metric.name)))];
+  if (!names.length) return null;
+  return html`<section class="card flush">
+    <h2>Metrics</h2>
+    <p class="bar muted small">Means over runs; below, the difference from the first, by pairs of equal labels, and its standard error.</p>
+    <${Scroll} label="Metrics"><table>
+      <thead><tr><th scope="col">Metric</th><${Heads} experiments=${experiments} /></tr></thead>
+      <tbody>${names.map((name) => html`<tr key=${name}>
+        <th scope="row">${name}</th>
+        ${experiments.map((one) => html`<${MetricCell} key=${one.id} experiment=${one} first=${experiments[0]} name=${name} />`)}
+      </tr>`)}</tbody>
+    </table><//>
+  </section>`;
+}
+
+/** The fields that are not the same in all specs. */
+function differing(experiments) {
+  const specs = experiments.map((one) => new Map(leaves(one.spec).map(([path, value]) => [path, plain(value)])));
+  const paths = [...new Set(specs.flatMap((spec) => [...spec.keys()]))];
+  return paths
+    .map((path) => [path, specs.map((spec) => spec.get(path) ?? "–")])
+    .filter(([, values]) => new Set(values).size > 1);
+}
+
+function Specs({ experiments }) {
+  const rows = useMemo(() => differing(experiments), [experiments.map((one) => one.id).join()]);
+  return html`<section class="card flush">
+    <h2>Where the specs differ</h2>
+    ${rows.length === 0 && html`<p class="empty">They are the same.</p>`}
+    ${rows.length > 0 && html`<${Scroll} label="Where the specs differ"><table>
+      <thead><tr><th scope="col">Field</th><${Heads} experiments=${experiments} /></tr></thead>
+      <tbody>${rows.map(([path, values]) => html`<tr key=${path}>
+        <th scope="row" class="mono">${path}</th>${values.map((value) => html`<td class="mono wrap">${value}</td>`)}
+      </tr>`)}</tbody>
+    </table><//>`}
+  </section>`;
+}
+
+export default function Compare() {
+  const ids = [...new Set((new URLSearchParams(location.search).get("ids") ?? "").split(",").filter(Boolean))];
+  if (!ids.length) {
+    return html`<${Empty} title="Nothing to compare"><p>Select experiments in the list, then compare them.</p>
+      <a class="button" href="/">To the experiments</a><//>`;
+  }
+  return html`<${Compared} ids=${ids} />`;
+}
+
+function Compared({ ids }) {
+  const read = useMemo(() => reader(ids), [ids.join()]);
+  const { data, error } = useLive(read, [read], ({ experiments }) => experiments.every((one) => one.terminal));
+  if (error) return html`<${Missing} error=${error} />`;
+  if (!data) return html`<${Loading} />`;
+  return html`<div class="stack">
+    <h1>${data.experiments.length} experiments</h1>
+    <${Charts} ...${data} />
+    <${Metrics} experiments=${data.experiments} />
+    <${Specs} experiments=${data.experiments} />
+  </div>`;
+}

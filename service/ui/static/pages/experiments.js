@@ -1,0 +1,127 @@
+// The list of experiments. What it shows is in its address: filters, order, page.
+
+import { html, useEffect, useState } from "../vendor/preact-htm.js";
+import { get, withQuery } from "../api.js";
+import { Filters, chosenColumns } from "../filters.js";
+import { meanOf, number, titleOf } from "../format.js";
+import { useLive } from "../live.js";
+import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery } from "../parts.js";
+import { Selection } from "../selection.js";
+
+const PAGE = 50;
+const ASKED = ["q", "status", "family", "tag", "whose", "filter", "order_by", "cursor"];
+
+function Metric({ experiment, name }) {
+  const mean = meanOf(experiment.metrics, name);
+  if (!mean) return html`<td class="number muted wide">–</td>`;
+  const each = mean.all.map((one) => `${JSON.stringify(one.labels)}: ${one.value}`).join("\n");
+  return html`<td class="number wide" title=${each}>
+    ${number(mean.value, 6)}
+    ${mean.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
+  </td>`;
+}
+
+function Row({ experiment, columns, selected, onSelect }) {
+  const { id, status, queue, failure } = experiment;
+  const title = titleOf(experiment);
+  return html`<tr>
+    <td class="check">
+      <input type="checkbox" checked=${selected} aria-label=${`Select ${title}`}
+        onChange=${(event) => onSelect(experiment, event.target.checked)} />
+    </td>
+    <th scope="row">
+      <a class="name" href=${`/experiments/${id}`}>${title}</a>
+      <div class="small"><${Tags} of=${experiment.tags} /></div>
+    </th>
+    <td>
+      <${Status} of=${status} />
+      ${status === "running" && html`<${Progress} experiment=${experiment} label=${`Progress of ${title}`} />`}
+      ${queue && html`<div class="small muted">${queue.reason}</div>`}
+      ${failure && html`<div class="small bad-text wrap">${failure.message.slice(0, 120)}</div>`}
+    </td>
+    <td class="wide">${experiment.family}</td>
+    ${columns.metrics.map((name) => html`<${Metric} key=${name} experiment=${experiment} name=${name} />`)}
+    ${columns.owner && html`<td class="wide">${experiment.owner}</td>`}
+    <td class="wide"><${When} at=${experiment.created_at} /></td>
+  </tr>`;
+}
+
+function Rows({ items, columns, selected, select }) {
+  const all = items.every((one) => selected.has(one.id));
+  const selectAll = (event) => items.forEach((one) => select(one, event.target.checked));
+  return html`<${Scroll} label="Experiments">
+    <table>
+      <thead><tr>
+        <th class="check">
+          <input type="checkbox" checked=${all} onChange=${selectAll} aria-label="Select all of this page" />
+        </th>
+        <th scope="col">Name</th>
+        <th scope="col">Status</th>
+        <th scope="col" class="wide">Family</th>
+        ${columns.metrics.map((name) => html`<th scope="col" class="number wide">${name}</th>`)}
+        ${columns.owner && html`<th scope="col" class="wide">Owner</th>`}
+        <th scope="col" class="wide">Created</th>
+      </tr></thead>
+      <tbody>
+        ${items.map((one) => html`<${Row} key=${one.id} experiment=${one} columns=${columns}
+          selected=${selected.has(one.id)} onSelect=${select} />`)}
+      </tbody>
+    </table>
+  <//>`;
+}
+
+function Nothing({ filtered, may }) {
+  if (filtered) {
+    return html`<${Empty} title="No experiment is like that">
+      <a class="button" href="/">Show all of mine</a>
+    <//>`;
+  }
+  return html`<${Empty} title="No experiments yet">
+    ${may("submit") && html`<p>Begin with one of the paper's, or with a spec of your own.</p>
+      <a class="button primary" href="/new">New experiment</a>`}
+  <//>`;
+}
+
+/** The experiments that are chosen, by their ids; those of other pages too. */
+function useSelection() {
+  const [selected, setSelected] = useState(new Map());
+  function select(experiment, on) {
+    setSelected((last) => {
+      const next = new Map(last);
+      if (on) next.set(experiment.id, experiment);
+      else next.delete(experiment.id);
+      return next;
+    });
+  }
+  return [selected, select, () => setSelected(new Map())];
+}
+
+export default function Experiments({ me, may }) {
+  const [query, change] = useQuery();
+  const [metrics, setMetrics] = useState(chosenColumns);
+  const [selected, select, clear] = useSelection();
+  const asked = Object.fromEntries(ASKED.map((name) => [name, query.getAll(name)]));
+  const path = withQuery("/v1/experiments", { ...asked, metrics, limit: PAGE });
+  const { data, error, refresh } = useLive(() => get(path), [path]);
+  const columns = { metrics, owner: (query.get("whose") ?? "mine") !== "mine" };
+  const filtered = ASKED.some((name) => query.has(name));
+  useEffect(() => scrollTo(0, 0), [query.get("cursor")]);
+
+  return html`<div class="stack">
+    <h1>Experiments</h1>
+    <${Filters} key=${path} query=${query} change=${change} error=${error} me=${me}
+      metrics=${metrics} setMetrics=${setMetrics} />
+    ${error && !error.at("/query/filter") && html`<${Problem} error=${error} />`}
+    ${!data && !error && html`<${Loading} />`}
+    ${data && html`<div class="card flush">
+      ${data.items.length
+        ? html`<${Rows} items=${data.items} columns=${columns} selected=${selected} select=${select} />`
+        : html`<${Nothing} filtered=${filtered} may=${may} />`}
+    </div>`}
+    ${data && html`<nav class="row" aria-label="Pages">
+      ${query.has("cursor") && html`<button type="button" onClick=${() => change({ cursor: null })}>First page</button>`}
+      ${data.next_cursor && html`<button type="button" onClick=${() => change({ cursor: data.next_cursor })}>Next page</button>`}
+    </nav>`}
+    <${Selection} selected=${selected} clear=${clear} may=${may} onDone=${refresh} />
+  </div>`;
+}

@@ -1,0 +1,137 @@
+// The lab: who waits for what, the workers, what one may use, and one's keys.
+
+import { html, useState } from "../vendor/preact-htm.js";
+import { call, get } from "../api.js";
+import { bytes, dateTime, duration, number, titleOf } from "../format.js";
+import { useLive } from "../live.js";
+import { Confirm, Empty, Problem, Scroll, Status, When } from "../parts.js";
+
+function Queue({ queue }) {
+  return html`<section class="card flush">
+    <h2>What I have waiting</h2>
+    ${queue.items.length === 0 && html`<${Empty} title="Nothing waits" />`}
+    ${queue.items.length > 0 && html`<${Scroll} label="Queue"><table>
+      <thead><tr><th scope="col">Experiment</th><th scope="col">Why it waits</th><th scope="col" class="wide">May start</th><th scope="col" class="wide">Since</th></tr></thead>
+      <tbody>${queue.items.map((one) => html`<tr key=${one.id}>
+        <th scope="row"><a class="name" href=${`/experiments/${one.id}`}>${titleOf(one)}</a></th>
+        <td>${one.queue.reason}</td>
+        <td class="wide">${one.queue.estimated_start ? dateTime(one.queue.estimated_start) : "not known"}</td>
+        <td class="wide"><${When} at=${one.created_at} /></td>
+      </tr>`)}</tbody>
+    </table><//>`}
+  </section>`;
+}
+
+function Usage({ queue }) {
+  const { share } = queue;
+  const of = (count, most) => (most === null ? String(count) : `${number(count)} of ${number(most)}`);
+  const facts = [
+    ["Running", of(queue.running, queue.max_running)],
+    ["Not ended", of(queue.submitted, queue.max_submitted)],
+    ...(queue.max_gpu_hours_a_day === null ? [] : [["GPU-hours in a day", of(queue.gpu_hours, queue.max_gpu_hours_a_day)]]),
+    ["Share of the lab", `${number(100 * share.norm_shares, 3)} %`],
+    ["Share of what was used", `${number(100 * share.effectv_usage, 3)} %`],
+    ["Used, of late", `${duration(share.raw_usage)} of a CPU slot`],
+  ];
+  return html`<section class="card">
+    <h2>What I use</h2>
+    <dl class="facts">${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
+  </section>`;
+}
+
+function Workers({ workers }) {
+  return html`<section class="card flush">
+    <h2>Workers</h2>
+    ${workers.length === 0 && html`<${Empty} title="No worker was heard of within a minute"><p>What is queued waits until one comes.</p><//>`}
+    ${workers.length > 0 && html`<${Scroll} label="Workers"><table>
+      <thead><tr><th scope="col">Worker</th><th scope="col">Does</th><th scope="col" class="wide">Free memory</th><th scope="col" class="wide">Up since</th></tr></thead>
+      <tbody>${workers.map((one) => html`<tr key=${one.id}>
+        <th scope="row" class="wrap">${one.id}<div class="muted small">${one.gpu ?? one.queue}</div></th>
+        <td>${one.busy ? html`<${Status} of="running" />` : html`<span class="muted">idle</span>`}
+          ${one.experiment_id && html` <a href=${`/experiments/${one.experiment_id}`}>${one.experiment_id.slice(-6)}</a>`}</td>
+        <td class="wide">${one.gpu ? `${bytes(one.gpu_memory_free)} of ${bytes(one.gpu_memory_total)} on the GPU` : bytes(one.memory_free)}</td>
+        <td class="wide"><${When} at=${one.started_at} /></td>
+      </tr>`)}</tbody>
+    </table><//>`}
+  </section>`;
+}
+
+function stateOf(key) {
+  if (key.revoked_at) return "revoked";
+  return key.expires_at && Date.parse(key.expires_at) < Date.now() ? "expired" : "in force";
+}
+
+function Keys({ me, may, keys, onDone }) {
+  const [revoking, setRevoking] = useState(null);
+  const [error, setError] = useState(null);
+  function onAnswer(yes) {
+    const { id } = revoking;
+    setRevoking(null);
+    if (yes) call("DELETE", `/v1/users/${me.name}/keys/${id}`).then(() => setError(null), setError).then(onDone);
+  }
+  return html`<section class="card flush">
+    <h2>My keys</h2>
+    <${Problem} error=${error} />
+    <${Scroll} label="Keys"><table>
+      <thead><tr><th scope="col">Key</th><th scope="col" class="wide">May</th><th scope="col" class="wide">Last used</th><th scope="col">State</th></tr></thead>
+      <tbody>${keys.map((key) => html`<tr key=${key.id}>
+        <th scope="row">${key.name ?? "unnamed"}<div class="muted small mono">${key.id}${key.id === me.key_id && " (this browser's)"}</div></th>
+        <td class="wide">${key.scopes.join(", ")}</td>
+        <td class="wide"><${When} at=${key.last_used_at} /></td>
+        <td>${stateOf(key)}
+          ${may("cancel") && stateOf(key) === "in force" && html` <button type="button" class="quiet" onClick=${() => setRevoking(key)}>Revoke</button>`}</td>
+      </tr>`)}</tbody>
+    </table><//>
+    ${revoking && html`<${Confirm} title="Revoke this key?" action="Revoke" onAnswer=${onAnswer}>
+      <p>${revoking.name ?? revoking.id} serves no request from then on${revoking.id === me.key_id && ", and this browser is signed out"}.</p>
+    <//>`}
+  </section>`;
+}
+
+function Users({ users }) {
+  return html`<section class="card flush">
+    <h2>Users</h2>
+    <${Scroll} label="Users"><table>
+      <thead><tr><th scope="col">Name</th><th scope="col">Role</th><th scope="col">Shares</th><th scope="col" class="wide">Limits</th></tr></thead>
+      <tbody>${users.map((one) => html`<tr key=${one.name}>
+        <th scope="row">${one.name}${!one.active && html` <span class="muted">disabled</span>`}</th>
+        <td>${one.role}</td><td>${one.shares}</td>
+        <td class="wide">${limitsOf(one)}</td>
+      </tr>`)}</tbody>
+    </table><//>
+  </section>`;
+}
+
+function limitsOf(user) {
+  const limits = [
+    [user.max_running, "running"],
+    [user.max_submitted, "submitted"],
+    [user.max_gpu_hours_a_day, "GPU-hours a day"],
+  ].filter(([most]) => most !== null);
+  return limits.map(([most, what]) => `${most} ${what}`).join(", ") || "those of the service";
+}
+
+export default function Lab({ me, may }) {
+  const read = async () => {
+    const [queue, workers, keys, users] = await Promise.all([
+      get("/v1/queue"),
+      get("/v1/workers"),
+      get(`/v1/users/${me.name}/keys`),
+      may("admin") ? get("/v1/users") : null,
+    ]);
+    return { queue, workers: workers.items, keys: keys.items, users: users?.items };
+  };
+  const { data, error, refresh } = useLive(read, []);
+  return html`<div class="stack">
+    <h1>The lab</h1>
+    <${Problem} error=${error} />
+    ${data && html`
+      <div class="halves"><${Usage} queue=${data.queue} /><${Workers} workers=${data.workers} /></div>
+      <${Queue} queue=${data.queue} />
+      <div class="halves">
+        <${Keys} me=${me} may=${may} keys=${data.keys} onDone=${refresh} />
+        ${data.users && html`<${Users} users=${data.users} />`}
+      </div>
+      <p class="muted">For scripts: <a href="/docs">the API</a>.</p>`}
+  </div>`;
+}

@@ -1,0 +1,85 @@
+// The paper: what each table and figure states, and what our runs of it found.
+
+import { html, useState } from "../vendor/preact-htm.js";
+import { get } from "../api.js";
+import { number } from "../format.js";
+import { useLive } from "../live.js";
+import { Loading, Problem, Progress, Scroll, Status } from "../parts.js";
+import { runPreset, standingsOf } from "../presets.js";
+
+function Comparisons({ verdict }) {
+  if (!verdict.comparisons.length) return null;
+  const bounds = ({ low, high }) => `${low === null ? "" : number(low, 5)} … ${high === null ? "" : number(high, 5)}`;
+  return html`<${Scroll} label="Published and measured"><table>
+    <thead><tr><th scope="col">Figure</th><th scope="col" class="number">Published</th><th scope="col" class="number">Measured</th><th scope="col" class="number wide">Agrees within</th></tr></thead>
+    <tbody>${verdict.comparisons.map((one) => html`<tr key=${one.what}>
+      <th scope="row">${one.what}</th>
+      <td class="number">${number(one.published, 5)}</td>
+      <td class=${one.agrees ? "number" : "number bad-text"}>${number(one.measured, 5)}${!one.agrees && html` <span class="small">differs</span>`}</td>
+      <td class="number wide muted">${bounds(one)}</td>
+    </tr>`)}</tbody>
+  </table><//>`;
+}
+
+function Runs({ runs }) {
+  const made = runs.filter(Boolean);
+  if (!made.length) return null;
+  return html`<ul>${made.map((one) => html`<li key=${one.id}>
+    <a href=${`/experiments/${one.id}`}>${one.name}</a> <${Status} of=${one.status} />
+    ${one.status === "running" && html`<${Progress} experiment=${one} label=${`Progress of ${one.name}`} />`}
+  </li>`)}</ul>
+  <p><a href=${`/compare?ids=${made.map((one) => one.id).join(",")}`}>See their curves</a></p>`;
+}
+
+function Preset({ preset, standing, may, onRun }) {
+  const [refused, setRefused] = useState(null);
+  const run = () => runPreset(preset).then(() => setRefused(null), setRefused).then(onRun);
+  const { runs, verdict } = standing;
+  const count = preset.specs.length;
+  return html`<article class="card stack" aria-label=${preset.title}>
+    <div class="row spread">
+      <h3>${preset.title}</h3>
+      ${verdict && html`<${Status} of=${verdict.verdict} />`}
+    </div>
+    <p>${preset.statement}</p>
+    ${verdict && html`<${Comparisons} verdict=${verdict} />`}
+    ${verdict?.missing && html`<p class="muted">${verdict.missing}</p>`}
+    <${Runs} runs=${runs} />
+    <${Problem} error=${refused} />
+    <div class="row">
+      ${may("submit") && html`<button type="button" onClick=${run}>Run${count > 1 && ` all ${count}`}</button>`}
+      <a class="button quiet" href=${`/new?preset=${preset.name}`}>Change it first</a>
+    </div>
+  </article>`;
+}
+
+/** Presets by the table or figure that they are of. */
+function grouped(presets) {
+  const groups = new Map();
+  for (const preset of presets) {
+    const of = /^(Table|Fig\.) \d+/.exec(preset.title)?.[0] ?? "Beyond the paper";
+    groups.set(of, [...(groups.get(of) ?? []), preset]);
+  }
+  return [...groups];
+}
+
+export default function Paper({ may }) {
+  const presets = useLive(() => get("/v1/presets"), [], () => true);
+  const { data, error, refresh } = useLive(
+    async () => presets.data && standingsOf(presets.data.items),
+    [presets.data],
+    (standings) => !standings || Object.values(standings).every(({ runs }) => runs.every((one) => one?.terminal ?? true)),
+  );
+  return html`<div class="stack">
+    <h1>The paper</h1>
+    <p class="muted">What Moreno-Muñoz, Recasens and Hauberg (2023) published, and what your runs of it found.</p>
+    <${Problem} error=${presets.error ?? error} />
+    ${!data && !error && html`<${Loading} />`}
+    ${data && grouped(presets.data.items).map(([of, items]) => html`<section key=${of} aria-label=${of}>
+      <h2>${of}</h2>
+      <div class="halves">
+        ${items.map((one) => html`<${Preset} key=${one.name} preset=${one} standing=${data[one.name]} may=${may} onRun=${refresh} />`)}
+      </div>
+    </section>`)}
+  </div>`;
+}

@@ -1,0 +1,113 @@
+// One sweep: a metric against a swept field, and a row for each point.
+
+import { html, useState } from "../vendor/preact-htm.js";
+import { call, get, post } from "../api.js";
+import { Chart } from "../chart.js";
+import { Counts } from "../counts.js";
+import { dateTime, plain, titleOf, withError } from "../format.js";
+import { useLive } from "../live.js";
+import { Confirm, Loading, Missing, Problem, Scroll, Status, Tags } from "../parts.js";
+
+const SHOWN = 500;
+
+/** The points of a chart: one curve for each metric of the name, x ascending. */
+function curve(table, field, metric) {
+  const rows = table.items
+    .map((row) => [row.fields[field], row.metrics[metric]])
+    .filter(([x, cell]) => typeof x === "number" && cell?.value !== undefined)
+    .sort(([a], [b]) => a - b);
+  return {
+    label: metric,
+    x: rows.map(([x]) => x),
+    value: rows.map(([, cell]) => cell.value),
+    std_err: rows.map(([, cell]) => cell.std_err),
+  };
+}
+
+function Pick({ id, label, values, value, set }) {
+  return html`<div class="field"><label for=${id}>${label}</label>
+    <select id=${id} onChange=${(event) => set(event.target.value)}>
+      ${values.map((one) => html`<option value=${one} selected=${one === value}>${one}</option>`)}
+    </select></div>`;
+}
+
+function Against({ table }) {
+  const fields = table.fields.filter((field) => table.items.some((row) => typeof row.fields[field] === "number"));
+  const [field, setField] = useState(fields[0]);
+  const [metric, setMetric] = useState(null);
+  const shown = metric ?? table.metrics[0];
+  if (!field || !shown) return null;
+  return html`
+    <div class="row">
+      <${Pick} id="metric" label="Metric" values=${table.metrics} value=${shown} set=${setMetric} />
+      <${Pick} id="against" label="Against" values=${fields} value=${field} set=${setField} />
+    </div>
+    <${Chart} key=${`${field} ${shown}`} title=${`${shown} by ${field}`} xLabel=${field} yLabel=${shown} series=${[curve(table, field, shown)]} />`;
+}
+
+function Points({ id, table }) {
+  return html`<section class="card flush">
+    <div class="bar row spread"><h2>Points</h2><a class="button quiet" href=${`/v1/sweeps/${id}/table?format=csv`} download=${`${id}.csv`}>CSV</a></div>
+    <${Scroll} label="Points"><table>
+      <thead><tr>
+        <th scope="col">Point</th><th scope="col">Status</th>
+        ${table.fields.map((field) => html`<th scope="col">${field}</th>`)}
+        ${table.metrics.map((metric) => html`<th scope="col" class="number">${metric}</th>`)}
+      </tr></thead>
+      <tbody>${table.items.slice(0, SHOWN).map((row) => html`<tr key=${row.point}>
+        <th scope="row"><a href=${`/experiments/${row.experiment_id}`}>${row.point}</a></th>
+        <td><${Status} of=${row.status} /></td>
+        ${table.fields.map((field) => html`<td>${field in row.fields ? plain(row.fields[field]) : "–"}</td>`)}
+        ${table.metrics.map((metric) => html`<td class="number">${withError(row.metrics[metric]?.value, row.metrics[metric]?.std_err)}</td>`)}
+      </tr>`)}</tbody>
+    </table><//>
+    ${table.items.length > SHOWN && html`<p class="empty">The first ${SHOWN} of ${table.items.length}; the CSV has all.</p>`}
+  </section>`;
+}
+
+function SweepActions({ sweep, me, may, onDone }) {
+  const [error, setError] = useState(null);
+  const [deleting, setDeleting] = useState(false);
+  if (sweep.owner !== me.name && !may("admin")) return null;
+  const path = `/v1/sweeps/${sweep.id}`;
+  const run = (work) => work().then(() => setError(null), setError).then(onDone);
+  const failed = (sweep.counts.failed ?? 0) + (sweep.counts.cancelled ?? 0);
+  function onAnswer(yes) {
+    setDeleting(false);
+    if (yes) run(() => call("DELETE", path).then(() => location.assign("/sweeps")));
+  }
+  return html`<div class="stack">
+    <div class="row" role="group" aria-label="What to do with it">
+      ${may("cancel") && !sweep.terminal && html`<button type="button" onClick=${() => run(() => post(`${path}:cancel`))}>Cancel all</button>`}
+      ${may("submit") && failed > 0 && html`<button type="button" onClick=${() => run(() => post(`${path}:retry`))}>Retry ${failed}</button>`}
+      ${may("cancel") && html`<button type="button" class="danger" onClick=${() => setDeleting(true)}>Delete</button>`}
+    </div>
+    <${Problem} error=${error} />
+    ${deleting && html`<${Confirm} title="Delete this sweep?" action="Delete" onAnswer=${onAnswer}><p>Its experiments go with it.</p><//>`}
+  </div>`;
+}
+
+export default function Sweep({ me, may }) {
+  const id = location.pathname.split("/")[2];
+  const read = async () => {
+    const [sweep, table] = await Promise.all([get(`/v1/sweeps/${id}`), get(`/v1/sweeps/${id}/table`)]);
+    return { sweep, table };
+  };
+  const { data, error, refresh } = useLive(read, [id], ({ sweep }) => sweep.terminal);
+  if (error) return html`<${Missing} error=${error} />`;
+  if (!data) return html`<${Loading} />`;
+  const { sweep, table } = data;
+  document.title = `${titleOf(sweep)} · MPT Lab`;
+  return html`<div class="stack">
+    <div class="row spread">
+      <div class="grow"><h1>${titleOf(sweep)}</h1><${Tags} of=${sweep.tags} /></div>
+      <${SweepActions} sweep=${sweep} me=${me} may=${may} onDone=${refresh} />
+    </div>
+    <section class="card">
+      <div class="row"><${Status} of=${sweep.status} /><div class="grow"><${Counts} sweep=${sweep} /></div></div>
+      ${sweep.estimated_end && html`<p class="muted small">May end ${dateTime(sweep.estimated_end)}: ${sweep.estimate}.</p>`}
+    </section>
+    <${Against} table=${table} />
+    <${Points} id=${id} table=${table} />
+  </div>`;
+}

@@ -1,0 +1,48 @@
+// The list of sweeps.
+
+import { html } from "../vendor/preact-htm.js";
+import { get, withQuery } from "../api.js";
+import { titleOf } from "../format.js";
+import { useLive } from "../live.js";
+import { Empty, Loading, Problem, Scroll, Status, Tags, When, useQuery } from "../parts.js";
+import { Counts } from "../counts.js";
+
+function Row({ sweep }) {
+  return html`<tr>
+    <th scope="row"><a class="name" href=${`/sweeps/${sweep.id}`}>${titleOf(sweep)}</a>
+      <div class="small"><${Tags} of=${sweep.tags} /></div></th>
+    <td><${Status} of=${sweep.status} /><${Counts} sweep=${sweep} /></td>
+    <td class="mono wide wrap">${sweep.fields.join(", ")}</td>
+    <td class="wide"><${When} at=${sweep.created_at} /></td>
+  </tr>`;
+}
+
+export default function Sweeps() {
+  const [query, change] = useQuery();
+  const path = withQuery("/v1/sweeps", { whose: query.get("whose"), cursor: query.get("cursor") });
+  const { data, error } = useLive(() => get(path), [path]);
+  const whose = query.get("whose") ?? "";
+  return html`<div class="stack">
+    <div class="row spread">
+      <h1>Sweeps</h1>
+      <div class="field"><label for="whose">Whose</label>
+        <select id="whose" onChange=${(event) => change({ whose: event.target.value, cursor: null })}>
+          <option value="" selected=${!whose}>Mine</option>
+          <option value="lab" selected=${whose === "lab"}>Shared with the lab</option>
+        </select></div>
+    </div>
+    <${Problem} error=${error} />
+    ${!data && !error && html`<${Loading} />`}
+    ${data && html`<div class="card flush">
+      ${data.items.length === 0 && html`<${Empty} title="No sweeps yet">
+        <p>A sweep is a spec and what of it differs from point to point. Scripts submit them:</p>
+        <pre>client.sweep(spec, {"model.latent_dim": range(1, 13)})</pre>
+      <//>`}
+      ${data.items.length > 0 && html`<${Scroll} label="Sweeps"><table>
+        <thead><tr><th scope="col">Name</th><th scope="col">Points</th><th scope="col" class="wide">Fields</th><th scope="col" class="wide">Created</th></tr></thead>
+        <tbody>${data.items.map((one) => html`<${Row} key=${one.id} sweep=${one} />`)}</tbody>
+      </table><//>`}
+    </div>`}
+    ${data?.next_cursor && html`<nav aria-label="Pages"><button type="button" onClick=${() => change({ cursor: data.next_cursor })}>Next page</button></nav>`}
+  </div>`;
+}

@@ -1,0 +1,126 @@
+// The pieces that pages are made of.
+
+import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { ago, dateTime, duration, secondsLeft } from "./format.js";
+
+export function Status({ of }) {
+  return html`<span class="status ${of}">${of}</span>`;
+}
+
+/** When it was, as long ago. */
+export function When({ at }) {
+  if (!at) return "–";
+  return html`<time datetime=${at} title=${dateTime(at)}>${ago(at)}</time>`;
+}
+
+/** How far a run is, and how long it has to go. */
+export function Progress({ experiment, label }) {
+  const { progress } = experiment;
+  if (!progress?.total || experiment.terminal) return null;
+  const left = secondsLeft(experiment);
+  const percent = Math.floor((100 * progress.done) / progress.total);
+  return html`<div>
+    <progress value=${progress.done} max=${progress.total} aria-label=${label ?? "progress"} />
+    <div class="small muted">
+      ${percent} %${left !== null && html`, about ${duration(left)} left`}
+    </div>
+  </div>`;
+}
+
+/** What the service refused, or what else went wrong, where the reader is told. */
+export function Problem({ error }) {
+  if (!error) return null;
+  const rest = error.errors?.length > 1 ? error.errors : [];
+  const said = rest.length ? "The service refused this:" : error.message || "The service does not answer.";
+  return html`<div class="notice error" role="alert">
+    ${said}
+    ${rest.length > 0 && html`<ul>
+      ${rest.map((one) => html`<li><code>${one.pointer}</code>: ${one.detail}</li>`)}
+    </ul>`}
+  </div>`;
+}
+
+/** What stands in place of a page that there is nothing to show of. */
+export function Missing({ error }) {
+  const title = { 403: "You may not see this", 404: "There is nothing here for you" }[error.status];
+  return html`<div class="card empty">
+    <h1>${title ?? "This did not work"}</h1>
+    <p>${error.message}</p>
+    <a class="button" href="/">To the experiments</a>
+  </div>`;
+}
+
+export function Loading() {
+  return html`<p class="empty" role="status">Loading…</p>`;
+}
+
+export function Empty({ title, children }) {
+  return html`<div class="empty"><h2>${title}</h2>${children}</div>`;
+}
+
+/** A table that scrolls by itself where it is wider than the page. */
+export function Scroll({ label, children }) {
+  return html`<div class="scroll" role="region" aria-label=${label} tabindex="0">${children}</div>`;
+}
+
+export function Tags({ of }) {
+  return of.map((tag) => html`<span class="tag">${tag}</span> `);
+}
+
+export function Copy({ text, children }) {
+  const [done, setDone] = useState(false);
+  async function copy() {
+    await toClipboard(text());
+    setDone(true);
+    setTimeout(() => setDone(false), 1500);
+  }
+  return html`<button type="button" onClick=${copy} aria-live="polite">
+    ${done ? "Copied" : children}
+  </button>`;
+}
+
+/** Browsers give pages a clipboard over TLS and on this machine only; else what is selected is copied. */
+async function toClipboard(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+/** A question before something that cannot be undone. `onAnswer` gets true or false. */
+export function Confirm({ title, action, children, onAnswer }) {
+  const dialog = useRef(null);
+  useEffect(() => dialog.current.showModal(), []);
+  return html`<dialog ref=${dialog} aria-labelledby="question" onCancel=${() => onAnswer(false)}>
+    <h2 id="question">${title}</h2>
+    ${children}
+    <div class="row">
+      <button class="danger" type="button" onClick=${() => onAnswer(true)}>${action}</button>
+      <button type="button" onClick=${() => onAnswer(false)}>Keep</button>
+    </div>
+  </dialog>`;
+}
+
+/** The query of the address: `[values, change]`, where a change is a new entry of the history. */
+export function useQuery() {
+  const [query, setQuery] = useState(() => new URLSearchParams(location.search));
+  useEffect(() => {
+    const onPop = () => setQuery(new URLSearchParams(location.search));
+    addEventListener("popstate", onPop);
+    return () => removeEventListener("popstate", onPop);
+  }, []);
+  function change(values) {
+    const next = new URLSearchParams(location.search);
+    for (const [name, value] of Object.entries(values)) {
+      next.delete(name);
+      for (const one of [value].flat()) if (one) next.append(name, one);
+    }
+    const text = next.toString();
+    history.pushState(null, "", text ? `?${text}` : location.pathname);
+    setQuery(next);
+  }
+  return [query, change];
+}

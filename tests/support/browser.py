@@ -1,0 +1,72 @@
+"""A real browser, and the service for it in this process."""
+
+import asyncio
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from mptlab import serve
+from service.main import create_app
+from service.settings import Settings
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ALONE = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+"""It asks no one but the service."""
+START_TIMEOUT_S = 30.0
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ALONE)
+        yield browser
+        browser.close()
+
+
+class Service:
+    """The API on a port of its own, which can be stopped and started again."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.port = serve.free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        config = uvicorn.Config(create_app(self.settings), port=self.port, log_config=None)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve()))
+        self._thread.start()
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._server.started:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the service does not start")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+def signed_in(page: Page, service: Service, key: str | None = None) -> None:
+    """Sign the browser in with a key, by default the first admin's, as a person would."""
+    page.goto(f"{service.url}/sign-in")
+    page.fill("#key", key or service.settings.key_file.read_text().strip())
+    page.click("text=Sign in >> nth=-1")
+    page.wait_for_url(f"{service.url}/")

@@ -1,0 +1,120 @@
+"""A lab with experiments in every state, for pages to show. No worker: runs are made up."""
+
+import math
+from typing import Any
+
+from mptlab import Client
+from service import accounts, workers
+from service.database import Database
+from service.experiments import lease
+from service.experiments.lease import Claim, FailureCause
+from service.experiments.models import Queue, Status
+from service.experiments.recording import Batch, record
+from service.users import MAY, Role
+from service.workers import Vitals
+from tests.support.attempts import claim_next, submitted
+from tests.support.ppca_spec import ppca_spec
+
+GIB = 2**30
+LEASE_S = 600.0
+MARKUP = "<img src=x onerror=alert(1)><b>bold</b>"
+LONG = "a name that goes on and on, as names do that say all that differs: " + "K=5, " * 20
+
+
+def key_of(database: Database, name: str, role: Role) -> str:
+    """A key of the user of that name, who is made where there is none."""
+    with database.transaction() as session:
+        user = accounts.find(session, name) or accounts.add(session, name, role)
+        assert user is not None
+        return accounts.add_key(session, user, name=None, scopes=MAY[role], lasts_s=None)[1]
+
+
+def points(
+    database: Database, claim: Claim, xs: range, *, seeds: tuple[int, ...] = (4, 44), first: int = 1
+) -> int:
+    """Record a score at each x for each seed; the value at 7 is missing. Gives the next `seq`."""
+    seq = first
+    batch = Batch()
+    for x in xs:
+        for seed in seeds:
+            value = None if x == 7 else -0.35 - 0.9 / (x + 1) - 0.02 * math.sin(x + seed)
+            batch.add({"seq": seq, "record": "point", "series": "score", "labels": {"seed": seed},
+                       "x": x, "value": value, "std_err": 0.02, "n": 100,
+                       **({} if value else {"reason": "non-finite"})})  # fmt: skip
+            seq += 1
+    done = {"done": xs.stop - 1, "total": 64, "unit": "masks"}
+    batch.add({"seq": seq, "record": "progress", **done})
+    with database.transaction() as session:
+        record(session, claim, batch, LEASE_S)
+    return seq + 1
+
+
+def metrics(database: Database, claim: Claim, first: int, lml: float) -> None:
+    batch = Batch()
+    for offset, (name, seed, value) in enumerate(
+        [("lml", 4, lml), ("lml", 44, lml), ("mpt", 4, lml + 0.07), ("mpt", 44, lml - 0.11)]
+    ):
+        batch.add({"seq": first + offset, "record": "metric", "name": name, "value": value,
+                   "labels": {"seed": seed}, "std_err": 0.03 if name == "mpt" else None,
+                   "reason": "exact" if name == "lml" else None})  # fmt: skip
+    with database.transaction() as session:
+        record(session, claim, batch, LEASE_S)
+
+
+def end(
+    database: Database, claim: Claim, status: Status, failure: FailureCause | None = None
+) -> None:
+    with database.transaction() as session:
+        lease.finish(session, claim, status, failure)
+
+
+def succeeded(database: Database, name: str, latent_dim: int = 2, **beside: Any) -> str:
+    """The id of an experiment with curves and metrics."""
+    spec = ppca_spec(model__latent_dim=latent_dim, data__latent_dim=latent_dim)
+    submitted(database, spec, name=name, priority=100, **beside)
+    claim = claim_next(database, LEASE_S)
+    after = points(database, claim, range(1, 65))
+    metrics(database, claim, after, -60.34 - latent_dim)
+    end(database, claim, Status.SUCCEEDED)
+    return claim.experiment_id
+
+
+def running(database: Database, name: str) -> tuple[Claim, int]:
+    """A run that is under way, and the `seq` of its next record."""
+    submitted(database, name=name, priority=100)
+    claim = claim_next(database, LEASE_S)
+    return claim, points(database, claim, range(1, 25))
+
+
+def swept(database: Database, api: Client, name: str) -> str:
+    """The id of a sweep of which two points of three have ended."""
+    grid = {"data.n": [50, 100, 200]}
+    made = api.sweep(ppca_spec(), grid, name=name, tags=["by n"])
+    for place in range(2):
+        claim = claim_next(database, LEASE_S)
+        metrics(database, claim, 1, -61.0 + place / 3)
+        end(database, claim, Status.SUCCEEDED)
+    return made.id
+
+
+def fill(database: Database, api: Client) -> dict[str, str]:
+    """The ids of what stands for each state."""
+    with database.transaction() as session:
+        workers.beat(session, "node1:cpu0", Vitals("node1", Queue.CPU, 12 * GIB))
+        gpu = Vitals("node2", Queue.GPU, 50 * GIB, "NVIDIA H100", "570", 80 * GIB, 21 * GIB)
+        workers.beat(session, "node2:gpu0", gpu)
+    found = {
+        f"succeeded {k}": succeeded(database, f"digits K={k}", k, tags=["table1", f"K={k}"])
+        for k in (1, 2, 3)
+    }
+    found["markup"] = succeeded(database, MARKUP, tags=["<i>tag</i>"])
+    found["long"] = succeeded(database, LONG)
+    submitted(database, name="too large for this node", priority=100)
+    claim = claim_next(database, LEASE_S)
+    cause = FailureCause("oom", "the run took 17 GB of main memory, and may take 16 GB")
+    end(database, claim, Status.FAILED, cause)
+    found["failed"] = claim.experiment_id
+    found["running"] = running(database, "the run that one watches")[0].experiment_id
+    found["sweep"] = swept(database, api, "noise by hand")
+    found["queued"] = submitted(database, ppca_spec(compute__device="cuda"), name="waits for a GPU")
+    return found
