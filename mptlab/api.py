@@ -16,6 +16,7 @@ from mptlab import tables
 from mptlab.connection import Connection, checked, store
 from mptlab.curves import Curves
 from mptlab.errors import Json, Refused
+from mptlab.events import follow
 from mptlab.experiments import Experiment, Experiments, Id, id_of
 from mptlab.optional import needed
 from mptlab.specs import is_file, read_spec
@@ -239,6 +240,26 @@ class Client(Connection):
             answer = self._call("POST", "/v1/curves:batchGet", idempotent=True, json=body)
             found += answer["items"]
         return found
+
+    def events(self, *, after: str | None = None, kind: Sequence[str] = ()) -> Iterator[Json]:
+        """What happens to any of your experiments, on and on: see `mptlab.events.follow`."""
+        return follow(self, "/v1/events", after, kind)
+
+    def events_of(
+        self, experiment_id: Id, *, after: str | None = None, kind: Sequence[str] = ()
+    ) -> Iterator[Json]:
+        """What happens to an experiment, its points among it, until it has ended."""
+        return follow(self, f"{_path(experiment_id)}/events", after, kind)
+
+    def logs(self, experiment_id: Id, level: str | None = None) -> Iterator[Json]:
+        """The lines of an experiment's log so far, or those of a level: `at`, `level`, `message`,
+        and `seq`."""
+        query: Json = {"level": level} if level else {}
+        more = True
+        while more:
+            page = self._call("GET", f"{_path(experiment_id)}/logs", params=query)
+            yield from page["items"]
+            query["after"], more = page["last_seq"], page["more"]
 
     def artifacts(self, experiment_id: Id) -> list[Json]:
         """The files that an experiment left: weights, pictures."""

@@ -107,9 +107,12 @@ class Connection:
             raise TimeoutError(f"{self.url} does not answer: HTTP {response.status_code}")
         return _answer(response)
 
-    def _send(self, send: Callable[[], httpx.Response], *, idempotent: bool) -> httpx.Response:
-        """Send, and send again for as long as the client does. Raises NoAnswer."""
-        for_s = retry_s() if self._for_s is None else self._for_s
+    def _send(
+        self, send: Callable[[], httpx.Response], *, idempotent: bool, for_s: float | None = None
+    ) -> httpx.Response:
+        """Send, and send again: for as long as the client does, or `for_s`. Raises NoAnswer."""
+        if for_s is None:
+            for_s = retry_s() if self._for_s is None else self._for_s
         try:
             return self._persist(send, idempotent=idempotent, for_s=for_s)
         except httpx.TransportError as error:

@@ -57,8 +57,8 @@ def main() -> None:
             console.print(f"serving {client.url}")
             _run(client, console)
     console.print(f"{time.monotonic() - began:.1f} s in all")
-    console.print(f"to see it in a browser: MPT_STORE={OUTPUT / 'store'} make serve")
     console.print("next: `make serve`, and in another terminal README's first experiment")
+    console.print(f"to see these curves in a browser: MPT_STORE={OUTPUT / 'store'} make serve")
 
 
 def _run(client: Client, console: Console) -> None:

@@ -81,6 +81,15 @@ class Experiment:
         found.title = self.name or ""
         return found
 
+    def events(self, *, after: str | None = None, kind: Sequence[str] = ()) -> Iterator[Json]:
+        """What happens to it, until it has ended: each with its `id`, its `kind` (status, log,
+        progress, points) and `data`; `kind` chooses. Goes on after a cut. Raises Refused."""
+        return self._client.events_of(self.id, after=after, kind=kind)
+
+    def logs(self, level: str | None = None) -> list[Json]:
+        """The lines of its log so far, or those of a level."""
+        return [*self._client.logs(self.id, level)]
+
     def plot(self, kind: str | None = None, file: str | os.PathLike[str] | None = None) -> Any:
         """Its curves as a figure: see `Curves.plot`."""
         return self.curves().plot(kind, file)

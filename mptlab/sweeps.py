@@ -2,11 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mptlab.curves import table_html
 from mptlab.errors import Json, NotSucceeded
+from mptlab.events import follow
 from mptlab.optional import needed
 from mptlab.progress import followed
 
@@ -52,6 +53,11 @@ class Sweep:
         if check and sweep["status"] != "succeeded":
             raise NotSucceeded(sweep)
         return sweep
+
+    def events(self, *, after: str | None = None, kind: Sequence[str] = ()) -> Iterator[Json]:
+        """What happens to its experiments, by one stream, until all have ended: each event with
+        its `experiment_id`, its `kind` (status, log, progress, points) and `data`."""
+        return follow(self._client, f"{self._path}/events", after, kind)
 
     def table(self) -> list[Json]:
         """A row for each point: its number, experiment and status, the swept fields by their paths,

@@ -163,9 +163,11 @@ def test_the_readme_runs(home: tuple[Path, int]) -> None:
 
 def test_the_page_of_the_client_runs(home: tuple[Path, int]) -> None:
     folder, port = home
-    by_python, of_sweep, by_asyncio, _, by_command = typed(
+    by_python, of_sweep, by_asyncio, by_stream, _, by_command = typed(
         ROOT / "docs" / "client.md", folder, port
     )
+    assert by_stream == 200 * "."
+    assert (folder / "two-hundred.pdf").read_bytes().startswith(b"%PDF")
     assert by_python.startswith("succeeded -")
     assert "lml[seed=4]" in of_sweep
     assert by_asyncio == "['succeeded', 'succeeded']\n"

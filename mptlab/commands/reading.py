@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 
 from mptlab.commands.asking import Asked, ExperimentId, ExperimentIds, asks, cell
 from mptlab.commands.following import (
+    comes_back,
     exit_unless_succeeded,
     follow,
     print_ended,
@@ -100,6 +102,29 @@ def curves(
         output.write_text(json.dumps(found, indent=2) + "\n")
     if csv_ is plot is output is None:
         asked.dump(found)
+
+
+@app.command()
+@asks
+def logs(
+    asked: Asked,
+    experiment_id: ExperimentId,
+    level: Annotated[str | None, typer.Option(help="only lines of info or of warning")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="and what it writes from now on, to its end")
+    ] = False,
+) -> None:
+    """Print an experiment's log."""
+    found = asked.id(experiment_id)
+    with comes_back("logs -f", [found]):
+        for one in _followed(asked, found, level) if follow else asked.client.logs(found, level):
+            typer.echo(json.dumps(one) if asked.as_json else _log_line(one))
+
+
+def _followed(asked: Asked, experiment_id: str, level: str | None) -> Iterator[Json]:
+    for event in asked.client.events_of(experiment_id, kind=["log"]):
+        if level in (None, event["data"]["level"]):
+            yield {"at": event["at"], **event["data"]}
 
 
 @app.command()
@@ -215,6 +240,11 @@ def _of(count: int, most: int | None) -> str:
 
 def _moment(one: Json) -> str:
     return f"{one['created_at'][:16].replace('T', ' ')}"
+
+
+def _log_line(one: Json) -> str:
+    at = one["at"][:19].replace("T", " ")
+    return f"{at} {one['level']:7} {printable(one['message'])}"
 
 
 def _told(one: Json) -> Json:

@@ -1,0 +1,67 @@
+"""Following what happens, by the service's event streams."""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import httpx
+from httpx_sse import EventSource, SSEError
+
+from mptlab.connection import checked
+from mptlab.errors import Json, Refused
+
+if TYPE_CHECKING:
+    from mptlab.api import Client
+
+SILENT_S = 60.0
+"""The service says something each 15 s."""
+PAUSE_S = 0.5
+"""Before a stream that was cut off is opened again."""
+
+
+def follow(
+    client: "Client", path: str, after: str | None = None, kind: Sequence[str] = ()
+) -> Iterator[Json]:
+    """What happens, each once and in order, until nothing more will: `after` is the `id` of an
+    event, or "now"; `kind` is status, log, progress or points, else all. A stream that is cut off
+    is opened again where it was, however long the service is away. Raises Refused, and NoAnswer
+    where nothing answers at first."""
+    for_s: float | None = None
+    while True:
+        ask = partial(_opened, client._http, path, {"after": after, "kind": [*kind]})
+        response = client._send(ask, idempotent=True, for_s=for_s)
+        try:
+            for one in EventSource(checked(response)).iter_sse():
+                if one.event == "end":
+                    _check_end(json.loads(one.data))
+                    return
+                after = one.id or after
+                event: Json = json.loads(one.data)
+                yield event
+        except SSEError as error:
+            raise Refused({"detail": f"no events come from {response.url}: {error}"}) from None
+        except httpx.TransportError:
+            pass
+        finally:
+            response.close()
+        for_s = math.inf
+        time.sleep(PAUSE_S)
+
+
+def _opened(http: httpx.Client, path: str, query: Json) -> httpx.Response:
+    patience = httpx.Timeout(http.timeout.connect, read=SILENT_S)
+    given = {name: value for name, value in query.items() if value}
+    request = http.build_request("GET", path, params=given, timeout=patience,
+                                 headers={"Accept": "text/event-stream"})  # fmt: skip
+    response = http.send(request, stream=True)
+    if not response.is_success:
+        response.read()
+    return response
+
+
+def _check_end(end: Json) -> None:
+    if end["reason"] != "ended":
+        raise Refused({"detail": "what was followed is not open to this key any more", **end})

@@ -1,0 +1,132 @@
+"""Following what happens by the client: streams of a real service, which end, and are cut off."""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from mptlab import Client, NoAnswer, Refused, serve
+from service.database import Database
+from service.experiments import states
+from service.experiments.models import DesiredState
+from service.settings import Settings
+from tests.support.commands import mpt_here as mpt
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import Lab, wait_until
+
+
+def test_a_sweep_by_one_stream(client: Client) -> None:
+    sweep = client.sweep(ppca_spec(), {"data.n": [20, 30], "seeds": [[1], [2]]}, cache=False)
+    events = [*sweep.events(kind=["status"])]
+    assert {event["kind"] for event in events} == {"status"}
+    ended = Counter(event["experiment_id"] for event in events if event["data"]["terminal"])
+    assert ended == {row["experiment_id"]: 1 for row in sweep.table()}
+
+
+def test_an_experiment_with_its_points(client: Client) -> None:
+    run = client.experiments.create(ppca_spec(), cache=False)
+    events = [*run.events()]
+    assert [event["data"]["status"] for event in events if event["kind"] == "status"][-1] == (
+        "succeeded"
+    )
+    told = [series for event in events if event["kind"] == "points"
+            for series in event["data"]["series"]]  # fmt: skip
+    assert sum(len(one["x"]) for one in told) == sum(len(one["x"]) for one in run.curves())
+    assert [*run.events(after=events[-1]["id"])] == []
+    (line,) = run.logs()
+    assert line["message"].startswith("torch ")
+    assert run.logs("warning") == []
+
+
+def test_the_log_as_a_command(client: Client, environment: dict[str, str]) -> None:
+    run = client.experiments.create(ppca_spec(), wait=True, progress=False)
+    for options in ("", "--follow", "-f --level info"):
+        code, output, error = mpt(environment, "logs", run.id, *options.split())
+        assert code == 0, error
+        assert " info    torch " in output
+        assert len(output.splitlines()) == 1
+    assert json.loads(mpt(environment, "logs", run.id, "--json")[1])["level"] == "info"
+    for options in ("--level warning", "--level warning -f"):
+        assert mpt(environment, "logs", run.id, *options.split())[1] == ""
+
+
+def test_a_stream_goes_on_after_the_server_was_killed(
+    settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    lab = Lab(settings, tmp_path / "log")
+    told: list[str] = []
+    lab.start("api", "api", "--port", str(lab.port))
+    key = settings.key_file.read_text().strip()
+    with (
+        lab.client() as other,
+        Client(other.url, key, on_outage=told.append) as client,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        run = client.experiments.create(ppca_spec(), cache=False)
+        followed = beside.submit(lambda: [event["data"]["status"] for event in run.events()])
+        with database.transaction() as session:
+            states.request(session, run.id, DesiredState.PAUSE)
+        lab.processes["api"].kill()
+        lab.processes["api"].wait()
+        wait_until(lambda: bool(told), what="an outage")
+        with database.transaction() as session:
+            states.request(session, run.id, DesiredState.RUN)
+            states.request(session, run.id, DesiredState.CANCEL)
+        lab.start("api", "api", "--port", str(lab.port))
+        assert followed.result(60) == ["queued", "paused", "queued", "cancelled"]
+    lab.stop()
+
+
+def test_no_stream_of_what_is_not_there(client: Client) -> None:
+    with pytest.raises(Refused, match="no experiment of this id"):
+        next(client.events_of("0" * 32))
+
+
+def test_a_stream_of_what_is_open_no_longer_says_so(
+    client: Client, environment: dict[str, str]
+) -> None:
+    key = client.add_key("local")
+    with Client(client.url, key["key"]) as other:
+        events = other.events(after="now")
+        run = client.experiments.create(ppca_spec(), cache=False)
+        assert next(events)["experiment_id"] == run.id
+        client.revoke_key("local", key["id"])
+        with pytest.raises(Refused, match="not open to this key any more"):
+            list(events)
+
+
+def test_nothing_answers_at_first() -> None:
+    with Client(f"http://127.0.0.1:{serve.free_port()}", "key", for_s=0.0) as client:
+        with pytest.raises(NoAnswer):
+            next(client.events())
+
+
+class _Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """The URL of a server that is another."""
+    with HTTPServer(("127.0.0.1", 0), _Page) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_what_is_no_stream_is_not_asked_again(elsewhere: str) -> None:
+    with Client(elsewhere, "key") as client, pytest.raises(Refused, match="no events come from"):
+        next(client.events())
