@@ -3,12 +3,13 @@
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPMessage
 
 import numpy as np
 import psutil
+from pyarrow import ipc
 from sqlalchemy import insert, text
 from sqlalchemy.orm import Session
 
@@ -36,18 +37,37 @@ class Asker:
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         self.process = process
 
-    def ask(self, path: str, body: str | None = None, **headers: str) -> tuple[float, HTTPMessage]:
+    def ask(
+        self,
+        path: str,
+        body: str | None = None,
+        *,
+        parse: Callable[[bytes], object] = bytes,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[float, HTTPMessage]:
         """How many ms the whole answer took, and its headers."""
         began = time.perf_counter()
-        self._http.request("POST" if body else "GET", path, body, {**self._headers, **headers})
+        self._http.request(
+            "POST" if body else "GET", path, body, {**self._headers, **(headers or {})}
+        )
         response = self._http.getresponse()
         content = response.read()
+        parse(content)
         took = 1000 * (time.perf_counter() - began)
         assert response.status in (200, 304), content
         return took, response.headers
 
-    def median(self, path: str, body: str | None = None, **headers: str) -> float:
-        return statistics.median(self.ask(path, body, **headers)[0] for _ in range(LOOKS))
+    def median(
+        self,
+        path: str,
+        body: str | None = None,
+        *,
+        parse: Callable[[bytes], object] = bytes,
+        headers: Mapping[str, str] | None = None,
+    ) -> float:
+        return statistics.median(
+            self.ask(path, body, parse=parse, headers=headers)[0] for _ in range(LOOKS)
+        )
 
     def peak_bytes(self) -> int:
         """The most memory that the process has held."""
@@ -84,7 +104,7 @@ def curves(settings: Settings) -> Iterator[Figure]:
             "the same, median", asker.median(f"{path(MILLION)}?{THINNED}"), "ms", at_most=150
         )
         if etag := headers.get("ETag"):
-            again = asker.median(f"{path(MILLION)}?{THINNED}", **{"If-None-Match": etag})
+            again = asker.median(f"{path(MILLION)}?{THINNED}", headers={"If-None-Match": etag})
             yield Figure("the same by ETag, median", again, "ms", at_most=5)
         yield Figure("memory that it took", (asker.peak_bytes() - before) / 1e6, "MB", at_most=50)
         for form in ("json", "csv", "arrow"):
@@ -94,6 +114,29 @@ def curves(settings: Settings) -> Iterator[Figure]:
         for form in ("json", "csv", "arrow"):
             took = asker.median(f"/v1/curves:batchGet?format={form}", body)
             yield Figure(f"100 experiments at once, {form}", took, "ms", at_most=300)
+
+
+def curves_of_one(settings: Settings, looks: int) -> Iterator[Figure]:
+    """An experiment's status, and its 100,000 points whole, read and parsed by one client."""
+    with closing(Database(settings.url)) as database, database.transaction() as session:
+        _experiments(session, [HUNDRED_THOUSAND])
+        _series(session, 2, HUNDRED_THOUSAND, 100_000)
+    path = f"/v1/experiments/{HUNDRED_THOUSAND}"
+    with _asking(settings) as asker:
+        took = sorted(asker.ask(path)[0] for _ in range(looks))
+        yield Figure("status p50", took[looks // 2], "ms", at_most=1.5)
+        yield Figure("status p99", took[int(0.99 * looks)], "ms", at_most=4)
+        for form in ("json", "arrow"):
+            took_ms = asker.median(f"{path}/curves?format={form}", parse=PARSERS[form])
+            yield Figure(f"100,000 points, {form}", took_ms, "ms")
+
+
+def _read_arrow(content: bytes) -> None:
+    with ipc.open_stream(content) as reader:
+        reader.read_all()
+
+
+PARSERS: dict[str, Callable[[bytes], object]] = {"json": json.loads, "arrow": _read_arrow}
 
 
 def _store_curves(database: Database) -> None:
