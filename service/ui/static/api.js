@@ -75,6 +75,12 @@ export async function withEach(items, work) {
   return refused;
 }
 
+/** The same function, of which one call is under way at a time: who asks meanwhile gets its answer. */
+export function oneAtATime(read) {
+  let underWay = null;
+  return () => (underWay ??= read().finally(() => (underWay = null)));
+}
+
 const RENEW_MS = 3_600_000;
 
 /** Another cookie, where this browser has had its own for an hour. */

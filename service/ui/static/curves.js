@@ -1,6 +1,6 @@
 // Reading curves: the whole once, then only what came since.
 
-import { get, post, withQuery } from "./api.js";
+import { get, oneAtATime, post, withQuery } from "./api.js";
 import { labelText } from "./format.js";
 
 const MOST_POINTS = 20_000;
@@ -26,14 +26,14 @@ export const aboutSeries = (name) => ABOUT[name] ?? [name, "", ""];
  */
 export function curvesOf(id, first = null) {
   let known = first && begun(first);
-  return async () => {
+  return oneAtATime(async () => {
     const isWhole = known === null || known.points > 2 * MOST_POINTS;
     const after = isWhole ? null : known.lastSeq;
     const path = withQuery(`/v1/experiments/${id}/curves`, { max_points: MOST_POINTS, after });
     const answer = await get(path);
     known = isWhole ? begun(answer) : grown(known, answer);
     return known;
-  };
+  });
 }
 
 const keyOf = (one) => `${one.name} ${JSON.stringify(one.labels)}`;

@@ -111,7 +111,7 @@ export default function Experiment({ me, may }) {
   const id = location.pathname.split("/")[2];
   const one = useLive(() => get(`/v1/experiments/${id}`), [id], (data) => data.terminal);
   const reader = useMemo(() => curvesOf(id), [id]);
-  const curves = useLive(reader, [reader, one.data?.attempt], (data) => !data.partial);
+  const curves = useLive(reader, [reader], (data) => !data.partial);
   if (one.error) return html`<${Missing} error=${one.error} />`;
   if (!one.data) return html`<${Loading} />`;
   const experiment = one.data;
