@@ -1,7 +1,7 @@
 // What happened to an experiment: its states and its log, in their order.
 
 import { html, useMemo } from "./vendor/preact-htm.js";
-import { get, withQuery } from "./api.js";
+import { get, oneAtATime, withQuery } from "./api.js";
 import { dateTime } from "./format.js";
 import { useLive } from "./live.js";
 import { Status } from "./parts.js";
@@ -12,7 +12,7 @@ const PAGE = 500;
 function eventsOf(id) {
   let items = [];
   let after = null;
-  return async () => {
+  return oneAtATime(async () => {
     let page;
     do {
       const query = { kind: ["status", "log"], after, limit: PAGE };
@@ -21,7 +21,7 @@ function eventsOf(id) {
       after = page.last_id;
     } while (page.more);
     return { items, ended: page.ended };
-  };
+  });
 }
 
 /** What else was noted of a state, as "attempt 1, worker node1". */
