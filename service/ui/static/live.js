@@ -48,7 +48,10 @@ function listen() {
     stream = new EventSource("/v1/events?after=now");
     stream.onopen = () => setPushed(true);
     stream.onerror = () => setPushed(false); // the browser tries again; we ask meanwhile
-    stream.addEventListener("end", () => stream.close());
+    stream.addEventListener("end", () => {
+      stream.close(); // the browser is not to open it again
+      setPushed(false);
+    });
     KINDS.forEach((kind) => stream.addEventListener(kind, ring));
   }
   if (!isWanted && stream !== null) {
