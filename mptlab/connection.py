@@ -20,14 +20,15 @@ from mptlab.specs import to_json
 log = logging.getLogger(__name__)
 
 DEFAULT_URL = "http://127.0.0.1:8765"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Connection:
     """Requests to the service, with its answers as JSON.
 
     The URL is that given, else MPT_URL, else that of `mpt login`, else this machine's. The key is
-    that given, else MPT_API_KEY, else that of `mpt login` at this URL, else what the embedded
-    service left in its store (MPT_STORE).
+    that given, else MPT_API_KEY, else that of `mpt login` at this URL, else, on this machine, what
+    the embedded service left in its store (MPT_STORE).
 
     A request that may be sent again is, where the service does not answer or asks for it, for
     `for_s` seconds (else MPT_RETRY_S, else half a minute); `on_outage` is told, once.
@@ -45,7 +46,7 @@ class Connection:
         self.url = (url or os.environ.get("MPT_URL") or kept.url or DEFAULT_URL).rstrip("/")
         if not self.url.startswith(("http://", "https://")):
             raise Refused({"detail": f"{self.url} is no URL: it begins with http:// or https://"})
-        key = key or os.environ.get("MPT_API_KEY") or kept.key_for(self.url) or _local_key()
+        key = key or os.environ.get("MPT_API_KEY") or kept.key_for(self.url) or _local_key(self.url)
         if not (key.isascii() and key.isprintable()):
             raise Refused({"detail": "the API key holds a character that no key has: copy it anew"})
         headers = {"Authorization": f"Bearer {key}"}
@@ -152,8 +153,12 @@ def _answer(response: httpx.Response) -> Json:
     return answer
 
 
-def _local_key() -> str:
+def _local_key(url: str) -> str:
+    """That of the service on this machine, which goes to no other."""
     key_file = store() / "api-key"
+    if httpx.URL(url).host not in LOOPBACK:
+        detail = f"no API key for {url}: set MPT_API_KEY, or `mpt login --url {url}`"
+        raise Refused({"detail": detail})
     try:
         return key_file.read_text().strip()
     except FileNotFoundError:

@@ -29,6 +29,8 @@ def follow(
     event, or "now"; `kind` is status, log, progress or points, else all. A stream that is cut off
     is opened again where it was, however long the service is away. Raises Refused, and NoAnswer
     where nothing answers at first."""
+    if after == "now":  # and not "from now on" once more after a cut
+        after = client._call("GET", path, params={"after": after})["last_id"]
     for_s: float | None = None
     while True:
         ask = partial(_opened, client._http, path, {"after": after, "kind": [*kind]})
@@ -38,6 +40,8 @@ def follow(
                 if one.event == "end":
                     _check_end(json.loads(one.data))
                     return
+                if not one.data:  # httpx-sse makes an event of what ends a comment
+                    continue
                 after = one.id or after
                 event: Json = json.loads(one.data)
                 yield event

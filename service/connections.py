@@ -37,7 +37,17 @@ class BoundedHeads(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall_timer = self.loop.call_later(STALL_S, self.transport.abort)
+        self._watch_sending()
+
+    def _watch_sending(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(STALL_S, self._end_if_not_taken, left)
+
+    def _end_if_not_taken(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_sending()
+        else:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         self._go_on_sending()

@@ -27,6 +27,7 @@ def configure_logs(form: LogForm = LogForm.JSON, level: str = "INFO") -> None:
     handler.setFormatter(_terminal() if form == LogForm.TERMINAL else _json())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
+    logging.getLogger("httpx").setLevel("WARNING")  # it tells whole URLs, webhooks' tokens too
     if form == LogForm.TERMINAL:
         logging.getLogger().setLevel("WARNING")
         for name in SHOWN:

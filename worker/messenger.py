@@ -16,6 +16,8 @@ from service.webhooks.sending import NotSent, send
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+PAUSE_S = 0.05
+"""Between two looks where the first found something."""
 FORGET_S = 3600.0
 
 
@@ -26,32 +28,57 @@ class Messenger:
         self.database = database
         self.settings = settings
         self._forget_due = time.monotonic()
+        self._under_way: dict[str, asyncio.Task[None]] = {}
 
     def run(self, stopping: threading.Event) -> None:
-        while not stopping.wait(LOOK_S):
-            try:
-                while self.tell() and not stopping.is_set():
-                    pass
-                self._forget()
-            except AWAY as error:
-                log.warning("the database is away: %s", error)
+        asyncio.run(self._run(stopping))
 
     def tell(self) -> int:
         """Try what is due, one for each webhook, and say how many that were."""
-        with self.database.snapshot() as session:
-            if not store.is_due(session):
-                return 0
-        with self.database.transaction() as session:
-            claimed = store.claim(session)
-        errors = asyncio.run(self._sent(claimed))
-        with self.database.transaction() as session:
-            for one, error in zip(claimed, errors, strict=True):
-                store.settle(session, one, error)
+        return asyncio.run(self._tell_due())
+
+    async def _run(self, stopping: threading.Event) -> None:
+        """Each webhook has its own pace: none waits for another's address."""
+        while not stopping.is_set():
+            begun = 0
+            try:
+                begun = await self._begin()
+                await asyncio.to_thread(self._forget)
+            except AWAY as error:
+                log.warning("the database is away: %s", error)
+            await asyncio.sleep(PAUSE_S if begun else LOOK_S)
+
+    async def _tell_due(self) -> int:
+        begun = await self._begin()
+        await asyncio.gather(*self._under_way.values())
+        return begun
+
+    async def _begin(self) -> int:
+        """Begin to tell what is due, one for each webhook that none is being told by."""
+        claimed = await asyncio.to_thread(self._claimed)
+        for one in claimed:
+            self._under_way[one.webhook_id] = asyncio.create_task(self._tell(one))
         return len(claimed)
 
-    async def _sent(self, claimed: Sequence[Delivery]) -> list[str | None]:
-        """Of each the error, if there was one."""
-        return await asyncio.gather(*(self._try(one) for one in claimed))
+    def _claimed(self) -> Sequence[Delivery]:
+        with self.database.snapshot() as session:
+            if not store.is_due(session):
+                return ()
+        with self.database.transaction() as session:
+            return store.claim(session, [*self._under_way])
+
+    async def _tell(self, one: Delivery) -> None:
+        try:
+            error = await self._try(one)
+            await asyncio.to_thread(self._settle, one, error)
+        except AWAY as error:  # it is told once more
+            log.warning("the database is away: %s", error)
+        finally:
+            del self._under_way[one.webhook_id]
+
+    def _settle(self, one: Delivery, error: str | None) -> None:
+        with self.database.transaction() as session:
+            store.settle(session, one, error)
 
     async def _try(self, delivery: Delivery) -> str | None:
         try:

@@ -1,8 +1,9 @@
 """When a run will be done, by how long its work has taken so far.
 
-The time d of a piece of work w is taken for μ w and noise of the variance σ² w: then μ = Σd / Σw,
-and σ² is what Σ (d − μ w)² / w comes to. What is left, W, takes μ W, with the variance
-σ² W + σ² W² / Σw. Older pieces count less, since the parts of a run differ.
+The time d of a piece of work w is taken for μ w and noise of the variance σ² w. Older pieces have
+smaller weights k, since the parts of a run differ: μ = Σkd / Σkw has the variance σ² Σk²w / (Σkw)²,
+and Σ k (d − μ w)² / w comes to σ² (Σk − Σk²w / Σkw). What is left, W, takes μ W, with the variance
+σ² W + σ² W² Σk²w / (Σkw)².
 """
 
 import math
@@ -26,6 +27,8 @@ class Pace:
     _pieces: int = 0
     _weights: float = 0.0
     _work: float = 0.0
+    _work2: float = 0.0
+    """Of the weights' squares."""
     _time_s: float = 0.0
     _squares: float = 0.0
 
@@ -40,8 +43,8 @@ class Pace:
             return None
         left = max(0, total - done)
         noise = max(0.0, self._squares - self._time_s**2 / self._work)
-        variance = noise / max(1.0, self._weights - 1)
-        error = math.sqrt(variance * left * (1 + left / self._work))
+        variance = noise / (self._weights - self._work2 / self._work)
+        error = math.sqrt(variance * left * (1 + left * self._work2 / self._work**2))
         return Eta(self._time_s / self._work * left, error)
 
     def _add(self, work: int, time_s: float, total: int) -> None:
@@ -49,5 +52,6 @@ class Pace:
         self._pieces += 1
         self._weights = kept * self._weights + 1
         self._work = kept * self._work + work
+        self._work2 = kept**2 * self._work2 + work
         self._time_s = kept * self._time_s + time_s
         self._squares = kept * self._squares + time_s**2 / work

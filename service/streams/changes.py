@@ -37,7 +37,12 @@ class Changes:
 
     def look(self, session: Session) -> set[Subject]:
         """What those subjects are that something has happened to."""
-        return _subjects([*self._events(session), *self._runs(session)])
+        before = self.horizon, self._awaited, self._running
+        try:
+            return _subjects([*self._events(session), *self._runs(session)])
+        except Exception:  # no one was told: the next look tells of it
+            self.horizon, self._awaited, self._running = before
+            raise
 
     def _events(self, session: Session) -> Iterable[AnyRow]:
         before = self.horizon

@@ -101,8 +101,9 @@ class Poller:
             self._new.discard(listener)
 
     async def known_horizon(self, subject: Subject, user: Caller) -> int:
-        """The horizon, of what was committed before. Raises ApiError where the database does not
-        say so for long."""
+        """The horizon, as of a look from now on: of what was committed before, but for what a
+        transaction may still come in between. Raises ApiError where the database does not say so
+        for long."""
         with self.listening(subject, user) as listener:
             if await listener.wait(FIRST_LOOK_S) and self.horizon is not None:
                 return self.horizon
@@ -154,12 +155,12 @@ class Poller:
             self._new -= new
         else:
             new.clear()
-        if time.monotonic() >= self._access_due:
-            self._access_due = time.monotonic() + ACCESS_S
-            await self._refuse()
         for listener in list(self._listeners):
             if listener in new or listener.subject in changed:
                 listener.wake()
+        if time.monotonic() >= self._access_due:
+            await self._refuse()
+            self._access_due = time.monotonic() + ACCESS_S
 
     async def _refuse(self) -> None:
         callers = {(one.subject, one.user) for one in self._listeners}

@@ -27,6 +27,7 @@ router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], route_class=StrictR
 WebhookId = Annotated[str, Path(max_length=100)]
 MOST_WEBHOOKS = 10
 """Of a user."""
+MOST_OF_A_URL = 2000
 SECRET_BYTES = range(24, 65)
 
 
@@ -133,6 +134,8 @@ def _url_problems(text: str, settings: Settings) -> list[Problem]:
         url = AnyUrl(text)
     except ValidationError:
         return [Problem("/url", "not a URL")]
+    if len(str(url)) > MOST_OF_A_URL:
+        return [Problem("/url", f"a URL of up to {MOST_OF_A_URL} characters as it is sent")]
     if url.scheme not in schemes or not url.host:
         return [Problem("/url", f"a URL with a host that begins with {' or '.join(schemes)}")]
     if url.username or url.password or url.fragment:

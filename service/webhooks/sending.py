@@ -24,6 +24,11 @@ SECRET_PREFIX = "whsec_"
 TRY_S = 15.0
 """For all of a try: finding the address, connecting, sending, and the head of the answer."""
 NAT64 = IPv6Network("64:ff9b::/96")
+LOCAL = [
+    IPv6Network(one)
+    for one in ("64:ff9b:1::/48", "fec0::/10", "::/96", "::ffff:0:0:0/96", "5f00::/16")
+]
+"""What leads to a network of one's own, though it is not called private."""
 
 
 class NotSent(Exception):
@@ -62,6 +67,8 @@ def is_public(address: str) -> bool:
     """Whether an address is anyone's to reach, and not of this machine or network."""
     parsed: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
     if isinstance(parsed, IPv6Address):
+        if any(parsed in one for one in LOCAL):
+            return False
         within = parsed.ipv4_mapped or parsed.sixtofour
         if parsed in NAT64:
             within = IPv4Address(int(parsed) & 0xFFFFFFFF)
@@ -128,7 +135,7 @@ async def _address(url: httpx.URL, to_private: bool) -> str:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(url.raw_host.decode(), port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         raise NotSent(f"no address is known of {url.host}") from None
     addresses = [str(one[4][0]) for one in found]
     refused = [one for one in addresses if not is_public(one)]

@@ -47,7 +47,7 @@ def is_due(session: Session) -> bool:
     return session.scalar(due.limit(1)) is not None
 
 
-def claim(session: Session) -> Sequence[Delivery]:
+def claim(session: Session, busy: Collection[str] = ()) -> Sequence[Delivery]:
     """What is to be tried now, one for each webhook at a time: one that does not answer keeps no
     other waiting. It is the caller's for CLAIMED_S."""
     turn = func.row_number().over(
@@ -56,10 +56,12 @@ def claim(session: Session) -> Sequence[Delivery]:
     due = (
         select(Delivery.webhook_id, Delivery.experiment_id, turn.label("turn"))
         .join(Webhook, Webhook.id == Delivery.webhook_id)
-        .where(Delivery.next_at <= now())
+        .join(User, User.id == Webhook.owner_id)
+        .where(Delivery.next_at <= now(), Webhook.id.not_in(busy), User.disabled_at.is_(None))
         .subquery()
     )
-    first = select(due.c.webhook_id, due.c.experiment_id).where(due.c.turn == 1).limit(TOGETHER)
+    first = select(due.c.webhook_id, due.c.experiment_id).where(due.c.turn == 1)
+    first = first.order_by(func.random()).limit(TOGETHER)
     found = session.scalars(
         select(Delivery)
         .where(tuple_(Delivery.webhook_id, Delivery.experiment_id).in_(first))

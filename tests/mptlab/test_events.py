@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -106,27 +107,62 @@ def test_nothing_answers_at_first() -> None:
             next(client.events())
 
 
-class _Page(BaseHTTPRequestHandler):
+class _Answers(BaseHTTPRequestHandler):
+    server: "Answers"
+
     def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        media_type, body = self.server.bodies.pop(0)
         self.send_response(200)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Type", media_type)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass
 
 
-@pytest.fixture
-def elsewhere() -> Iterator[str]:
-    """The URL of a server that is another."""
-    with HTTPServer(("127.0.0.1", 0), _Page) as server:
+class Answers(HTTPServer):
+    """Stands for the service where what it says by a stream is to be chosen."""
+
+    def __init__(self, *bodies: tuple[str, bytes]):
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.bodies, self.asked = list(bodies), list[str]()
+
+
+@contextmanager
+def answering(*bodies: tuple[str, bytes]) -> Iterator[tuple[Answers, Client]]:
+    with Answers(*bodies) as server:
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+        try:
+            with Client(f"http://127.0.0.1:{server.server_address[1]}", "key") as client:
+                yield server, client
+        finally:
+            server.shutdown()
+            thread.join()
 
 
-def test_what_is_no_stream_is_not_asked_again(elsewhere: str) -> None:
-    with Client(elsewhere, "key") as client, pytest.raises(Refused, match="no events come from"):
-        next(client.events())
+STREAM, JSON = "text/event-stream", "application/json"
+EVENT = b'event: status\nid: 7\ndata: {"id": "7"}\n\n'
+END = b'event: end\nid: 7\ndata: {"reason": "ended"}\n\n'
+
+
+def test_what_is_no_stream_is_not_asked_again() -> None:
+    with answering((JSON, b"{}")) as (_, client):
+        with pytest.raises(Refused, match="no events come from"):
+            next(client.events())
+
+
+def test_a_ping_is_no_event() -> None:
+    with answering((STREAM, b": ping\n\n" + EVENT + b": ping\n\n" + END)) as (_, client):
+        assert [*client.events()] == [{"id": "7"}]
+
+
+def test_from_now_on_is_from_the_first_now_on() -> None:
+    """Not from when a stream is opened again that was cut off before it told anything."""
+    page = (JSON, json.dumps({"items": [], "last_id": "5"}).encode())
+    with answering(page, (STREAM, b": ping\n\n"), (STREAM, EVENT + END)) as (server, client):
+        assert [*client.events(after="now")] == [{"id": "7"}]
+    assert server.asked == [f"/v1/events?after={after}" for after in ("now", "5", "5")]

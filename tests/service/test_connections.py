@@ -1,5 +1,6 @@
 """What a connection may cost before there is a request."""
 
+import asyncio
 import socket
 import threading
 import time
@@ -120,3 +121,34 @@ def held() -> set[tuple[int, int]]:
     """The connections of this process, by their ports here and there."""
     found = psutil.Process().net_connections("tcp")
     return {(one.laddr.port, one.raddr.port) for one in found if one.raddr}
+
+
+class Sending(asyncio.Transport):
+    """Stands for a transport of which so many bytes are left to send, look by look."""
+
+    def __init__(self, left: list[int]):
+        super().__init__()
+        self.left, self.is_aborted = left, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_who_takes_an_answer_slowly_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only who takes nothing any more."""
+    monkeypatch.setattr(connections, "STALL_S", 0.01)
+    transport = Sending([9, 8, 7, 6, 5, 5])
+
+    async def send() -> None:
+        protocol = object.__new__(BoundedHeads)
+        protocol.loop = asyncio.get_running_loop()
+        protocol.transport = transport
+        protocol._watch_sending()
+        while not transport.is_aborted:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(send())
+    assert transport.left == [5]

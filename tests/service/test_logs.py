@@ -1,6 +1,7 @@
 """Logs of real processes: JSON lines that say which request and which experiment."""
 
 import json
+import logging
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from fastapi.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from service import access
+from service.logs import configure_logs
 from service.settings import Settings
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import lab_processes
@@ -79,3 +81,14 @@ def test_what_leaves_a_line(
     caplog.set_level("INFO", logger=access.__name__)
     TestClient(access.AccessLog(app)).request(method, "/v1/experiments")
     assert bool(caplog.records) == logged
+
+
+def test_no_address_that_is_asked_is_told() -> None:
+    """A webhook's may hold a token."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        configure_logs()
+        assert not logging.getLogger("httpx").isEnabledFor(logging.INFO)
+    finally:
+        root.handlers[:], root.level = before

@@ -1,6 +1,9 @@
 """Webhooks: each end is told at least once, signed, until it is taken or given up."""
 
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -16,8 +19,9 @@ from service.settings import Settings
 from service.users import User
 from service.webhooks import store
 from service.webhooks.models import Delivery, Webhook
-from service.webhooks.sending import new_secret
+from service.webhooks.sending import TRY_S, new_secret
 from tests.support.attempts import claimed, submitted
+from tests.support.processes import wait_until
 from tests.support.receivers import Receiver, receiving
 from tests.support.stored import change
 from worker.messenger import Messenger
@@ -222,6 +226,39 @@ def test_one_that_does_not_answer_keeps_no_other_waiting(
     assert [one.attempts for one in deliveries(either) if one.webhook_id == dead] == [1, 1, 1]
 
 
+def test_a_slow_address_does_not_slow_another(
+    either: Database, messenger: Messenger, receiver: Receiver
+) -> None:
+    """It takes its connections, and says nothing."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        webhook(either, f"http://127.0.0.1:{silent.getsockname()[1]}/")
+        webhook(either, receiver.url)
+        made = [ended(either) for _ in range(3)]
+        stopping = threading.Event()
+        thread = threading.Thread(target=messenger.run, args=[stopping])
+        thread.start()
+        try:
+            wait_until(lambda: len(receiver.told) == 3, timeout_s=TRY_S * 0.9)
+        finally:
+            stopping.set()
+            thread.join()
+    assert experiments(receiver) == made
+    assert {one.delivered_at is None for one in deliveries(either)} == {True, False}
+
+
+def test_all_webhooks_have_their_turn(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where more are due than are told together."""
+    monkeypatch.setattr(store, "TOGETHER", 2)
+    hooks = {webhook(either, f"http://127.0.0.1:9/{i}") for i in range(4)}
+    for _ in range(20):
+        ended(either)
+    told: set[str] = set()
+    for _ in range(20):
+        with either.transaction() as session:
+            told |= {one.webhook_id for one in store.claim(session)}
+    assert told == hooks
+
+
 def test_what_goes_with_what(either: Database, messenger: Messenger, receiver: Receiver) -> None:
     """Deliveries go with their experiment, with their webhook, and after a week."""
     hook = webhook(either, receiver.url)
@@ -281,3 +318,14 @@ def test_a_disabled_users_are_not_told(either: Database, receiver: Receiver) -> 
         session.execute(update(User).values(disabled_at=now()))
     ended(either)
     assert deliveries(either) == []
+
+
+def test_nor_of_what_ended_before(
+    either: Database, messenger: Messenger, receiver: Receiver
+) -> None:
+    webhook(either, receiver.url)
+    ended(either)
+    with either.transaction() as session:
+        session.execute(update(User).values(disabled_at=now()))
+    assert messenger.tell() == 0
+    assert receiver.told == []

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
+from typing import NoReturn
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from service.database import Database
@@ -52,6 +54,26 @@ def test_an_event_that_comes_to_light_late_is_not_passed_over(far: Database) -> 
         assert changes.horizon == before
     assert changed(far, changes) == {slow_one, quick_one}
     assert changed(far, changes) == set()
+
+
+def test_a_look_that_fails_takes_nothing_away(
+    far: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the database could not tell to its end is told by the next look."""
+    one = submitted(far)
+    changes = Changes()
+    changed(far, changes)
+    with far.transaction() as session:
+        cancel(session, one)
+    with monkeypatch.context() as broken:
+        broken.setattr(Changes, "_runs", unreachable)
+        with pytest.raises(OperationalError):
+            changed(far, changes)
+    assert changed(far, changes) == {one}
+
+
+def unreachable(*_: object) -> NoReturn:
+    raise OperationalError("SELECT", {}, Exception("the connection was closed"))
 
 
 def test_what_begins_later_holds_nothing_back(far: Database) -> None:

@@ -8,16 +8,17 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from service import accounts
 from service.database import Database
-from service.experiments import lease
+from service.experiments import lease, states
 from service.experiments.lease import Claim
-from service.experiments.models import Status
+from service.experiments.models import DesiredState, Status
 from service.experiments.recording import Batch, record
 from service.settings import Settings
-from service.streams import router
+from service.streams import changes, poller, router
 from service.streams.changes import Changes, Subject
 from service.users import MAY, Role, Scope
 from tests.service.test_users import bearer, place
@@ -243,6 +244,32 @@ def test_who_listens_comes_again_where_no_one_looks_any_more(
             failing.clear()
         with stream(client, "/v1/events") as events:
             assert next(events).data["status"] == "queued"
+
+
+def test_what_happens_while_keys_cannot_be_looked_at(
+    client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look that sees the end is the one in which the database goes away."""
+    away = [False]
+    real = changes.refused
+
+    def refused(*of: Any) -> Any:
+        if away.pop():
+            away.append(False)
+            raise OperationalError("SELECT", {}, Exception("the connection was closed"))
+        away.append(False)
+        return real(*of)
+
+    monkeypatch.setattr(poller, "refused", refused)
+    monkeypatch.setattr(poller, "ACCESS_S", 0.0)
+    one = submitted(database)
+    with stream(client, f"/v1/experiments/{one}/events") as events:
+        next(events)
+        away[0] = True
+        with database.transaction() as session:
+            states.request(session, one, DesiredState.CANCEL)
+        assert [event.kind for event in events] == ["status", "end"]
+    assert away == [False]
 
 
 def test_a_server_that_stops_ends_its_streams(settings: Settings) -> None:

@@ -77,6 +77,7 @@ def test_how_it_stands(api: TestClient, database: Database) -> None:
         ("url", "https://[::1]/", "not a public address"),
         ("url", "https://0x7f.1/", "not a public address"),
         ("url", "https://" + "x" * 2000, "2000"),
+        ("url", "https://example.org/" + "é" * 1500, "2000 characters as it is sent"),
         ("secret", "abc", "whsec_"),
         ("secret", "whsec_???", "whsec_"),
         ("secret", "whsec_ä", "whsec_"),
