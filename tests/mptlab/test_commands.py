@@ -164,13 +164,19 @@ def test_a_run_that_failed_has_an_exit_status_of_its_own(
     assert [one["status"] for one in json.loads(output)] == ["cancelled", "failed"]
 
 
+def heeds_interrupts() -> None:
+    """As at a terminal, also where the tests run in the background of a shell."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupted_watch_says_that_the_run_goes_on(
     environment: Environment, client: Client
 ) -> None:
     waiting = client.submit(WAITING)["id"]
     with subprocess.Popen(
-        [*MPT, "watch", waiting], env=environment, stderr=subprocess.PIPE, text=True
-    ) as process:
+        [*MPT, "watch", waiting], env=environment, stderr=subprocess.PIPE, text=True,
+        preexec_fn=heeds_interrupts,
+    ) as process:  # fmt: skip
         assert process.stderr is not None
         line = process.stderr.readline()
         process.send_signal(signal.SIGINT)

@@ -48,7 +48,7 @@ def test_of_a_level(api: TestClient, url: str) -> None:
     refused = api.get(url, params={"level": "loud"})
     assert refused.status_code == 422
     assert refused.json()["errors"] == [
-        {"pointer": "/query/level", "detail": "'info' or 'warning'"}
+        {"pointer": "/query/level", "detail": "one of 'info' or 'warning'"}
     ]
 
 

@@ -390,9 +390,9 @@ BERT = {**BASE["model"], "corruption": "bert"}
 TARGET = {"target_std_err": 1.0}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     (with_model(family="masked"), "/model/family", "'masked_lm'"),
-    (with_model(checkpoint="../etc"), "/model/checkpoint", "pattern"),
-    (with_model(checkpoint="https://x.org/m"), "/model/checkpoint", "pattern"),
-    (with_model(checkpoint="/etc/passwd"), "/model/checkpoint", "pattern"),
+    (with_model(checkpoint="../etc"), "/model/checkpoint", "a checkpoint's name"),
+    (with_model(checkpoint="https://x.org/m"), "/model/checkpoint", "a checkpoint's name"),
+    (with_model(checkpoint="/etc/passwd"), "/model/checkpoint", "a checkpoint's name"),
     (with_model(init="experiment"), "/model/experiment", "with init experiment only"),
     (with_model(latent_dim=2), "/model/latent_dim", "unknown field"),
     (
@@ -408,7 +408,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "divisor",
     ),
     (with_data(lines=["a"], file="b.txt"), "/data/file", "exactly one"),
-    (with_data(file="../b.txt"), "/data/file", "pattern"),
+    (with_data(file="../b.txt"), "/data/file", "a file's name"),
     (with_data(lines=["x" * 100_000] * 3), "/data/lines", "upload longer"),
     (
         {**BASE, "data": {"source": "glue", "subset": "ax", "split": "validation"}},
