@@ -135,6 +135,11 @@ def _vae(
 ) -> SampledVae:
     """With large weights, and an encoder that was never trained."""
     encoder, decoder = networks
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in encoder.modules():
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
     width = len(decoder.last.bias)
     method = Importance(method="importance")
     vae = SampledVae(encoder, decoder, likelihood, latent_dim, method, width).double()
