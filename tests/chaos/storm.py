@@ -138,8 +138,15 @@ class Storm:
         while not self._calm.is_set():
             try:
                 return client.submit(spec, idempotency_key=key, cache=False)
-            except (NoAnswer, Refused):
+            except NoAnswer:
                 time.sleep(0.2)
+            except Refused as refused:
+                if refused.status != 422:
+                    time.sleep(0.2)
+                elif spec is LARGE:  # while there are workers that say what they have
+                    return None
+                else:
+                    raise
         return None
 
     def _outstanding(self, client: Client) -> int:
