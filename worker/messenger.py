@@ -61,11 +61,12 @@ class Messenger:
         return len(claimed)
 
     def _claimed(self) -> Sequence[Delivery]:
+        busy = [*self._under_way]
         with self.database.snapshot() as session:
-            if not store.is_due(session):
+            if not store.is_due(session, busy):
                 return ()
         with self.database.transaction() as session:
-            return store.claim(session, [*self._under_way])
+            return store.claim(session, busy)
 
     async def _tell(self, one: Delivery) -> None:
         try:

@@ -44,7 +44,7 @@ class NewWebhook(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    url: Annotated[str, Field(max_length=2000)]
+    url: Annotated[str, Field(max_length=MOST_OF_A_URL)]
     """It is sent a POST; https, and public, unless the administrator allows others."""
     secret: Annotated[str, Field(max_length=100)] | None = None
     """`whsec_` and 24 to 64 bytes in base64; null: one is made, and shown in this answer alone."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Row, String, delete, func, insert, literal, select, tuple_, update
+from sqlalchemy import Row, Select, String, delete, func, insert, literal, select, tuple_, update
 from sqlalchemy.orm import Session, joinedload
 
 from service.database import now
@@ -40,26 +40,29 @@ def announce(session: Session, experiment_ids: Collection[str], status: str) -> 
     session.execute(insert(Delivery).from_select(columns, wanted))
 
 
-def is_due(session: Session) -> bool:
-    """Whether something is to be told now."""
-    due = select(Delivery.webhook_id).join(Webhook, Webhook.id == Delivery.webhook_id)
-    due = due.where(Delivery.next_at <= now())
-    return session.scalar(due.limit(1)) is not None
+def is_due(session: Session, busy: Collection[str] = ()) -> bool:
+    """Whether something is to be told now by a webhook that is not busy."""
+    return session.scalar(_due(Delivery.webhook_id, busy=busy).limit(1)) is not None
 
 
-def claim(session: Session, busy: Collection[str] = ()) -> Sequence[Delivery]:
-    """What is to be tried now, one for each webhook at a time: one that does not answer keeps no
-    other waiting. It is the caller's for CLAIMED_S."""
-    turn = func.row_number().over(
-        partition_by=Delivery.webhook_id, order_by=(Delivery.next_at, Delivery.experiment_id)
-    )
-    due = (
-        select(Delivery.webhook_id, Delivery.experiment_id, turn.label("turn"))
+def _due(*columns: Any, busy: Collection[str]) -> Select[Any]:
+    """Of what is to be told now. A disabled user's is not."""
+    return (
+        select(*columns)
         .join(Webhook, Webhook.id == Delivery.webhook_id)
         .join(User, User.id == Webhook.owner_id)
         .where(Delivery.next_at <= now(), Webhook.id.not_in(busy), User.disabled_at.is_(None))
-        .subquery()
     )
+
+
+def claim(session: Session, busy: Collection[str] = ()) -> Sequence[Delivery]:
+    """What is to be tried now, one for each webhook that is not busy: one that is silent keeps
+    no other waiting. It is the caller's for CLAIMED_S."""
+    turn = func.row_number().over(
+        partition_by=Delivery.webhook_id, order_by=(Delivery.next_at, Delivery.experiment_id)
+    )
+    columns = (Delivery.webhook_id, Delivery.experiment_id, turn.label("turn"))
+    due = _due(*columns, busy=busy).subquery()
     first = select(due.c.webhook_id, due.c.experiment_id).where(due.c.turn == 1)
     first = first.order_by(func.random()).limit(TOGETHER)
     found = session.scalars(
@@ -100,8 +103,11 @@ def settle(session: Session, claimed: Delivery, error: str | None) -> None:
 
 
 def forget(session: Session) -> None:
-    """What was told or given up some time ago, and what no webhook is there for any more."""
-    session.execute(delete(Delivery).where(Delivery.webhook_id.not_in(select(Webhook.id))))
+    """What was told or given up some time ago, and what no webhook, or no user, is there for any
+    more."""
+    served = select(Webhook.id).join(User, User.id == Webhook.owner_id)
+    served = served.where(User.disabled_at.is_(None))
+    session.execute(delete(Delivery).where(Delivery.webhook_id.not_in(served)))
     over = func.coalesce(Delivery.delivered_at, Delivery.given_up_at)
     session.execute(delete(Delivery).where(Delivery.next_at.is_(None), over < now() - KEPT_S))
 

@@ -327,5 +327,10 @@ def test_nor_of_what_ended_before(
     ended(either)
     with either.transaction() as session:
         session.execute(update(User).values(disabled_at=now()))
+    with either.snapshot() as session:
+        assert not store.is_due(session)
     assert messenger.tell() == 0
     assert receiver.told == []
+    with either.transaction() as session:
+        store.forget(session)
+    assert deliveries(either) == []

@@ -99,6 +99,11 @@ def test_not_to_a_private_address(names: dict[str, list[str]], addresses: list[s
     assert receiver.told == []
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 300])
+def test_a_host_that_is_no_name(host: str) -> None:
+    assert told(f"https://{host}/") == f"no address is known of {host}"
+
+
 def test_not_by_a_redirect_or_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     with receiving() as receiver, receiving() as proxy:
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
