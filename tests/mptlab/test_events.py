@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -15,10 +14,9 @@ from mptlab import Client, NoAnswer, Refused, serve
 from service.database import Database
 from service.experiments import states
 from service.experiments.models import DesiredState
-from service.settings import Settings
+from tests.mptlab.conftest import Killable
 from tests.support.commands import mpt_here as mpt
 from tests.support.ppca_spec import ppca_spec
-from tests.support.processes import Lab, wait_until
 
 
 def test_a_sweep_by_one_stream(client: Client) -> None:
@@ -56,31 +54,27 @@ def test_the_log_as_a_command(client: Client, environment: dict[str, str]) -> No
         assert mpt(environment, "logs", run.id, *options.split())[1] == ""
 
 
-def test_a_stream_goes_on_after_the_server_was_killed(
-    settings: Settings, database: Database, tmp_path: Path
+def test_a_stream_goes_on_where_it_was_after_the_server_was_killed(
+    killable: Killable, database: Database
 ) -> None:
-    lab = Lab(settings, tmp_path / "log")
-    told: list[str] = []
-    lab.start("api", "api", "--port", str(lab.port))
-    key = settings.key_file.read_text().strip()
-    with (
-        lab.client() as other,
-        Client(other.url, key, on_outage=told.append) as client,
-        ThreadPoolExecutor(1) as beside,
-    ):
-        run = client.experiments.create(ppca_spec(), cache=False)
-        followed = beside.submit(lambda: [event["data"]["status"] for event in run.events()])
+    run = killable.client.experiments.create(ppca_spec(), cache=False)
+
+    def ask(*desired: DesiredState) -> None:
         with database.transaction() as session:
-            states.request(session, run.id, DesiredState.PAUSE)
-        lab.processes["api"].kill()
-        lab.processes["api"].wait()
-        wait_until(lambda: bool(told), what="an outage")
-        with database.transaction() as session:
-            states.request(session, run.id, DesiredState.RUN)
-            states.request(session, run.id, DesiredState.CANCEL)
-        lab.start("api", "api", "--port", str(lab.port))
-        assert followed.result(60) == ["queued", "paused", "queued", "cancelled"]
-    lab.stop()
+            for one in desired:
+                states.request(session, run.id, one)
+
+    statuses = (event["data"]["status"] for event in run.events())
+    assert next(statuses) == "queued"
+    ask(DesiredState.PAUSE)
+    assert next(statuses) == "paused"
+    killable.kill()
+    with ThreadPoolExecutor(1) as beside:
+        rest = beside.submit(list, statuses)
+        killable.wait_until_missed()
+        ask(DesiredState.RUN, DesiredState.CANCEL)
+        killable.start()
+        assert rest.result(60) == ["queued", "cancelled"]
 
 
 def test_no_stream_of_what_is_not_there(client: Client) -> None:

@@ -359,6 +359,15 @@ def test_no_client_without_a_key(tmp_path: Path) -> None:
     assert str(refused.value) == told
 
 
+@pytest.mark.usefixtures("_no_settings")
+@pytest.mark.parametrize("host", ["lab.example", "127.0.0.1.example", "10.0.0.1"])
+def test_the_local_key_goes_to_no_other_machine(tmp_path: Path, host: str) -> None:
+    (tmp_path / "api-key").write_text("mpt_file_a\n")
+    with pytest.raises(Refused, match="no API key for"):
+        Client(f"http://{host}:8765")
+    assert settings_of(Client("http://localhost:1"))[1] == "Bearer mpt_file_a"
+
+
 def test_a_store_unless_the_user_names_one_is_in_the_data_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

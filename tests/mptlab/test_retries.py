@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +17,8 @@ from mptlab import Client, NoAnswer, Refused, serve
 from service.database import Database
 from service.experiments import states
 from service.experiments.models import DesiredState
-from service.settings import Settings
+from tests.mptlab.conftest import Killable
 from tests.support.ppca_spec import ppca_spec
-from tests.support.processes import Lab, wait_until
 
 
 class Answers(ThreadingHTTPServer):
@@ -153,26 +151,17 @@ def test_a_service_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wait_survives_a_server_that_is_killed_and_started_again(
-    settings: Settings, database: Database, tmp_path: Path
+    killable: Killable, database: Database
 ) -> None:
-    lab = Lab(settings, tmp_path / "log")
-    told: list[str] = []
-    lab.start("api", "api", "--port", str(lab.port))
-    key = settings.key_file.read_text().strip()
-    with (
-        lab.client() as other,
-        Client(other.url, key, on_outage=told.append) as client,
-        ThreadPoolExecutor(1) as beside,
-    ):
+    client = killable.client
+    with ThreadPoolExecutor(1) as beside:
         experiment_id = client.submit(ppca_spec(), cache=False)["id"]
         ended = beside.submit(client.wait, experiment_id, 60)
         time.sleep(0.3)
-        lab.processes["api"].kill()
-        lab.processes["api"].wait()
-        wait_until(lambda: bool(told), what="an outage")
+        killable.kill()
+        killable.wait_until_missed()
         with database.transaction() as session:
             states.request(session, experiment_id, DesiredState.CANCEL)
-        lab.start("api", "api", "--port", str(lab.port))
+        killable.start()
         assert ended.result()["status"] == "cancelled"
-    assert len(told) == 1
-    lab.stop()
+    assert len(killable.told) == 1
