@@ -42,9 +42,6 @@ CONVERGENCE = ppca_spec(
 CURVE = ppca_spec(data__dim=60, evaluate__masks__per_size=3000, seeds=[1, 2])
 
 ENDLESS = {**CURVE, "compute": {"device": "cpu", "threads": 1, "max_runtime_s": 1}}
-LARGE = ppca_spec(data__n=600_000, data__dim=100, evaluate__masks__per_size=1)
-LARGE_BYTES = 600 * 2**20
-"""A run's limit of memory, below what LARGE takes and above what the others do."""
 
 KINDS = {"training": TRAINING, "convergence": CONVERGENCE, "curve": CURVE}
 """One spec of each kind of run, of a second or a few."""
