@@ -14,7 +14,7 @@ from service.database import Database
 from service.datasets import router as datasets
 from service.dependencies import current_user, noted_keys
 from service.errors import ProblemDocument, install_handlers
-from service.experiments import curve_routes, results
+from service.experiments import curve_routes, reading, results
 from service.experiments import router as experiments
 from service.headers import AnswerHeaders, guard_origins
 from service.parameters import known_parameters
@@ -36,6 +36,7 @@ ROUTERS = (
     experiments.custom,
     batch.router,
     experiments.router,
+    reading.router,
     sweeps.router,
     results.router,
     curve_routes.router,

@@ -1,4 +1,4 @@
-"""The routes of experiments."""
+"""The routes that queue experiments, change them, and say what is to become of them."""
 
 import logging
 from collections.abc import Iterator
@@ -7,18 +7,16 @@ from dataclasses import asdict
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
-from fastapi.concurrency import run_in_threadpool
+from fastapi import APIRouter, Header, Response
 from sqlalchemy.orm import Session
 
-from mptcore.specs import Problem, stored_spec
+from mptcore.specs import stored_spec
 from service import audit
 from service.bodies import StrictRoute
 from service.database import Database
 from service.dependencies import (
     Canceller,
     DatabaseDep,
-    Reader,
     SettingsDep,
     Submitter,
     WriterDep,
@@ -27,37 +25,19 @@ from service.errors import ApiError, invalid
 from service.experiments import keeping, states, store
 from service.experiments.acceptance import Acceptance, beside_of
 from service.experiments.finding import ExperimentId, find, find_own
-from service.experiments.listing import page_of
-from service.experiments.listing_parameters import WantedDep
 from service.experiments.models import DesiredState, Experiment, Status
-from service.experiments.place import place_of_next, places
+from service.experiments.place import place_of_next
+from service.experiments.reading import seen
 from service.experiments.runtime import expected_runtime
 from service.experiments.schemas import (
     Changes,
     ExperimentOut,
-    ExperimentPage,
-    ExperimentWithMetrics,
-    Fields,
     RuntimeOut,
     Submission,
     Validation,
 )
-from service.experiments.views import (
-    as_json,
-    attempt_out,
-    experiment_out,
-    metric_out,
-    summary_out,
-    with_metrics,
-)
-from service.pages import Limit, LongCursor
-from service.permission import check_whose
 from service.settings import Settings
-from service.streams.changes import Subject
-from service.streams.poller import PollerDep
-from service.streams.waiting import Read, WaitDep, awaited
 from service.users import Caller
-from service.validators import NOT_MODIFIED, IfNoneMatch, by_content
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +82,7 @@ def submit(
                 unfinished=known.unfinished(submission.spec, submission.after),
                 cache_key=key,
             )
-        answer = _out(session, experiment, settings, user)
+        answer = seen(session, experiment, settings, user)
     log.info("submitted", extra={"experiment_id": answer.id})
     response.headers["Location"] = answer.urls.self
     return answer
@@ -144,83 +124,6 @@ def validate(
     )
 
 
-MOST_SPECS = 50
-"""On a page: a spec may be as large as a body."""
-
-
-@router.get("", response_model=ExperimentPage)
-def list_experiments(
-    database: DatabaseDep,
-    settings: SettingsDep,
-    user: Reader,
-    wanted: WantedDep,
-    limit: Limit = 50,
-    cursor: LongCursor = None,
-    fields: Fields = Fields.SUMMARY,
-    metrics: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006 (FastAPI copies it)
-) -> Response:
-    """The caller's experiments, or `whose=lab` those shared with the lab, newest first: without
-    their specs, or with `fields=full` and at most 50 a page with them; with the `metrics` that are
-    named. All filters must hold; where one is given several times, any of its values suffices."""
-    check_whose(wanted.whose, user)
-    full = fields == Fields.FULL
-    if full and limit > MOST_SPECS:
-        detail = f"at most {MOST_SPECS} with fields=full, not {limit}"
-        raise invalid([Problem("/query/limit", detail)])
-    with database.snapshot() as session:
-        found = page_of(session, user.id, wanted, limit=limit, cursor=cursor, with_spec=full)
-        waiting = places(session, found.items, settings.worker_silent_s, settings.share, user.id)
-        known = store.metrics_of(session, [one.id for one in found.items], metrics)
-    out = experiment_out if full else summary_out
-    items = [out(one, waiting.get(one.id)) for one in found.items]
-    if metrics:
-        items = [with_metrics(item, known[item.id]) for item in items]
-    next_cursor = found.next_cursor
-    return as_json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
-
-
-@router.get("/{experiment_id:id}", response_model=ExperimentWithMetrics, responses=NOT_MODIFIED)
-async def get_experiment(
-    experiment_id: ExperimentId,
-    database: DatabaseDep,
-    settings: SettingsDep,
-    user: Reader,
-    poller: PollerDep,
-    wait_s: WaitDep,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
-    """One experiment, where it stands, its metrics so far, and what it is computed with. With
-    `Prefer: wait=N` the answer comes when it has ended, or, with If-None-Match, when it is another
-    than that; after N seconds at the latest."""
-
-    def read(session: Session) -> tuple[Response, bool]:
-        experiment = find(session, user, experiment_id)
-        answer = by_content(as_json(_whole(session, experiment, settings, user)), if_none_match)
-        changed = if_none_match is not None and answer.status_code != HTTPStatus.NOT_MODIFIED
-        return answer, changed or states.is_terminal(experiment.status)
-
-    if wait_s > 0:
-        return await awaited(poller, Subject("experiment", experiment_id), user, wait_s, read)
-    return await run_in_threadpool(_read_now, database, read)
-
-
-def _read_now(database: Database, read: Read) -> Response:
-    with database.snapshot() as session:
-        return read(session)[0]
-
-
-def _whole(
-    session: Session, experiment: Experiment, settings: Settings, user: Caller
-) -> ExperimentWithMetrics:
-    answer = _out(session, experiment, settings, user)
-    found = store.metrics(session, experiment.id) if experiment.last_seq else []
-    begun = store.attempts(session, experiment.id) if experiment.attempt else []
-    metrics, attempts = map(metric_out, found), map(attempt_out, begun)
-    return ExperimentWithMetrics.model_construct(
-        **dict(answer), metrics=[*metrics], attempts=[*attempts]
-    )
-
-
 WEIGHTY = ("priority", "visibility", "pinned")
 """Of these changes the audit keeps what they were changed to."""
 
@@ -244,7 +147,7 @@ def change(
         weighty = {name: wanted[name] for name in WEIGHTY if name in wanted}
         audit.note(session, user, "experiment.changed", experiment_id, fields=[*wanted], **weighty)
         session.flush()
-        return _out(session, experiment, settings, user)
+        return seen(session, experiment, settings, user)
 
 
 @router.delete("/{experiment_id:id}", status_code=HTTPStatus.NO_CONTENT)
@@ -317,7 +220,7 @@ def retry(
                 unfinished=unfinished,
                 cache_key=key,
             )
-        answer = _out(session, again, settings, user)
+        answer = seen(session, again, settings, user)
     response.headers["Location"] = answer.urls.self
     return answer
 
@@ -359,7 +262,7 @@ def _request(
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
         if accepted is not None:
             audit.note(session, user, f"experiment.{DONE[desired]}", experiment_id)
-        return _out(session, experiment, settings, user)
+        return seen(session, experiment, settings, user)
 
 
 def _accepted(
@@ -393,7 +296,7 @@ def _cached(
     session: Session, settings: Settings, user: Caller, experiment_id: str, response: Response
 ) -> ExperimentOut:
     """The experiment of before that answers for a submission."""
-    answer = _out(session, find(session, user, experiment_id), settings, user)
+    answer = seen(session, find(session, user, experiment_id), settings, user)
     response.status_code = HTTPStatus.OK
     response.headers["Location"] = answer.urls.self
     return answer.model_copy(update={"cached_from": experiment_id})
@@ -410,10 +313,3 @@ def refusals() -> Iterator[None]:
     except store.KeyReused:
         detail = "another request was sent under this Idempotency-Key"
         raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail) from None
-
-
-def _out(
-    session: Session, experiment: Experiment, settings: Settings, reader: Caller
-) -> ExperimentOut:
-    waiting = places(session, [experiment], settings.worker_silent_s, settings.share, reader.id)
-    return experiment_out(experiment, waiting.get(experiment.id))

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.protocol.records import Artifact, Log, Metric, Point, Record
 from service.database import IN_BINARY, Database
-from service.experiments import models, store
+from service.experiments import store
 from service.experiments.curves import POINTS_TOGETHER, Columns, record_numbers
 from service.experiments.models import Block, Event, Series
 from service.experiments.recording import COLUMNS
@@ -125,6 +125,5 @@ def _logs(session: Session, experiment_id: str) -> Iterator[Numbered]:
 
 
 def _artifacts(session: Session, experiment_id: str) -> Iterator[Numbered]:
-    query = select(models.Artifact).where(models.Artifact.experiment_id == experiment_id)
-    for one in session.scalars(query):
+    for one in store.artifacts(session, experiment_id):
         yield one.seq, Artifact(one.file, one.media_type, one.sha256)

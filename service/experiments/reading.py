@@ -1,0 +1,128 @@
+"""The routes that read experiments: a page of them, and one."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from fastapi.concurrency import run_in_threadpool
+from sqlalchemy.orm import Session
+
+from mptcore.specs import Problem
+from service.bodies import StrictRoute
+from service.database import Database
+from service.dependencies import DatabaseDep, Reader, SettingsDep
+from service.errors import invalid
+from service.experiments import states, store
+from service.experiments.finding import ExperimentId, find
+from service.experiments.listing import page_of
+from service.experiments.listing_parameters import WantedDep
+from service.experiments.models import Experiment
+from service.experiments.place import places
+from service.experiments.schemas import (
+    ExperimentOut,
+    ExperimentPage,
+    ExperimentWithMetrics,
+    Fields,
+)
+from service.experiments.views import (
+    as_json,
+    attempt_out,
+    experiment_out,
+    metric_out,
+    summary_out,
+    with_metrics,
+)
+from service.pages import Limit, LongCursor
+from service.permission import check_whose
+from service.settings import Settings
+from service.streams.changes import Subject
+from service.streams.poller import PollerDep
+from service.streams.waiting import Read, WaitDep, awaited
+from service.users import Caller
+from service.validators import NOT_MODIFIED, IfNoneMatch, by_content
+
+router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
+
+MOST_SPECS = 50
+"""On a page: a spec may be as large as a body."""
+
+
+@router.get("", response_model=ExperimentPage)
+def list_experiments(
+    database: DatabaseDep,
+    settings: SettingsDep,
+    user: Reader,
+    wanted: WantedDep,
+    limit: Limit = 50,
+    cursor: LongCursor = None,
+    fields: Fields = Fields.SUMMARY,
+    metrics: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006 (FastAPI copies it)
+) -> Response:
+    """The caller's experiments, or `whose=lab` those shared with the lab, newest first: without
+    their specs, or with `fields=full` and at most 50 a page with them; with the `metrics` that are
+    named. All filters must hold; where one is given several times, any of its values suffices."""
+    check_whose(wanted.whose, user)
+    full = fields == Fields.FULL
+    if full and limit > MOST_SPECS:
+        detail = f"at most {MOST_SPECS} with fields=full, not {limit}"
+        raise invalid([Problem("/query/limit", detail)])
+    with database.snapshot() as session:
+        found = page_of(session, user.id, wanted, limit=limit, cursor=cursor, with_spec=full)
+        waiting = places(session, found.items, settings.worker_silent_s, settings.share, user.id)
+        known = store.metrics_of(session, [one.id for one in found.items], metrics)
+    out = experiment_out if full else summary_out
+    items = [out(one, waiting.get(one.id)) for one in found.items]
+    if metrics:
+        items = [with_metrics(item, known[item.id]) for item in items]
+    next_cursor = found.next_cursor
+    return as_json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
+
+
+@router.get("/{experiment_id:id}", response_model=ExperimentWithMetrics, responses=NOT_MODIFIED)
+async def get_experiment(
+    experiment_id: ExperimentId,
+    database: DatabaseDep,
+    settings: SettingsDep,
+    user: Reader,
+    poller: PollerDep,
+    wait_s: WaitDep,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """One experiment, where it stands, its metrics so far, and what it is computed with. With
+    `Prefer: wait=N` the answer comes when it has ended, or, with If-None-Match, when it is another
+    than that; after N seconds at the latest."""
+
+    def read(session: Session) -> tuple[Response, bool]:
+        experiment = find(session, user, experiment_id)
+        answer = by_content(as_json(_whole(session, experiment, settings, user)), if_none_match)
+        changed = if_none_match is not None and answer.status_code != HTTPStatus.NOT_MODIFIED
+        return answer, changed or states.is_terminal(experiment.status)
+
+    if wait_s > 0:
+        return await awaited(poller, Subject("experiment", experiment_id), user, wait_s, read)
+    return await run_in_threadpool(_read_now, database, read)
+
+
+def _read_now(database: Database, read: Read) -> Response:
+    with database.snapshot() as session:
+        return read(session)[0]
+
+
+def _whole(
+    session: Session, experiment: Experiment, settings: Settings, user: Caller
+) -> ExperimentWithMetrics:
+    answer = seen(session, experiment, settings, user)
+    found = store.metrics(session, experiment.id) if experiment.last_seq else []
+    begun = store.attempts(session, experiment.id) if experiment.attempt else []
+    metrics, attempts = map(metric_out, found), map(attempt_out, begun)
+    return ExperimentWithMetrics.model_construct(
+        **dict(answer), metrics=[*metrics], attempts=[*attempts]
+    )
+
+
+def seen(
+    session: Session, experiment: Experiment, settings: Settings, reader: Caller
+) -> ExperimentOut:
+    """An experiment as its reader sees it, with its place in the queue."""
+    waiting = places(session, [experiment], settings.worker_silent_s, settings.share, reader.id)
+    return experiment_out(experiment, waiting.get(experiment.id))
