@@ -14,26 +14,10 @@ from mptcore.families.masked_lm.pretrained import transformers
 from mptcore.protocol.records import Artifact, Checkpoint, Log, Metric, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.session import Session
-from mptcore.specs import SpecError, parse_spec
 from tests.support import tiny_lm
+from tests.support.lm_specs import BASE, FRESH, TRAIN, with_data, with_model
 from tests.support.runs import metric, points, records, spec_of, value_of
 
-BASE: dict[str, Any] = {
-    "model": {"family": "masked_lm", "checkpoint": "tiny"},
-    "data": {"source": "text", "lines": tiny_lm.lines(30)},
-    "evaluate": {"masks": {"schedule": "rates", "rates": [0.1, 0.3, 0.5, 0.7]}, "dimensions": 10},
-    "compute": {"threads": 1, "memory_mib": 1},
-}
-TRAIN = {
-    "steps": 12,
-    "batch_size": 8,
-    "learning_rate": 0.01,
-    "warmup_steps": 3,
-    "evaluate_every": 4,
-    "curve_at": [0, 6],
-    "masks": {"schedule": "uniform"},
-}
-FRESH = {**BASE["model"], "init": "random"}
 SPECS: dict[str, dict[str, Any]] = {
     "curve": {**BASE, "baseline": FRESH, "seeds": [4, 44]},
     "orders": {**BASE, "evaluate": {**BASE["evaluate"], "orders": 3, "pll": True, "sequences": 9}},
@@ -213,14 +197,6 @@ def refused(value: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-def with_model(**changes: Any) -> dict[str, Any]:
-    return {**BASE, "model": {**BASE["model"], **changes}}
-
-
-def with_data(**changes: Any) -> dict[str, Any]:
-    return {**BASE, "data": {"source": "text", **changes}}
-
-
 def test_an_unknown_checkpoint_is_refused_with_its_cure() -> None:
     message = refused(with_model(checkpoint="nobody/knows-this"))
     assert "the checkpoint nobody/knows-this cannot be used" in message
@@ -378,82 +354,3 @@ def test_a_column_of_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = ran(with_data(file="a.jsonl", column="body"))
     assert any(isinstance(r, Log) and "1 sequences, 4 tokens" in r.message for r in found)
     assert "no column of text text; it has id, body" in refused(with_data(file="a.jsonl"))
-
-
-HUGE = {
-    "hidden_size": 16_384,
-    "num_hidden_layers": 256,
-    "num_attention_heads": 16,
-    "intermediate_size": 65_536,
-}
-BERT = {**BASE["model"], "corruption": "bert"}
-TARGET = {"target_std_err": 1.0}
-WRONG: list[tuple[dict[str, Any], str, str]] = [
-    (with_model(family="masked"), "/model/family", "'masked_lm'"),
-    (with_model(checkpoint="../etc"), "/model/checkpoint", "a checkpoint's name"),
-    (with_model(checkpoint="https://x.org/m"), "/model/checkpoint", "a checkpoint's name"),
-    (with_model(checkpoint="/etc/passwd"), "/model/checkpoint", "a checkpoint's name"),
-    (with_model(init="experiment"), "/model/experiment", "with init experiment only"),
-    (with_model(latent_dim=2), "/model/latent_dim", "unknown field"),
-    (
-        with_model(
-            architecture={
-                "hidden_size": 10,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 3,
-                "intermediate_size": 4,
-            }
-        ),
-        "/model/architecture/num_attention_heads",
-        "divisor",
-    ),
-    (with_data(lines=["a"], file="b.txt"), "/data/file", "exactly one"),
-    (with_data(file="../b.txt"), "/data/file", "a file's name"),
-    (with_data(lines=["x" * 100_000] * 3), "/data/lines", "upload longer"),
-    (
-        {**BASE, "data": {"source": "glue", "subset": "ax", "split": "validation"}},
-        "/data/split",
-        "the splits of ax are test",
-    ),
-    ({**BASE, "data": {"source": "mnist"}}, "/data/source", "'glue', 'text'"),
-    ({**BASE, "evaluate": {"masks": {"schedule": "all"}}}, "/evaluate/masks/schedule", "'rates'"),
-    (
-        {**BASE, "evaluate": {"masks": {"schedule": "rates", "rates": [0.5, 0.2]}}},
-        "/evaluate/masks/rates",
-        "rise",
-    ),
-    ({**BASE, "evaluate": {"sequences": 5}}, "/evaluate/sequences", "orders and pll"),
-    ({**BASE, "evaluate": {**TARGET, "target": "difference"}}, "/evaluate/target", "give one, or"),
-    ({**BASE, "evaluate": {"target": "cumulative"}}, "/evaluate/target", "leave it area"),
-    (
-        {**BASE, "evaluate": {**TARGET, "target": "cumulative", "orders": 1}},
-        "/evaluate/orders",
-        "leave it 0",
-    ),
-    (
-        {**BASE, "model": BERT, "evaluate": {**TARGET, "target": "cumulative"}},
-        "/evaluate/target",
-        "use area",
-    ),
-    ({**BASE, "evaluate": {**TARGET, "max_masks": 989}}, "/evaluate/max_masks", "at least 990"),
-    (
-        {**BASE, "evaluate": {**TARGET, "target": "cumulative", "max_masks": 199}},
-        "/evaluate/max_masks",
-        "at least 200",
-    ),
-    ({**BASE, "seeds": [1, 2], "train": TRAIN}, "/seeds", "an experiment for each"),
-    ({**BASE, "train": {**TRAIN, "curve_at": [13]}}, "/train/curve_at/0", "from 0 to 12"),
-    ({**BASE, "data": {**BASE["data"], "heldout": 0.5}}, "/data/heldout", "there is none"),
-    ({**BASE, "model": BERT, "train": TRAIN}, "/train/masks/schedule", "use fixed, ramp or rates"),
-    ({**BASE, "model": BERT, "evaluate": {"pll": True}}, "/evaluate/pll", "exact numbers"),
-    ({**BASE, "baseline": {**FRESH, "architecture": HUGE}}, "/baseline/architecture", "at most"),
-]
-
-
-@pytest.mark.parametrize(("value", "pointer", "allowed"), WRONG)
-def test_a_wrong_spec_names_the_field(value: dict[str, Any], pointer: str, allowed: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        parse_spec(json.dumps(value).encode())
-    found = {problem.pointer: problem.detail for problem in caught.value.problems}
-    assert pointer in found, found
-    assert allowed in found[pointer]

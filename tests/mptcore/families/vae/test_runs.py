@@ -1,7 +1,6 @@
 """Experiments on VAEs from spec to records: short forms of Fig. 3, resuming, keeping, refusing."""
 
 import io
-import json
 import math
 from pathlib import Path
 from statistics import median
@@ -19,27 +18,8 @@ from mptcore.protocol.records import Artifact, Log, Metric, Point, Record, RunEr
 from mptcore.run import resumable, run
 from mptcore.runtime.checkpoint import files, first_whole
 from mptcore.runtime.session import Session
-from mptcore.specs import Limits, SpecError, validate_spec
 from tests.support.runs import records, spec_of, std_err_of, value_of
-from tests.support.vae_specs import deep_vae
-
-LINEAR: dict[str, Any] = {
-    "model": {
-        "family": "linear_vae",
-        "latent_dim": 2,
-        "likelihood": {"distribution": "bernoulli"},
-        "conditionals": {"method": "uniform_grid", "nodes": 20, "extent": 4.0},
-    },
-    "data": {"source": "digits", "binarize": "threshold"},
-    "compute": {"threads": 1, "precision": "float32"},
-}
-DEEP: dict[str, Any] = {
-    "model": deep_vae(latent_dim=4, width=64, draws=4, rounds=3),
-    "data": {"source": "digits", "standardize": True, "heldout": 0.2},
-    "evaluate": {"lml": {"method": "iwae", "samples": 100}, "masks": {"schedule": "fixed",
-                 "rate": 0.33, "per_size": 2}},
-    "compute": {"threads": 1, "precision": "float32"},
-}  # fmt: skip
+from tests.support.vae_specs import DEEP, LINEAR, changed
 
 
 def ran(value: dict[str, Any]) -> list[Record]:
@@ -319,104 +299,6 @@ def test_binarized_and_standardized_data() -> None:
     values = load_arrays(scaled.data, 0, torch.Generator()).x  # type: ignore[arg-type]
     assert values.mean().item() == pytest.approx(0, abs=1e-12)
     assert values.std(correction=0).item() == pytest.approx(1, abs=1e-12)
-
-
-def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    copy = json.loads(json.dumps(base))
-    *parents, last = path.split("/")
-    place = copy
-    for name in parents:
-        place = place.setdefault(name, {})
-    place[last] = value
-    return copy  # type: ignore[no-any-return]
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str, Any, str]] = {
-    "grid of many dimensions": (LINEAR, "model/latent_dim", 4, "/model/conditionals/method"),
-    "too many nodes": (
-        changed(LINEAR, "model/latent_dim", 3), "model/conditionals/nodes", 500,
-        "/model/conditionals/nodes"),
-    "data that are not binary": (LINEAR, "data/binarize", None, "/data/binarize"),
-    "simulated data": (
-        LINEAR, "data",
-        {"source": "ppca", "n": 9, "dim": 5, "latent_dim": 2, "noise_precision": 1.0},
-        "/model/likelihood/distribution"),
-    "binary and standardized": (LINEAR, "data/standardize", True, "/data/standardize"),
-    "lml without a grid": (
-        DEEP, "train", {"objective": ["lml"], "epochs": 1}, "/train/objective/0"),
-    "an objective twice": (
-        DEEP, "train", {"objective": ["mpt", "mpt"], "epochs": 1}, "/train/objective"),
-    "no objective": (DEEP, "train", {"objective": [], "epochs": 1}, "/train/objective"),
-    "grid for a deep model": (
-        DEEP, "evaluate/lml", {"method": "gauss_hermite"}, "/evaluate/lml/method"),
-    "iwae for a grid": (LINEAR, "evaluate", {"lml": {"method": "iwae"}}, "/evaluate/lml/method"),
-    "annealing beside a grid": (LINEAR, "evaluate", {"ais": {}}, "/evaluate/ais"),
-    "images of another size": (
-        DEEP, "model/network", {"layers": "convolutional", "channels": [4, 4, 4, 4]},
-        "/model/network/channels"),
-    "no images": (
-        {**DEEP, "model": {**DEEP["model"], "network": {"layers": "convolutional"}}}, "data",
-        {"source": "ppca", "n": 9, "dim": 5, "latent_dim": 2, "noise_precision": 1.0},
-        "/model/network/layers"),
-    "a baseline of other data": (
-        LINEAR, "baseline", {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"},
-        "/baseline"),
-    "all masks, sampled": (
-        {**DEEP, "data": {"source": "ppca", "n": 9, "dim": 5, "latent_dim": 2,
-                          "noise_precision": 1.0}}, "evaluate",
-        {"masks": {"schedule": "all", "design": "exhaustive"}}, "/evaluate/masks/design"),
-    "a narrow grid": (LINEAR, "model/conditionals/extent", 2.0, "/model/conditionals/extent"),
-    "an objective of no experiment": (DEEP, "model/trained_by", "elbo", "/model/trained_by"),
-    "memory for many masks": (DEEP, "compute/memory_mib", 100, "/compute/memory_mib"),
-    "weights of no experiment": (DEEP, "model/init", "experiment", "/model/experiment"),
-    "masks for each, by recursion": (
-        {**DEEP, "train": {"objective": ["mpt"], "epochs": 1, "mask_each": True}}, "seeds", [1],
-        "/train/mask_each"),
-    "no steps": (
-        DEEP, "model/conditionals", {"method": "importance", "steps": 0},
-        "/model/conditionals/steps"),
-    "an unknown activation": (
-        DEEP, "model/network/activation", "softmax", "/model/network/activation"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_run_is_refused(name: str) -> None:
-    base, path, value, pointer = REFUSED[name]
-    with pytest.raises(SpecError) as refused:
-        validate_spec(changed(base, path, value))
-    assert pointer in [problem.pointer for problem in refused.value.problems]
-
-
-TOO_LARGE: dict[str, tuple[dict[str, Any], str, Any, str]] = {
-    "nodes of training": (
-        {**changed(LINEAR, "model/conditionals/nodes", 700), "train": {
-            "objective": ["mpt"], "epochs": 1,
-            "masks": {"schedule": "fixed", "rate": 0.15, "per_size": 3}}},
-        "seeds", [1], "/model/conditionals/nodes"),
-    "nodes of the LML": (
-        LINEAR, "evaluate/lml", {"method": "uniform_grid", "nodes": 700, "extent": 4.0},
-        "/model/conditionals/nodes"),
-    "draws of training": (
-        {**DEEP, "train": {"objective": ["mpt"], "epochs": 1}}, "model/conditionals",
-        {"method": "importance", "train_draws": 100_000}, "/data"),
-    "chains": (
-        changed(DEEP, "model/network/widths", [16_384]), "evaluate/ais/chains", 10_000, "/data"),
-    "masks": (DEEP, "evaluate/masks/per_size", 1_000_000, "/evaluate/masks"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TOO_LARGE)
-def test_what_is_too_large_is_refused(name: str) -> None:
-    base, path, value, pointer = TOO_LARGE[name]
-    limits = Limits(memory_bytes=2**29, latent_work=4 * 10**11)
-    with pytest.raises(SpecError) as refused:
-        validate_spec(changed(base, path, value), limits)
-    (problem,) = refused.value.problems
-    assert problem.pointer == pointer
-    assert "lower" in problem.detail
-    validate_spec(DEEP, limits)
-    validate_spec(LINEAR, limits)
 
 
 def test_the_same_mask_scored_again_tells_of_the_draws() -> None:
