@@ -8,6 +8,7 @@ const MOST_POINTS = 20_000;
 const ABOUT = {
   score: ["Score by mask size", "mask size m", "S(m), nats"],
   score_by_rate: ["Score by masking rate", "masking rate", "nats per token"],
+  score_by_rate_interim: ["Score by masking rate on the way, not final", "masks", "nats per token"],
   score_difference: ["Difference of scores", "mask size m", "nats"],
   convergence: ["Cumulative score less LML", "masks of each size P", "nats"],
   loss: ["Loss", "epoch", "nats"],

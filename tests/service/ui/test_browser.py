@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from mptlab import Client
 from service import accounts
 from service.database import Database
+from service.experiments import lease
 from service.experiments.models import Experiment, Status
 from service.settings import Settings
 from service.users import Role
@@ -150,6 +151,26 @@ def test_a_preset_is_submitted_and_its_curve_grows(page: Page, lab: Lab) -> None
     assert page.evaluate("window.same")
     history = page.get_by_label("What happened").get_by_role("listitem")
     expect(history).to_contain_text(["queued", "dispatched", "running", "succeeded"])
+
+
+def test_points_that_come_once_more_are_shown_once(page: Page, lab: Lab) -> None:
+    """Of a run that was handed back without a checkpoint, and begins again."""
+    submitted(lab.database, name="begins again", priority=100)
+    claim = claim_next(lab.database)
+    points(lab.database, claim, range(1, 21))
+    page.goto(lab.url(f"/experiments/{claim.experiment_id}"))
+    chart = page.get_by_role("img")
+    expect(chart).to_have_attribute("aria-label", containing("seed 4: 19 points"))
+    with lab.database.transaction() as session:
+        lease.release(session, claim)
+    again = claim_next(lab.database)
+    assert again.experiment_id == claim.experiment_id
+    with page.expect_response(containing(f"{claim.experiment_id}/curves")):
+        expect(page.get_by_text("Attempts")).to_be_visible()
+    seq = points(lab.database, again, range(1, 21))
+    points(lab.database, again, range(21, 31), first=seq)
+    expect(chart).to_have_attribute("aria-label", containing("seed 4: 29 points"))
+    end(lab.database, again, Status.SUCCEEDED)
 
 
 def test_a_missing_value_is_a_gap(page: Page, lab: Lab) -> None:
