@@ -1,5 +1,7 @@
-"""A measured number and its bound."""
+"""A measured number and its bound, and what is measured many times."""
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -20,3 +22,7 @@ class Figure:
         if self.at_least is not None:
             bound, missed = f"≥ {self.at_least:g}", self.value < self.at_least
         return f"{self.name:34}{self.value:12,.2f} {self.unit:9}{bound:>10}{'  missed' * missed}"
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from benchmarks.service import sqlite
+from benchmarks.modes import sqlite
 from mptcore.specs import stored_spec
 from service.database import Database
 from service.experiments import store

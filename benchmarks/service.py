@@ -5,7 +5,6 @@ processes that users run. Latencies are those that a client on the same machine 
 """
 
 import argparse
-import json
 import os
 import platform
 import sqlite3
@@ -15,164 +14,46 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import datetime
 from functools import partial
-from http.client import HTTPConnection
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import urlsplit
 
 from sqlalchemy import insert, text
 
-from benchmarks import listening, peer, queries
-from benchmarks.figures import Figure
-from mptlab import Client, serve
+from benchmarks import asking, listening, peer, queries
+from benchmarks.figures import Figure, percentile
+from benchmarks.modes import LONG, MODES, SMALL, running
+from mptlab import Client
 from service.database import Database
 from service.experiments.dispatch import dispatch_next
 from service.experiments.models import Device, Experiment, Queue, Status, Usage
-from service.prepare import prepare
 from service.settings import Settings
 from service.users import User
 from tests.support.attempts import claimed
-from tests.support.ppca_spec import ppca_spec
-from tests.support.processes import Lab, wait_until
-from tests.support.servers import PostgreSQL, Redis
+from tests.support.processes import Lab
 from worker.children import Spawned
 from worker.runner import Runner
 from worker.supervisor import Supervision
 
-CLIENTS = 20
-PERIOD_S = 0.2
-"""Between two looks of a client that waits for its experiment: as `client.wait` does."""
-LOOKS = 20
-"""How often a client looks between two submissions."""
-WARM_UP_S = 6.0
-"""Until the worker's next spare has imported torch, and every thread has its connection."""
-MEASURED_S = 15.0
-FLAT_OUT_S = 5.0
 POINTS = 200_000
 READERS = 2
 
-SMALL = ppca_spec()
-LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=100_000)
-"""Keeps a worker computing for as long as the clients ask."""
 
-
-@contextmanager
-def sqlite() -> Iterator[Settings]:
-    """A fresh embedded store."""
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        settings = Settings(store=Path(folder, "store"), database_url=None, redis_url=None)
-        prepare(settings)
-        yield settings
-
-
-@contextmanager
-def postgresql() -> Iterator[Settings]:
-    """A fresh lab on servers of its own."""
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        database, broker = PostgreSQL(Path(folder), options=""), Redis(Path(folder))
-        database.start()
-        broker.start()
-        try:
-            database.create("lab")
-            url, redis_url = database.url("lab"), broker.new_url()
-            made = Settings(store=Path(folder, "store"), database_url=url, redis_url=redis_url)
-            prepare(made)
-            yield made
-        finally:
-            broker.stop()
-            database.stop()
-
-
-@contextmanager
-def running(settings: Settings) -> Iterator[Client]:
-    """The whole service on these settings, with one idle worker."""
-    port = serve.free_port()
-    key = settings.key_file.read_text().strip()
-    log = settings.store / "log"
-    with Client(f"http://127.0.0.1:{port}", key) as client:
-        if settings.database_url is None:
-            with serve.embedded(settings.store, port, log):
-                _wait_for_worker(client)
-                yield client
-        else:
-            lab = Lab(settings, log)
-            lab.port = port
-            lab.start_all()
-            try:
-                _wait_for_worker(client)
-                yield client
-            finally:
-                lab.stop()
-
-
-def _wait_for_worker(client: Client) -> None:
-    serve.wait_until(client.is_ready)
-    wait_until(lambda: bool(client.workers()), what="a worker")
-    client.wait(client.submit(SMALL, cache=False)["id"], timeout_s=60)
-
-
-def requests(settings: Settings) -> Iterator[Figure]:
-    """20 clients submit and look every 0.2 s, and then without a pause, while a worker computes."""
-    with running(settings) as client:
-        client.submit(LONG, priority=100, cache=False)
-        _ask(client.url, settings, WARM_UP_S, PERIOD_S)
-        posts, gets = _ask(client.url, settings, MEASURED_S, PERIOD_S)
-        yield Figure("POST p50", _percentile(posts, 50), "ms")
-        yield Figure("POST p99", _percentile(posts, 99), "ms", at_most=50)
-        yield Figure("status p50", _percentile(gets, 50), "ms")
-        yield Figure("status p99", _percentile(gets, 99), "ms", at_most=20)
-        posts, gets = _ask(client.url, settings, FLAT_OUT_S, 0)
-        yield Figure("flat out", (len(posts) + len(gets)) / FLAT_OUT_S, "1/s")
-        yield Figure("flat out, status p99", _percentile(gets, 99), "ms")
-
-
-def _ask(
-    url: str, settings: Settings, seconds: float, period_s: float
-) -> tuple[list[float], list[float]]:
-    """The latencies in ms of all clients' submissions and looks, by the client of the standard
-    library: httpx takes more of this machine's time for a look than the service does."""
-    headers = {
-        "Authorization": f"Bearer {settings.key_file.read_text().strip()}",
-        "Content-Type": "application/json",
-    }
-    body = json.dumps({"spec": SMALL, "cache": False})
-    posts: list[float] = []
-    gets: list[float] = []
-    stop_at = time.monotonic() + seconds
-
-    def one(number: int) -> None:
-        # They neither submit as one nor look as one: 20 scripts do not run in step.
-        time.sleep(period_s * (LOOKS + 1) * number / CLIENTS)
-        with closing(HTTPConnection(urlsplit(url).netloc, timeout=60)) as http:
-            http.connect()
-
-            def ask(into: list[float], method: str, path: str, body: str | None = None) -> bytes:
-                began = time.perf_counter()
-                http.request(method, path, body, headers)
-                response = http.getresponse()
-                answer = response.read()
-                into.append(1000 * (time.perf_counter() - began))
-                assert response.status < 300, answer
-                return answer
-
-            while time.monotonic() < stop_at:
-                made = json.loads(ask(posts, "POST", "/v1/experiments", body))
-                for _ in range(LOOKS):
-                    time.sleep(period_s)
-                    ask(gets, "GET", made["urls"]["self"])
-
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        list(pool.map(one, range(CLIENTS)))
-    return posts, gets
-
-
-def _percentile(values: Sequence[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+def ready(settings: Settings) -> Iterator[Figure]:
+    """From the command to an API that serves, five times."""
+    lab = Lab(settings, settings.store / "log")
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        lab.start("api", "api", "--port", str(lab.port))
+        lab.client()
+        took.append(time.perf_counter() - began)
+        lab.stop()
+    yield Figure("start to ready, first", took[0], "s", at_most=2)
+    yield Figure("start to ready, median", statistics.median(took), "s", at_most=2)
 
 
 def start(settings: Settings) -> Iterator[Figure]:
@@ -271,7 +152,7 @@ def recording(settings: Settings) -> Iterator[Figure]:
     assert (ended, series["total_points"]) == ("succeeded", POINTS)
     assert series["x"] == list(range(1, POINTS + 1))
     yield Figure("recording", POINTS / took, "points/s", at_least=20_000)
-    yield Figure("curves meanwhile, p50", _percentile(latencies, 50), "ms")
+    yield Figure("curves meanwhile, p50", percentile(latencies, 50), "ms")
 
 
 def _read(client: Client, experiment_id: str, stopping: threading.Event) -> list[float]:
@@ -300,9 +181,9 @@ def dispatch(settings: Settings) -> Iterator[Figure]:
                 session.flush()
                 choices.append(1000 * (time.perf_counter() - began))
             whole.append(1000 * (time.perf_counter() - began))
-    yield Figure("dispatch decision p50", _percentile(choices, 50), "ms", at_most=limit_ms)
-    yield Figure("dispatch decision p99", _percentile(choices, 99), "ms")
-    yield Figure("the same, committed, p50", _percentile(whole, 50), "ms")
+    yield Figure("dispatch decision p50", percentile(choices, 50), "ms", at_most=limit_ms)
+    yield Figure("dispatch decision p99", percentile(choices, 99), "ms")
+    yield Figure("the same, committed, p50", percentile(whole, 50), "ms")
 
 
 def _fill(database: Database) -> None:
@@ -333,7 +214,9 @@ def _fill(database: Database) -> None:
 
 
 CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
-    "requests": requests,
+    "requests": asking.requests,
+    "polling": asking.polling,
+    "ready": ready,
     "start": start,
     "many": many,
     "dispatch": dispatch,
@@ -344,7 +227,6 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "streams": listening.streams,
     "mlflow": peer.peer,
 }
-MODES: dict[str, Any] = {"embedded, SQLite": sqlite, "lab, PostgreSQL": postgresql}
 
 
 def machine() -> str:
@@ -367,6 +249,7 @@ def machine() -> str:
 
 def main(names: Sequence[str] = ()) -> None:
     """Measure these claims, or all, and print one table."""
+    os.environ["MPT_RATE_PER_USER"] = "1000000"  # all that is asked is asked by one user
     print(machine())
     for mode, settings_of in MODES.items():
         print(f"\n{mode}")

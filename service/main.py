@@ -16,6 +16,7 @@ from service.dependencies import current_user, noted_keys
 from service.errors import ProblemDocument, install_handlers
 from service.experiments import curve_routes, reading, results
 from service.experiments import router as experiments
+from service.experiments.scene import Scenes
 from service.headers import AnswerHeaders, guard_origins
 from service.parameters import known_parameters
 from service.rates import RateLimits, Rates
@@ -68,6 +69,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = Service(title="MPT Lab", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
     app.state.settings = settings
     app.state.database = Database(settings.url, settings.api_connections)
+    app.state.scenes = Scenes(settings.worker_silent_s, settings.share, settings.places_for_s)
     app.state.poller = Poller(app.state.database, settings)
     app.state.writers = asyncio.Semaphore(settings.api_writers)
     app.state.noted_keys = noted_keys()

@@ -2,10 +2,11 @@
 
 from fastapi import APIRouter
 
-from service.dependencies import DatabaseDep, Reader, SettingsDep
+from service.dependencies import DatabaseDep, Reader
 from service.experiments import shares, store
 from service.experiments.models import Experiment
 from service.experiments.place import places
+from service.experiments.scene import ScenesDep
 from service.experiments.schemas import QueuedOut, QueueOut, QueuePlace, moment
 
 router = APIRouter(tags=["queue"])
@@ -14,13 +15,13 @@ SHOWN = 100
 
 
 @router.get("/v1/queue")
-def get_queue(database: DatabaseDep, settings: SettingsDep, user: Reader) -> QueueOut:
+def get_queue(database: DatabaseDep, scenes: ScenesDep, user: Reader) -> QueueOut:
     """The caller's share of the server, its limits, and what it has waiting, next first."""
-    sharing = settings.share
+    sharing = scenes.sharing
     with database.snapshot() as session:
         standings = shares.standings(session, sharing)
         waiting = store.next_in_turn(session, user.id, SHOWN)
-        found = places(session, waiting, settings.worker_silent_s, sharing)
+        found = places(session, waiting, scenes)
         submitted, most = store.submitted_of(session, user.id, sharing)
     mine = next(one for one in standings if one.owner_id == user.id)
     return QueueOut(

@@ -83,6 +83,7 @@ def lab(postgresql: PostgreSQL, redis: Redis, lab_store: Path, tmp_path: Path) -
         redis_url=redis.new_url(),
         data_dir=None,
         models_dir=None,
+        places_for_s=0,
     )
 
 
@@ -108,7 +109,7 @@ def prepared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(prepared_store: Path, tmp_path: Path) -> Settings:
     """A prepared embedded store of its own."""
     store = shutil.copytree(prepared_store, tmp_path / "store")
-    return Settings(store=store, database_url=None, data_dir=None, models_dir=None)
+    return Settings(store=store, database_url=None, data_dir=None, models_dir=None, places_for_s=0)
 
 
 @pytest.fixture

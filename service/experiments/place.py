@@ -1,27 +1,20 @@
 """Where a queued experiment stands, why it waits, and when it may start."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
-from sqlalchemy import ColumnElement, case, func, select
+from sqlalchemy import ColumnElement, Integer, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
-from service import workers
-from service.experiments import forecast, holds, shares
-from service.experiments.forecast import Forecast
+from service.experiments import forecast, holds
 from service.experiments.ledger import slot_weight
 from service.experiments.models import DEVICES, Device, Experiment, Held, Queue, Status
+from service.experiments.scene import LAST, QUEUES, Scene, Scenes
 from service.experiments.schemas import QueuePlace, moment
-from service.experiments.shares import MOST_PRIORITY, Firsts, Standing
-from service.fair_share import FairShare
+from service.experiments.shares import EXPERIMENTS, MOST_PRIORITY, Standing
 from service.workers import Gpu, Slots
 
-QUEUES = {device: tuple(queue for queue in Queue if device in DEVICES[queue]) for device in Device}
-"""Of which queues' workers each device takes one."""
-
-LAST = "g"
-"""After every id."""
 GIB = 2**30
 
 
@@ -36,46 +29,14 @@ class Waiting:
     memory_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """What all places of one moment rest on."""
-
-    sharing: FairShare
-    standings: Mapping[int, Standing]
-    queued: Mapping[tuple[int, Queue], tuple[int, int]]
-    """How many each user has in each queue, and how many of these jump."""
-    slots: Mapping[Queue, Slots]
-    gpus: Sequence[Gpu]
-    forecasts: Mapping[Queue, Forecast]
-    firsts: Mapping[int, Firsts]
-    """Of the users whose places these are, and of those who have had as much."""
-
-    def older(self, owner_id: int) -> set[int]:
-        """Users who have had as much as this one, and whose next experiment is older."""
-        level, own = self.standings[owner_id].level, self._oldest(owner_id)
-        return {
-            user
-            for user in self.firsts
-            if self.standings[user].level == level and self._oldest(user) < own
-        }
-
-    def gpu_run_is_first(self, owner_id: int) -> bool:
-        return shares.gpu_run_is_first(self.firsts.get(owner_id, {}))
-
-    def _oldest(self, owner_id: int) -> str:
-        return min((first.id for first in self.firsts.get(owner_id, {}).values()), default=LAST)
-
-
 def places(
     session: Session,
     experiments: Sequence[Experiment],
-    within_s: float,
-    sharing: FairShare | None = None,
+    scenes: Scenes,
     reader_id: int | None = None,
 ) -> dict[str, QueuePlace]:
     """The places of those of these experiments that are queued, by their ids, in a few queries
-    however many they are, in words for the reader; None is their owner. A worker is one that was
-    heard of within so many seconds."""
+    however many they are, in words for the reader; None is their owner."""
     queued = [
         Waiting(one.owner_id, one.device, one.priority, one.id, one.memory_bytes)
         for one in experiments
@@ -87,7 +48,7 @@ def places(
         own = {queued[0].id: _count_own(session, queued[0])}
     else:
         own = _count_own_each(session, queued)
-    scene = _scene(session, {one.owner_id for one in queued}, within_s, sharing or FairShare())
+    scene = scenes.of(session, {one.owner_id for one in queued})
     found = {
         one.id: _place(one, own[one.id], scene, reader_id in (None, one.owner_id))
         for one in queued
@@ -105,60 +66,35 @@ def place_of_next(
     device: str,
     priority: int,
     memory_bytes: int | None,
-    within_s: float,
-    sharing: FairShare | None = None,
+    scenes: Scenes,
 ) -> QueuePlace:
     """The place of one that were submitted now."""
     one = Waiting(owner_id, device, priority, LAST, memory_bytes)
-    scene = _scene(session, {owner_id}, within_s, sharing or FairShare())
-    return _place(one, _count_own(session, one), scene)
-
-
-def _scene(session: Session, owners: Collection[int], within_s: float, sharing: FairShare) -> Scene:
-    standings = {one.owner_id: one for one in shares.standings(session, sharing)}
-    levels = {standings[owner_id].level for owner_id in owners}
-    tied = [one for one in standings.values() if one.highest and one.level in levels]
-    return Scene(
-        sharing=sharing,
-        standings=standings,
-        firsts=shares.firsts(session, tied) if tied else {},
-        queued=_queued(session),
-        slots=workers.slots(session, within_s),
-        gpus=workers.gpus(session, within_s),
-        forecasts=forecast.forecasts(session),
-    )
-
-
-def _queued(session: Session) -> dict[tuple[int, Queue], tuple[int, int]]:
-    jumps = func.sum(case((Experiment.priority > MOST_PRIORITY, 1), else_=0))
-    rows = session.execute(
-        select(Experiment.owner_id, Experiment.device, func.count(), jumps)
-        .where(Experiment.status == Status.QUEUED, Experiment.held == Held.NOT)
-        .group_by(Experiment.owner_id, Experiment.device)
-    ).all()
-    found: dict[tuple[int, Queue], tuple[int, int]] = {}
-    for owner_id, device, count, jumping in rows:
-        for queue in QUEUES[Device(device)]:
-            before = found.get((owner_id, queue), (0, 0))
-            found[owner_id, queue] = before[0] + count, before[1] + jumping
-    return found
+    return _place(one, _count_own(session, one), scenes.of(session, {owner_id}))
 
 
 def _count_own(session: Session, one: Waiting) -> dict[Queue, int]:
-    """How many queued experiments of the same user each queue's workers take before this one. Two
-    counts, for each is a range of the index."""
-    waits = (Experiment.status == Status.QUEUED) & (Experiment.owner_id == one.owner_id)
-    waits &= Experiment.held == Held.NOT
-    equal = (Experiment.priority == one.priority) & (Experiment.id < one.id)
-    counts = {}
-    for queue in QUEUES[Device(one.device)]:
-        for_it = waits & Experiment.device.in_(DEVICES[queue])
-        higher, older = (
-            select(func.count()).select_from(Experiment).where(for_it, sooner).scalar_subquery()
-            for sooner in (Experiment.priority > one.priority, equal)
-        )
-        counts[queue] = session.scalar(select(higher + older)) or 0
-    return counts
+    """How many queued experiments of the same user each queue's workers take before this one."""
+    counts = session.execute(_OWN[Device(one.device)], asdict(one)).one()
+    return dict(zip(QUEUES[Device(one.device)], counts, strict=True))
+
+
+def _own(queue: Queue) -> ColumnElement[int]:
+    """Two counts, for each is a range of the index."""
+    priority = bindparam("priority", type_=Integer)
+    waits = (EXPERIMENTS.c.status == Status.QUEUED) & (EXPERIMENTS.c.held == Held.NOT)
+    waits &= EXPERIMENTS.c.owner_id == bindparam("owner_id", type_=Integer)
+    waits &= EXPERIMENTS.c.device.in_(DEVICES[queue])
+    equal = (EXPERIMENTS.c.priority == priority) & (EXPERIMENTS.c.id < bindparam("id"))
+    higher, older = (
+        select(func.count()).select_from(EXPERIMENTS).where(waits, sooner).scalar_subquery()
+        for sooner in (EXPERIMENTS.c.priority > priority, equal)
+    )
+    return higher + older
+
+
+_OWN = {device: select(*map(_own, queues)) for device, queues in QUEUES.items()}
+"""Made once: who waits asks five times a second."""
 
 
 def _count_own_each(session: Session, queued: Sequence[Waiting]) -> dict[str, dict[Queue, int]]:

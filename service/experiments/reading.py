@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import Problem
 from service.bodies import StrictRoute
 from service.database import Database
-from service.dependencies import DatabaseDep, Reader, SettingsDep
+from service.dependencies import DatabaseDep, Reader
 from service.errors import invalid
 from service.experiments import states, store
 from service.experiments.finding import ExperimentId, find
@@ -18,6 +18,7 @@ from service.experiments.listing import page_of
 from service.experiments.listing_parameters import WantedDep
 from service.experiments.models import Experiment
 from service.experiments.place import places
+from service.experiments.scene import Scenes, ScenesDep
 from service.experiments.schemas import (
     ExperimentOut,
     ExperimentPage,
@@ -34,7 +35,6 @@ from service.experiments.views import (
 )
 from service.pages import Limit, LongCursor
 from service.permission import check_whose
-from service.settings import Settings
 from service.streams.changes import Subject
 from service.streams.poller import PollerDep
 from service.streams.waiting import Read, WaitDep, awaited
@@ -50,7 +50,7 @@ MOST_SPECS = 50
 @router.get("", response_model=ExperimentPage)
 def list_experiments(
     database: DatabaseDep,
-    settings: SettingsDep,
+    scenes: ScenesDep,
     user: Reader,
     wanted: WantedDep,
     limit: Limit = 50,
@@ -68,7 +68,7 @@ def list_experiments(
         raise invalid([Problem("/query/limit", detail)])
     with database.snapshot() as session:
         found = page_of(session, user.id, wanted, limit=limit, cursor=cursor, with_spec=full)
-        waiting = places(session, found.items, settings.worker_silent_s, settings.share, user.id)
+        waiting = places(session, found.items, scenes, user.id)
         known = store.metrics_of(session, [one.id for one in found.items], metrics)
     out = experiment_out if full else summary_out
     items = [out(one, waiting.get(one.id)) for one in found.items]
@@ -82,7 +82,7 @@ def list_experiments(
 async def get_experiment(
     experiment_id: ExperimentId,
     database: DatabaseDep,
-    settings: SettingsDep,
+    scenes: ScenesDep,
     user: Reader,
     poller: PollerDep,
     wait_s: WaitDep,
@@ -94,7 +94,7 @@ async def get_experiment(
 
     def read(session: Session) -> tuple[Response, bool]:
         experiment = find(session, user, experiment_id)
-        answer = by_content(as_json(_whole(session, experiment, settings, user)), if_none_match)
+        answer = by_content(as_json(_whole(session, experiment, scenes, user)), if_none_match)
         changed = if_none_match is not None and answer.status_code != HTTPStatus.NOT_MODIFIED
         return answer, changed or states.is_terminal(experiment.status)
 
@@ -109,9 +109,9 @@ def _read_now(database: Database, read: Read) -> Response:
 
 
 def _whole(
-    session: Session, experiment: Experiment, settings: Settings, user: Caller
+    session: Session, experiment: Experiment, scenes: Scenes, user: Caller
 ) -> ExperimentWithMetrics:
-    answer = seen(session, experiment, settings, user)
+    answer = seen(session, experiment, scenes, user)
     found = store.metrics(session, experiment.id) if experiment.last_seq else []
     begun = store.attempts(session, experiment.id) if experiment.attempt else []
     metrics, attempts = map(metric_out, found), map(attempt_out, begun)
@@ -120,9 +120,7 @@ def _whole(
     )
 
 
-def seen(
-    session: Session, experiment: Experiment, settings: Settings, reader: Caller
-) -> ExperimentOut:
+def seen(session: Session, experiment: Experiment, scenes: Scenes, reader: Caller) -> ExperimentOut:
     """An experiment as its reader sees it, with its place in the queue."""
-    waiting = places(session, [experiment], settings.worker_silent_s, settings.share, reader.id)
+    waiting = places(session, [experiment], scenes, reader.id)
     return experiment_out(experiment, waiting.get(experiment.id))

@@ -29,6 +29,7 @@ from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.place import place_of_next
 from service.experiments.reading import seen
 from service.experiments.runtime import expected_runtime
+from service.experiments.scene import Scenes, ScenesDep
 from service.experiments.schemas import (
     Changes,
     ExperimentOut,
@@ -55,6 +56,7 @@ def submit(
     submission: Submission,
     database: WriterDep,
     settings: SettingsDep,
+    scenes: ScenesDep,
     user: Submitter,
     response: Response,
     idempotency_key: IdempotencyKey = None,
@@ -70,7 +72,7 @@ def submit(
             known = _accepted(session, settings, user.id, submission)
             key = known.cache_key(submission.spec)
             if (hit := _hit(known, submission, key)) is not None:
-                return _cached(session, settings, user, hit, response)
+                return _cached(session, scenes, user, hit, response)
             experiment = store.submit(
                 session,
                 user.id,
@@ -82,7 +84,7 @@ def submit(
                 unfinished=known.unfinished(submission.spec, submission.after),
                 cache_key=key,
             )
-        answer = seen(session, experiment, settings, user)
+        answer = seen(session, experiment, scenes, user)
     log.info("submitted", extra={"experiment_id": answer.id})
     response.headers["Location"] = answer.urls.self
     return answer
@@ -94,7 +96,11 @@ custom = APIRouter(tags=["experiments"], route_class=StrictRoute)
 
 @custom.post("/v1/experiments:validate")
 def validate(
-    submission: Submission, database: DatabaseDep, settings: SettingsDep, user: Submitter
+    submission: Submission,
+    database: DatabaseDep,
+    settings: SettingsDep,
+    scenes: ScenesDep,
+    user: Submitter,
 ) -> Validation:
     """Say what a submission would become, and store nothing."""
     with database.snapshot() as session:
@@ -108,8 +114,7 @@ def validate(
             submission.spec.compute.device,
             submission.priority,
             memory.expected,
-            settings.worker_silent_s,
-            settings.share,
+            scenes,
         )
     return Validation(
         spec=submission.spec,
@@ -133,7 +138,7 @@ def change(
     experiment_id: ExperimentId,
     changes: Changes,
     database: WriterDep,
-    settings: SettingsDep,
+    scenes: ScenesDep,
     user: Submitter,
 ) -> ExperimentOut:
     """Change what stands beside the spec: name, tags, note, priority, visibility, pinned."""
@@ -147,7 +152,7 @@ def change(
         weighty = {name: wanted[name] for name in WEIGHTY if name in wanted}
         audit.note(session, user, "experiment.changed", experiment_id, fields=[*wanted], **weighty)
         session.flush()
-        return seen(session, experiment, settings, user)
+        return seen(session, experiment, scenes, user)
 
 
 @router.delete("/{experiment_id:id}", status_code=HTTPStatus.NO_CONTENT)
@@ -168,27 +173,27 @@ def delete(experiment_id: ExperimentId, database: WriterDep, user: Canceller) ->
 
 @router.post("/{experiment_id}:cancel", status_code=HTTPStatus.ACCEPTED)
 def cancel(
-    experiment_id: ExperimentId, database: WriterDep, settings: SettingsDep, user: Canceller
+    experiment_id: ExperimentId, database: WriterDep, scenes: ScenesDep, user: Canceller
 ) -> ExperimentOut:
     """Cancel an experiment: what waits at once, what runs within a heartbeat and the grace it is
     given. What has ended stays as it is: 409, but for what is cancelled already."""
-    return _request(database, settings, user, experiment_id, DesiredState.CANCEL, Status.CANCELLED)
+    return _request(database, scenes, user, experiment_id, DesiredState.CANCEL, Status.CANCELLED)
 
 
 @router.post("/{experiment_id}:pause", status_code=HTTPStatus.ACCEPTED)
 def pause(
-    experiment_id: ExperimentId, database: WriterDep, settings: SettingsDep, user: Canceller
+    experiment_id: ExperimentId, database: WriterDep, scenes: ScenesDep, user: Canceller
 ) -> ExperimentOut:
     """Set an experiment aside: what runs saves a checkpoint and frees its slot."""
-    return _request(database, settings, user, experiment_id, DesiredState.PAUSE, Status.PAUSED)
+    return _request(database, scenes, user, experiment_id, DesiredState.PAUSE, Status.PAUSED)
 
 
 @router.post("/{experiment_id}:resume", status_code=HTTPStatus.ACCEPTED)
 def resume(
-    experiment_id: ExperimentId, database: WriterDep, settings: SettingsDep, user: Canceller
+    experiment_id: ExperimentId, database: WriterDep, scenes: ScenesDep, user: Canceller
 ) -> ExperimentOut:
     """Put a paused experiment back in the queue; it goes on from its checkpoint."""
-    return _request(database, settings, user, experiment_id, DesiredState.RUN, Status.QUEUED)
+    return _request(database, scenes, user, experiment_id, DesiredState.RUN, Status.QUEUED)
 
 
 @router.post("/{experiment_id}:retry", status_code=HTTPStatus.ACCEPTED)
@@ -196,6 +201,7 @@ def retry(
     experiment_id: ExperimentId,
     database: WriterDep,
     settings: SettingsDep,
+    scenes: ScenesDep,
     user: Submitter,
     response: Response,
     idempotency_key: IdempotencyKey = None,
@@ -220,7 +226,7 @@ def retry(
                 unfinished=unfinished,
                 cache_key=key,
             )
-        answer = seen(session, again, settings, user)
+        answer = seen(session, again, scenes, user)
     response.headers["Location"] = answer.urls.self
     return answer
 
@@ -246,7 +252,7 @@ MAY = {
 
 def _request(
     database: Database,
-    settings: Settings,
+    scenes: Scenes,
     user: Caller,
     experiment_id: str,
     desired: DesiredState,
@@ -262,7 +268,7 @@ def _request(
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
         if accepted is not None:
             audit.note(session, user, f"experiment.{DONE[desired]}", experiment_id)
-        return seen(session, experiment, settings, user)
+        return seen(session, experiment, scenes, user)
 
 
 def _accepted(
@@ -293,10 +299,10 @@ def _hit(known: Acceptance, submission: Submission, key: str | None) -> str | No
 
 
 def _cached(
-    session: Session, settings: Settings, user: Caller, experiment_id: str, response: Response
+    session: Session, scenes: Scenes, user: Caller, experiment_id: str, response: Response
 ) -> ExperimentOut:
     """The experiment of before that answers for a submission."""
-    answer = seen(session, find(session, user, experiment_id), settings, user)
+    answer = seen(session, find(session, user, experiment_id), scenes, user)
     response.status_code = HTTPStatus.OK
     response.headers["Location"] = answer.urls.self
     return answer.model_copy(update={"cached_from": experiment_id})

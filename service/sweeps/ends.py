@@ -1,15 +1,15 @@
 """When a sweep may end, as far as that can be told."""
 
 import math
+from collections.abc import Mapping
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service import workers
 from service.experiments import forecast
 from service.experiments.models import UNFINISHED, Device, Experiment, Held, Queue, Status
-from service.experiments.place import QUEUES, places
-from service.settings import Settings
+from service.experiments.place import places
+from service.experiments.scene import QUEUES, Scene, Scenes
 from service.sweeps.models import Sweep
 
 ENDED = "all of its runs have ended"
@@ -17,7 +17,7 @@ PAUSED = "some of its runs are paused"
 WAITS = "its runs wait for other experiments"
 
 
-def estimated_end(session: Session, settings: Settings, sweep: Sweep) -> tuple[float | None, str]:
+def estimated_end(session: Session, scenes: Scenes, sweep: Sweep) -> tuple[float | None, str]:
     """In the database's time, and what the estimate rests on, or why there is none: the last that
     may be chosen now starts when its place says, and those that its limit holds back follow in
     rounds."""
@@ -28,11 +28,12 @@ def estimated_end(session: Session, settings: Settings, sweep: Sweep) -> tuple[f
         return None, PAUSED
     if (Status.QUEUED, Held.AFTER) in left:
         return None, WAITS
-    found = forecast.forecasts(session)
+    scene = scenes.of(session, {sweep.owner_id})
+    found = scene.forecasts
     ends = forecast.ends_of(session, sweep.id, found)
     last = _last(session, sweep.id)
     if last is not None:
-        place = places(session, [last], settings.worker_silent_s, settings.share)[last.id]
+        place = places(session, [last], scenes)[last.id]
         if place.estimated_start is None:
             return None, place.estimate
         mean_s = _mean_s(found, last)
@@ -42,22 +43,17 @@ def estimated_end(session: Session, settings: Settings, sweep: Sweep) -> tuple[f
     clock = next(iter(found.values())).clock
     end = max((one for one in ends if one is not None), default=clock)
     held = left.get((Status.QUEUED, Held.SWEEP), 0)
-    return _after_held(session, settings, sweep, held, end, found)
+    return _after_held(session, scene, sweep, held, end)
 
 
 def _after_held(
-    session: Session,
-    settings: Settings,
-    sweep: Sweep,
-    held: int,
-    end: float,
-    found: dict[Queue, forecast.Forecast],
+    session: Session, scene: Scene, sweep: Sweep, held: int, end: float
 ) -> tuple[float | None, str]:
     if not held:
         return end, forecast.BASIS
     one = session.scalars(_OF.filter_by(sweep_id=sweep.id, held=Held.SWEEP).limit(1)).one()
-    mean_s = _mean_s(found, one)
-    slots = workers.slots(session, settings.worker_silent_s)
+    mean_s = _mean_s(scene.forecasts, one)
+    slots = scene.slots
     together = sum(slots[queue].workers for queue in QUEUES[Device(one.device)] if queue in slots)
     if mean_s is None or not together:
         return None, forecast.UNKNOWN
@@ -83,6 +79,6 @@ def _last(session: Session, sweep_id: str) -> Experiment | None:
     return session.scalar(free.order_by(Experiment.priority, Experiment.id.desc()).limit(1))
 
 
-def _mean_s(found: dict[Queue, forecast.Forecast], one: Experiment) -> float | None:
+def _mean_s(found: Mapping[Queue, forecast.Forecast], one: Experiment) -> float | None:
     known = [mean for q in QUEUES[Device(one.device)] if (mean := found[q].mean_s) is not None]
     return max(known, default=None)

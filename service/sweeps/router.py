@@ -18,6 +18,7 @@ from service.experiments.acceptance import Acceptance
 from service.experiments.many import New
 from service.experiments.models import Experiment
 from service.experiments.router import IdempotencyKey, refusals
+from service.experiments.scene import Scenes, ScenesDep
 from service.experiments.schemas import Submission
 from service.experiments.store import columns_again, columns_of
 from service.experiments.views import as_json
@@ -56,6 +57,7 @@ def submit_sweep(
     submission: SweepSubmission,
     database: WriterDep,
     settings: SettingsDep,
+    scenes: ScenesDep,
     user: Submitter,
     response: Response,
     idempotency_key: IdempotencyKey = None,
@@ -76,7 +78,7 @@ def submit_sweep(
             if kept:
                 kept.made = [sweep.id]
         session.flush()
-        answer = _out(session, settings, _find(session, user, sweep.id), user)
+        answer = _out(session, scenes, _find(session, user, sweep.id), user)
     log.info("sweep submitted", extra={"sweep_id": answer.id, "points": answer.points})
     response.headers["Location"] = answer.urls.self
     return answer
@@ -103,11 +105,11 @@ def list_sweeps(
 
 @router.get("/{sweep_id:id}")
 def get_sweep(
-    sweep_id: SweepId, database: DatabaseDep, settings: SettingsDep, user: Reader
+    sweep_id: SweepId, database: DatabaseDep, scenes: ScenesDep, user: Reader
 ) -> SweepOut:
     """How many of a sweep's points stand where, how far it is, and when it may end."""
     with database.snapshot() as session:
-        return _out(session, settings, _find(session, user, sweep_id), user)
+        return _out(session, scenes, _find(session, user, sweep_id), user)
 
 
 @router.get(
@@ -163,7 +165,7 @@ def change_sweep(
     sweep_id: SweepId,
     changes: SweepChanges,
     database: WriterDep,
-    settings: SettingsDep,
+    scenes: ScenesDep,
     user: Submitter,
 ) -> SweepOut:
     """Change what stands beside a sweep's spec; its priority and visibility go to its experiments
@@ -180,7 +182,7 @@ def change_sweep(
         weighty = {n: wanted[n] for n in wanted if n not in ("name", "tags", "note")}
         audit.note(session, user, "sweep.changed", sweep_id, fields=[*wanted], **weighty)
         session.flush()
-        return _out(session, settings, sweep, user)
+        return _out(session, scenes, sweep, user)
 
 
 @router.delete("/{sweep_id:id}", status_code=HTTPStatus.NO_CONTENT)
@@ -202,7 +204,7 @@ def delete_sweep(sweep_id: SweepId, database: WriterDep, user: Canceller) -> Non
 
 @router.post("/{sweep_id}:cancel", status_code=HTTPStatus.ACCEPTED)
 def cancel_sweep(
-    sweep_id: SweepId, database: WriterDep, settings: SettingsDep, user: Canceller
+    sweep_id: SweepId, database: WriterDep, scenes: ScenesDep, user: Canceller
 ) -> SweepOut:
     """Cancel all of a sweep's experiments that have not ended: what waits at once, what runs within
     a heartbeat and the grace it is given."""
@@ -211,7 +213,7 @@ def cancel_sweep(
         count = states.cancel_sweep(session, sweep.id)
         audit.note(session, user, "sweep.cancelled", sweep_id, experiments=count)
         session.flush()
-        return _out(session, settings, sweep, user)
+        return _out(session, scenes, sweep, user)
 
 
 @router.post("/{sweep_id}:retry", status_code=HTTPStatus.ACCEPTED)
@@ -328,7 +330,7 @@ def _readable(session: Session, user: Caller, sweep_id: str) -> Sweep | None:
     return store.find_readable(session, user.id, sweep_id, user.is_admin)
 
 
-def _out(session: Session, settings: Settings, sweep: Sweep, user: Caller) -> SweepOut:
+def _out(session: Session, scenes: Scenes, sweep: Sweep, user: Caller) -> SweepOut:
     counts = store.counts(session, [sweep.id], user).get(sweep.id, {})
     running = store.progress(session, sweep.id)
-    return sweep_out(sweep, counts, running, estimated_end(session, settings, sweep))
+    return sweep_out(sweep, counts, running, estimated_end(session, scenes, sweep))

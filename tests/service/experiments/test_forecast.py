@@ -8,6 +8,7 @@ from sqlalchemy import select, update
 from service.database import Database
 from service.experiments.models import Experiment, Queue, Status
 from service.experiments.place import places
+from service.experiments.scene import Scenes
 from service.experiments.schemas import QueuePlace
 from service.fair_share import FairShare
 from tests.support.shared_lab import WITHIN_S, SharedLab
@@ -16,16 +17,25 @@ JOB_S = 100.0
 
 
 def found_places(lab: SharedLab, ids: Sequence[str]) -> dict[str, QueuePlace]:
-    """Asked for user by user, as they would; a page of all of them says the same."""
+    """Asked for user by user, as they would; a page of all of them says the same, and so does one
+    scene that serves all users."""
     found: dict[str, QueuePlace] = {}
     with lab.database.snapshot() as session:
         query = select(Experiment).where(Experiment.id.in_(ids), Experiment.status == Status.QUEUED)
         waiting = session.scalars(query).all()
         for owner in {one.owner_id for one in waiting}:
             mine = [one for one in waiting if one.owner_id == owner]
-            found |= places(session, mine, WITHIN_S, lab.sharing)
-        assert places(session, waiting, WITHIN_S, lab.sharing) == found
+            found |= places(session, mine, scenes(lab))
+        assert places(session, waiting, scenes(lab)) == found
+        kept = scenes(lab, for_s=1000.0)
+        assert [places(session, [one], kept)[one.id] for one in waiting] == [
+            found[one.id] for one in waiting
+        ]
     return found
+
+
+def scenes(lab: SharedLab, for_s: float = 0.0) -> Scenes:
+    return Scenes(WITHIN_S, lab.sharing, for_s)
 
 
 def test_who_reads_what_is_anothers_is_not_told_of_its_own_limit(database: Database) -> None:
@@ -37,8 +47,7 @@ def test_who_reads_what_is_anothers_is_not_told_of_its_own_limit(database: Datab
     with database.snapshot() as session:
         one = session.get_one(Experiment, waits)
         reasons = [
-            places(session, [one], WITHIN_S, lab.sharing, reader)[waits].reason
-            for reader in (1, other)
+            places(session, [one], scenes(lab), reader)[waits].reason for reader in (1, other)
         ]
     assert reasons == [
         "1 of your runs are running, your limit is 1",
@@ -150,7 +159,7 @@ def test_a_users_gpu_hours_are_the_reason(either: Database) -> None:
     assert found_places(lab, [others])[others].position == 0
     with either.snapshot() as session:
         one = session.get_one(Experiment, waits)
-        told = places(session, [one], WITHIN_S, lab.sharing, other)[waits].reason
+        told = places(session, [one], scenes(lab), other)[waits].reason
     assert told == "its owner has had the GPU-hours of a day"
 
 

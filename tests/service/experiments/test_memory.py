@@ -23,6 +23,7 @@ from service.experiments.memory import (
 )
 from service.experiments.models import Attempt, Experiment, Queue, Status
 from service.experiments.place import places
+from service.experiments.scene import Scenes
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.settings import Settings
@@ -79,7 +80,7 @@ def claim(database: Database, chosen: Dispatch, worker: str) -> bool:
 def reason(database: Database, experiment_id: str) -> str:
     with database.snapshot() as session:
         one = session.get_one(Experiment, experiment_id)
-        return places(session, [one], 60.0)[experiment_id].reason
+        return places(session, [one], Scenes())[experiment_id].reason
 
 
 def test_what_others_use_is_a_condition_and_a_reason(either: Database) -> None:

@@ -12,15 +12,15 @@ from service.database import Database
 from service.experiments import lease, store
 from service.experiments.dispatch import _DISPATCH, dispatch_next
 from service.experiments.models import DEVICES, Experiment, Queue, Status
-from service.experiments.place import QUEUES, place_of_next, places
+from service.experiments.place import place_of_next, places
+from service.experiments.scene import QUEUES, Scenes
 from service.experiments.schemas import QueuePlace, Submission
 from service.settings import Settings
+from service.users import User
 from service.workers import Vitals
 from tests.support.ppca_spec import ppca_spec
 from worker.celery_app import make_celery
 from worker.dispatcher import Dispatcher
-
-WITHIN_S = 60.0
 
 
 def submit(database: Database, device: str, priority: int = 0) -> str:
@@ -50,10 +50,12 @@ def occupy(database: Database, worker: str) -> None:
         lease.claim(session, chosen.experiment_id, chosen.dispatch_no, worker=worker, lease_s=60)
 
 
-def found_places(database: Database, *ids: str) -> dict[str, QueuePlace]:
+def found_places(
+    database: Database, *ids: str, scenes: Scenes | None = None
+) -> dict[str, QueuePlace]:
     with database.snapshot() as session:
         query = select(Experiment).where(Experiment.id.in_(ids))
-        return places(session, session.scalars(query).all(), WITHIN_S)
+        return places(session, session.scalars(query).all(), scenes or Scenes())
 
 
 def place(database: Database, experiment_id: str) -> tuple[int, str]:
@@ -97,8 +99,25 @@ def test_the_reason_names_what_is_missing(either: Database) -> None:
     second = submit(either, "cuda")
     assert place(either, second) == (2, "all 2 GPU workers are busy, 2 before it")
     with either.snapshot() as session:
-        asked = place_of_next(session, 1, "cuda", 1, None, WITHIN_S)
+        asked = place_of_next(session, 1, "cuda", 1, None, Scenes())
     assert (asked.position, asked.reason) == (0, "all 2 GPU workers are busy, next in turn")
+
+
+def test_a_scene_serves_for_its_time_whoever_knows_itself_in_it(database: Database) -> None:
+    mine = submit(database, "cuda")
+    kept = Scenes(for_s=1000.0)
+    assert found_places(database, mine, scenes=kept)[mine].reason == "no GPU worker is registered"
+    register(database, gpu=1)
+    second = submit(database, "cuda")
+    old = found_places(database, second, scenes=kept)[second]
+    assert (old.position, old.reason) == (1, "no GPU worker is registered")
+    with database.transaction() as session:
+        session.add(User(id=2, name="new"))
+        session.flush()
+        session.get_one(Experiment, second).owner_id = 2
+    of_new = found_places(database, second, scenes=kept)[second]
+    assert (of_new.position, of_new.reason) == (1, "1 before it")
+    assert found_places(database, mine, scenes=kept)[mine].reason == "next in turn"
 
 
 def test_many_places_are_those_of_each(either: Database) -> None:

@@ -1,0 +1,117 @@
+"""The queue as a whole at one moment: what every experiment's place in it rests on."""
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from cachetools import TTLCache
+from fastapi import Depends, Request
+from sqlalchemy import case, func, select
+from sqlalchemy.orm import Session
+
+from service import workers
+from service.experiments import forecast, shares
+from service.experiments.forecast import Forecast
+from service.experiments.models import DEVICES, Device, Experiment, Held, Queue, Status
+from service.experiments.shares import MOST_PRIORITY, Firsts, Standing
+from service.fair_share import FairShare
+from service.workers import Gpu, Slots
+
+LAST = "g"
+"""After every id."""
+QUEUES = {device: tuple(queue for queue in Queue if device in DEVICES[queue]) for device in Device}
+"""Of which queues' workers each device takes one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """It is of all users, so that one serves whoever asks."""
+
+    sharing: FairShare
+    standings: Mapping[int, Standing]
+    queued: Mapping[tuple[int, Queue], tuple[int, int]]
+    """How many each user has in each queue, and how many of these jump."""
+    slots: Mapping[Queue, Slots]
+    gpus: Sequence[Gpu]
+    forecasts: Mapping[Queue, Forecast]
+    firsts: Mapping[int, Firsts]
+    """Of the users of whom others have had as much, or whose limit leaves one place."""
+
+    def older(self, owner_id: int) -> set[int]:
+        """Users who have had as much as this one, and whose next experiment is older."""
+        level, own = self.standings[owner_id].level, self._oldest(owner_id)
+        return {
+            user
+            for user in self.firsts
+            if self.standings[user].level == level and self._oldest(user) < own
+        }
+
+    def gpu_run_is_first(self, owner_id: int) -> bool:
+        return shares.gpu_run_is_first(self.firsts.get(owner_id, {}))
+
+    def _oldest(self, owner_id: int) -> str:
+        return min((first.id for first in self.firsts.get(owner_id, {}).values()), default=LAST)
+
+
+class Scenes:
+    """The scene of a moment ago, for all that ask meanwhile: that of a lab takes a dozen queries,
+    and a hundred scripts that wait look at it a hundred times a second."""
+
+    def __init__(
+        self, within_s: float = 60.0, sharing: FairShare | None = None, for_s: float = 0.0
+    ):
+        """A worker is one that was heard of within so many seconds; a scene serves for `for_s`."""
+        self.within_s = within_s
+        self.sharing = sharing or FairShare()
+        self._kept: TTLCache[None, Scene] = TTLCache(1, ttl=for_s)
+        self._lock = threading.Lock()
+
+    def of(self, session: Session, owners: Collection[int]) -> Scene:
+        """One that knows these users."""
+        with self._lock:
+            found = self._kept.get(None)
+            if found is None or not found.standings.keys() >= set(owners):
+                found = self._kept[None] = self._made(session)
+            return found
+
+    def _made(self, session: Session) -> Scene:
+        standings = shares.standings(session, self.sharing)
+        at_level = Counter(one.level for one in standings)
+        matter = [
+            one for one in standings
+            if one.highest and (at_level[one.level] > 1 or one.has_one_place)
+        ]  # fmt: skip
+        return Scene(
+            sharing=self.sharing,
+            standings={one.owner_id: one for one in standings},
+            firsts=shares.firsts(session, matter) if matter else {},
+            queued=_queued(session),
+            slots=workers.slots(session, self.within_s),
+            gpus=workers.gpus(session, self.within_s),
+            forecasts=forecast.forecasts(session),
+        )
+
+
+async def _scenes(request: Request) -> Scenes:
+    scenes: Scenes = request.app.state.scenes
+    return scenes
+
+
+ScenesDep = Annotated[Scenes, Depends(_scenes)]
+
+
+def _queued(session: Session) -> dict[tuple[int, Queue], tuple[int, int]]:
+    jumps = func.sum(case((Experiment.priority > MOST_PRIORITY, 1), else_=0))
+    rows = session.execute(
+        select(Experiment.owner_id, Experiment.device, func.count(), jumps)
+        .where(Experiment.status == Status.QUEUED, Experiment.held == Held.NOT)
+        .group_by(Experiment.owner_id, Experiment.device)
+    ).all()
+    found: dict[tuple[int, Queue], tuple[int, int]] = {}
+    for owner_id, device, count, jumping in rows:
+        for queue in QUEUES[Device(device)]:
+            before = found.get((owner_id, queue), (0, 0))
+            found[owner_id, queue] = before[0] + count, before[1] + jumping
+    return found
