@@ -102,6 +102,7 @@ def _totals(curves: Sequence[Curve]) -> Document:
 
 
 def written(answer: Answer, format: Format) -> Response:
+    content: bytes | memoryview
     match format:
         case Format.JSON:
             content = _json(answer)
@@ -132,21 +133,21 @@ def _numbers(curve: Curve) -> Document:
     return {**columns, "reasons": curve.reason_of_each}
 
 
-def _csv(answer: Answer) -> bytes:
+def _csv(answer: Answer) -> memoryview:
     csv = _pyarrow("pyarrow.csv")
     sink = _pyarrow("pyarrow").BufferOutputStream()
     csv.write_csv(_table(answer), sink)
-    return bytes(sink.getvalue())
+    return memoryview(sink.getvalue())
 
 
-def _arrow(answer: Answer) -> bytes:
+def _arrow(answer: Answer) -> memoryview:
     pa = _pyarrow("pyarrow")
     about = json.dumps(answer.document(_about))
     table = _table(answer).replace_schema_metadata({"mptlab": about})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
-    return bytes(sink.getvalue())
+    return memoryview(sink.getvalue())
 
 
 def _table(answer: Answer) -> Any:
@@ -166,7 +167,8 @@ def _table(answer: Answer) -> Any:
     columns = {name: told(values) for name, values in _keys(answer)}
     for name in COLUMNS:
         parts = [curve.columns[name] for curve in answer.curves] or [np.array([])]
-        columns[name] = pa.array(np.concatenate(parts), from_pandas=True)
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        columns[name] = pa.array(whole, from_pandas=True)
     columns["reason"] = pa.chunked_array(
         [_reasons(pa, curve) for curve in answer.curves], pa.dictionary(pa.int32(), pa.string())
     )
@@ -175,6 +177,8 @@ def _table(answer: Answer) -> Any:
 
 def _reasons(pa: Any, curve: Curve) -> Any:
     """The first of a curve's reasons is that there is none."""
+    if not curve.columns["reason"].any():
+        return pa.nulls(curve.shown, pa.dictionary(pa.int32(), pa.string()))
     codes = np.ma.masked_equal(curve.columns["reason"].astype(np.int32), 0) - 1
     reasons = pa.array(curve.reasons[1:], pa.string())
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), reasons)

@@ -15,6 +15,7 @@ from service.experiments.models import DEVICES, Experiment, Queue, Status
 from service.experiments.place import place_of_next, places
 from service.experiments.scene import QUEUES, Scenes
 from service.experiments.schemas import QueuePlace, Submission
+from service.main import create_app
 from service.settings import Settings
 from service.users import User
 from service.workers import Vitals
@@ -81,7 +82,7 @@ def test_auto_goes_to_a_gpu_where_one_is_idle_else_to_a_cpu(lab: Settings) -> No
 def test_the_reason_names_what_is_missing(either: Database) -> None:
     on_gpu, anywhere, on_cpu = (submit(either, device) for device in ("cuda", "auto", "cpu"))
     assert place(either, on_gpu) == (0, "no GPU worker is registered")
-    assert place(either, anywhere) == (0, "no worker is registered")
+    assert place(either, anywhere) == (0, "no CPU worker is registered")
     assert place(either, on_cpu) == (1, "no CPU worker is registered")
     register(either, cpu=1)
     assert place(either, on_gpu) == (0, "no GPU worker is registered")
@@ -118,6 +119,18 @@ def test_a_scene_serves_for_its_time_whoever_knows_itself_in_it(database: Databa
     of_new = found_places(database, second, scenes=kept)[second]
     assert (of_new.position, of_new.reason) == (1, "1 before it")
     assert found_places(database, mine, scenes=kept)[mine].reason == "next in turn"
+
+
+def test_answers_share_a_scene_for_as_long_as_the_settings_say(settings: Settings) -> None:
+    given = settings.model_copy(update={"places_for_s": 1000.0})
+    key = settings.key_file.read_text().strip()
+    with TestClient(create_app(given), headers={"Authorization": f"Bearer {key}"}) as api:
+        mine = api.post("/v1/experiments", json={"spec": ppca_spec()}).json()["urls"]["self"]
+        register(Database(settings.url), cpu=1)
+        assert api.get(mine).json()["queue"]["reason"] == "no CPU worker is registered"
+        assert api.get("/v1/queue").json()["items"][0]["queue"]["reason"] == (
+            "no CPU worker is registered"
+        )
 
 
 def test_many_places_are_those_of_each(either: Database) -> None:
