@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPMessage
 
 import numpy as np
+import orjson
 import psutil
 from pyarrow import ipc
 from sqlalchemy import insert, text
@@ -136,7 +137,7 @@ def _read_arrow(content: bytes) -> None:
         reader.read_all()
 
 
-PARSERS: dict[str, Callable[[bytes], object]] = {"json": json.loads, "arrow": _read_arrow}
+PARSERS: dict[str, Callable[[bytes], object]] = {"json": orjson.loads, "arrow": _read_arrow}
 
 
 def _store_curves(database: Database) -> None:
