@@ -37,8 +37,8 @@ TO_START_S = 120.0
 
 
 def peer(settings: Settings) -> Iterator[Figure]:
-    """A curve of 100,000 points read whole and parsed (JSON by orjson), and the status of a run, from
-    either server."""
+    """A curve of 100,000 points read whole and parsed (JSON by orjson), and the status of a run,
+    from either server."""
     program = os.environ.get("MLFLOW") or shutil.which("mlflow")
     if settings.database_url is not None or program is None:
         return
