@@ -23,6 +23,7 @@ from mptcore.protocol.records import (
 )
 from mptcore.runtime import checkpoint, inputs
 from mptcore.runtime.environment import environment
+from mptcore.runtime.out_of_memory import is_out_of_memory
 from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
@@ -84,7 +85,7 @@ class SpecRunner:
         except RunError as error:
             return self._fail(Failure(error.cause, str(error)))
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             advice = "lower data.n, compute.memory_mib or the size of the model"
             return self._fail(Failure("oom", f"out of memory: {advice} ({error})"))
@@ -160,11 +161,3 @@ class SpecRunner:
         with suppress(BrokenPipeError):
             self.out.flush()
         return FAILED
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return (
-        isinstance(error, MemoryError)
-        or "out of memory" in str(error).lower()
-        or "DefaultCPUAllocator" in str(error)  # torch's, on a CPU
-    )

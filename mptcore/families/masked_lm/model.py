@@ -11,6 +11,7 @@ from mptcore.estimation.model import Model
 from mptcore.estimation.scores import cached_scores
 from mptcore.families.masked_lm.masked_batch import MaskedBatch
 from mptcore.families.masked_lm.pretrained import Network
+from mptcore.runtime.out_of_memory import in_halves
 from mptcore.runtime.session import ScoreCache, Step, Work
 
 CPU_BYTES = 256 * 2**20
@@ -48,19 +49,8 @@ class MaskedLm(Model[MaskedBatch]):
         """The scores, and log p of the `next` token of each, 0 where there is none: (2, B)."""
         values = torch.zeros(2, len(masks), dtype=torch.float64)
         for chosen in self.parts(masks):
-            values[:, chosen] = self._in_halves(masks[chosen])
+            values[:, chosen] = in_halves(self._score, masks[chosen])
         return values
-
-    def _in_halves(self, masks: MaskedBatch) -> Tensor:  # (2, B)
-        """In two halves where the device has no memory for the whole."""
-        try:
-            return self._score(masks)
-        except torch.OutOfMemoryError:
-            if len(masks) < 2:
-                raise
-        torch.cuda.empty_cache()
-        halves = torch.arange(len(masks)).chunk(2)
-        return torch.cat([self._score(masks[half]) for half in halves], dim=1)
 
     @torch.inference_mode()
     def _score(self, masks: MaskedBatch) -> Tensor:  # (2, B)
