@@ -97,7 +97,7 @@ class SpecRunner:
         inputs_used = len(inputs.used())
         if self.supervised and inputs_used != self._inputs_told:
             self._inputs_told = inputs_used
-            self._emit_unnumbered(environment(self.assignment.spec))
+            self._emit_unnumbered(environment(self.assignment.spec, self._session))
 
     def _records(self) -> Iterator[Record | None]:
         assignment, session = self.assignment, self._session
@@ -111,7 +111,7 @@ class SpecRunner:
             files = checkpoint.files(assignment.checkpoint_dir)
         found = checkpoint.first_whole(assignment.spec, files)
         if found is not None:
-            session.scores = found.scores
+            session.scores, session.saved_on = found.scores, found.device
             self._given = max(self._given, found.after)
         elif self._given:
             self._given = 0
