@@ -66,7 +66,9 @@ class MaskedLm(Model[MaskedBatch]):
     def log_probs(self, masks: MaskedBatch) -> Tensor:
         """log p(x_j | x_R) of each masked token, row by row, in nats, float32 (M,)."""
         to = self.device
-        masked = masks.masked.to(to)
+        # Looked up on the CPU, which knows where the masks are: the device would be waited for.
+        masked = masks.masked.nonzero().T.to(to)  # (2, M)
+        targets = masks.targets[masks.masked].to(to)  # (M,)
         inputs: dict[str, Tensor | None] = {"input_ids": masks.inputs.to(to)}
         if getattr(self.config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = masks.types.to(to)
@@ -79,7 +81,6 @@ class MaskedLm(Model[MaskedBatch]):
                 logits = self.network(**inputs).logits[0]  # (1, M, V) to (M, V)
         finally:
             self._masked = None
-        targets = masks.targets.to(to)[masked]  # (M,)
         return -torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
 
     def bytes_per_sequence(self, masks: MaskedBatch) -> Tensor:
@@ -116,7 +117,8 @@ class MaskedLm(Model[MaskedBatch]):
 
     def _gather(self, module: Any, given: Any, output: Any) -> Any:
         if self._masked is not None:
-            output.last_hidden_state = output.last_hidden_state[self._masked][None]  # (1, M, H)
+            rows, places = self._masked
+            output.last_hidden_state = output.last_hidden_state[rows, places][None]  # (1, M, H)
         return output
 
     def _autocast(self) -> Any:
