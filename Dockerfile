@@ -1,6 +1,6 @@
 # The one image of every part of a lab; docker-compose.yml says which command each part runs.
 #   docker build .                          torch for the CPU, from PyTorch's own index
-#   docker build --build-arg TORCH=cuda .   torch with CUDA, several GB
+#   docker build --build-arg TORCH=cuda .   torch with CUDA 13, several GB, for drivers from 580 on
 ARG TORCH=cpu
 
 FROM python:3.11-slim-bookworm AS python
@@ -14,10 +14,11 @@ FROM python AS torch-cuda
 
 # hadolint ignore=DL3006
 FROM torch-${TORCH} AS build
-ENV PIP_CONSTRAINT=/build/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+ENV PIP_CONSTRAINT="/build/constraints.txt /build/constraints-cuda.txt" \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /build
 RUN python -m venv /opt/venv
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt constraints-cuda.txt README.md ./
 # The dependencies are a layer of their own, which a change of the code leaves as it is.
 RUN python -c "import tomllib; \
 print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt $(CURDIR)/constraints-cuda.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo serve test lint docs bench calibration chaos fuzz mutants
@@ -12,7 +12,7 @@ help: ## list the targets
 
 setup: $(VENV)/.installed ## make .venv with every pinned package (quick when nothing changed)
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt constraints-cuda.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@

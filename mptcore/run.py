@@ -8,13 +8,13 @@ import torch
 
 from mptcore.families.linear_gaussian.run import LinearGaussianRun
 from mptcore.families.vae.run import VaeRun
-from mptcore.protocol.records import Log, Record, RunError
+from mptcore.protocol.records import Log, Record
+from mptcore.runtime.device import device_of, name_of, set_arithmetic
 from mptcore.runtime.process import keep_freed_memory
 from mptcore.runtime.session import ExperimentRun, Session, TrainingState, with_progress
 from mptcore.specs import (
     ExperimentSpec,
     LatentExperiment,
-    Machine,
     TextExperiment,
     VectorExperiment,
 )
@@ -60,8 +60,10 @@ def resumable(
     may be saved there. The caller raises session.seq with every record."""
     keep_freed_memory()
     torch.set_num_threads(spec.compute.threads)
-    device, dtype = _device(spec.compute), getattr(torch, spec.compute.precision)
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    device, dtype = device_of(spec.compute), getattr(torch, spec.compute.precision)
+    set_arithmetic(device, spec.compute)
+    session.device = name_of(device)
+    place = session.device if device.type == "cuda" else "cpu"
     yield Log(
         "info",
         f"torch {torch.__version__} on {place}, {spec.compute.precision}, "
@@ -73,12 +75,3 @@ def resumable(
         return experiment.total - session.left_out(experiment.evaluations)
 
     yield from with_progress(experiment.records(resumed), session, total)
-
-
-def _device(compute: Machine) -> torch.device:
-    available = torch.cuda.is_available()
-    if compute.device == "cuda" and not available:
-        raise RunError(
-            "no_gpu", "compute.device is cuda and this machine has none: use auto or cpu"
-        )
-    return torch.device("cuda" if available and compute.device != "cpu" else "cpu")

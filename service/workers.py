@@ -220,6 +220,18 @@ def room_at(session: Session, worker_id: str) -> float:
     return math.inf if free is None else free - promised
 
 
+def least_taken(session: Session, uuids: Sequence[str], within_s: float) -> str:
+    """Of these GPUs that with the fewest workers that were heard of within so many seconds, the
+    first of several."""
+    rows = session.execute(
+        select(Worker.gpu_uuid, func.count())
+        .where(Worker.gpu_uuid.in_(uuids), Worker.heartbeat_at >= now() - within_s)
+        .group_by(Worker.gpu_uuid)
+    )
+    taken = {row[0]: row[1] for row in rows}
+    return min(uuids, key=lambda uuid: taken.get(uuid, 0))
+
+
 def largest(session: Session) -> dict[Queue, int | None]:
     """The memory of the largest worker of each queue that has any, also of one that has been silent
     for some time: a GPU's, or what a run may take of main memory. None where one does not say."""

@@ -1,4 +1,4 @@
-"""A Celery node of one slot: `python -m worker.node cpu` or `gpu` (pinned by CUDA_VISIBLE_DEVICES).
+"""A Celery node of one slot: `python -m worker.node cpu` or `gpu`, which has one GPU.
 
 The solo pool runs the task in the main thread, which runners die with. SIGTERM hands the run back,
 and so do SIGUSR1 and the end of its lifetime.
@@ -9,18 +9,21 @@ import logging
 import os
 import sys
 import time
+from contextlib import closing
 from typing import Any
 
 from celery.signals import worker_ready, worker_shutting_down
 
+from service import workers
 from service.database import Database
 from service.experiments.models import Queue
 from service.settings import Settings
 from service.start import begin
+from worker import gpus
 from worker.celery_app import RUN, broker_answers, make_celery
 from worker.fitness import UnfitWorker, hide_gpus, require_gpu
 from worker.lifetime import Lifetime, duration
-from worker.presence import worker_name
+from worker.presence import vitals, worker_name
 from worker.slot import Slot
 from worker.supervisor import UNHEARD_S
 
@@ -102,6 +105,27 @@ class Node:
         self.stopping.set()
 
 
+def take_gpu(settings: Settings) -> None:
+    """Show this process and its runners one GPU: of those that it sees, the one with the fewest
+    workers. GPUs are numbered by their PCI buses, as nvidia-smi does. Ends the process where torch
+    cannot use it."""
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    seen = gpus.visible()
+    with closing(Database(settings.url)) as database:
+        if seen:
+            with database.transaction() as session:  # one after the other, each seeing those before
+                workers.lock_dispatching(session)
+                within_s = settings.worker_silent_s
+                os.environ[gpus.VISIBLE] = workers.least_taken(session, seen, within_s)
+                workers.beat(session, worker_name(), vitals(Queue.GPU, settings.run_memory_bytes))
+        try:
+            require_gpu()
+        except SystemExit:
+            with database.transaction() as session:
+                workers.leave(session, worker_name())
+            raise
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m worker.node", description=__doc__)
     parser.add_argument("queue", type=Queue, choices=list(Queue), help="what it works for")
@@ -111,7 +135,7 @@ def main() -> None:
     queue = arguments.queue
     settings = begin()
     if queue == Queue.GPU:
-        require_gpu()
+        take_gpu(settings)
     else:
         hide_gpus()
     node = Node(settings, queue, arguments.lifetime)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
-import pynvml
 
 from service import workers
 from service.database import AWAY, Database
 from service.experiments.models import Queue
 from service.settings import Settings
 from service.workers import Vitals
+from worker import gpus
 from worker.memory import memory_limit
 
 log = logging.getLogger(__name__)
@@ -35,40 +35,8 @@ def vitals(queue: Queue, run_memory: int | None = None, run_pid: int | None = No
     }
     if queue == Queue.CPU:
         return Vitals(**common)
-    return Vitals(**common, **_gpu(run_pid))
-
-
-def _gpu(run_pid: int | None) -> dict[str, Any]:
-    try:
-        pynvml.nvmlInit()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        by_index = visible.isdigit()
-        handle = (
-            pynvml.nvmlDeviceGetHandleByIndex(int(visible))
-            if by_index
-            else pynvml.nvmlDeviceGetHandleByUUID(visible)
-        )
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        return {
-            "gpu": str(pynvml.nvmlDeviceGetName(handle)),
-            "gpu_driver": str(pynvml.nvmlSystemGetDriverVersion()),
-            "gpu_memory_total": int(memory.total),
-            "gpu_memory_free": int(memory.free),
-            "gpu_number": int(pynvml.nvmlDeviceGetIndex(handle)),
-            "gpu_uuid": str(pynvml.nvmlDeviceGetUUID(handle)),
-            "gpu_memory_ours": _memory_of(handle, run_pid),
-        }
-    except pynvml.NVMLError as error:
-        log.warning("no GPU can be seen: %s", error)
-        return {}
-
-
-def _memory_of(handle: Any, run_pid: int | None) -> int:
-    """What a run has of a GPU's memory; 0 where the driver does not tell."""
-    if run_pid is None:
-        return 0
-    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    return sum(int(one.usedGpuMemory or 0) for one in processes if one.pid == run_pid)
+    seen = gpus.visible()
+    return Vitals(**common, **(gpus.figures(seen[0], run_pid) if seen else {}))
 
 
 class Presence:

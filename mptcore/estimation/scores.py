@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from mptcore.estimation.estimate import Estimate, total_of
 from mptcore.estimation.masks import SizedMasks
 from mptcore.estimation.model import BatchT, Model, SampledModel, TractableModel, VectorModel
 from mptcore.protocol.records import Record
+from mptcore.runtime.out_of_memory import in_halves
 from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import Masks
 
@@ -120,7 +122,12 @@ def _score(
     scores_of = _scores_and_joint if joint else _scores_alone
     if any(isinstance(model, SampledModel) for model in models):
         scores_of = _graded_scores
-    values = cached_scores(models, batch.masked, cache, scores_of)
+    values = cached_scores(
+        models,
+        batch.masked,
+        cache,
+        lambda model, masks: in_halves(partial(scores_of, model), masks),
+    )
     lengths = [count for _, count in batch.runs]
     split = torch.split(values, lengths, dim=2)
     return ((size, part) for (size, _), part in zip(batch.runs, split, strict=True))

@@ -160,6 +160,9 @@ class Environment:
     seeds: Sequence[int]
     inputs: Mapping[str, str]
     """The SHA-256 of what was read, by where it lies."""
+    resumed_from: str | None
+    """The device that the checkpoint was computed on that it goes on from, where that is another:
+    the last digits may differ from those of a run on one of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,15 @@ class Resumed:
     after: int
     scores: ScoreCache
     training: TrainingState | None
+    device: str | None
+    """What it was computed on; None in files of before this was kept."""
 
 
 def save(session: Session, spec: ExperimentSpec, folder: Path) -> Checkpoint:
     """Write the session, which is at a safe point."""
     tensors, header = _of(session)
     header |= {"format": FORMAT, "spec": spec.model_dump_json(), "after": str(session.seq)}
+    header["device"] = session.device
     content = as_bytes(tensors, header)
     digest = hashlib.sha256(content).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +106,7 @@ def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
         epoch, seq, masks = json.loads(header["training"])
         plans = tuple(MaskPlan(*plan) for plan in json.loads(header["plans"]))
         training = TrainingState(epoch, seq, masks, plans, under("training/", tensors))
-    return Resumed(int(header["after"]), scores, training)
+    return Resumed(int(header["after"]), scores, training, header.get("device"))
 
 
 def _is_of(text: str, spec: ExperimentSpec) -> bool:

@@ -10,10 +10,11 @@ import torch
 from mptcore.protocol.code import core_digest, package_versions
 from mptcore.protocol.records import Environment
 from mptcore.runtime import inputs
+from mptcore.runtime.session import Session
 from mptcore.specs import ExperimentSpec
 
 
-def environment(spec: ExperimentSpec) -> Environment:
+def environment(spec: ExperimentSpec, session: Session) -> Environment:
     """Of this process, once its run has begun: that chose device and threads."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return Environment(
@@ -29,6 +30,7 @@ def environment(spec: ExperimentSpec) -> Environment:
         precision=spec.compute.precision,
         seeds=spec.seeds,
         inputs=inputs.used(),
+        resumed_from=None if session.saved_on == session.device else session.saved_on,
     )
 
 

@@ -23,6 +23,7 @@ from mptcore.protocol.records import (
 )
 from mptcore.runtime import checkpoint, inputs
 from mptcore.runtime.environment import environment
+from mptcore.runtime.out_of_memory import is_out_of_memory
 from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
@@ -84,7 +85,7 @@ class SpecRunner:
         except RunError as error:
             return self._fail(Failure(error.cause, str(error)))
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             advice = "lower data.n, compute.memory_mib or the size of the model"
             return self._fail(Failure("oom", f"out of memory: {advice} ({error})"))
@@ -96,7 +97,7 @@ class SpecRunner:
         inputs_used = len(inputs.used())
         if self.supervised and inputs_used != self._inputs_told:
             self._inputs_told = inputs_used
-            self._emit_unnumbered(environment(self.assignment.spec))
+            self._emit_unnumbered(environment(self.assignment.spec, self._session))
 
     def _records(self) -> Iterator[Record | None]:
         assignment, session = self.assignment, self._session
@@ -110,7 +111,7 @@ class SpecRunner:
             files = checkpoint.files(assignment.checkpoint_dir)
         found = checkpoint.first_whole(assignment.spec, files)
         if found is not None:
-            session.scores = found.scores
+            session.scores, session.saved_on = found.scores, found.device
             self._given = max(self._given, found.after)
         elif self._given:
             self._given = 0
@@ -160,11 +161,3 @@ class SpecRunner:
         with suppress(BrokenPipeError):
             self.out.flush()
         return FAILED
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return (
-        isinstance(error, MemoryError)
-        or "out of memory" in str(error).lower()
-        or "DefaultCPUAllocator" in str(error)  # torch's, on a CPU
-    )

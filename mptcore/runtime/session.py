@@ -101,6 +101,10 @@ class Session:
     """The state of the training, as it is once called."""
     at_safe_point: bool = False
     """Whether the run may be saved."""
+    device: str = ""
+    """What it is computed on."""
+    saved_on: str | None = None
+    """What the checkpoint was computed on that it goes on from."""
     work_dir: Path | None = None
     """Where the files that the run keeps are written."""
 

@@ -10,12 +10,15 @@ from mptcore.specs.base import Spec
 class Machine(Spec):
     """`threads` fixes the result to the last bit on a CPU; `max_runtime_s` is the time limit of one
     attempt, in seconds; `memory_mib` the memory for the masks that are scored together, by default
-    about what a processor's caches hold."""
+    about what a processor's caches hold. `determinism`, for GPUs: exact gives the same bits each
+    time on the same device, with float32 in full; fast lets products and convolutions round their
+    factors to TF32 (10 bits), and takes the quickest kernels."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Annotated[int, Field(ge=1, le=256)] = 2
     max_runtime_s: Annotated[int, Field(ge=1, le=30 * 24 * 3600)] = 3600
     memory_mib: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    determinism: Literal["exact", "fast"] = "exact"
 
     @property
     def memory_bytes(self) -> int | None:

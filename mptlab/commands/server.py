@@ -76,9 +76,18 @@ def worker(
     lifetime: Annotated[
         str | None, typer.Option(help="end after so long (90s, 45m, 3h), its run handed back")
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="a worker for each GPU of this machine, pinned to it")
+    ] = False,
 ) -> None:
-    """Lab mode: a worker of one slot; pin it to a GPU by CUDA_VISIBLE_DEVICES."""
-    server.become("worker.node", queue.value, *(["--lifetime", lifetime] if lifetime else []))
+    """Lab mode: a worker of one slot. One for GPUs takes the GPU with the fewest workers, of all or
+    of those that CUDA_VISIBLE_DEVICES names."""
+    arguments = ["--lifetime", lifetime] if lifetime else []
+    if not every:
+        server.become("worker.node", queue.value, *arguments)
+    if queue != Queue.gpu:
+        raise typer.BadParameter("--all is for workers of the queue gpu")
+    server.become("worker.every_gpu", *arguments)
 
 
 BackupFolder = Annotated[Path, typer.Argument(help="where the backup lies")]

@@ -72,6 +72,8 @@ def _computed_with(found: EnvironmentOut) -> str:
     where = f"{found.cpu} ({found.cpu_capability}), {found.threads} threads"
     if found.gpu is not None:
         where += f"; {found.gpu}, driver {found.gpu_driver}, CUDA {found.cuda}"
+    if found.resumed_from is not None:
+        where += f"; begun on {found.resumed_from}, so that the last digits may differ"
     packages = (f"{name} {version}" for name, version in found.packages.items())
     return "\n".join([f"core {found.core}", where, found.platform, *packages])
 

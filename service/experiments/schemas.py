@@ -296,7 +296,9 @@ class ListedWithMetrics(ExperimentOut):
 
 
 class EnvironmentOut(BaseModel):
-    """What an attempt is computed with. `gpu`, `gpu_driver` and `cuda` are null on a CPU."""
+    """What an attempt is computed with. `gpu`, `gpu_driver` and `cuda` are null on a CPU.
+    `resumed_from` names the device of the checkpoint that it goes on from, where that is another:
+    the last digits may then differ."""
 
     core: str
     packages: dict[str, str]
@@ -310,6 +312,7 @@ class EnvironmentOut(BaseModel):
     precision: str
     seeds: list[int]
     inputs: dict[str, str]
+    resumed_from: str | None = None
 
 
 class AttemptOut(BaseModel):
@@ -319,6 +322,8 @@ class AttemptOut(BaseModel):
     worker: str
     started_at: datetime
     ended_at: datetime | None
+    peak_bytes: int | None
+    """The most memory that it took, of a GPU's or of the machine's; null until it has ended."""
     environment: EnvironmentOut | None
     """Null before its runner has said, and of what ran before this was kept."""
 

@@ -132,6 +132,7 @@ def attempt_out(attempt: Attempt) -> AttemptOut:
         worker=attempt.worker,
         started_at=started_at,
         ended_at=moment(attempt.ended_at),
+        peak_bytes=attempt.peak_bytes,
         environment=None if found is None else EnvironmentOut(**found),
     )
 

@@ -1,7 +1,9 @@
 """The contract of every model that can be scored: a family's class gives the fixtures."""
 
 import itertools
+import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,9 +14,16 @@ from torch import Tensor
 from mptcore.estimation.model import MaskBatch, Model, TractableModel
 from mptcore.run import Implementation, implementation
 from mptcore.specs import ExperimentSpec
+from tests.support.pretended_gpu import pretended_gpu
 from tests.support.runs import records
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+WAYS = ("evaluate", "train", "resume", "baseline", "target")
+"""What a run may do on a GPU."""
+SpecPart = dict[str, Any] | None
+
+FEW_MASKS = {"target_std_err": 1e5, "max_masks": 150}
+"""No more than the pilot of a run with a target."""
 
 
 def masks_of(dim: int, size: int) -> Tensor:
@@ -35,6 +44,12 @@ class ModelContract:
 
     tolerance: ClassVar[float] = 1e-10
     implementation: ClassVar[Implementation] = staticmethod(implementation)
+    baseline: ClassVar[SpecPart] = None
+    """A model that may be scored beside that of the spec, if there is one."""
+    train: ClassVar[SpecPart] = None
+    """A few steps of training, if the family trains."""
+    ways: ClassVar[Sequence[str]] = WAYS
+    """What is tried on a GPU."""
 
     def model(self, device: torch.device, memory_bytes: int | None = None) -> Model[Any]:
         """A model as it is before it scored anything."""
@@ -101,6 +116,56 @@ class ModelContract:
             first = records(spec, folder, stop_after, run)
             assert 0 < len(first) < len(whole)
             assert first + records(spec, folder, implementation=run) == whole
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_gpu_gives_the_same_records(
+        self, way: str, spec: ExperimentSpec, tmp_path: Path
+    ) -> None:
+        """On a device that refuses to mix its tensors, and generators, with those of the CPU."""
+        run = type(self).implementation
+        on_cpu, on_gpu = (self._in_way(way, spec, device) for device in ("cpu", "cuda"))
+        if on_cpu is None or on_gpu is None:
+            return
+        with pretended_gpu() as gpu:
+            found = records(on_gpu, tmp_path / "gpu", implementation=run)
+            assert gpu.launches > 0
+            if way == "resume":
+                folder = tmp_path / "stopped"
+                first = records(on_gpu, folder, len(found) // 2, run)
+                assert 0 < len(first) < len(found)
+                assert first + records(on_gpu, folder, implementation=run) == found
+                return
+        assert_alike(found, records(on_cpu, tmp_path / "cpu", implementation=run))
+
+    def _in_way(self, way: str, spec: ExperimentSpec, device: str) -> ExperimentSpec | None:
+        """A spec, made to do one of WAYS with few masks on a device; None where it does not."""
+        if way not in self.ways:
+            return None
+        value = spec.model_dump(mode="json", exclude_unset=True)
+        value["compute"]["device"] = device
+        value["evaluate"]["masks"]["per_size"] = 1
+        if way == "target":
+            value["evaluate"] |= FEW_MASKS
+        if way == "baseline":
+            if self.baseline is None:
+                return None
+            value["baseline"] = self.baseline
+        if way in ("train", "resume"):
+            if self.train is None and way == "train":
+                return None
+            if self.train is not None:
+                value["train"] = self.train
+        return type(spec).model_validate_json(json.dumps(value))
+
+
+def assert_alike(found: list[str], expected: list[str]) -> None:
+    """The same records, but for the machine, the last digits, and digests of files with these."""
+    for line, other in zip(map(json.loads, found[1:]), map(json.loads, expected[1:]), strict=True):
+        for name in ("value", "std_err"):
+            number = other.pop(name, None)
+            close = None if number is None else pytest.approx(number, rel=1e-4, abs=1e-4)
+            assert line.pop(name, None) == close, (name, line)
+        assert line | {"sha256": None} == other | {"sha256": None}
 
 
 class TractableContract(ModelContract):

@@ -72,7 +72,7 @@ class MarkovChain(TractableModel):
         return torch.stack([self._conditional(mask).mean() for mask in masks])
 
     def log_marginal_likelihood(self) -> float:
-        return self._log_marginal(torch.ones(self.dim, dtype=torch.bool)).item()
+        return self._log_marginal(self.signs.new_ones(self.dim, dtype=torch.bool)).item()
 
     def joint_scores(self, masks: Tensor) -> Tensor:
         rest = torch.stack([self._log_marginal(~mask) for mask in masks])
@@ -82,7 +82,7 @@ class MarkovChain(TractableModel):
         """log p(x_j | x_R) for each masked j, (N, M), by the nearest observed on both sides."""
         observed, masked = (~mask).nonzero().flatten(), mask.nonzero().flatten()
         after = torch.searchsorted(observed, masked)
-        pull = [torch.zeros(1, dtype=torch.float64).expand(len(self.signs), len(masked))] * 2
+        pull = [self.signs.new_zeros(1).expand(len(self.signs), len(masked))] * 2
         for side, index in enumerate((after - 1, after)):
             there = (index >= 0) & (index < len(observed))
             place = observed[index.clamp(0, max(0, len(observed) - 1))] if len(observed) else masked
@@ -95,7 +95,7 @@ class MarkovChain(TractableModel):
         """The mean over observations of log p(x_R)."""
         places = observed.nonzero().flatten()
         if len(places) == 0:
-            return torch.zeros((), dtype=torch.float64)
+            return self.signs.new_zeros(())
         signs = self.signs[:, places]
         steps = self.decay ** places.diff().double() * signs[:, 1:] * signs[:, :-1]
         return ((1 + steps) / 2).log().sum(1).mean() - torch.tensor(2.0).double().log()
@@ -105,6 +105,7 @@ class MarkovChain(TractableModel):
 class MarkovRun:
     spec: MarkovExperiment
     session: Session
+    device: torch.device
 
     @property
     def total(self) -> int:
@@ -118,7 +119,7 @@ class MarkovRun:
         self.session.at_safe_point = True
         for seed in self.spec.seeds:
             generator = torch.Generator().manual_seed(seed)
-            x = load_arrays(self.spec.data, seed, generator).x
+            x = load_arrays(self.spec.data, seed, generator).x.to(self.device)
             models = {"model": MarkovChain(self.spec.model.stay, x)}
             cache, memory = self.session.scores, self.spec.compute.memory_bytes
             evaluation = Evaluation(self.spec.evaluate, models, {"seed": seed}, cache, memory)
@@ -134,7 +135,7 @@ def implementation(
     spec: Any, session: Session, device: torch.device, dtype: torch.dtype
 ) -> ExperimentRun:
     if isinstance(spec, MarkovExperiment):
-        return MarkovRun(spec, session)
+        return MarkovRun(spec, session, device)
     return run.implementation(spec, session, device, dtype)
 
 

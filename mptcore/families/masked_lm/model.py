@@ -11,6 +11,7 @@ from mptcore.estimation.model import Model
 from mptcore.estimation.scores import cached_scores
 from mptcore.families.masked_lm.masked_batch import MaskedBatch
 from mptcore.families.masked_lm.pretrained import Network
+from mptcore.runtime.out_of_memory import in_halves
 from mptcore.runtime.session import ScoreCache, Step, Work
 
 CPU_BYTES = 256 * 2**20
@@ -48,19 +49,8 @@ class MaskedLm(Model[MaskedBatch]):
         """The scores, and log p of the `next` token of each, 0 where there is none: (2, B)."""
         values = torch.zeros(2, len(masks), dtype=torch.float64)
         for chosen in self.parts(masks):
-            values[:, chosen] = self._in_halves(masks[chosen])
+            values[:, chosen] = in_halves(self._score, masks[chosen])
         return values
-
-    def _in_halves(self, masks: MaskedBatch) -> Tensor:  # (2, B)
-        """In two halves where the device has no memory for the whole."""
-        try:
-            return self._score(masks)
-        except torch.OutOfMemoryError:
-            if len(masks) < 2:
-                raise
-        torch.cuda.empty_cache()
-        halves = torch.arange(len(masks)).chunk(2)
-        return torch.cat([self._score(masks[half]) for half in halves], dim=1)
 
     @torch.inference_mode()
     def _score(self, masks: MaskedBatch) -> Tensor:  # (2, B)
@@ -76,7 +66,9 @@ class MaskedLm(Model[MaskedBatch]):
     def log_probs(self, masks: MaskedBatch) -> Tensor:
         """log p(x_j | x_R) of each masked token, row by row, in nats, float32 (M,)."""
         to = self.device
-        masked = masks.masked.to(to)
+        # Looked up on the CPU, which knows where the masks are: the device would be waited for.
+        masked = masks.masked.nonzero().T.to(to)  # (2, M)
+        targets = masks.targets[masks.masked].to(to)  # (M,)
         inputs: dict[str, Tensor | None] = {"input_ids": masks.inputs.to(to)}
         if getattr(self.config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = masks.types.to(to)
@@ -89,7 +81,6 @@ class MaskedLm(Model[MaskedBatch]):
                 logits = self.network(**inputs).logits[0]  # (1, M, V) to (M, V)
         finally:
             self._masked = None
-        targets = masks.targets.to(to)[masked]  # (M,)
         return -torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
 
     def bytes_per_sequence(self, masks: MaskedBatch) -> Tensor:
@@ -126,7 +117,8 @@ class MaskedLm(Model[MaskedBatch]):
 
     def _gather(self, module: Any, given: Any, output: Any) -> Any:
         if self._masked is not None:
-            output.last_hidden_state = output.last_hidden_state[self._masked][None]  # (1, M, H)
+            rows, places = self._masked
+            output.last_hidden_state = output.last_hidden_state[rows, places][None]  # (1, M, H)
         return output
 
     def _autocast(self) -> Any:

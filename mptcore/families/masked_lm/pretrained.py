@@ -156,7 +156,7 @@ def network_of(spec: MaskedLmModel, tokenizer: Tokenizer, seed: int) -> Network:
 
 def fresh(config: Config, seed: int) -> Network:
     """A network whose weights are drawn at random."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):  # it is made on the CPU
         torch.manual_seed(seed)
         return getattr(transformers, MASKED_LMS[config.model_type])(config)
 

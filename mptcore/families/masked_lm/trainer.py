@@ -11,6 +11,7 @@ from mptcore.estimation.estimate import ONE_DRAW
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.protocol.records import Labels, Point
+from mptcore.runtime.out_of_memory import in_halves, in_smaller_parts
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import FixedRate, RateChoice, RateRamp, TextTrain, UniformRate
 from mptcore.training.learned import Learned
@@ -80,17 +81,11 @@ class MaskedLmTrainer:
         """Descend once; the loss that was seen, in nats per token, finite or not."""
         spec = self.spec
         self._set_learning_rate()
-        self.adam.zero_grad(set_to_none=True)
         masks = self._masked(self._next_sequences(spec.batch_size))
-        weight = int(masks.sizes.sum())
-        total = 0.0
         self.network.train()
         with torch.random.fork_rng(devices=_devices(self.model.device)):
-            torch.manual_seed((self.dropout + self.epoch) % 2**63)
-            for chosen in self.model.parts(masks):
-                loss = self._loss(masks[chosen]) / weight
-                loss.backward()  # type: ignore[no-untyped-call]
-                total += loss.item()
+            parts = list(self.model.parts(masks))
+            total = in_smaller_parts(lambda parts: self._gradient(masks, parts), parts)
         self.network.eval()
         if not math.isfinite(total):
             return total
@@ -98,11 +93,29 @@ class MaskedLmTrainer:
         self.adam.step()
         return total
 
+    def _gradient(self, masks: MaskedBatch, parts: list[Tensor]) -> float:
+        """The loss, whose gradient is left with the parameters: that of all parts, one by one."""
+        torch.manual_seed((self.dropout + self.epoch) % 2**63)
+        self.adam.zero_grad(set_to_none=True)
+        weight = int(masks.sizes.sum())
+        losses = []
+        for chosen in parts:
+            loss = self._loss(masks[chosen]) / weight
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        total = 0.0
+        for value in torch.stack(losses).tolist() if losses else []:  # one wait for the device
+            total += value
+        return total
+
     def loss_on(self, masks: MaskedBatch) -> float:
         """The loss on given masks, without dropout."""
         with torch.inference_mode():
-            parts = [self._loss(masks[chosen]).item() for chosen in self.model.parts(masks)]
-        return math.fsum(parts) / int(masks.sizes.sum())
+            parts = [
+                in_halves(lambda part: self._loss(part)[None], masks[chosen]).sum()
+                for chosen in self.model.parts(masks)
+            ]
+        return math.fsum(torch.stack(parts).tolist()) / int(masks.sizes.sum())
 
     def tensors(self) -> dict[str, Tensor]:
         return self.learned.tensors() | {"order": self._order}

@@ -45,7 +45,8 @@ class GridVae(Vae):
         at all nodes (G, D)."""
         joint = self._joint(x, outputs, (~masked).to(x))
         share = joint.log_softmax(-1)  # log p(z_g | x_R), (N, G)
-        return self.likelihood.mixed_log_probs(x[:, masked], outputs[:, masked], share)
+        columns = masked.nonzero().flatten()  # once: a GPU is waited for here
+        return self.likelihood.mixed_log_probs(x[:, columns], outputs[:, columns], share)
 
     def _joint(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:  # (N, G)
         return self.likelihood.node_log_probs(x, outputs, observed) + self.log_weights

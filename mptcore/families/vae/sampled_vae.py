@@ -360,11 +360,13 @@ class SampledVaeModel(SampledModel):
         return 2**22
 
     def graded_scores(self, masks: Tensor) -> Tensor:
-        return torch.stack([self._graded(mask) for mask in masks], dim=1)
+        numbered = enumerate(masks, self.masks_scored)
+        found = torch.stack([self._graded(mask, number) for number, mask in numbered], dim=1)
+        self.skip(len(masks))  # not before: where memory runs out they are scored again
+        return found
 
-    def _graded(self, mask: Tensor) -> Tensor:  # (4,)
-        generator = generator_for(self.seed, f"conditionals {self.masks_scored}")
-        self.skip(1)
+    def _graded(self, mask: Tensor, number: int) -> Tensor:  # (4,)
+        generator = generator_for(self.seed, f"conditionals {number}")
         parts = self.vae.parts(self.x, self.vae.conditionals.draws)
         found = [self.vae.conditional(x, mask, generator) for x in parts]
         rows = torch.tensor([len(x) for x in parts], dtype=torch.float64) / len(self.x)

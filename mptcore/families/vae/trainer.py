@@ -12,6 +12,7 @@ from mptcore.estimation.estimate import ONE_DRAW, Estimate, point
 from mptcore.families.vae.vae import Vae
 from mptcore.families.vae.variational import ROWS
 from mptcore.protocol.records import Labels, Point, SeriesName
+from mptcore.runtime.out_of_memory import in_smaller_parts
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import LatentTrain
 from mptcore.specs.families.vae.models import Objective
@@ -129,24 +130,39 @@ class VaeTrainer:
         self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
     ) -> Tensor:
         """The start's objective, whose descent is left with its parameters as a gradient."""
-        objective = self._objective(start, x, masks, generator)
-        (-objective).backward()  # type: ignore[no-untyped-call]
-        if start.objective == "mpt":
-            start.vae.fit_encoder(x, generator)
-        return objective
-
-    def _objective(
-        self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
-    ) -> Tensor:
         match start.objective:
             case "mpt":
-                return self.dim * start.vae.score(x, masks, generator)
+                objective = self._score_descent(start, x, masks, generator)
+                start.vae.fit_encoder(x, generator)
+                return objective
             case "elbo":
-                return start.vae.elbo(x, generator).mean()
+                objective = start.vae.elbo(x, generator).mean()
             case "lml":
-                return start.vae.log_marginal(x).mean()
+                objective = start.vae.log_marginal(x).mean()
             case _:
                 assert_never(start.objective)
+        (-objective).backward()  # type: ignore[no-untyped-call]
+        return objective
+
+    def _score_descent(
+        self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """The same for the score, mask by mask where all together take too much memory: each mask
+        has the draws that it has among the others."""
+        begun = generator.get_state()
+
+        def descend(parts: list[Tensor]) -> Tensor:
+            generator.set_state(begun)
+            start.vae.zero_grad(set_to_none=True)
+            scores = []
+            for part in parts:
+                share = len(part) / len(masks)
+                score = self.dim * start.vae.score(x, part, generator) * share
+                (-score).backward()  # type: ignore[no-untyped-call]
+                scores.append(score.detach())
+            return torch.stack(scores).sum()
+
+        return in_smaller_parts(descend, [masks])
 
     @torch.no_grad()
     def _recorded(self, start: TrainingStart, x: Tensor, masks: Tensor) -> Iterator[Point]:

@@ -28,8 +28,9 @@ from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.settings import Settings
 from service.workers import Vitals
+from tests.support.nvml import Card, Nvml
 from tests.support.ppca_spec import ppca_spec
-from worker import presence
+from worker import gpus, presence
 from worker.slot import Slot
 
 GIB = 2**30
@@ -216,37 +217,11 @@ def test_a_run_leaves_its_peak(settings: Settings, database: Database, tmp_path:
     assert line.ended_at is not None
 
 
-class Nvml:
-    """Stands in for NVML, of which there is none on a machine without a GPU: a GPU of 80 GiB with
-    31 GiB of a stranger's process and 5 GiB of run 42."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __getattr__(self, name: str) -> object:
-        answers = {
-            "nvmlInit": None,
-            "nvmlDeviceGetHandleByIndex": "handle",
-            "nvmlDeviceGetMemoryInfo": _Answer(total=80 * GIB, free=44 * GIB),
-            "nvmlDeviceGetName": "A GPU",
-            "nvmlSystemGetDriverVersion": "1",
-            "nvmlDeviceGetIndex": 3,
-            "nvmlDeviceGetUUID": "GPU-3",
-            "nvmlDeviceGetComputeRunningProcesses": [
-                _Answer(pid=7, usedGpuMemory=31 * GIB),
-                _Answer(pid=42, usedGpuMemory=5 * GIB),
-            ],
-        }
-        return lambda *_: answers[name]
-
-
-class _Answer:
-    def __init__(self, **values: int):
-        self.__dict__.update(values)
-
-
 def test_what_a_worker_says_of_its_gpu(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence, "pynvml", Nvml())
+    """Of the fourth: 31 GiB are a stranger's, 5 GiB those of run 42."""
+    cards = [Card(f"GPU-{i}", 44 * GIB, {7: 31 * GIB, 42: 5 * GIB}) for i in range(4)]
+    monkeypatch.setattr(gpus, "pynvml", Nvml(*cards))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     found = presence.vitals(Queue.GPU, run_memory=GIB, run_pid=42)
     assert (found.gpu_number, found.gpu_uuid, found.run_memory) == (3, "GPU-3", GIB)
     assert found.gpu_memory_ours == 5 * GIB

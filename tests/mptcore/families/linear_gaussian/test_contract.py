@@ -10,7 +10,7 @@ from mptcore.estimation.model import TractableModel
 from mptcore.families.linear_gaussian.densities import scorable
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.specs import ExperimentSpec
-from tests.support.contract import TractableContract
+from tests.support.contract import SpecPart, TractableContract
 from tests.support.runs import spec_of
 
 DIM = 6
@@ -18,6 +18,17 @@ DIM = 6
 
 class LinearGaussianContract(TractableContract):
     family: ClassVar[str]
+    train: ClassVar[SpecPart] = {
+        "epochs": 3,
+        "batch_size": 15,
+        "learn_noise_precision": True,
+        "curve_at": [1],
+    }
+    baseline: ClassVar[SpecPart] = {
+        "family": "ppca",
+        "latent_dim": 3,
+        "init": "maximum_likelihood",
+    }
 
     def noise(self, generator: torch.Generator) -> Tensor:  # (D,)
         raise NotImplementedError

@@ -10,13 +10,24 @@ from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.specs import ExperimentSpec
 from tests.support import tiny_lm
-from tests.support.contract import ModelContract
+from tests.support.contract import ModelContract, SpecPart
 from tests.support.runs import spec_of
 from tests.support.texts import corpus_of
 
 
 class TestMaskedLm(ModelContract):
     tolerance: ClassVar[float] = 1e-5  # the network computes in float32
+    train: ClassVar[SpecPart] = {
+        "steps": 4,
+        "batch_size": 8,
+        "evaluate_every": 2,
+        "curve_at": [2],
+    }
+    baseline: ClassVar[SpecPart] = {
+        "family": "masked_lm",
+        "checkpoint": "tiny",
+        "init": "random",
+    }
 
     def model(self, device: torch.device, memory_bytes: int | None = None) -> MaskedLm:
         return MaskedLm(tiny_lm.network(scale=8.0), device, torch.float32, memory_bytes)

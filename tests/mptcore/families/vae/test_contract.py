@@ -1,6 +1,6 @@
 """VAEs satisfy the contract of every model that can be scored."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikeli
 from mptcore.families.vae.networks import dense, linear_decoder
 from mptcore.families.vae.sampled_vae import SampledVae
 from mptcore.specs import Dense, ExperimentSpec, Importance, Recursive, UniformGrid
-from tests.support.contract import ModelContract, TractableContract, every_mask
+from tests.support.contract import ModelContract, SpecPart, TractableContract, every_mask
 from tests.support.runs import spec_of
 
 DIM = 6
@@ -21,6 +21,7 @@ DIGITS: dict[str, Any] = {
     "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 20, 50], "per_size": 2}},
     "compute": {"threads": 1, "device": "cpu", "precision": "float32"},
 }
+FEW_STEP_MASKS = {"schedule": "fixed", "rate": 0.33, "per_size": 2}
 
 FEW = {"source": "ppca", "n": 40, "dim": 64, "latent_dim": 2, "noise_precision": 2.0}
 
@@ -31,6 +32,12 @@ def binary(device: torch.device) -> Tensor:
 
 
 class TestGridVae(TractableContract):
+    train: ClassVar[SpecPart] = {
+        "epochs": 2,
+        "objective": ["mpt", "elbo", "lml"],
+        "masks": FEW_STEP_MASKS,
+    }
+
     def model(self, device: torch.device, memory_bytes: int | None = None) -> VectorModel:
         torch.manual_seed(3)
         grid = UniformGrid(method="uniform_grid", nodes=9)
@@ -51,6 +58,18 @@ class TestGridVae(TractableContract):
 
 class SampledContract(ModelContract):
     conditionals: Recursive | Importance
+    train: ClassVar[SpecPart] = {
+        "objective": ["mpt"],
+        "epochs": 2,
+        "batch_size": 20,
+        "lml_samples": 3,
+        "masks": FEW_STEP_MASKS,
+    }
+    baseline: ClassVar[SpecPart] = {
+        "family": "ppca",
+        "latent_dim": 2,
+        "init": "maximum_likelihood",
+    }
 
     def model(self, device: torch.device, memory_bytes: int | None = None) -> VectorModel:
         torch.manual_seed(3)
@@ -68,7 +87,7 @@ class SampledContract(ModelContract):
         likelihood = {"distribution": "gaussian", "noise_precision": 3.0}
         network = {"layers": "dense", "widths": [5]}
         model = {"family": "vae", "latent_dim": 2, "likelihood": likelihood, "network": network}
-        evaluate = {**DIGITS["evaluate"], "lml": {"method": "iwae", "samples": 2}}
+        evaluate = {**DIGITS["evaluate"], "lml": {"method": "iwae", "samples": 2, "steps": 2}}
         conditionals = self.conditionals.model_dump()
         model = {**model, "conditionals": conditionals}
         return spec_of({**DIGITS, "data": FEW, "model": model, "evaluate": evaluate})
@@ -79,4 +98,5 @@ class TestRecursive(SampledContract):
 
 
 class TestImportance(SampledContract):
-    conditionals = Importance(method="importance", draws=4)
+    conditionals = Importance(method="importance", draws=4, steps=2)
+    ways = ("evaluate", "train", "baseline")  # a thousand kernels for each mask

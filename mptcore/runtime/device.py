@@ -1,0 +1,42 @@
+"""Where a run is computed, and how freely."""
+
+import os
+
+import torch
+
+from mptcore.protocol.records import RunError
+from mptcore.specs.compute import Machine
+
+
+def device_of(compute: Machine) -> torch.device:
+    """The device that a spec asks for: of GPUs the first, and a worker sees one. Raises RunError
+    where there is none."""
+    available = torch.cuda.is_available()
+    if compute.device == "cuda" and not available:
+        raise RunError(
+            "no_gpu", "compute.device is cuda and this machine has none: use auto or cpu"
+        )
+    return torch.device("cuda", 0) if available and compute.device != "cpu" else torch.device("cpu")
+
+
+def name_of(device: torch.device) -> str:
+    """What it is, as far as the last digits of a result depend on it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({torch.backends.cpu.get_cpu_capability()})"
+
+
+def set_arithmetic(device: torch.device, compute: Machine) -> None:
+    """Whether a GPU may round factors to TF32, and take whichever kernel is quickest. Before its
+    first computation. On a CPU only threads and instructions matter."""
+    fast = compute.determinism == "fast"
+    torch.backends.cuda.matmul.allow_tf32 = fast
+    torch.backends.cudnn.allow_tf32 = fast
+    torch.backends.cudnn.benchmark = fast
+    torch.backends.cudnn.deterministic = not fast
+    exact_gpu = device.type == "cuda" and not fast
+    if exact_gpu:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS begins
+    # Of some operations CUDA has no deterministic kernel: torch warns then, which ends no run.
+    torch.set_deterministic_debug_mode("warn" if exact_gpu else "default")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -1,0 +1,68 @@
+"""Running out of memory: how it is known, and the same work in smaller parts."""
+
+import re
+from collections.abc import Callable
+from typing import Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+SIGNS = re.compile(
+    "out of memory"  # CUDA itself, and torch's allocator
+    "|DefaultCPUAllocator"
+    r"|CU(BLAS|DNN|SOLVER|SPARSE|FFT)_\w*ALLOC\w*_FAILED"
+    # A library that finds no memory for its own state says that it was not initialised.
+    r"|CUBLAS_STATUS_NOT_INITIALIZED when calling `cublas\w*Create"
+    "|CU(DNN|SOLVER)_STATUS_NOT_INITIALIZED",
+    re.IGNORECASE,
+)
+
+
+class Divisible(Protocol):
+    """What can be computed in parts: masks, or sequences."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, chosen: Tensor, /) -> Self: ...
+
+
+WorkT = TypeVar("WorkT", bound=Divisible)
+Result = TypeVar("Result")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Main memory or a GPU's, whichever library found none."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or bool(
+        isinstance(error, RuntimeError) and SIGNS.search(str(error))
+    )
+
+
+def in_halves(compute: Callable[[WorkT], Tensor], whole: WorkT) -> Tensor:
+    """What is computed of the whole, (..., B); where the memory does not do, of its halves, down to
+    single parts."""
+    try:
+        return compute(whole)
+    except (MemoryError, RuntimeError) as error:
+        if len(whole) < 2 or not is_out_of_memory(error):
+            raise
+    free_memory()  # once the error, which holds on to what had been computed, is gone
+    halves = torch.arange(len(whole)).chunk(2)
+    return torch.cat([in_halves(compute, whole[half]) for half in halves], dim=-1)
+
+
+def in_smaller_parts(compute: Callable[[list[Tensor]], Result], parts: list[Tensor]) -> Result:
+    """What is computed part by part; where the memory does not do, from the beginning with halves
+    of all parts, down to parts of length 1."""
+    while True:
+        try:
+            return compute(parts)
+        except (MemoryError, RuntimeError) as error:
+            if all(len(part) < 2 for part in parts) or not is_out_of_memory(error):
+                raise
+        free_memory()
+        parts = [half for part in parts for half in part.chunk(2)]
+
+
+def free_memory() -> None:
+    """Give a GPU back what torch's allocator keeps for later, in pieces that may be too small."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,78 @@
+"""Where a run is computed, how freely, and what is said of that."""
+
+import io
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mptcore import run
+from mptcore.protocol.orders import Assignment, Resume
+from mptcore.protocol.records import RunError
+from mptcore.runtime import checkpoint
+from mptcore.runtime.device import device_of, name_of, set_arithmetic
+from mptcore.runtime.runner import SpecRunner
+from mptcore.specs.compute import Compute
+from tests.support.pretended_gpu import DEVICE, pretended_gpu
+from tests.support.runs import records, spec_of
+from tests.support.specs import SMALL
+
+CPU = torch.device("cpu")
+
+
+def test_auto_takes_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_of(Compute(device="auto")) == CPU
+    with pytest.raises(RunError, match="this machine has none"):
+        device_of(Compute(device="cuda"))
+    with pretended_gpu():
+        assert device_of(Compute(device="auto")).type == "cuda"
+        assert device_of(Compute(device="cpu")) == CPU
+        assert name_of(DEVICE) == "a pretended GPU"
+
+
+def settings() -> tuple[bool, ...]:
+    cudnn = torch.backends.cudnn
+    tf32 = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32
+    return *tf32, cudnn.benchmark, not cudnn.deterministic
+
+
+def test_how_freely_a_gpu_computes() -> None:
+    fast, exact = Compute(determinism="fast"), Compute()
+    with pretended_gpu():
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        set_arithmetic(DEVICE, fast)
+        assert settings() == (True, True, True, True)
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        set_arithmetic(DEVICE, exact)
+        assert settings() == (False, False, False, False)
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    set_arithmetic(CPU, exact)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def resumed(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What a run says of its environment that goes on from the checkpoints in a folder."""
+    out = io.StringIO()
+    files = [str(path) for path in checkpoint.files(folder)]
+    assignment = Assignment(spec_of(spec), resume=Resume(files=files, after=1))
+    runner = partial(run.resumable, implementation=run.implementation)
+    assert SpecRunner(runner, assignment, out, supervised=True).run() == 0
+    lines = map(json.loads, out.getvalue().splitlines())
+    (found,) = (line for line in lines if line["record"] == "environment")
+    return dict(found)
+
+
+def test_a_run_that_goes_on_elsewhere_says_from_where(tmp_path: Path) -> None:
+    spec = {**SMALL, "compute": {"threads": 1, "device": "auto"}}
+    with pretended_gpu():
+        records(spec_of(spec), tmp_path, stop_after=2)
+    assert resumed(spec, tmp_path)["resumed_from"] == "a pretended GPU"
+    records(spec_of(spec), tmp_path, stop_after=3)
+    assert resumed(spec, tmp_path)["resumed_from"] is None

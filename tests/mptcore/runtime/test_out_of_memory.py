@@ -1,0 +1,84 @@
+"""How it is known that memory ran out, and that less of it does."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.runtime.out_of_memory import in_halves, in_smaller_parts, is_out_of_memory
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB",
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasLtCreate(&handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
+    ],
+)
+def test_it_is_known_whichever_library_says_it(message: str) -> None:
+    assert is_out_of_memory(RuntimeError(message))
+    assert not is_out_of_memory(ValueError(message))
+
+
+def test_other_errors_are_not_it() -> None:
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.OutOfMemoryError("?"))
+    for message in (
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`",
+        "cusolver error: CUSOLVER_STATUS_EXECUTION_FAILED",
+        "CUDA error: device-side assert triggered",
+    ):
+        assert not is_out_of_memory(RuntimeError(message))
+
+
+def squares(most: int, seen: list[int], numbers: Tensor) -> Tensor:
+    """Of as many numbers as there is memory for."""
+    seen.append(len(numbers))
+    if len(numbers) > most:
+        raise torch.OutOfMemoryError
+    return numbers.square()[None]
+
+
+@pytest.mark.parametrize(("most", "parts"), [(9, [9]), (4, [9, 5, 3, 2, 4]), (1, None)])
+def test_halves_down_to_one(most: int, parts: list[int] | None) -> None:
+    numbers, seen = torch.arange(9.0), list[int]()
+    found = in_halves(lambda some: squares(most, seen, some), numbers)
+    assert torch.equal(found, numbers.square()[None])
+    assert parts in (None, seen)
+    assert min(seen) >= 1
+
+
+def test_one_that_is_too_large_is_an_error() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        in_halves(lambda some: squares(0, [], some), torch.arange(4.0))
+    with pytest.raises(torch.OutOfMemoryError):
+        in_smaller_parts(lambda parts: squares(0, [], parts[0]), [torch.arange(3)])
+
+
+def test_other_errors_are_told_at_once() -> None:
+    def fail(_: object) -> Tensor:
+        seen.append(1)
+        raise RuntimeError("something else")
+
+    seen: list[int] = []
+    with pytest.raises(RuntimeError, match="something else"):
+        in_halves(fail, torch.ones(4))
+    with pytest.raises(RuntimeError, match="something else"):
+        in_smaller_parts(fail, [torch.ones(4)])
+    assert seen == [1, 1]
+
+
+def test_all_begins_again_with_smaller_parts() -> None:
+    def compute(parts: list[Tensor]) -> list[int]:
+        for part in parts:
+            squares(2, [], part)
+        return [len(part) for part in parts]
+
+    assert in_smaller_parts(compute, [torch.arange(5), torch.arange(1)]) == [2, 1, 1, 1, 1]

@@ -1,0 +1,189 @@
+"""What a GPU is asked for: kernels, synchronisations and copies. Counted on a pretended one, so
+that a number that is brought back inside a loop, or a mask that is copied by itself, is seen."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.estimation.masks import SizedMasks
+from mptcore.estimation.model import Evidence, VectorModel
+from mptcore.estimation.scores import score_masks
+from mptcore.families.linear_gaussian.densities import scorable
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
+from mptcore.families.masked_lm.model import MaskedLm, score_sequences
+from mptcore.families.masked_lm.trainer import MaskedLmTrainer
+from mptcore.families.vae.grid_vae import GridVae
+from mptcore.families.vae.likelihoods import BernoulliLikelihood
+from mptcore.families.vae.networks import linear_decoder
+from mptcore.runtime.session import ScoreCache
+from mptcore.specs import TextTrain, UniformGrid
+from tests.support import tiny_lm
+from tests.support.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
+from tests.support.runs import records, result_of, spec_of
+from tests.support.texts import corpus_of
+
+DIM = 12
+
+
+def gaussian(observations: int) -> VectorModel:
+    draws = torch.Generator().manual_seed(1)
+    loadings = torch.randn(DIM, 2, generator=draws, dtype=torch.float64)
+    noise = torch.full((DIM,), 0.2, dtype=torch.float64)
+    x = torch.randn(observations, DIM, generator=draws, dtype=torch.float64)
+    return scorable(LowRankGaussian(loadings, x.mean(0), noise), x, DEVICE)
+
+
+def grid_vae() -> VectorModel:
+    grid = UniformGrid(method="uniform_grid", nodes=5)
+    vae = GridVae(None, linear_decoder(DIM, 2), BernoulliLikelihood(), 2, grid)
+    x = (torch.arange(9 * DIM).view(9, DIM) % 3 == 0).float().to(DEVICE)
+    return vae.to(x).scored_on(x, 4, Evidence(0.0))
+
+
+def masks(count: int) -> Tensor:
+    return torch.rand(count, DIM, generator=torch.Generator().manual_seed(2)) < 0.5
+
+
+def language_model() -> MaskedLm:
+    return MaskedLm(tiny_lm.network(), DEVICE, torch.float32)
+
+
+def sequences(count: int) -> MaskedBatch:
+    """Masked sequences of one length."""
+    masker = Masker(corpus_of(["the cat sat on a red mat"] * count), 4, 15)
+    rates = torch.full((count,), 0.4, dtype=torch.float64)
+    return masker.at_rates(torch.arange(count), rates, torch.Generator().manual_seed(1))[0]
+
+
+def asked(gpu: PretendedGpu) -> dict[str, int]:
+    names = ("launches", "synchronisations", "to_device", "to_host")
+    return {name: value for name, value in asdict(gpu).items() if name in names}
+
+
+def asked_for_masks(make: Callable[[], VectorModel], count: int) -> dict[str, int]:
+    """By one batch, when the model has scored another before."""
+    batch = SizedMasks([(3, count)], masks(count))
+    with pretended_gpu() as gpu:
+        model = make()
+        for _ in range(2):
+            gpu.reset()
+            result_of(score_masks([model], [batch], ScoreCache()))
+        return asked(gpu)
+
+
+@pytest.mark.parametrize(("observations", "launches"), [(60, 36), (5, 28)])
+def test_a_batch_of_masks_for_a_gaussian(observations: int, launches: int) -> None:
+    """Whatever its size. One synchronisation is that of the scores' copy, one Cholesky's."""
+    found = asked_for_masks(lambda: gaussian(observations), 64)
+    assert found["launches"] <= launches
+    assert found["synchronisations"] <= 2
+    assert (found["to_device"], found["to_host"]) == (1, 1)
+    assert asked_for_masks(lambda: gaussian(observations), 4) == found
+
+
+def test_a_batch_of_masks_for_a_grid() -> None:
+    """Mask by mask: their columns, and what is lost to rounding, are of sizes that vary."""
+    found = asked_for_masks(grid_vae, 16)
+    assert found["launches"] <= 6 + 31 * 16
+    assert found["synchronisations"] <= 1 + 2 * 16
+    assert (found["to_device"], found["to_host"]) == (1, 1)
+
+
+def test_a_batch_of_sequences() -> None:
+    """Of a network of two layers: inputs, types, places and targets go to the device, and nothing
+    is waited for but the scores."""
+    with pretended_gpu() as gpu:
+        model = language_model()
+        found = []
+        for count in (4, 32):
+            gpu.reset()
+            result_of(score_sequences({"model": model}, sequences(count), ScoreCache()))
+            found.append(asked(gpu))
+    assert found[0] == found[1]
+    assert found[0]["launches"] <= 60
+    assert found[0]["synchronisations"] == found[0]["to_host"] == 1
+    assert found[0]["to_device"] <= 4
+
+
+def trainer_of(count: int, **sizes: Any) -> MaskedLmTrainer:
+    spec = TextTrain(steps=4, batch_size=count, warmup_steps=1)
+    model = MaskedLm(tiny_lm.network(**sizes), DEVICE, torch.float32)
+    return MaskedLmTrainer(spec, model, Masker(corpus_of(tiny_lm.lines(40)), 4, 15), None, 1)
+
+
+def test_a_training_step_of_a_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 sentences of 5 to 11 tokens: the device is waited for once, and by transformers for each
+    part that is padded."""
+    with pretended_gpu() as gpu:
+        trainer = trainer_of(32)
+        parts: list[Tensor] = []
+        cut = trainer.model.parts
+
+        def cut_and_kept(masks: MaskedBatch) -> list[Tensor]:
+            parts[:] = cut(masks)
+            return parts
+
+        monkeypatch.setattr(trainer.model, "parts", cut_and_kept)
+        gpu.reset()
+        trainer.advance()
+        assert len(parts) <= 6
+        assert gpu.synchronisations <= 1 + len(parts)
+        assert gpu.to_device <= 6 * len(parts)
+        assert gpu.forks == [DEVICE]  # and no other GPU's generator was looked at
+
+
+def gradients(trainer: MaskedLmTrainer) -> list[Tensor]:
+    found = [p.grad for p in trainer.network.parameters()]
+    return [one.cpu() for one in found if one is not None]
+
+
+def test_a_step_that_is_short_of_memory_has_the_same_gradient() -> None:
+    without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    with pretended_gpu() as gpu:
+        trainer = trainer_of(16, **without)
+        expected = trainer.step()
+        whole = gradients(trainer)
+        gpu.most_numbers = 700  # all weights, and the layers of two or three sentences
+        trainer = trainer_of(16, **without)
+        assert trainer.step() == pytest.approx(expected, rel=1e-6)
+        for found, other in zip(gradients(trainer), whole, strict=True):
+            torch.testing.assert_close(found, other, rtol=1e-4, atol=1e-6)
+        gpu.most_numbers = 100
+        with pytest.raises(torch.OutOfMemoryError):
+            trainer.step()
+
+
+def test_scores_that_are_short_of_memory_are_the_same() -> None:
+    batch = SizedMasks([(3, 32)], masks(32))
+    with pretended_gpu() as gpu:
+        model, language = gaussian(60), {"model": language_model()}
+        found = []
+        for most in (None, 700):
+            gpu.most_numbers = most
+            ((scores,),) = result_of(score_masks([model], [batch], ScoreCache()))
+            found.append(scores.values)
+            found.append(result_of(score_sequences(language, sequences(8), ScoreCache())))
+    torch.testing.assert_close(found[2], found[0])
+    torch.testing.assert_close(found[3], found[1])
+
+
+def test_a_network_that_is_made_anew_touches_no_generator_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_lm.checkpoint(tmp_path / "tiny")
+    monkeypatch.setenv("MPT_MODELS_DIR", str(tmp_path))
+    spec = {
+        "model": {"family": "masked_lm", "checkpoint": "tiny", "init": "random"},
+        "data": {"source": "text", "lines": tiny_lm.lines(6)},
+        "evaluate": {"masks": {"schedule": "rates", "rates": [0.5]}, "dimensions": 10},
+        "compute": {"device": "cuda", "threads": 1},
+    }
+    with pretended_gpu() as gpu:
+        records(spec_of(spec), tmp_path)
+    assert gpu.forks == []

@@ -1,0 +1,89 @@
+"""The pretended GPU refuses what CUDA refuses, and counts: else all that is tested on it says
+nothing."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
+
+CPU = torch.arange(6.0).view(2, 3)
+
+
+@pytest.mark.parametrize("mixed", ["mm", "add", "stack", "out", "index", "generator"])
+def test_what_it_refuses(mixed: str) -> None:
+    with pretended_gpu():
+        gpu = CPU.to(DEVICE)
+        attempts: dict[str, Callable[[], object]] = {
+            "mm": lambda: gpu @ CPU.mT,
+            "add": lambda: CPU + gpu,
+            "stack": lambda: torch.stack([gpu, CPU]),
+            "out": lambda: torch.add(gpu, 1, out=CPU.clone()),
+            "index": lambda: CPU[torch.tensor([0], device=DEVICE)],
+            "generator": lambda: torch.rand(3, generator=torch.Generator(), device=DEVICE),
+        }
+        with pytest.raises(RuntimeError, match=r"same device|generator"):
+            attempts[mixed]()
+        with pytest.raises((RuntimeError, TypeError)):
+            gpu.numpy()
+
+
+def counts(gpu: PretendedGpu) -> tuple[int, int, int, int]:
+    return gpu.launches, gpu.synchronisations, gpu.to_device, gpu.to_host
+
+
+def test_what_it_counts() -> None:
+    with pretended_gpu() as gpu:
+        x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=DEVICE)
+        assert counts(gpu) == (0, 0, 1, 0)
+        y = (2 * x[:1]).mT.view(-1)  # a product, and views
+        assert counts(gpu) == (1, 0, 1, 0)
+        assert y.tolist() == [2, 4]
+        assert counts(gpu) == (1, 1, 1, 1)
+        assert y.sum().item() == 6
+        assert counts(gpu) == (2, 2, 1, 1)
+        assert x[x > 1.5].shape == (3,)  # how many, it must be asked
+        assert counts(gpu) == (4, 3, 1, 1)
+        x[torch.tensor([0])] += 1  # an index of the CPU, for each of reading and writing
+        assert counts(gpu) == (7, 3, 3, 1)
+        assert x.cpu().tolist() == [[2, 3], [3, 4]]
+
+
+def test_gradients_and_tied_parameters_are_those_of_the_cpu() -> None:
+    found = []
+    for device in ("cpu", DEVICE):
+        with pretended_gpu() as gpu:
+            torch.manual_seed(0)
+            embedding, out = nn.Embedding(5, 3), nn.Linear(3, 5)
+            out.weight = embedding.weight
+            both: nn.Module = nn.Sequential(embedding, out).to(device)
+            assert out.weight is embedding.weight
+            optimizer = torch.optim.Adam(both.parameters(), lr=0.1, fused=True)
+            for _ in range(3):
+                optimizer.zero_grad()
+                both(torch.tensor([1, 2], device=device)).square().sum().backward()
+                optimizer.step()
+            assert (gpu.launches > 0) == (device == DEVICE)
+            found.append(embedding.weight.detach().cpu())
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_network_without_weights_is_left_alone() -> None:
+    with pretended_gpu(), torch.device("meta"):
+        made = nn.Linear(2, 2)
+    assert made.weight.device.type == "meta"
+    assert type(made.weight) is nn.Parameter
+
+
+def test_it_is_gone_afterwards() -> None:
+    before = torch.cuda.is_available()
+    with pretended_gpu(), torch.inference_mode():
+        x = torch.ones(2, 2, device=DEVICE)
+        assert torch.cuda.is_available()
+        assert torch.equal(x.mT @ x, 2 * x)
+    assert torch.cuda.is_available() == before
+    assert not torch.are_deterministic_algorithms_enabled()
+    with pytest.raises(AssertionError, match="pretended before"):
+        x + 1

@@ -1,0 +1,164 @@
+"""Which GPU a worker has. NVML is pretended: there is none where there is no GPU."""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from service import workers
+from service.database import Database
+from service.experiments.models import Queue
+from service.settings import Settings
+from service.workers import Worker
+from tests.support.nvml import GIB, Card, Nvml
+from tests.support.processes import wait_until
+from worker import gpus, node, presence
+from worker.every_gpu import PinnedWorkers
+
+FIRST, SECOND, DIVIDED = "GPU-8932f937-d72c", "GPU-89aa0000-0001", "GPU-ffff0000-0002"
+PARTS = ["MIG-11110000-0000", "MIG-22220000-0000"]
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs, and one that is divided in two."""
+    parts = [Card(PARTS[0], free=9 * GIB, processes={42: GIB}), Card(PARTS[1])]
+    cards = Card(FIRST), Card(SECOND, free=None), Card(DIVIDED, parts=parts)
+    monkeypatch.setattr(gpus, "pynvml", Nvml(*cards))
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # to be put back as it was
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize(
+    ("names", "seen"),
+    [
+        (None, [FIRST, SECOND, *PARTS]),
+        ("", []),
+        ("1,0", [SECOND, FIRST]),
+        (SECOND, [SECOND]),
+        ("GPU-8932, GPU-89aa", [FIRST, SECOND]),
+        ("GPU-89", []),  # of which there are two
+        (PARTS[1], [PARTS[1]]),
+        ("MIG-1", [PARTS[0]]),
+        ("2", [PARTS[0]]),  # as CUDA sees one part alone
+        ("0,7,1", [FIRST]),
+    ],
+)
+def test_what_is_visible(
+    names: str | None, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if names is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+    assert gpus.visible() == seen
+
+
+def test_where_nvml_does_not_begin_nothing_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Without(Nvml):
+        def nvmlInit(self) -> None:
+            raise self.NVMLError("library not found")
+
+    monkeypatch.setattr(gpus, "pynvml", Without())
+    assert gpus.visible() == []
+    assert presence.vitals(Queue.GPU).gpu_uuid is None
+
+
+def test_figures_of_a_part_of_a_gpu() -> None:
+    found = gpus.figures(PARTS[0], run_pid=42)
+    assert (found["gpu_number"], found["gpu_uuid"]) == (2, PARTS[0])
+    assert (found["gpu_memory_free"], found["gpu_memory_ours"]) == (9 * GIB, GIB)
+
+
+def test_what_a_driver_does_not_tell_hides_nothing_else() -> None:
+    found = gpus.figures(SECOND, run_pid=42)
+    assert (found["gpu_memory_free"], found["gpu_memory_total"]) == (None, None)
+    assert (found["gpu"], found["gpu_number"], found["gpu_memory_ours"]) == ("A GPU", 1, 0)
+
+
+@pytest.fixture
+def can_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "require_gpu", lambda: None)
+
+
+@pytest.mark.usefixtures("can_compute")
+def test_workers_spread_over_the_gpus(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    for number in range(6):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=number > 0)
+        monkeypatch.setattr(node, "worker_name", lambda number=number: f"w{number}")
+        node.take_gpu(settings)
+        taken.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    assert taken == [FIRST, SECOND, *PARTS, FIRST, SECOND]
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    with database.snapshot() as session:
+        uuids = session.scalars(select(Worker.gpu_uuid).order_by(Worker.id)).all()
+        assert uuids == taken
+        assert len(workers.gpus(session, 60)) == 4
+
+
+@pytest.mark.usefixtures("can_compute")
+def test_a_worker_that_was_pinned_stays(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-89a")
+        monkeypatch.setattr(node, "worker_name", lambda number=number: f"w{number}")
+        node.take_gpu(settings)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == SECOND
+
+
+def test_one_whose_gpu_does_not_serve_is_gone_again(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise SystemExit("this worker can use no GPU")
+
+    monkeypatch.setattr(node, "require_gpu", refuse)
+    with pytest.raises(SystemExit, match="can use no GPU"):
+        node.take_gpu(settings)
+    with database.snapshot() as session:
+        assert session.scalar(select(Worker.id)) is None
+
+
+SAYS_ITS_GPU = """
+import os, pathlib, signal, sys
+folder = pathlib.Path(sys.argv[1])
+uuid = os.environ["CUDA_VISIBLE_DEVICES"]
+began = len(list(folder.glob(uuid + "*")))
+folder.joinpath(f"{uuid} {began}").write_text(str(os.getpid()))
+if uuid == "fails" and began == 0:
+    sys.exit(3)
+if uuid == "ends":
+    sys.exit(0)
+signal.sigwait({signal.SIGTERM})
+"""
+
+
+def test_a_worker_for_each_gpu(tmp_path: Path) -> None:
+    """One that fails is started again, one whose time is over is not; all end with us."""
+    command = (sys.executable, "-c", SAYS_ITS_GPU, str(tmp_path))
+    each = PinnedWorkers(["stays", "fails", "ends"], command, restart_s=0.1)
+    stopping = threading.Event()
+
+    def have_begun() -> bool:
+        return {path.name for path in tmp_path.iterdir()} == {
+            "stays 0", "fails 0", "fails 1", "ends 0"
+        }  # fmt: skip
+
+    def stop() -> None:
+        wait_until(have_begun)
+        stopping.set()
+
+    watch = threading.Thread(target=stop)
+    watch.start()
+    each.run(stopping)
+    watch.join()
+    assert have_begun()
+    for name in ("stays 0", "fails 1"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / name).read_text()), 0)

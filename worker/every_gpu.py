@@ -1,0 +1,93 @@
+"""`python -m worker.every_gpu`: a worker for each GPU of this machine, pinned to it by its UUID.
+
+One that fails is started again some time later, and the others go on.
+"""
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from service.start import begin
+from worker import gpus
+from worker.lifetime import Lifetime, duration
+
+log = logging.getLogger(__name__)
+
+NODE = (sys.executable, "-m", "worker.node", "gpu")
+RESTART_S = 10.0
+LOOK_S = 0.2
+PR_SET_PDEATHSIG = 1
+
+
+class PinnedWorkers:
+    """A process for each GPU. To be used in the main thread, with which they end."""
+
+    def __init__(
+        self, uuids: Sequence[str], command: Sequence[str] = NODE, restart_s: float = RESTART_S
+    ):
+        self._command, self._restart_s = command, restart_s
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._due = dict.fromkeys(uuids, -float("inf"))  # when those are started that do not run
+
+    def run(self, stopping: threading.Event) -> None:
+        """Until told to stop, or each has ended by itself: its lifetime is over."""
+        while self._due or self._processes:
+            self._look()
+            if stopping.wait(LOOK_S):
+                break
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            process.wait()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for uuid, process in list(self._processes.items()):
+            if (status := process.poll()) is None:
+                continue
+            del self._processes[uuid]
+            if status != 0:
+                log.warning("the worker of %s ended with status %d", uuid, status)
+                self._due[uuid] = now + self._restart_s
+        for uuid in [uuid for uuid, due in self._due.items() if due <= now]:
+            del self._due[uuid]
+            self._processes[uuid] = self._started(uuid)
+
+    def _started(self, uuid: str) -> subprocess.Popen[bytes]:
+        """In a session of its own: Ctrl-C reaches it through us, once."""
+        environment = {**os.environ, gpus.VISIBLE: uuid}
+        libc = ctypes.CDLL(None)
+
+        def stop_with_parent() -> None:
+            if sys.platform == "linux":
+                libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+        return subprocess.Popen(
+            self._command, env=environment, start_new_session=True, preexec_fn=stop_with_parent
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m worker.every_gpu", description=__doc__)
+    parser.add_argument("--lifetime", type=duration, metavar="TIME", help="of each worker")
+    arguments = parser.parse_args()
+    begin()
+    uuids = gpus.visible()
+    if not uuids:
+        raise SystemExit("NVML tells of no GPU here: look at CUDA_VISIBLE_DEVICES and nvidia-smi")
+    lifetime = Lifetime()
+    lifetime.stop_on_signals()
+    lifetime.stop_on_notice()
+    each = [] if arguments.lifetime is None else ["--lifetime", f"{arguments.lifetime:.0f}s"]
+    PinnedWorkers(uuids, (*NODE, *each)).run(lifetime.stopping)
+
+
+if __name__ == "__main__":
+    main()

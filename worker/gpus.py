@@ -1,0 +1,95 @@
+"""The GPUs of this machine, as NVML tells of them and as CUDA_VISIBLE_DEVICES names them."""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+
+log = logging.getLogger(__name__)
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible() -> list[str]:
+    """The UUIDs of the GPUs that this process may use, in the order of their PCI buses or of
+    CUDA_VISIBLE_DEVICES; instead of a GPU that is divided (MIG) its parts. None where NVML tells of
+    none."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        log.warning("no GPU can be seen: %s", error)
+        return []
+    names = os.environ.get(VISIBLE)
+    if names is None:
+        return [uuid for gpu in _machine() for uuid in _usable(gpu)]
+    found = []
+    for name in names.split(","):
+        named = _named(name.strip())
+        if not named:
+            break  # CUDA too takes none of those after it
+        found.append(named[0])
+    return found
+
+
+def figures(uuid: str, run_pid: int | None) -> dict[str, Any]:
+    """What a worker says of its GPU, as far as the driver tells; of memory one that the GPU shares
+    with the processor tells nothing."""
+    gpu = _told(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+    if gpu is None:
+        return {}
+    memory = _told(pynvml.nvmlDeviceGetMemoryInfo, gpu)
+    whole = _told(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, gpu) or gpu
+    return {
+        "gpu": _told(pynvml.nvmlDeviceGetName, gpu),
+        "gpu_driver": _told(pynvml.nvmlSystemGetDriverVersion),
+        "gpu_memory_total": memory and (int(memory.total) or None),
+        "gpu_memory_free": int(memory.free) if memory and memory.total else None,
+        "gpu_number": _told(pynvml.nvmlDeviceGetIndex, whole),
+        "gpu_uuid": uuid,
+        "gpu_memory_ours": _memory_of(gpu, run_pid),
+    }
+
+
+def _memory_of(gpu: Any, run_pid: int | None) -> int:
+    """What a run has of a GPU's memory; 0 where the driver does not tell."""
+    processes = _told(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()
+    return sum(int(one.usedGpuMemory or 0) for one in processes if one.pid == run_pid)
+
+
+def _machine() -> list[Any]:
+    count = _told(pynvml.nvmlDeviceGetCount) or 0
+    gpus = (_told(pynvml.nvmlDeviceGetHandleByIndex, i) for i in range(count))
+    return [gpu for gpu in gpus if gpu is not None]
+
+
+def _usable(gpu: Any) -> list[str]:
+    """The UUID of a GPU, or of each of its parts."""
+    mode = _told(pynvml.nvmlDeviceGetMigMode, gpu)
+    if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+        return [str(pynvml.nvmlDeviceGetUUID(gpu))]
+    most = _told(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0
+    parts = (_told(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, i) for i in range(most))
+    return [str(pynvml.nvmlDeviceGetUUID(part)) for part in parts if part is not None]
+
+
+def _named(name: str) -> list[str]:
+    """What a number, a UUID or the beginning of one stands for: a GPU, or its parts."""
+    if name.isdigit():
+        gpu = _told(pynvml.nvmlDeviceGetHandleByIndex, int(name))
+    else:
+        gpu = _told(pynvml.nvmlDeviceGetHandleByUUID, name)
+    if gpu is not None:
+        return _usable(gpu)
+    all_uuids = (uuid for gpu in _machine() for uuid in _usable(gpu))
+    begin_so = [uuid for uuid in all_uuids if name and uuid.startswith(name)]
+    return begin_so if len(begin_so) == 1 else []
+
+
+def _told(ask: Callable[..., Any], *about: Any) -> Any:
+    """NVML's answer; None where it has none, as of what a GPU does not support."""
+    try:
+        return ask(*about)
+    except pynvml.NVMLError:
+        return None
