@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rich.console import Console
@@ -32,8 +33,8 @@ def followed(wanted: bool = True) -> AbstractContextManager[Show]:
 
 @contextmanager
 def shown_progress(console: Console) -> Iterator[Show]:
-    """A bar for each experiment or sweep that the given function is shown, with the time left; a
-    line for each change of status and each tenth where the console is no terminal or notebook."""
+    """A bar for each experiment or sweep that the given function is shown. Where the console is no
+    terminal or notebook, a line for each change of status and each tenth. Both say what is left."""
     if not (console.is_terminal or console.is_jupyter):
         yield _lines(console)
         return
@@ -73,7 +74,7 @@ def _lines(console: Console) -> Show:
         line = f"{_name(document)}  {document['status']}{progress}"
         if last.get(document["id"]) != line:
             last[document["id"]] = line
-            console.print(Text(line), soft_wrap=True)
+            console.print(Text(line + _time_left(document)), soft_wrap=True)
 
     return show
 
@@ -87,6 +88,15 @@ def _tenths(progress: Json | None) -> str:
         return ""
     tenths = PLAIN_STEPS * progress["done"] // progress["total"]
     return f"  {100 * tenths // PLAIN_STEPS} % of {progress['total']} {progress['unit']}"
+
+
+def _time_left(document: Json) -> str:
+    """To the end that the service expects; nothing where it does not know."""
+    end = {**(document["progress"] or {}), **document}.get("estimated_end")
+    if end is None or document["terminal"]:
+        return ""
+    seconds = (datetime.fromisoformat(end) - datetime.now(UTC)).total_seconds()
+    return f", about {timedelta(seconds=max(0, round(seconds)))} left"
 
 
 def printable(text: str) -> str:
