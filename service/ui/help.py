@@ -35,13 +35,11 @@ class Document(NamedTuple):
 
 @cache
 def documents() -> dict[str, Document]:
-    """By their addresses: the README, what it leads to in its order, and the rest."""
-    pages = {README: _document(README)}
-    linked = (_place(README, href) for href in _links(README))
-    for file in dict.fromkeys([*linked, *ADDRESSES]):
-        if file in ADDRESSES and file != README:
-            pages[file] = _document(file)
-    return {ADDRESSES[file]: page for file, page in pages.items()}
+    """By their addresses: the README, the others in the order of the table that ends it, and what
+    it does not lead to."""
+    linked = dict.fromkeys(_place(README, href) for href in reversed([*_links(README)]))
+    order = [file for file in (README, *reversed(linked)) if file in ADDRESSES]
+    return {ADDRESSES[file]: _document(file) for file in dict.fromkeys([*order, *ADDRESSES])}
 
 
 def _document(file: Path) -> Document:

@@ -22,9 +22,9 @@ def test_every_document_has_a_page_of_its_own() -> None:
 def test_the_first_is_the_readme_and_the_others_follow_it() -> None:
     first, *others = documents()
     assert first == ADDRESSES[README] == "/help"
-    named = re.findall(r"\(docs/([a-z-]*)\.md", README.read_text())
-    order = [f"/help/{name}" for name in dict.fromkeys(named)]
-    assert [one for one in others if one in order] == order
+    table = README.read_text().split("\n## What else it does\n")[1]
+    order = [f"/help/{name.lower()}" for name in re.findall(r"([\w-]+)\.(?:md|ipynb)\)", table)]
+    assert others[: len(order)] == order
 
 
 @pytest.mark.parametrize("address", sorted(ADDRESSES.values()))
