@@ -67,6 +67,9 @@ def inspect(path: Path) -> Inspection:
             p for name, array in arrays.items() for p in _cell_problems(name, array, columns, text)
         ]
         problems += [CELL_CURE] if problems else []
+        if index := INDEX_NAMES.intersection(columns or ()):
+            told = f"column {index.pop()!r} looks like the index of a pandas table"
+            problems = [f"{told}: write the file with index=False, or name the column"]
     except UnreadableError as error:
         return Inspection(suffix, problems=[str(error)])
     n, dim = next(iter(arrays.values())).shape
@@ -123,8 +126,8 @@ def _places(wanted: Sequence[str], columns: list[str] | None) -> list[int]:
 
 def _read(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]], list[str] | None]:
     """The arrays of a file, by name, and its columns' names. Raises UnreadableError."""
-    _check_beginning(path, suffix)
     try:
+        _check_beginning(path, suffix)
         match suffix:
             case "npy":
                 return {"": _matrix(np.load(path, allow_pickle=False))}, None
@@ -172,9 +175,6 @@ def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]
         reason = TOO_LONG if "straddling" in str(error) else " ".join(str(error).split())[:200]
         detail = f"not a readable .{suffix} file: {reason}{_semicolons(path)}"
         raise UnreadableError(detail) from error
-    if index := INDEX_NAMES.intersection(table.column_names):
-        told = f"column {index.pop()!r} looks like the index of a pandas table"
-        raise UnreadableError(f"{told}: write the file with index=False, or name the column")
     for place, column in zip(table.schema, table.columns, strict=True):
         if not (arrow.types.is_integer(place.type) or arrow.types.is_floating(place.type)):
             found = _first_text(column, path if suffix == "csv" else None)

@@ -181,13 +181,19 @@ def test_missing_line_breaks_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.parquet"])
-def test_the_index_of_a_pandas_table_is_no_column(name: str, tmp_path: Path) -> None:
+def test_the_index_of_a_pandas_table_is_no_column(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a new upload: what was uploaded before that was noticed is what it was."""
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
     table = pd.DataFrame(TABLE, columns=list("abc")).sample(frac=1, random_state=1)
-    path = tmp_path / name
+    path = tmp_path / "datasets/old" / name
+    path.parent.mkdir(parents=True)
     write = {"x.csv": table.to_csv, "x.parquet": table.to_parquet}[name]
     write(path)
     (told,) = inspect(path).problems
     assert told.endswith("of a pandas table: write the file with index=False, or name the column")
+    assert uploaded(UploadData(source="upload", dataset="old", n=4, dim=4)).shape == (4, 4)
     write(path, index=False)
     assert inspect(path).dim == 3
 
