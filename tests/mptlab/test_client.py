@@ -99,6 +99,7 @@ def test_a_bar_is_as_full_as_the_run_is_far() -> None:
     assert "30/120" in bar
     assert "masks" in bar
     assert "120/120" not in bar
+    assert "1/4 points" in shown({"status": "running", "progress": progress, "points": 4})
 
 
 def test_a_plain_line_says_how_long_it_takes_yet() -> None:
@@ -107,11 +108,13 @@ def test_a_plain_line_says_how_long_it_takes_yet() -> None:
     progress = {"done": 30, "total": 120, "unit": "masks"}
     running = {"status": "running", "terminal": False}
     run = running | {"progress": {**progress, "estimated_end": end}}
-    sweep = running | {"progress": progress, "estimated_end": end}
-    for one in (run, sweep):
+    sweep = running | {"progress": progress, "estimated_end": end, "points": 4}
+    for one, what in ((run, "120 masks"), (sweep, "4 points")):
         line = shown(one, one, terminal=False)
-        assert re.fullmatch(r"a  running  20 % of 120 masks, about 0:01:\d\d left\n", line)
+        assert re.fullmatch(rf"a  running  20 % of {what}, about 0:01:\d\d left\n", line)
     unknown = running | {"progress": {**progress, "estimated_end": None}}
+    overdue = running | {"progress": {**progress, "estimated_end": "2026-01-31T12:00:00Z"}}
     ended = {**sweep, "status": "failed", "terminal": True}
-    assert shown(unknown, terminal=False) == "a  running  20 % of 120 masks\n"
-    assert shown(ended, terminal=False) == "a  failed  20 % of 120 masks\n"
+    for one in (unknown, overdue):
+        assert shown(one, terminal=False) == "a  running  20 % of 120 masks\n"
+    assert shown(ended, terminal=False) == "a  failed  20 % of 4 points\n"
