@@ -142,8 +142,13 @@ def _read(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]], lis
     except UnreadableError:
         raise
     except UNREADABLE as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UnreadableError(f"not a readable .{suffix} file of numbers: {reason}") from error
+        detail = f"not a readable .{suffix} file of numbers: {told_of(path, error)}"
+        raise UnreadableError(detail) from error
+
+
+def told_of(path: Path, error: Exception) -> str:
+    """What an error says of a file, on one line and without where it lies."""
+    return " ".join(str(error).replace(str(path), path.name).split())[:200]
 
 
 def _check_beginning(path: Path, suffix: str) -> None:
@@ -172,7 +177,7 @@ def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]
         else:
             table = parquet.read_table(path)
     except arrow.ArrowException as error:
-        reason = TOO_LONG if "straddling" in str(error) else " ".join(str(error).split())[:200]
+        reason = TOO_LONG if "straddling" in str(error) else told_of(path, error)
         detail = f"not a readable .{suffix} file: {reason}{_semicolons(path)}"
         raise UnreadableError(detail) from error
     for place, column in zip(table.schema, table.columns, strict=True):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
-from mptcore.data.tables import Inspection, UnreadableError, stored_file
+from mptcore.data.tables import Inspection, UnreadableError, stored_file, told_of
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.specs import GlueText, PlainText, SpecError, TextSource, parse_json
@@ -119,8 +119,7 @@ def _parquet(path: Path) -> tuple[list[dict[str, Any]], dict[str, None]]:
         names = dict.fromkeys(text_columns(path))
         return parquet.read_table(path, columns=list(names)).to_pylist(), names
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UnreadableError(f"not a readable .parquet file: {reason}") from error
+        raise UnreadableError(f"not a readable .parquet file: {told_of(path, error)}") from error
 
 
 def text_columns(path: Path) -> list[str]:

@@ -174,6 +174,15 @@ def test_semicolons_are_named(text: str, tmp_path: Path) -> None:
     assert inspect(path).problems[0].endswith("separated by commas, not by semicolons")
 
 
+def test_an_error_does_not_tell_where_the_file_lies(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1;")
+    (told,) = inspect(path).problems
+    assert "'x.parquet'" in told
+    assert str(tmp_path) not in told
+    assert "separated by commas" not in told
+
+
 def test_missing_line_breaks_are_named(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b\n" + "1.5,2.5 " * 400_000)
