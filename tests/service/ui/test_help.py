@@ -13,6 +13,10 @@ DOCS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 DOCS += [file for kind in ("md", "ipynb") for file in (ROOT / "docs").rglob(f"*.{kind}")]
 
 
+def test_every_page_leads_to_it(api: TestClient) -> None:
+    assert all('<a href="/help">Help</a>' in api.get(path).text for path in ("/", "/lab"))
+
+
 def test_every_document_has_a_page_of_its_own() -> None:
     assert {file.resolve() for file in ADDRESSES} == set(DOCS)
     assert len(set(ADDRESSES.values())) == len(DOCS)
