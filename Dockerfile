@@ -24,6 +24,8 @@ RUN python -c "import tomllib; \
 print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
     > requirements.txt && pip install --requirement requirements.txt
 COPY mptcore mptcore
+COPY CHANGELOG.md CONTRIBUTING.md ./
+COPY docs docs
 COPY service service
 COPY worker worker
 COPY mptlab mptlab

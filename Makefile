@@ -2,19 +2,24 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TORCH_CPU := https://download.pytorch.org/whl/cpu
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt $(CURDIR)/constraints-cuda.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo serve test lint docs bench calibration chaos fuzz mutants
+.PHONY: help setup demo serve test lint docs notebooks bench calibration chaos fuzz mutants
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 setup: $(VENV)/.installed ## make .venv with every pinned package (quick when nothing changed)
 
+# Without an NVIDIA driver, torch is PyTorch's own build for the CPU, where its index answers: its
+# version, 2.13.0+cpu, sorts above the registry's 2.13.0, which brings several GB of CUDA.
 $(VENV)/.installed: pyproject.toml constraints.txt constraints-cuda.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	if ! nvidia-smi && curl --head --fail --max-time 3 $(TORCH_CPU)/torch/; then \
+		export PIP_EXTRA_INDEX_URL="$$PIP_EXTRA_INDEX_URL $(TORCH_CPU)"; \
+	fi > /dev/null 2>&1; $(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
 
 demo: setup ## the paper's Table 1 and real digits, through the whole service
@@ -33,6 +38,9 @@ lint: setup ## ruff and mypy --strict
 
 docs: setup ## the pages of docs/ that are generated
 	$(BIN)/python -m docs.reference
+
+notebooks: setup ## what the notebooks of docs/ show, half a minute
+	$(BIN)/python -m docs.execute
 
 chaos: setup ## processes killed and servers restarted at random, for most of an hour
 	MPT_CHAOS_SQLITE_RUNS=2000 MPT_CHAOS_POSTGRESQL_RUNS=300 \

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
@@ -32,16 +32,15 @@ def followed(wanted: bool = True) -> AbstractContextManager[Show]:
 
 @contextmanager
 def shown_progress(console: Console) -> Iterator[Show]:
-    """A bar for each experiment or sweep that the given function is shown, with the time left; a
-    line for each change of status and each tenth where the console is no terminal or notebook."""
+    """A bar for each experiment or sweep that the given function is shown. Where the console is no
+    terminal or notebook, a line for each change of status and each tenth. Both say what is left."""
     if not (console.is_terminal or console.is_jupyter):
         yield _lines(console)
         return
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=12),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[unit]}", markup=False),
+        TextColumn("{task.fields[far]}", markup=False),
         TimeRemainingColumn(),
     )
     bars = Progress(*columns, console=console)
@@ -50,13 +49,13 @@ def shown_progress(console: Console) -> Iterator[Show]:
     def show(document: Json) -> None:
         bars.start()
         if document["id"] not in tasks:
-            tasks[document["id"]] = bars.add_task("", total=None, unit="")
+            tasks[document["id"]] = bars.add_task("", total=None, far="")
         task = tasks[document["id"]]
         name = _name(document)[:LONGEST_NAME]
         bars.update(task, description=f"{name}  {document['status']}")
         if progress := document["progress"]:
-            done, total = progress["done"], progress["total"]
-            bars.update(task, completed=done, total=total, unit=progress["unit"])
+            far = "{}/{} {}".format(*_counted(document))
+            bars.update(task, completed=progress["done"], total=progress["total"], far=far)
 
     try:
         yield show
@@ -69,11 +68,10 @@ def _lines(console: Console) -> Show:
     last: dict[str, str] = {}
 
     def show(document: Json) -> None:
-        progress = _tenths(document["progress"])
-        line = f"{_name(document)}  {document['status']}{progress}"
+        line = f"{_name(document)}  {document['status']}{_tenths(document)}"
         if last.get(document["id"]) != line:
             last[document["id"]] = line
-            console.print(Text(line), soft_wrap=True)
+            console.print(Text(line + _time_left(document)), soft_wrap=True)
 
     return show
 
@@ -82,11 +80,31 @@ def _name(document: Json) -> str:
     return printable(document.get("name") or document["id"])
 
 
-def _tenths(progress: Json | None) -> str:
+def _tenths(document: Json) -> str:
+    progress = document["progress"]
     if not progress or not progress["total"]:
         return ""
     tenths = PLAIN_STEPS * progress["done"] // progress["total"]
-    return f"  {100 * tenths // PLAIN_STEPS} % of {progress['total']} {progress['unit']}"
+    _, total, unit = _counted(document)
+    return f"  {100 * tenths // PLAIN_STEPS} % of {total} {unit}"
+
+
+def _counted(document: Json) -> tuple[int, int, str]:
+    """What is done, of how much, in which unit: of a sweep, points."""
+    progress = document["progress"]
+    done, total = progress["done"], progress["total"]
+    if points := document.get("points"):
+        return done * points // total, points, "points"
+    return done, total, progress["unit"]
+
+
+def _time_left(document: Json) -> str:
+    """To the end that the service expects; nothing where that is not known, or overdue."""
+    end = {**(document["progress"] or {}), **document}.get("estimated_end")
+    if end is None or document["terminal"]:
+        return ""
+    seconds = round((datetime.fromisoformat(end) - datetime.now(UTC)).total_seconds())
+    return f", about {timedelta(seconds=seconds)} left" if seconds > 0 else ""
 
 
 def printable(text: str) -> str:

@@ -9,6 +9,7 @@ harm who reads it; and it dies with who started it.
 import importlib
 import resource
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,31 @@ MEMORY_BYTES = 4 * 2**30
 """What a file may take beyond the program itself."""
 CPU_S = 240
 OPEN_FILES = 64
+MOST_NAMED = 5
 
 
 def look(path: Path) -> Inspection:
-    """What a file holds: numbers, or text."""
-    if path.suffix in (".txt", ".jsonl") or (path.suffix == ".parquet" and _has_text(path)):
+    """What a file holds: numbers, or text. A text may have a score beside it; what has several
+    columns of fractions is a table of numbers, from which text is to be left out."""
+    text, fractions = _kinds(path) if path.suffix == ".parquet" else ([], [])
+    if text and len(fractions) > 1:
+        told = f"it holds numbers ({_listed(fractions)}) and text ({_listed(text)}): which is it? "
+        return Inspection("parquet", problems=[f"{told}Leave out the columns of the other kind"])
+    if text or path.suffix in (".txt", ".jsonl"):
         return texts.inspect(path)
     return tables.inspect(path)
 
 
-def _has_text(path: Path) -> bool:
+def _kinds(path: Path) -> tuple[list[str], list[str]]:
+    """The columns that hold text, and those that hold fractions."""
     arrow: Any = importlib.import_module("pyarrow")
     with suppress(arrow.ArrowException, OSError):
-        return bool(texts.text_columns(path))
-    return False  # which is said where it is read as numbers
+        return texts.text_columns(path), texts.columns_of(path, "is_floating")
+    return [], []  # which is said where it is read as numbers
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MOST_NAMED], *(["…"] if len(names) > MOST_NAMED else [])])
 
 
 def _limit_itself() -> None:

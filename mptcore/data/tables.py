@@ -6,6 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from mptcore.specs import UploadData
 
 FORMATS = ("npy", "npz", "csv", "parquet")
 MOST_REPORTED = 5
+CELL_CURE = "every cell is a finite number: fill these in, or leave their rows out"
+LONGEST_LINE = 10_000_000
+
+BEGINNINGS = {"npy": b"\x93NUMPY", "npz": b"PK", "parquet": b"PAR1"}
+WRITERS = {"npy": "numpy.save", "npz": "numpy.savez", "parquet": "DataFrame.to_parquet"}
+INDEX_NAMES = {"", "Unnamed: 0", "__index_level_0__"}
+"""What a column is called that was the index of a pandas table."""
+TOO_LONG = "a line is longer than 1 MiB: line breaks are missing, or so wide a table is for .npy"
 
 UNREADABLE = (
     ValueError,
@@ -53,9 +62,14 @@ def inspect(path: Path) -> Inspection:
         return Inspection(problems=[f"a file is one of .npy, .npz, .csv, .parquet, not .{suffix}"])
     try:
         arrays, columns = _read(path, suffix)
+        text = path if suffix == "csv" else None
         problems = [
-            p for name, array in arrays.items() for p in _cell_problems(name, array, columns)
+            p for name, array in arrays.items() for p in _cell_problems(name, array, columns, text)
         ]
+        problems += [CELL_CURE] if problems else []
+        if index := INDEX_NAMES.intersection(columns or ()):
+            told = f"column {index.pop()!r} looks like the index of a pandas table"
+            problems = [f"{told}: write the file with index=False, or name the column"]
     except UnreadableError as error:
         return Inspection(suffix, problems=[str(error)])
     n, dim = next(iter(arrays.values())).shape
@@ -113,9 +127,10 @@ def _places(wanted: Sequence[str], columns: list[str] | None) -> list[int]:
 def _read(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]], list[str] | None]:
     """The arrays of a file, by name, and its columns' names. Raises UnreadableError."""
     try:
+        _check_beginning(path, suffix)
         match suffix:
             case "npy":
-                return {"": _matrix(_load_npy(path))}, None
+                return {"": _matrix(np.load(path, allow_pickle=False))}, None
             case "npz":
                 with np.load(path, allow_pickle=False) as archive:
                     arrays = {name: _matrix(archive[name]) for name in archive.files}
@@ -127,15 +142,25 @@ def _read(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]], lis
     except UnreadableError:
         raise
     except UNREADABLE as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UnreadableError(f"not a readable .{suffix} file of numbers: {reason}") from error
+        detail = f"not a readable .{suffix} file of numbers: {told_of(path, error)}"
+        raise UnreadableError(detail) from error
 
 
-def _load_npy(path: Path) -> Any:
+def told_of(path: Path, error: Exception) -> str:
+    """What an error says of a file, on one line and without where it lies."""
+    return " ".join(str(error).replace(str(path), path.name).split())[:200]
+
+
+def _check_beginning(path: Path, suffix: str) -> None:
+    """Raises UnreadableError where a file is of another kind than its name says."""
     with path.open("rb") as file:
-        if file.read(6) != b"\x93NUMPY":
-            raise UnreadableError("not a .npy file: it does not begin as one")
-    return np.load(path, allow_pickle=False)
+        begin = file.read(16)
+    kind = next((kind for kind, first in BEGINNINGS.items() if begin.startswith(first)), "csv")
+    if kind == suffix:
+        return
+    found = f"begins as .{kind} does" if kind in BEGINNINGS else f"begins with {begin!r}"
+    cure = f"; {WRITERS[suffix]} writes one" if suffix in WRITERS else ""
+    raise UnreadableError(f"not a .{suffix} file: it {found if begin else 'is empty'}{cure}")
 
 
 def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]], list[str]]:
@@ -152,14 +177,13 @@ def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]
         else:
             table = parquet.read_table(path)
     except arrow.ArrowException as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UnreadableError(f"not a readable .{suffix} file: {reason}") from error
+        reason = TOO_LONG if "straddling" in str(error) else told_of(path, error)
+        detail = f"not a readable .{suffix} file: {reason}{_semicolons(path)}"
+        raise UnreadableError(detail) from error
     for place, column in zip(table.schema, table.columns, strict=True):
         if not (arrow.types.is_integer(place.type) or arrow.types.is_floating(place.type)):
-            detail = f"column {place.name} is not numbers{_first_text(column)}"
-            if ";" in place.name:
-                detail = f"{detail}; cells are separated by commas, not by semicolons"
-            raise UnreadableError(detail)
+            found = _first_text(column, path if suffix == "csv" else None)
+            raise UnreadableError(f"column {place.name} is not numbers{found}{_semicolons(path)}")
     values = [column.to_numpy(zero_copy_only=False) for column in map(_chunked, table.columns)]
     return {"": _matrix(np.column_stack(values))}, table.column_names
 
@@ -169,12 +193,30 @@ def _chunked(column: Any) -> Any:
     return column.cast("float64").combine_chunks()
 
 
-def _first_text(column: Any) -> str:
+def _semicolons(path: Path) -> str:
+    """What is told of a .csv file whose first line has them."""
+    with path.open("rb") as file:
+        has_some = path.suffix == ".csv" and b";" in file.readline(LONGEST_LINE)
+    return "; cells are separated by commas, not by semicolons" if has_some else ""
+
+
+def _first_text(column: Any, text: Path | None) -> str:
     """Where the first cell is that is no number: one is enough to make a column text."""
     for row, cell in enumerate(column):
         if not _is_number(cell.as_py()):
-            return f": row {row} is {str(cell.as_py())[:40]!r}"
+            return f": {_named([row], text)[0]} is {str(cell.as_py())[:40]!r}"
     return ""
+
+
+def _named(rows: Sequence[int], text: Path | None) -> list[str]:
+    """What rows are called: in a .csv file by the numbers of their lines, from 1; else from 0."""
+    if text is None:
+        return [f"row {row}" for row in rows]
+    with text.open("rb") as file:
+        full = (number for number, line in enumerate(file, 1) if line.strip())
+        lines = list(islice(full, max(rows, default=0) + 2))
+    header = 0 if _headless(text) else 1
+    return [f"line {lines[row + header]}" for row in rows]
 
 
 def _is_number(cell: object) -> bool:
@@ -188,7 +230,7 @@ def _is_number(cell: object) -> bool:
 def _headless(path: Path) -> bool:
     """Whether the first line is numbers, not names."""
     with path.open("rb") as file:
-        first = file.readline(10_000_000)
+        first = file.readline(LONGEST_LINE)
     try:
         return bool([float(cell) for cell in first.decode().strip().split(",")])
     except ValueError:
@@ -207,21 +249,31 @@ def _matrix(array: Any) -> np.ndarray[Any, Any]:
 
 
 def _cell_problems(
-    name: str, array: np.ndarray[Any, Any], columns: Sequence[str] | None
+    name: str,
+    array: np.ndarray[Any, Any],
+    columns: Sequence[str] | None,
+    text: Path | None = None,
 ) -> list[str]:
-    """The cells that are NaN or infinite, by row, from 0, and column, from 0 or by its name."""
+    """The cells that are NaN or infinite: by their index in an array, in a table by row and the
+    column's name, in a .csv file by line."""
     if array.dtype.kind != "f":
         return []
     bad = np.argwhere(~np.isfinite(array))
-    where = f" of {name}" if name else ""
-    told = [
-        f"row {r}, column {columns[c]} is empty or {array[r, c]}"
-        if columns
-        else f"row {r}, column {c}{where} is {array[r, c]}"
-        for r, c in bad[:MOST_REPORTED]
-    ]
+    first = bad[:MOST_REPORTED].tolist()
+    if columns is None:
+        told = [f"{name or 'array'}[{r}, {c}] is {array[r, c]}" for r, c in first]
+    else:
+        rows = _named([r for r, _ in first], text)
+        told = [
+            f"{row}, column {columns[c]} is {_shown(array[r, c])}"
+            for row, (r, c) in zip(rows, first, strict=True)
+        ]
     rest = len(bad) - len(told)
     return [*told, f"and {rest} cells more"] if rest > 0 else told
+
+
+def _shown(cell: float) -> str:
+    return "empty or nan" if np.isnan(cell) else str(cell)
 
 
 def as_json(found: Inspection) -> str:

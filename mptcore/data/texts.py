@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
-from mptcore.data.tables import Inspection, UnreadableError, stored_file
+from mptcore.data.tables import Inspection, UnreadableError, stored_file, told_of
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.specs import GlueText, PlainText, SpecError, TextSource, parse_json
@@ -119,17 +119,20 @@ def _parquet(path: Path) -> tuple[list[dict[str, Any]], dict[str, None]]:
         names = dict.fromkeys(text_columns(path))
         return parquet.read_table(path, columns=list(names)).to_pylist(), names
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UnreadableError(f"not a readable .parquet file: {reason}") from error
+        raise UnreadableError(f"not a readable .parquet file: {told_of(path, error)}") from error
 
 
 def text_columns(path: Path) -> list[str]:
     """The columns of a .parquet file that hold text. Raises ArrowException."""
+    return columns_of(path, "is_string", "is_large_string", "is_string_view")
+
+
+def columns_of(path: Path, *kinds: str) -> list[str]:
+    """The columns of a .parquet file that are of one of Arrow's kinds. Raises ArrowException."""
     arrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
-    schema = parquet.read_schema(path)
-    texts = (arrow.types.is_string, arrow.types.is_large_string, arrow.types.is_string_view)
-    return [column.name for column in schema if any(is_text(column.type) for is_text in texts)]
+    tests = [getattr(arrow.types, kind) for kind in kinds]
+    return [one.name for one in parquet.read_schema(path) if any(test(one.type) for test in tests)]
 
 
 def _named(name: str, column: str) -> Rows:

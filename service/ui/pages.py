@@ -3,6 +3,7 @@
 import hashlib
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
@@ -10,6 +11,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 
 from service.errors import ApiError
 from service.headers import PAGE, PAGE_FILE
+from service.ui.help import documents
 from service.ui.sign_in import SIGN_IN_PAGE
 
 router = APIRouter(include_in_schema=False)
@@ -52,7 +54,9 @@ PAGES = {
     SIGN_IN_PAGE: ("sign-in", "Sign in"),
 }
 """Its name, which its script knows it by, and its title."""
-NAVIGATION = ("/", "/sweeps", "/paper", "/lab")
+NAVIGATION = {path: PAGES[path][1] for path in ("/", "/sweeps", "/paper", "/lab")} | {
+    "/help": "Help"
+}
 
 _templates = Environment(
     loader=PackageLoader("service.ui"), autoescape=select_autoescape(), trim_blocks=True
@@ -61,9 +65,12 @@ _templates = Environment(
 
 def _page(request: Request) -> HTMLResponse:
     name, title = PAGES[request.scope["route"].path]
-    links = [(path, PAGES[path][1]) for path in NAVIGATION]
-    text = _templates.get_template("page.html").render(
-        name=name, title=title, links=links, here=request.url.path, files=f"/static/{EDITION}"
+    return _framed(request, "page.html", name=name, title=title)
+
+
+def _framed(request: Request, template: str, **what: Any) -> HTMLResponse:
+    text = _templates.get_template(template).render(
+        links=NAVIGATION, here=request.url.path, files=f"/static/{EDITION}", **what
     )
     return HTMLResponse(text, headers=PAGE)
 
@@ -77,6 +84,19 @@ def documentation() -> HTMLResponse:
     """The API's own document, to read and to try."""
     text = _templates.get_template("docs.html").render(files=f"/static/{EDITION}")
     return HTMLResponse(text, headers=PAGE)
+
+
+@router.get("/help")
+@router.get("/help/{name}")
+def help_page(request: Request) -> HTMLResponse:
+    """One of the documents."""
+    document = documents().get(request.url.path)
+    if document is None:
+        raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "there is no such page: /help lists them")
+    return _framed(
+        request, "help.html", name="help", title=document.title, document=document,
+        documents=documents(),
+    )  # fmt: skip
 
 
 @router.get("/static/{edition}/{name:path}")

@@ -1,8 +1,10 @@
 """What the client sends, as the service sees it: in this process, with its real routes."""
 
 import io
+import re
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -82,10 +84,10 @@ def test_a_wait_for_what_does_not_end(client: Client) -> None:
     assert len(seen) > 1
 
 
-def shown(*looks: dict[str, Any]) -> str:
+def shown(*looks: dict[str, Any], terminal: bool = True) -> str:
     """What a person sees last of one experiment."""
     screen = io.StringIO()
-    with shown_progress(Console(file=screen, force_terminal=True, width=100)) as show:
+    with shown_progress(Console(file=screen, force_terminal=terminal, width=100)) as show:
         for look in looks:
             show({"id": "a", "name": None, **look})
     return screen.getvalue()
@@ -97,3 +99,22 @@ def test_a_bar_is_as_full_as_the_run_is_far() -> None:
     assert "30/120" in bar
     assert "masks" in bar
     assert "120/120" not in bar
+    assert "1/4 points" in shown({"status": "running", "progress": progress, "points": 4})
+
+
+def test_a_plain_line_says_how_long_it_takes_yet() -> None:
+    """Of an experiment, and of a sweep; once for each tenth."""
+    end = (datetime.now(UTC) + timedelta(seconds=90)).isoformat()
+    progress = {"done": 30, "total": 120, "unit": "masks"}
+    running = {"status": "running", "terminal": False}
+    run = running | {"progress": {**progress, "estimated_end": end}}
+    sweep = running | {"progress": progress, "estimated_end": end, "points": 4}
+    for one, what in ((run, "120 masks"), (sweep, "4 points")):
+        line = shown(one, one, terminal=False)
+        assert re.fullmatch(rf"a  running  20 % of {what}, about 0:01:\d\d left\n", line)
+    unknown = running | {"progress": {**progress, "estimated_end": None}}
+    overdue = running | {"progress": {**progress, "estimated_end": "2026-01-31T12:00:00Z"}}
+    ended = {**sweep, "status": "failed", "terminal": True}
+    for one in (unknown, overdue):
+        assert shown(one, terminal=False) == "a  running  20 % of 120 masks\n"
+    assert shown(ended, terminal=False) == "a  failed  20 % of 4 points\n"

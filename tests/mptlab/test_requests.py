@@ -179,15 +179,20 @@ def test_every_page_until_there_is_none(client: Client, answers: Answers) -> Non
     }
 
 
+@pytest.mark.parametrize("form", [Path, str])
 def test_an_upload(
-    client: Client, answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client,
+    answers: Answers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: type[str | Path],
 ) -> None:
     """Sent again from its beginning, and with patience for the answer."""
     monkeypatch.setenv("MPT_RETRY_S", str(LATER))
     file = tmp_path / "data.csv"
     file.write_bytes(b"1,2\n")
     answers.given = [httpx.Response(503), httpx.Response(200, json={"id": "d"})]
-    assert client.upload(file) == {"id": "d"}
+    assert client.upload(form(file)) == {"id": "d"}
     assert [request.content for request in answers.seen] == [b"1,2\n"] * 2
     last = answers.seen[-1]
     assert (last.method, last.url.path) == ("POST", "/v1/datasets")

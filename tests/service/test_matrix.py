@@ -157,11 +157,13 @@ MATRIX = [
     row("POST", "/v1/sign-out",             "204  204   204    204   204    204  204  204  204"),
     row("POST", "/v1/sign-in:renew",        "204  204   204    204   204    401  401  401  204"),
     row("POST", "/v1/sign-in-codes",        "201  201   201    201   201    401  401  401  201"),
-    *(row("GET", page, "200 200 200 200 200 200 200 200 200") for page in [*PAGES, "/docs"]),
+    *(row("GET", page, "200 200 200 200 200 200 200 200 200")
+      for page in [*PAGES, "/docs", "/help"]),
+    row("GET", "/help/{name}",              "404  404   404    404   404    404  404  404  404"),
     row("GET", "/static/{edition}/{name}",
                                             "404  404   404    404   404    404  404  404  404"),
 ]
-"""Pages hold no data, so that anyone may load them; /static has no file of that name."""
+"""Pages hold no data, so that anyone may load them; /help and /static have none of that name."""
 # fmt: on
 
 

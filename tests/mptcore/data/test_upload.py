@@ -2,16 +2,17 @@
 
 import importlib
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from mptcore.data.tables import inspect, uploaded
+from mptcore.data.inspect import look
+from mptcore.data.tables import CELL_CURE, inspect, uploaded
 from mptcore.protocol.records import RunError
 from mptcore.specs import UploadData
 
@@ -75,13 +76,21 @@ def test_a_csv_needs_no_header(tmp_path: Path) -> None:
     assert (inspect(path).n, inspect(path).dim) == (4, 3)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_cells_that_are_no_numbers_are_named(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("x.npy", ["array[2, 1] is nan"]),
+        ("x.npz", ["first[2, 1] is nan", "second[2, 1] is nan"]),
+        ("x.csv", ["line 4, column b is empty or nan"]),
+        ("x.parquet", ["row 2, column b is empty or nan"]),
+    ],
+)
+def test_cells_that_are_no_numbers_are_named(name: str, told: list[str], tmp_path: Path) -> None:
     array = TABLE.copy()
     array[2, 1] = np.nan
-    problems = inspect(written(tmp_path, name, array)).problems
-    assert problems
-    assert re.search(r"row 2, column (1|b)\b", problems[0])
+    *named, cure = inspect(written(tmp_path, name, array)).problems
+    assert named == told
+    assert cure == CELL_CURE
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -91,6 +100,27 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(name: str, tmp_path: P
     found = inspect(path)
     assert found.problems
     assert found.n is None
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "told"),
+    [
+        ("x.npy", "x.npz", "begins as .npz does; numpy.save writes one"),
+        ("x.npz", "x.npy", "begins as .npy does; numpy.savez writes one"),
+        ("x.csv", "x.parquet", "begins as .parquet does"),
+        (
+            "x.parquet",
+            "x.csv",
+            "begins with b'a,b,c\\n0.00000000'; DataFrame.to_parquet writes one",
+        ),
+    ],
+)
+def test_what_a_file_is_instead_is_told(name: str, other: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    path = written(tmp_path, other).rename(tmp_path / "other" / name)
+    assert inspect(path).problems == [f"not a {path.suffix} file: it {told}"]
+    path.write_bytes(b"")
+    assert "mpty" in inspect(path).problems[0]
 
 
 class Bomb:
@@ -129,11 +159,64 @@ def test_what_is_no_table_of_numbers_is_refused(array: Any, says: str, tmp_path:
 def test_text_columns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n3,four\n")
-    assert inspect(path).problems == ["column b is not numbers: row 1 is 'four'"]
-    path.write_text("a;b\n1;2\n")
+    assert inspect(path).problems == ["column b is not numbers: line 3 is 'four'"]
+    path.write_text("1,2\n\n3,four\n")
+    assert inspect(path).problems == ["column f1 is not numbers: line 3 is 'four'"]
+    path.write_text("a,b\n1,2\n\n3,\n-inf,4\n")
+    *told, _ = inspect(path).problems
+    assert told == ["line 4, column b is empty or nan", "line 5, column a is -inf"]
+
+
+@pytest.mark.parametrize("text", ["a;b\n1;2\n", "a;b\n1,5;2\n", "1;2\n3;4\n"])
+def test_semicolons_are_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(text)
     assert inspect(path).problems[0].endswith("separated by commas, not by semicolons")
-    path.write_text("a,b\n1,2\n3,\n")
-    assert inspect(path).problems == ["row 1, column b is empty or nan"]
+
+
+def test_an_error_does_not_tell_where_the_file_lies(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1;")
+    (told,) = inspect(path).problems
+    assert "'x.parquet'" in told
+    assert str(tmp_path) not in told
+    assert "separated by commas" not in told
+
+
+def test_missing_line_breaks_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n" + "1.5,2.5 " * 400_000)
+    assert "a line is longer than 1 MiB: line breaks are missing" in inspect(path).problems[0]
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.parquet"])
+def test_the_index_of_a_pandas_table_is_no_column(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a new upload: what was uploaded before that was noticed is what it was."""
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    table = pd.DataFrame(TABLE, columns=list("abc")).sample(frac=1, random_state=1)
+    path = tmp_path / "datasets/old" / name
+    path.parent.mkdir(parents=True)
+    write = {"x.csv": table.to_csv, "x.parquet": table.to_parquet}[name]
+    write(path)
+    (told,) = inspect(path).problems
+    assert told.endswith("of a pandas table: write the file with index=False, or name the column")
+    assert uploaded(UploadData(source="upload", dataset="old", n=4, dim=4)).shape == (4, 4)
+    write(path, index=False)
+    assert inspect(path).dim == 3
+
+
+def test_numbers_and_text_in_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    table = pd.DataFrame({"a": [1.5, 2.5], "b": [0.5, 1.5], "text": ["one", "two"]})
+    table.to_parquet(path)
+    (told,) = look(path).problems
+    assert told.startswith("it holds numbers (a, b) and text (text): which is it? Leave out")
+    table.drop(columns="a").to_parquet(path)
+    assert (look(path).columns, look(path).dim) == (["text"], None)
+    table.drop(columns="text").to_parquet(path)
+    assert look(path).dim == 2
 
 
 def test_the_command_prints_json(tmp_path: Path) -> None:

@@ -122,10 +122,10 @@ def pickled() -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.npy", lambda: npy(NAN), "row 3, column 2 is nan"),
+        ("a.npy", lambda: npy(NAN), "array[3, 2] is nan"),
         ("a.npy", pickled, "readable|real numbers"),
         ("a.npy", lambda: b"PK\x03\x04 not an array", "not a .npy file"),
-        ("a.npz", lambda: b"garbage", "not a readable .npz"),
+        ("a.npz", lambda: b"garbage", "not a .npz file: it begins with b'garbage'"),
         ("a.csv", lambda: b"x,y\n1,one\n", "column y is not numbers"),
         ("a.parquet", lambda: b"PAR1", "not a readable .parquet"),
         ("a.npy", lambda: npy(np.zeros(3)), "N observations"),

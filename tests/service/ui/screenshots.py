@@ -37,6 +37,8 @@ def pages(ids: dict[str, str]) -> dict[str, str]:
         "paper": "/paper",
         "lab": "/lab",
         "docs": "/docs",
+        "help": "/help",
+        "settings": "/help/settings",
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from service.ui.help import ADDRESSES, DOCUMENTS
 from service.ui.pages import EDITION, FILES, PAGES, STATIC
 
 ROOT = Path(__file__).parents[3]
@@ -81,7 +82,8 @@ def test_the_distribution_has_every_file() -> None:
     packed = {
         Path(one) for pattern in patterns for one in glob(f"{folder}/{pattern}", recursive=True)
     }
-    assert {*FILES.values(), *(folder / "templates").iterdir()} <= packed
+    pictures = DOCUMENTS.glob("docs/*/*.png")
+    assert {*FILES.values(), *(folder / "templates").iterdir(), *ADDRESSES, *pictures} <= packed
 
 
 def test_a_page_is_only_read(api: TestClient) -> None:

@@ -1,0 +1,110 @@
+"""The documents as HTML. They are the Markdown files and notebooks of the repository, which the
+distribution holds as well; a link among them leads to the page of the other."""
+
+import base64
+import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from mdit_py_plugins.anchors import anchors_plugin
+
+DOCUMENTS = Path(__file__).parent / "documents"
+README = DOCUMENTS / "README.md"
+
+_files = [*DOCUMENTS.glob("*.md"), *DOCUMENTS.glob("docs/*.md"), *DOCUMENTS.glob("docs/*/*.ipynb")]
+ADDRESSES = {
+    file: "/help" if file == README else f"/help/{file.stem.lower()}" for file in sorted(_files)
+}
+"""Of each document's page."""
+
+_markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+_markdown.use(anchors_plugin, max_level=6)
+
+
+class Document(NamedTuple):
+    """A document to be shown. Its HTML loads nothing."""
+
+    title: str
+    html: str
+
+
+@cache
+def documents() -> dict[str, Document]:
+    """By their addresses: the README, the others in the order of the table that ends it, and what
+    it does not lead to."""
+    linked = dict.fromkeys(_place(README, href) for href in reversed([*_links(README)]))
+    order = [file for file in (README, *reversed(linked)) if file in ADDRESSES]
+    return {ADDRESSES[file]: _document(file) for file in dict.fromkeys([*order, *ADDRESSES])}
+
+
+def _document(file: Path) -> Document:
+    tokens = _markdown.parse(_text(file))
+    inner = _inner(tokens)
+    link = None
+    for token in inner:
+        if token.type == "image":
+            token.attrs["src"] = _as_data(file, str(token.attrs["src"]))
+        elif token.type == "link_open":
+            link = _to_page(file, token)
+        elif token.type == "link_close" and link is not None:
+            token.tag = link.tag
+    return Document(tokens[1].content, _markdown.renderer.render(tokens, _markdown.options, {}))
+
+
+def _inner(tokens: Sequence[Token]) -> list[Token]:
+    return [inner for token in tokens for inner in token.children or []]
+
+
+def _links(file: Path) -> Iterator[str]:
+    for token in _inner(_markdown.parse(_text(file))):
+        if token.type == "link_open":
+            yield str(token.attrs["href"])
+
+
+def _to_page(file: Path, link: Token) -> Token:
+    """A link to what has no page is text alone."""
+    target, sharp, anchor = str(link.attrs["href"]).partition("#")
+    if target and not target.startswith(("http:", "https:")):
+        page = ADDRESSES.get(_place(file, target))
+        link.tag = "a" if page else "span"
+        link.attrs = {"href": f"{page}{sharp}{anchor}"} if page else {}
+    return link
+
+
+def _place(file: Path, target: str) -> Path:
+    """By the names alone: what is a link on a disk here is a file in the distribution."""
+    return Path(os.path.normpath(file.parent / target.partition("#")[0]))
+
+
+def _as_data(file: Path, source: str) -> str:
+    """A picture as a part of its page."""
+    if source.startswith("data:"):
+        return source
+    return f"data:image/png;base64,{base64.b64encode(_place(file, source).read_bytes()).decode()}"
+
+
+def _text(file: Path) -> str:
+    """A document as Markdown."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".md":
+        return text
+    return "\n\n".join(part for cell in json.loads(text)["cells"] for part in _of_cell(cell))
+
+
+def _of_cell(cell: dict[str, Any]) -> Iterator[str]:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        yield source
+        return
+    yield f"```python\n{source}\n```"
+    for output in cell["outputs"]:
+        shown = output.get("data") or {"text/plain": output["text"]}
+        if "image/png" in shown:
+            yield f"![what the code above draws](data:image/png;base64,{shown['image/png']})"
+        else:
+            yield f"```text\n{''.join(shown['text/plain']).rstrip()}\n```"

@@ -1,0 +1,32 @@
+"""`make demo`, on data so small that it takes no time."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mptlab import demo
+
+
+def test_the_demo_ends_with_a_table_two_figures_and_what_to_do_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published = demo.table1
+
+    def small(per_size: int) -> dict[str, Any]:
+        spec = published(per_size)
+        return {**spec, "data": {**spec["data"], "n": 20, "dim": 12}}
+
+    few = {"masks": {"schedule": "all", "per_size": 2}}
+    monkeypatch.setattr(demo, "table1", small)
+    monkeypatch.setattr(demo, "DIGITS", {**demo.DIGITS, "evaluate": few})
+    monkeypatch.chdir(tmp_path)
+    demo.main()
+    progress, told = capsys.readouterr().out.split("nats per observation")
+    for name in ("table1 P=1", "table1 P=10", "table1 P=100", "digits K=10"):
+        assert f"{name}  succeeded" in progress
+        assert f" {name} " in told
+    assert "-159.994" in told
+    assert "next: `make serve`" in told
+    for figure in ("table1.png", "digits.png"):
+        assert (tmp_path / "demo-output" / figure).read_bytes().startswith(b"\x89PNG")
