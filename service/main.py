@@ -8,7 +8,7 @@ from typing import Any
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import Depends, FastAPI
 
-from service import administration, contract, health, monitoring, presets, queue
+from service import administration, contract, health, monitoring, presets, queue, retention
 from service.access import AccessLog
 from service.database import Database
 from service.datasets import router as datasets
@@ -48,6 +48,7 @@ ROUTERS = (
     monitoring.router,
     administration.router,
     queue.router,
+    retention.router,
     sign_in.router,
 )
 """What asks for a key."""
