@@ -3,7 +3,7 @@
 import { html, useMemo } from "../vendor/preact-htm.js";
 import { get } from "../api.js";
 import { Chart, colourOf } from "../chart.js";
-import { aboutSeries, curvesOfMany, drawn, levelsOf } from "../curves.js";
+import { aboutSeries, chartsOfMany, curvesOfMany, levelsOf } from "../curves.js";
 import { leaves, meanOf, number, plain, titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Empty, Loading, Missing, Scroll, Status } from "../parts.js";
@@ -29,24 +29,12 @@ function Name({ experiment, index }) {
 
 /** A chart for each name of a series: an experiment's curves have its colour. */
 function Charts({ experiments, curves }) {
-  const charts = useMemo(() => {
-    const names = [...new Set(curves.flatMap((item) => item.series.map((one) => one.name)))];
-    return names.map((name) => ({
-      name,
-      series: curves.flatMap((item, index) =>
-        item.series.filter((one) => one.name === name).map((one, dash) => {
-          const { label, ...columns } = drawn(one);
-          const title = titleOf(experiments[index]);
-          return { ...columns, colour: index, dash, label: label === name ? title : `${title}, ${label}` };
-        }),
-      ),
-      lines: experiments.flatMap((one, index) =>
-        levelsOf(name, one.metrics, `LML of ${titleOf(one)}`).map((line) => ({ ...line, colour: index })),
-      ),
-    }));
-  }, [curves]);
-  return charts.map(({ name, series, lines }) => {
+  const charts = useMemo(() => chartsOfMany(experiments, curves), [curves]);
+  return charts.map(({ name, series }) => {
     const [title, xLabel, yLabel] = aboutSeries(name);
+    const lines = experiments.flatMap((one, index) =>
+      levelsOf(name, one.metrics, `LML of ${titleOf(one)}`).map((line) => ({ ...line, colour: index })),
+    );
     return html`<${Chart} key=${name} title=${title} series=${series} lines=${lines} xLabel=${xLabel} yLabel=${yLabel} />`;
   });
 }
