@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import insert, text
 
-from benchmarks import listening, peer, queries
+from benchmarks import dashboard, listening, peer, queries
 from benchmarks.figures import Figure
 from mptlab import Client, serve
 from service.database import Database
@@ -342,6 +342,8 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "curves": queries.curves,
     "list": queries.lists,
     "streams": listening.streams,
+    "pages": dashboard.pages,
+    "dashboards": dashboard.dashboards,
     "mlflow": peer.peer,
 }
 MODES: dict[str, Any] = {"embedded, SQLite": sqlite, "lab, PostgreSQL": postgresql}

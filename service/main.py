@@ -36,6 +36,7 @@ ROUTERS = (
     experiments.custom,
     batch.router,
     experiments.router,
+    reading.custom,
     reading.router,
     sweeps.router,
     results.router,

@@ -218,6 +218,7 @@ OF_ANSWERS = {
     "x": "of each point where it stands: mask size, rate, epoch or step",
     "ProblemDocument.status": "the HTTP status",
     "Health.status": "ok or ready",
+    "ExperimentsWanted.ids": "of the experiments, up to 50, each once",
     "SeriesOut.n": "of each point how many masks or draws are behind it",
     "DatasetOut.n": "the number of observations; of text, of lines or rows",
     "DatasetOut.dim": "the number of dimensions; null for text",

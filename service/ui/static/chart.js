@@ -1,6 +1,7 @@
 // Curves with error bands, by uPlot. A missing value is a gap.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { bandSeries, endsOf } from "./bands.js";
 import { save, svgOf } from "./drawing.js";
 import { number, withError } from "./format.js";
 
@@ -20,15 +21,9 @@ const token = (name) => getComputedStyle(document.documentElement).getPropertyVa
 /** The colour of the series of a number: told apart by the colour-blind, the same on every page. */
 export const colourOf = (index) => token(`--series-${(index % COLOURS) + 1}`);
 
-/** The two ends of the band of a series. */
-function endsOf({ value, std_err: errors }) {
-  const end = (sign) => value.map((v, i) => (v === null || errors[i] === null ? null : v + sign * 2 * errors[i]));
-  return [end(1), end(-1)];
-}
-
-/** Lines of uPlot: for each series its value and the two ends of its band, on one common x. */
+/** Lines of uPlot: for each series the two ends of its band and its value, on one common x. */
 function dataOf(series, lines) {
-  const tables = series.map((one) => [one.x, one.value, ...endsOf(one)]);
+  const tables = series.map((one) => [one.x, ...endsOf(one), one.value]);
   const data = tables.length ? window.uPlot.join(tables) : [[]];
   return [...data, ...lines.map((line) => data[0].map(() => line.y))];
 }
@@ -43,11 +38,11 @@ const levelLook = ({ colour }) => ({ stroke: colour === undefined ? token("--mut
 function seriesOf({ series, lines, xLabel }) {
   const curves = series.flatMap((one, index) => {
     const { label, x } = one;
-    const value = (plot, v, at, i) =>
-      i === null ? "" : withError(plot.data[at][i], plot.data[at + 1][i] === null ? null : (plot.data[at + 1][i] - plot.data[at][i]) / 2);
-    const end = { stroke: "transparent", points: { show: false }, class: "u-hidden" };
+    const look = lookOf(one, index);
+    const error = (plot, at, i) => (plot.data[at - 2][i] === null ? null : (plot.data[at - 2][i] - plot.data[at][i]) / 2);
+    const value = (plot, v, at, i) => (i === null ? "" : withError(plot.data[at][i], error(plot, at, i)));
     const points = { show: x.length <= FEW_POINTS, size: 5 };
-    return [{ label, ...lookOf(one, index), width: 1.5, value, points }, end, end];
+    return [...bandSeries(look.stroke), { label, ...look, width: 1.5, value, points }];
   });
   const levels = lines.map((line) => ({
     label: line.label,
@@ -70,15 +65,16 @@ function optionsOf(shown, width) {
     labelSize: 20,
     values: (plot, ticks) => ticks.map((v) => (v === null ? "" : number(v, 6))),
   };
-  const bands = series.map(({ colour }, i) => ({
-    series: [3 * i + 2, 3 * i + 3],
-    fill: `${colourOf(colour ?? i)}2e`,
-  }));
+  const isCurve = (at) => at > 0 && at % 3 === 0 && at <= 3 * series.length;
+  /** A band is hidden with its curve. */
+  const onShow = (plot, at, { show }) => {
+    if (show !== undefined && isCurve(at)) [at - 2, at - 1].forEach((end) => plot.setSeries(end, { show }));
+  };
   return {
     width,
     height: HEIGHT,
     series: seriesOf(shown),
-    bands,
+    hooks: { setSeries: [onShow] },
     scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1 } },
     axes: [
       { ...axis, label: xLabel, size: 34 },
@@ -110,7 +106,9 @@ function usePlot(props) {
       plot.current = new window.uPlot(optionsOf(props, width()), dataOf(series, lines), place.current);
     };
     make();
-    const observer = new ResizeObserver(() => plot.current.setSize({ width: width(), height: HEIGHT }));
+    const observer = new ResizeObserver(() => {
+      if (width() !== plot.current.width) plot.current.setSize({ width: width(), height: HEIGHT });
+    });
     observer.observe(place.current);
     const scheme = matchMedia("(prefers-color-scheme: dark)");
     scheme.addEventListener("change", make);
@@ -142,7 +140,7 @@ function move(plot, times, by) {
 /** What of a chart is seen, for a file. */
 function drawingOf(title, { series, lines, xLabel, yLabel }, plot) {
   const { min, max } = plot.scales.x;
-  const curves = series.map((one, i) => ({ ...one, ...lookOf(one, i), ends: endsOf(one), at: 3 * i + 1 }));
+  const curves = series.map((one, i) => ({ ...one, ...lookOf(one, i), ends: endsOf(one), at: 3 * i + 3 }));
   const levels = lines.map((line, i) => ({ ...line, ...levelLook(line), x: [min, max], value: [line.y, line.y], ends: null, at: 3 * series.length + 1 + i }));
   const seen = [...curves, ...levels].filter(({ at }) => plot.series[at].show);
   return { title, xLabel, yLabel, token, curves: seen.map(({ stroke, ...one }) => ({ ...one, colour: stroke })) };
