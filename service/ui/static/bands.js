@@ -8,9 +8,9 @@ export function endsOf({ value, std_err: errors }) {
 
 const UNDRAWN = { width: 0, points: { show: false }, class: "u-hidden" };
 
-/** The series of both ends, to stand before their curve's: the first draws the band. */
-export const bandSeries = (colour) => [
-  { ...UNDRAWN, fill: `${colour}2e`, paths: bandOf },
+/** The series of both ends, to stand before their curve's: the first draws the band, if it is drawn. */
+export const bandSeries = (colour, isDrawn) => [
+  { ...UNDRAWN, fill: `${colour}2e`, paths: isDrawn ? bandOf : () => null },
   { ...UNDRAWN, paths: () => null },
 ];
 

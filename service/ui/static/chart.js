@@ -9,6 +9,7 @@ const COLOURS = 8;
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const HEIGHT = 320;
 const FEW_POINTS = 32;
+const MOST_BANDS = 24; // of more curves they would hide each other
 const MOVES = [
   ["‹", "To the left", 1, -0.25],
   ["−", "Zoom out", 2, 0],
@@ -42,7 +43,7 @@ function seriesOf({ series, lines, xLabel }) {
     const error = (plot, at, i) => (plot.data[at - 2][i] === null ? null : (plot.data[at - 2][i] - plot.data[at][i]) / 2);
     const value = (plot, v, at, i) => (i === null ? "" : withError(plot.data[at][i], error(plot, at, i)));
     const points = { show: x.length <= FEW_POINTS, size: 5 };
-    return [...bandSeries(look.stroke), { label, ...look, width: 1.5, value, points }];
+    return [...bandSeries(look.stroke, series.length <= MOST_BANDS), { label, ...look, width: 1.5, value, points }];
   });
   const levels = lines.map((line) => ({
     label: line.label,

@@ -244,4 +244,4 @@ SERIOUS = """async (runOnly) => (await axe.run({runOnly}))
 
 def test_the_api_s_document_is_shown(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url("/docs"))
-    expect(page.get_by_text("/v1/experiments:validate")).to_be_visible()
+    expect(page.get_by_text("/v1/experiments:validate")).to_be_visible(timeout=30_000)

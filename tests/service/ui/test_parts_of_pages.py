@@ -137,6 +137,17 @@ def saved(page: Page) -> Any:
     return ElementTree.parse(download.value.path()).getroot()
 
 
+def test_what_will_not_change_is_not_listened_for(page: Page, lab: BrowsedLab) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(lab.url(f"/experiments/{lab.ids['succeeded 1']}"))
+    expect(page.get_by_label("What happened").get_by_role("listitem")).to_have_count(4)
+    assert [url for url in asked if "/v1/events" in url] == []
+    page.goto(lab.url(f"/experiments/{lab.ids['running']}"))
+    with page.expect_request(containing("/v1/events")):
+        pass
+
+
 def test_what_ran_where(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url(f"/experiments/{lab.ids['succeeded 1']}"))
     attempts = page.get_by_label("What ran where")
