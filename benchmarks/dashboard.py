@@ -41,7 +41,8 @@ PANNED = """async ({files, points, frames}) => {
     const {html, render} = await import(`${files}/vendor/preact-htm.js`);
     const {Chart} = await import(`${files}/chart.js`);
     const x = Array.from({length: points}, (_, i) => i);
-    const [value, std_err] = [x.map(() => Math.random()), x.map(() => 0.1)];
+    const value = x.map((i) => Math.exp(-i / 3e4) + 0.05 * Math.random());
+    const std_err = x.map(() => 0.02);
     const series = [{label: "loss", x, value, std_err}];
     const place = document.createElement("div");
     document.getElementById("main").replaceChildren(place);
