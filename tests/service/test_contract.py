@@ -149,6 +149,7 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     f"PATCH {ONE}": [{"json": {"name": "new"}}],
     f"POST {ONE}:retry": [{"status": Status.FAILED}],
     f"POST {ONE}:resume": [{"status": Status.PAUSED}],
+    "POST /v1/experiments:batchGet": [{"ids": True}],
     "POST /v1/curves:batchGet": [{"ids": True}, {"ids": True, "form": "csv"},
                                  {"ids": True, "form": "arrow"}],
     "POST /v1/sweeps": [{"json": {**SPEC, "grid": {"seeds": [[4], [44]]}}}],

@@ -130,6 +130,26 @@ def test_a_chart_is_saved_as_it_is_seen(page: Page, lab: BrowsedLab) -> None:
     assert {one.text for one in saved(page).findall(".//{*}text")} != words
 
 
+def test_a_band_is_hidden_with_its_curve(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url(f"/experiments/{lab.ids['succeeded 2']}"))
+    canvas = page.locator("canvas")
+    expect(canvas).to_be_visible()
+    for seed in (4, 44):
+        page.locator(".u-legend").get_by_text(f"seed {seed}", exact=True).click()
+    # Of 44's colour, orange, nothing is left.
+    assert canvas.evaluate(ORANGE) == 0
+    page.locator(".u-legend").get_by_text("seed 44", exact=True).click()
+    assert canvas.evaluate(ORANGE) > 1000
+
+
+ORANGE = """(canvas) => {
+    const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    let found = 0;
+    for (let i = 0; i < data.length; i += 4) found += data[i + 3] > 0 && data[i] > data[i + 2] + 60;
+    return found;
+}"""
+
+
 def saved(page: Page) -> Any:
     with page.expect_download() as download:
         page.get_by_role("button", name="SVG").click()
