@@ -45,17 +45,17 @@ def _figures(
     process: psutil.Popen, port: int, key: str, experiment_id: str, how: str,
     at_most: float | None = None,
 ) -> Iterator[Figure]:  # fmt: skip
-    looks = _looks(port, key, experiment_id)
+    took = looks(port, key, experiment_id)
     before = _cpu_s(process)
     time.sleep(IDLE_S)
     idle = (_cpu_s(process) - before) / IDLE_S
-    percent = statistics.quantiles(looks, n=100, method="inclusive")
+    percent = statistics.quantiles(took, n=100, method="inclusive")
     yield Figure(f"status p50, {how}", percent[49], "ms")
     yield Figure(f"status p99, {how}", percent[98], "ms", at_most=at_most)
     yield Figure(f"CPU while no one asks, {how}", 100 * idle, "%")
 
 
-def _looks(port: int, key: str, experiment_id: str) -> list[float]:
+def looks(port: int, key: str, experiment_id: str) -> list[float]:
     """Latencies in ms, after as many that warm up."""
     headers, path = {"Authorization": f"Bearer {key}"}, f"/v1/experiments/{experiment_id}"
     found = []

@@ -121,7 +121,7 @@ def curves_of_one(settings: Settings, looks: int) -> Iterator[Figure]:
     """An experiment's status, and its 100,000 points whole, read and parsed by one client."""
     with closing(Database(settings.url)) as database, database.transaction() as session:
         _experiments(session, [HUNDRED_THOUSAND])
-        _series(session, 2, HUNDRED_THOUSAND, 100_000)
+        store_series(session, 2, HUNDRED_THOUSAND, 100_000)
     path = f"/v1/experiments/{HUNDRED_THOUSAND}"
     with _asking(settings) as asker:
         took = sorted(asker.ask(path)[0] for _ in range(looks))
@@ -143,11 +143,11 @@ PARSERS: dict[str, Callable[[bytes], object]] = {"json": orjson.loads, "arrow": 
 def _store_curves(database: Database) -> None:
     with database.transaction() as session:
         _experiments(session, [MILLION, HUNDRED_THOUSAND, *MANY])
-        _series(session, 1, MILLION, 1_000_000)
-        _series(session, 2, HUNDRED_THOUSAND, 100_000)
+        store_series(session, 1, MILLION, 1_000_000)
+        store_series(session, 2, HUNDRED_THOUSAND, 100_000)
         for i, one in enumerate(MANY):
             for seed in range(5):
-                _series(session, 10 + 5 * i + seed, one, 1000, seed)
+                store_series(session, 10 + 5 * i + seed, one, 1000, seed)
     if database.engine.dialect.name == "postgresql":  # as it does by itself in time
         with database.transaction() as session:
             session.execute(text("ANALYZE"))
@@ -162,7 +162,9 @@ def _experiments(session: Session, ids: Sequence[str]) -> None:
     session.execute(insert(Experiment), rows)
 
 
-def _series(session: Session, id_: int, experiment_id: str, points: int, seed: int = 0) -> None:
+def store_series(
+    session: Session, id_: int, experiment_id: str, points: int, seed: int = 0
+) -> None:
     labels = json.dumps({"seed": seed}, separators=(",", ":"))
     session.add(Series(id=id_, experiment_id=experiment_id, name="loss", labels=labels))
     session.flush()
@@ -207,7 +209,7 @@ FILTERS = {
 def lists(settings: Settings) -> Iterator[Figure]:
     """A page of 50 among 100,000 experiments, all of the caller's own, by each filter and order."""
     with closing(Database(settings.url)) as database:
-        _store_many(database)
+        store_many(database)
     at_most = None if settings.database_url is None else 50
     with _asking(settings) as asker:
         for name, query in FILTERS.items():
@@ -218,7 +220,7 @@ def lists(settings: Settings) -> Iterator[Figure]:
             yield Figure(f"list, {name}, p99", took[-2], "ms", at_most=at_most)
 
 
-def _store_many(database: Database) -> None:
+def store_many(database: Database) -> None:
     with database.transaction() as session:
         for first in range(0, EXPERIMENTS, 5_000):
             numbers = range(first, first + 5_000)

@@ -23,7 +23,7 @@ from typing import Any
 
 from sqlalchemy import insert, text
 
-from benchmarks import asking, listening, peer, queries
+from benchmarks import asking, dashboard, listening, peer, queries
 from benchmarks.figures import Figure, percentile
 from benchmarks.modes import LONG, MODES, SMALL, running
 from mptlab import Client
@@ -225,6 +225,8 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "curves": queries.curves,
     "list": queries.lists,
     "streams": listening.streams,
+    "pages": dashboard.pages,
+    "dashboards": dashboard.dashboards,
     "mlflow": peer.peer,
 }
 

@@ -11,9 +11,11 @@ from service.experiments.models import Experiment
 from service.settings import Settings
 from service.users import User
 from service.webhooks.models import Webhook
+from service.worker_samples import WorkerSample
 from service.workers import Worker
 
-TABLES = {table.__tablename__ for table in (AuditEntry, Dataset, Experiment, User, Webhook, Worker)}
+ALL = (AuditEntry, Dataset, Experiment, User, Webhook, Worker, WorkerSample)
+TABLES = {table.__tablename__ for table in ALL}
 assert TABLES <= set(Base.metadata.tables)
 
 

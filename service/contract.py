@@ -47,6 +47,7 @@ _ID = "0199f0c2a7d37c1e8f0e5b6a4d2c1b0a"
 EXAMPLES: dict[str, list[Document]] = {
     "Submission": [{"spec": _SPEC, "name": "digits", "tags": ["first"]}],
     "Changes": [{"name": "digits, again", "pinned": True}],
+    "ExperimentsWanted": [{"ids": [_ID]}],
     "CurvesWanted": [{"ids": [_ID], "series": ["score"], "labels": {"seed": [4, 44]}}],
     "Batch": [{"experiments": [{"spec": _SPEC}, {"spec": _SPEC | {"seeds": [4]}, "after": [_ID]}]}],
     "SweepSubmission": [

@@ -10,7 +10,7 @@ from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import BaseRoute
 
-from service import administration, contract, health, monitoring, presets, queue
+from service import administration, contract, health, monitoring, presets, queue, retention
 from service.access import AccessLog
 from service.database import Database
 from service.datasets import router as datasets
@@ -39,6 +39,7 @@ ROUTERS = (
     experiments.custom,
     batch.router,
     experiments.router,
+    reading.custom,
     reading.router,
     sweeps.router,
     results.router,
@@ -51,6 +52,7 @@ ROUTERS = (
     monitoring.router,
     administration.router,
     queue.router,
+    retention.router,
     sign_in.router,
 )
 """What asks for a key."""

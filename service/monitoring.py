@@ -1,10 +1,12 @@
 """Who works, and how the queue does: for people and for Prometheus."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from datetime import datetime
+from itertools import groupby
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -16,7 +18,7 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from service import workers
+from service import worker_samples, workers
 from service.dependencies import DatabaseDep, Reader, Scraper, SettingsDep
 from service.experiments import store
 from service.experiments.models import Queue
@@ -37,6 +39,8 @@ router = APIRouter(tags=["monitoring"])
 
 SILENT_S = 60.0
 """A worker that has been silent for longer is not shown."""
+STRETCHES = 72
+"""At most so many make up a history."""
 
 
 class WorkerOut(BaseModel):
@@ -61,6 +65,25 @@ class WorkerList(BaseModel):
     items: list[WorkerOut]
 
 
+class WorkerPast(BaseModel):
+    """A worker over the last hours, by the stretches that the answer names. Null: it was silent."""
+
+    id: str
+    busy: list[float | None]
+    """The share of the stretch in which it had a run."""
+    memory_free: list[int | None]
+    """The least within the stretch: of the GPU where it has one, else main memory."""
+    memory_total: int | None
+
+
+class WorkerHistory(BaseModel):
+    """`at` is when each stretch began."""
+
+    stretch_s: int
+    at: list[datetime]
+    items: list[WorkerPast]
+
+
 @router.get("/v1/workers")
 def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
     """The workers that were heard of within a minute."""
@@ -69,6 +92,25 @@ def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
         running = [experiment_id for _, experiment_id, _ in found if experiment_id]
         open_ids = store.readable_ids(session, user, running)
     return WorkerList(items=[_worker_out(*row, open_ids) for row in found])
+
+
+@router.get("/v1/workers/history")
+def get_worker_history(
+    database: DatabaseDep, user: Reader, hours: Annotated[int, Query(ge=1, le=24)] = 6
+) -> WorkerHistory:
+    """How busy the workers were over the last hours, and the memory that they had free: also of
+    those that have left."""
+    together = -(-hours * 60 // STRETCHES)
+    with database.snapshot() as session:
+        last = worker_samples.last_minute(session) // together
+        stretches = range(last - hours * 60 // together + 1, last + 1)
+        rows = worker_samples.past(session, stretches.start * together, together)
+    by_worker = groupby(rows, lambda row: row.worker_id)
+    return WorkerHistory(
+        stretch_s=together * worker_samples.MINUTE_S,
+        at=[_moment(one * together * worker_samples.MINUTE_S) for one in stretches],
+        items=[_past(worker_id, list(own), stretches) for worker_id, own in by_worker],
+    )
 
 
 @router.get(
@@ -95,11 +137,28 @@ class _Metrics(Collector):
         return self.families
 
 
+def _past(
+    worker_id: str, rows: Sequence[worker_samples.Past], stretches: Sequence[int]
+) -> WorkerPast:
+    known = {row.stretch: row for row in rows}
+    found = [known.get(one) for one in stretches]
+    return WorkerPast(
+        id=worker_id,
+        busy=[None if one is None else one.busy for one in found],
+        memory_free=[None if one is None else one.memory_free for one in found],
+        memory_total=rows[-1].memory_total,
+    )
+
+
+def _moment(seconds: float) -> datetime:
+    found = moment(seconds)
+    assert found is not None
+    return found
+
+
 def _worker_out(
     worker: workers.Worker, experiment_id: str | None, silent_s: float, open_ids: Set[str]
 ) -> WorkerOut:
-    started_at = moment(worker.started_at)
-    assert started_at is not None
     columns = ("id", "host", "memory_free", "gpu", "gpu_driver")
     memory = ("gpu_memory_total", "gpu_memory_free")
     return WorkerOut(
@@ -107,7 +166,7 @@ def _worker_out(
         queue=Queue(worker.queue),
         busy=experiment_id is not None,
         experiment_id=experiment_id if experiment_id in open_ids else None,
-        started_at=started_at,
+        started_at=_moment(worker.started_at),
         silent_s=round(silent_s, 3),
     )
 

@@ -1,17 +1,31 @@
-"""How a user stands in the queue."""
+"""How users stand in the queue."""
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 
-from service.dependencies import DatabaseDep, Reader
+from service import accounts
+from service.dependencies import Admin, DatabaseDep, Reader
 from service.experiments import shares, store
 from service.experiments.models import Experiment
 from service.experiments.place import places
 from service.experiments.scene import ScenesDep
-from service.experiments.schemas import QueuedOut, QueueOut, QueuePlace, moment
+from service.experiments.schemas import QueuedOut, QueueOut, QueuePlace, Share, moment
 
 router = APIRouter(tags=["queue"])
 
 SHOWN = 100
+
+
+class UsageOut(BaseModel):
+    """A user, and its part of the server."""
+
+    name: str
+    running: int
+    share: Share
+
+
+class UsageList(BaseModel):
+    items: list[UsageOut]
 
 
 @router.get("/v1/queue")
@@ -46,4 +60,23 @@ def _queued_out(one: Experiment, place: QueuePlace) -> QueuedOut:
         device=one.device,
         created_at=created_at,
         queue=place,
+    )
+
+
+@router.get("/v1/usage")
+def get_usage(database: DatabaseDep, scenes: ScenesDep, user: Admin) -> UsageList:
+    """How the users share the server: who has used it most of late comes first."""
+    with database.snapshot() as session:
+        names = {one.id: one.name for one in accounts.listed(session)}
+        standings = shares.standings(session, scenes.sharing)
+    standings.sort(key=lambda one: -one.usage_s)
+    return UsageList(
+        items=[
+            UsageOut(
+                name=names[one.owner_id],
+                running=one.under_way,
+                share=shares.share_of(one.owner_id, standings),
+            )
+            for one in standings
+        ]
     )

@@ -3,9 +3,11 @@ long as the key does, a week at the most. Of cookies and codes only the SHA-256 
 
 import hmac
 import secrets
+from collections.abc import Collection
+from dataclasses import replace
 from typing import NamedTuple
 
-from sqlalchemy import ForeignKey, LargeBinary, String, bindparam, delete, update
+from sqlalchemy import ForeignKey, LargeBinary, String, bindparam, delete, select, update
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from service.database import Base, now
@@ -114,7 +116,13 @@ def caller_of_cookie(session: Session, cookie: str) -> tuple[Caller, bool]:
         known.append(found.previous_sha256)
     if not any(hmac.compare_digest(one, digest(secret)) for one in known):
         raise KeyRefused(SIGNED_OUT)
-    return caller_of(found), bool(found.unnoted)
+    return replace(caller_of(found), sign_in_id=sign_in_id), bool(found.unnoted)
+
+
+def in_force(session: Session, sign_in_ids: Collection[str]) -> set[str]:
+    """Those of these that have neither ended nor expired."""
+    mine = select(SignIn.id).where(SignIn.id.in_(sign_in_ids), SignIn.expires_at > now())
+    return set(session.scalars(mine))
 
 
 def renew(session: Session, cookie: str) -> str | None:

@@ -114,12 +114,17 @@ def _quota(settings: Settings) -> str:
     return f"its owner's files are more than {settings.keep_user_bytes / GIB:g} GiB"
 
 
+def by_cause(removals: Iterable[Removal]) -> dict[tuple[str, str], list[int]]:
+    """The sizes of what goes, by owner and cause."""
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for one in removals:
+        found[one.owner, one.why].append(one.bytes)
+    return found
+
+
 def report(verb: str, removals: Sequence[Removal]) -> Iterator[str]:
     """A line for each owner and cause, and one for all."""
-    by_cause: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for one in removals:
-        by_cause[one.owner, one.why].append(one.bytes)
-    for (owner, why), sizes in by_cause.items():
+    for (owner, why), sizes in by_cause(removals).items():
         yield f"{verb} {_amount(sizes)} of {owner}: {why}"
     yield f"{verb} {_amount([one.bytes for one in removals])} in all"
 

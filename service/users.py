@@ -112,6 +112,8 @@ class Caller:
     role: Role
     key_id: str
     scopes: frozenset[Scope]
+    sign_in_id: str | None = None
+    """Of the browser that is signed in; null where the request carries the key itself."""
 
     @property
     def is_admin(self) -> bool:

@@ -219,6 +219,7 @@ OF_ANSWERS = {
     "x": "of each point where it stands: mask size, rate, epoch or step",
     "ProblemDocument.status": "the HTTP status",
     "Health.status": "ok or ready",
+    "ExperimentsWanted.ids": "of the experiments, up to 50, each once",
     "SeriesOut.n": "of each point how many masks or draws are behind it",
     "DatasetOut.n": "the number of observations; of text, of lines or rows",
     "DatasetOut.dim": "the number of dimensions; null for text",
@@ -302,7 +303,6 @@ OF_SIGNING_IN = {
     "SignInCodeOut.expires_at": "from when on the code serves no more",
 }
 OF_EVENTS = {
-    "data": "what it tells, by its kind",
     "ended": "whether none will come any more",
     "events": "where its events are, as a page or as a stream",
     "last_id": "the id of the last event, or the place of the page; as `after`: what came since",
@@ -310,6 +310,7 @@ OF_EVENTS = {
     "logs": "where its log is",
     "more": "whether there are more by now",
     "seq": "its number among all records of the run",
+    "EventOut.data": "what it tells, by its kind",
     "EventOut.at": "when it happened; null for progress and points, which say how things stand",
     "EventOut.id": "as `after`, or as Last-Event-ID, it asks for what came since",
     "EventOut.kind": "status, log, progress or points",
@@ -329,6 +330,7 @@ OF_PARAMETERS = {
     "experiment_id": "the id of an experiment",
     "fields": "summary, or full: with their specs",
     "format": "json, or csv for a spreadsheet",
+    "hours": "so many, from 1 to 24",
     "idempotency-key": "the same request sent again under it is done once",
     "key_id": "the id of a key, which is no secret",
     "metrics": "the names of metrics to give with each",
@@ -340,4 +342,16 @@ OF_PARAMETERS = {
     "webhook_id": "the id of a webhook",
     "whose": "whose: mine, lab for what is shared, or all for admins",
 }
-FIELDS = OF_SPECS | OF_ANSWERS | OF_SWEEPS | OF_EVENTS | OF_SIGNING_IN
+OF_THE_LAB = {
+    "WorkerHistory.at": "when each stretch began",
+    "WorkerPast.busy": "the share of each stretch in which it had a run; null: it was silent",
+    "WorkerPast.memory_free": "the least within each stretch, in bytes: the GPU's where it has one",
+    "Freed.bytes": "the size of their files",
+    "count": "how many experiments",
+    "delete": "what no one would see any more",
+    "memory_total": "bytes of the GPU's memory; null on a CPU",
+    "purge": "what was deleted before, and would be gone",
+    "stretch_s": "how long each stretch is",
+    "why": "what has it go",
+}
+FIELDS = OF_SPECS | OF_ANSWERS | OF_SWEEPS | OF_EVENTS | OF_SIGNING_IN | OF_THE_LAB

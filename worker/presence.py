@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from service import workers
+from service import worker_samples, workers
 from service.database import AWAY, Database
 from service.experiments.models import Queue
 from service.settings import Settings
@@ -83,7 +83,9 @@ class Presence:
     def _beat(self) -> float:
         try:
             with self.database.transaction() as session:
-                workers.beat(session, self.name, self.vitals())
+                vitals = self.vitals()
+                workers.beat(session, self.name, vitals)
+                worker_samples.take(session, self.name, vitals)
                 return workers.oldest_dispatch_age(session, self.queue)
         except AWAY as error:
             log.warning("the database is away: %s", error)

@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 
-from service import sweep
+from service import sweep, worker_samples
 from service.database import AWAY, Database
 from service.datasets.sweep import sweep as sweep_uploads
 from service.experiments import lease
@@ -36,12 +36,15 @@ class Sweeper:
     def sweep(self) -> None:
         """What is left of uploads that were cut off, what the hub's cache has too much, the
         checkpoints of what ended without a worker (cancelled while it was paused, or lost), and
-        experiments that were deleted or have been kept for long enough."""
+        experiments that were deleted or have been kept for long enough, and old samples of
+        workers."""
         try:
             sweep_uploads(self.database, self.settings)
             trim_hub_cache(self.settings)
             self._sweep_checkpoints()
             self._sweep_experiments()
+            with self.database.transaction() as session:
+                worker_samples.forget(session)
         except AWAY as error:
             log.warning("the database is away: %s", error)
         except OSError as error:

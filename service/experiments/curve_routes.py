@@ -1,7 +1,5 @@
 """The routes of curves: of one experiment, and of many at once."""
 
-from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Path, Query, Response
@@ -11,17 +9,15 @@ from mptcore.specs import Problem
 from service.bodies import StrictRoute
 from service.database import Database
 from service.dependencies import DatabaseDep, Reader
-from service.errors import ApiError, invalid
-from service.experiments import store
+from service.errors import invalid
 from service.experiments.curves import TooFewPoints, hold_still, labels_of, read_curves
-from service.experiments.finding import ExperimentId, find
+from service.experiments.finding import ExperimentId, find, find_all
 from service.experiments.formats import MEDIA_TYPES, Answer, Format, FormatDep, written
 from service.experiments.models import Experiment
 from service.experiments.schemas import CurvesOut, CurvesWanted, ManyCurvesOut
 from service.experiments.selection import Wanted, check_selection
 from service.experiments.states import is_terminal
 from service.parameters import FreeParameters
-from service.permission import not_found
 from service.users import Caller
 from service.validators import NOT_MODIFIED, IfNoneMatch, etag, is_known, not_modified, tagged
 
@@ -145,7 +141,7 @@ def batch_get_curves(
     labels = {key: _texts(value) for key, value in wanted.labels.items()}
     with database.snapshot() as session:
         hold_still(session)
-        experiments = _find_all(session, user, wanted.ids)
+        experiments = find_all(session, user, wanted.ids)
         known = [one for of in labels_of(session, wanted.ids).values() for one in of]
         ended = all(is_terminal(one.status) for one in experiments)
         check_selection(known, ended, wanted.series, labels, where="/labels")
@@ -165,18 +161,3 @@ def batch_get_curves(
 
 def _texts(value: object) -> list[str]:
     return [str(one) for one in value] if isinstance(value, list) else [str(value)]
-
-
-def _find_all(session: Session, user: Caller, ids: Sequence[str]) -> list[Experiment]:
-    """In the order of their ids. Raises ApiError, in the same words for what is not there and for
-    what is not the caller's to see."""
-    if twice := [i for i, one in enumerate(ids) if one in ids[:i]]:
-        raise invalid([Problem(f"/ids/{i}", f"{ids[i]} is named before") for i in twice])
-    found = {one.id: one for one in store.readable_ones(session, user, ids)}
-    missing = [i for i, one in enumerate(ids) if one not in found]
-    if missing:
-        detail = not_found("experiment").detail
-        listed = ", ".join(ids[i] for i in missing)
-        problems = [Problem(f"/ids/{i}", detail) for i in missing]
-        raise ApiError(HTTPStatus.NOT_FOUND, "not_found", f"{detail}: {listed}", problems)
-    return [found[one] for one in ids]

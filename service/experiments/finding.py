@@ -1,10 +1,14 @@
-"""The experiment that a path names, where the caller may read it, or change it."""
+"""The experiments that a request names, where the caller may read them, or change them."""
 
+from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import Path
 from sqlalchemy.orm import Session
 
+from mptcore.specs import Problem
+from service.errors import ApiError, invalid
 from service.experiments import store
 from service.experiments.models import Experiment
 from service.permission import not_found, writable
@@ -24,6 +28,23 @@ def find(session: Session, user: Caller, experiment_id: str) -> Experiment:
 def find_own(session: Session, user: Caller, experiment_id: str) -> Experiment:
     """What the caller may change. Raises ApiError."""
     return writable(user, _readable(session, user, experiment_id), "experiment")
+
+
+def find_all(
+    session: Session, user: Caller, ids: Sequence[str], *, whole: bool = False
+) -> list[Experiment]:
+    """In the order of their ids. Raises ApiError, in the same words for what is not there and for
+    what is not the caller's to see."""
+    if twice := [i for i, one in enumerate(ids) if one in ids[:i]]:
+        raise invalid([Problem(f"/ids/{i}", f"{ids[i]} is named before") for i in twice])
+    found = {one.id: one for one in store.readable_ones(session, user, ids, whole=whole)}
+    missing = [i for i, one in enumerate(ids) if one not in found]
+    if missing:
+        detail = not_found("experiment").detail
+        listed = ", ".join(ids[i] for i in missing)
+        problems = [Problem(f"/ids/{i}", detail) for i in missing]
+        raise ApiError(HTTPStatus.NOT_FOUND, "not_found", f"{detail}: {listed}", problems)
+    return [found[one] for one in ids]
 
 
 def _readable(session: Session, user: Caller, experiment_id: str) -> Experiment | None:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
@@ -13,7 +14,7 @@ from service.database import Database
 from service.dependencies import DatabaseDep, Reader
 from service.errors import invalid
 from service.experiments import states, store
-from service.experiments.finding import ExperimentId, find
+from service.experiments.finding import ExperimentId, find, find_all
 from service.experiments.listing import page_of
 from service.experiments.listing_parameters import WantedDep
 from service.experiments.models import Experiment
@@ -24,6 +25,7 @@ from service.experiments.schemas import (
     ExperimentPage,
     ExperimentWithMetrics,
     Fields,
+    ListedWithMetrics,
 )
 from service.experiments.views import (
     as_json,
@@ -45,6 +47,23 @@ router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=S
 
 MOST_SPECS = 50
 """On a page: a spec may be as large as a body."""
+custom = APIRouter(tags=["experiments"], route_class=StrictRoute)
+
+
+class ExperimentsWanted(BaseModel):
+    """Which experiments."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    ids: Annotated[
+        list[Annotated[str, Field(max_length=100)]], Field(min_length=1, max_length=MOST_SPECS)
+    ]
+
+
+class ManyExperimentsOut(BaseModel):
+    """In the order of their ids, with their specs and metrics."""
+
+    items: list[ListedWithMetrics]
 
 
 @router.get("", response_model=ExperimentPage)
@@ -76,6 +95,26 @@ def list_experiments(
         items = [with_metrics(item, known[item.id]) for item in items]
     next_cursor = found.next_cursor
     return as_json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
+
+
+@custom.post("/v1/experiments:batchGet", response_model=ManyExperimentsOut)
+def batch_get_experiments(
+    wanted: ExperimentsWanted, database: DatabaseDep, settings: SettingsDep, user: Reader
+) -> Response:
+    """Up to 50 experiments in one answer: all or none. Where some are not there, the 404 names
+    them."""
+    with database.snapshot() as session:
+        found = find_all(session, user, wanted.ids, whole=True)
+        waiting = places(session, found, settings.worker_silent_s, settings.share, user.id)
+        metrics = store.metrics_of(session, wanted.ids, None)
+    items = [
+        ListedWithMetrics.model_construct(
+            **dict(experiment_out(one, waiting.get(one.id))),
+            metrics=[metric_out(metric) for metric in metrics[one.id]],
+        )
+        for one in found
+    ]
+    return as_json(ManyExperimentsOut.model_construct(items=items))
 
 
 @router.get("/{experiment_id:id}", response_model=ExperimentWithMetrics, responses=NOT_MODIFIED)

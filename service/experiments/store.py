@@ -311,14 +311,14 @@ def readable_ids(session: Session, user: Caller, experiment_ids: Sequence[str]) 
 
 
 def readable_ones(
-    session: Session, user: Caller, experiment_ids: Sequence[str]
+    session: Session, user: Caller, experiment_ids: Sequence[str], *, whole: bool = False
 ) -> Sequence[Experiment]:
-    """Those of these experiments that are open to the caller, without their specs."""
+    """Those of these experiments that are open to the caller; whole, with specs and owners."""
     query = select(Experiment).where(
         Experiment.id.in_(experiment_ids), Experiment.deleted_at.is_(None), readable(Experiment)
     )
-    lean = query.options(defer(Experiment.spec, raiseload=True))
-    return session.scalars(lean, reader(user.id, user.is_admin)).all()
+    more = joinedload(Experiment.owner) if whole else defer(Experiment.spec, raiseload=True)
+    return session.scalars(query.options(more), reader(user.id, user.is_admin)).all()
 
 
 def metrics(session: Session, experiment_id: str) -> Sequence[Metric]:
@@ -327,12 +327,14 @@ def metrics(session: Session, experiment_id: str) -> Sequence[Metric]:
 
 
 def metrics_of(
-    session: Session, ids: Sequence[str], names: Sequence[str]
+    session: Session, ids: Sequence[str], names: Sequence[str] | None
 ) -> dict[str, list[Metric]]:
-    """The metrics of these names, by the experiment that has them."""
-    if not names:
+    """The metrics of these names, or all, by the experiment that has them."""
+    if names is not None and not names:
         return {}
-    query = select(Metric).where(Metric.experiment_id.in_(ids), Metric.name.in_(names))
+    query = select(Metric).where(Metric.experiment_id.in_(ids))
+    if names is not None:
+        query = query.where(Metric.name.in_(names))
     found: dict[str, list[Metric]] = {one: [] for one in ids}
     for metric in session.scalars(query.order_by(Metric.seq)):
         found[metric.experiment_id].append(metric)

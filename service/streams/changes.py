@@ -1,6 +1,7 @@
 """What has changed since the last look, for all who listen at once."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from sqlalchemy import BigInteger, Text, cast, func, select
@@ -9,6 +10,7 @@ from sqlalchemy.orm import Session
 from service.experiments.curves import AnyRow
 from service.experiments.models import Event, Experiment, Status
 from service.sharing import Visibility
+from service.sign_ins import in_force
 from service.sweeps.models import Sweep
 from service.users import Caller, Scope, callers_of_keys
 
@@ -93,14 +95,18 @@ def _subjects(rows: Iterable[AnyRow]) -> set[Subject]:
 def refused(
     session: Session, listeners: Iterable[tuple[Subject, Caller]]
 ) -> set[tuple[Subject, Caller]]:
-    """Those whose key does not serve as it did any more, or who may not read this any more."""
+    """Those whose key does not serve as it did any more, whose browser was signed out, or who may
+    not read this any more."""
     listeners = set(listeners)
     serving = callers_of_keys(session, {user.key_id for _, user in listeners})
+    browsers = {user.sign_in_id for _, user in listeners if user.sign_in_id is not None}
+    signed_in = {None, *in_force(session, browsers)}
     there = _there(session, {subject for subject, _ in listeners})
     return {
         (subject, user)
         for subject, user in listeners
-        if serving.get(user.key_id) != user
+        if serving.get(user.key_id) != replace(user, sign_in_id=None)
+        or user.sign_in_id not in signed_in
         or Scope.READ not in user.scopes
         or (subject.what != "user" and not _is_open(there.get(subject), user))
     }

@@ -39,7 +39,8 @@ class Listener:
         self.subject = subject
         self.user = user
         self.refused = False
-        """Whether the key serves no longer, or the subject is open to the user no longer."""
+        """Whether the key serves no longer, the browser was signed out, or the subject is open to
+        the user no longer."""
         self.cut = False
         """Whether no one will wake it any more: the server stops, or has failed to look."""
         self._woken = asyncio.Event()

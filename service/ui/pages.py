@@ -1,6 +1,8 @@
 """The pages of the dashboard, and the files that they load. None holds data: they ask the API."""
 
 import hashlib
+import posixpath
+import re
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -63,9 +65,25 @@ _templates = Environment(
 )
 
 
+def _scripts(name: str, known: list[str]) -> list[str]:
+    """A script and all that it imports, each once: a browser that is told of them asks for all at
+    once, and not for those of one after those of another."""
+    if name not in known:
+        known.append(name)
+        for target in re.findall(r'from "(\..*?)"', FILES[name].read_text()):
+            _scripts(posixpath.normpath(posixpath.join(posixpath.dirname(name), target)), known)
+    return known
+
+
+SCRIPTS = {
+    name: _scripts(f"pages/{name}.js", _scripts("main.js", [])) for name, _ in PAGES.values()
+}
+"""What each page runs."""
+
+
 def _page(request: Request) -> HTMLResponse:
     name, title = PAGES[request.scope["route"].path]
-    return _framed(request, "page.html", name=name, title=title)
+    return _framed(request, "page.html", name=name, title=title, scripts=SCRIPTS[name])
 
 
 def _framed(request: Request, template: str, **what: Any) -> HTMLResponse:

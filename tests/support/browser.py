@@ -1,18 +1,22 @@
 """A real browser, and the service for it in this process."""
 
 import asyncio
+import re
 import shutil
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from mptlab import serve
+from mptlab import Client, serve
 from service.connections import BoundedHeads, Server
+from service.database import Database
+from service.experiments.models import Experiment
 from service.main import create_app
 from service.settings import Settings
 
@@ -73,3 +77,42 @@ def signed_in(page: Page, service: Service, key: str | None = None) -> None:
     page.fill("#key", key or service.settings.key_file.read_text().strip())
     page.click("text=Sign in >> nth=-1")
     page.wait_for_url(f"{service.url}/")
+
+
+@dataclass(frozen=True)
+class BrowsedLab:
+    """A service, and what is in its lab: the ids of `filled_lab.fill`."""
+
+    service: Service
+    database: Database
+    api: Client
+    ids: dict[str, str]
+
+    def url(self, path: str) -> str:
+        return f"{self.service.url}{path}"
+
+    def status(self, experiment_id: str) -> str:
+        with self.database.snapshot() as session:
+            return session.get_one(Experiment, experiment_id).status
+
+
+def watched(context: BrowserContext, lab: BrowsedLab) -> Iterator[Page]:
+    """A page that asks no other host, breaks nowhere and tries no rule of its policy."""
+    page = context.new_page()
+    asked: list[str] = []
+    broken: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: broken.append(str(error)))
+    page.on("dialog", lambda dialog: broken.append(dialog.message))
+    page.on(
+        "console",
+        lambda said: broken.append(said.text) if "Content Security" in said.text else None,
+    )
+    yield page
+    page.close()
+    assert [url for url in asked if not url.startswith((lab.service.url, "data:", "blob:"))] == []
+    assert broken == []
+
+
+def containing(text: str) -> re.Pattern[str]:
+    return re.compile(re.escape(text))

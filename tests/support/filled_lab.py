@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+from mptcore.presets import PRESETS
+from mptcore.presets.judges import SEEDS
 from mptlab import Client
 from service import accounts, workers
 from service.database import Database
@@ -11,6 +13,7 @@ from service.experiments.lease import Claim, FailureCause
 from service.experiments.models import Queue, Status
 from service.experiments.recording import Batch, record
 from service.users import MAY, Role
+from service.worker_samples import WorkerSample, last_minute
 from service.workers import Vitals
 from tests.support.attempts import claim_next, submitted
 from tests.support.ppca_spec import ppca_spec
@@ -19,6 +22,20 @@ GIB = 2**30
 LEASE_S = 600.0
 MARKUP = "<img src=x onerror=alert(1)><b>bold</b>"
 LONG = "a name that goes on and on, as names do that say all that differs: " + "K=5, " * 20
+ENVIRONMENT = {
+    "core": "3f9a61c07e52d84b" * 4,
+    "packages": {"python": "3.11.7", "torch": "2.13.0+cpu", "numpy": "2.4.2"},
+    "platform": "Linux-6.1.0-x86_64-with-glibc2.36",
+    "cpu": "AMD EPYC 7B13",
+    "cpu_capability": "AVX2",
+    "threads": 1,
+    "gpu": None,
+    "gpu_driver": None,
+    "cuda": None,
+    "precision": "float64",
+    "seeds": [4, 44],
+    "inputs": {"MNIST/raw/train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738" * 2},
+}
 
 
 def key_of(database: Database, name: str, role: Role) -> str:
@@ -73,7 +90,11 @@ def succeeded(database: Database, name: str, latent_dim: int = 2, **beside: Any)
     spec = ppca_spec(model__latent_dim=latent_dim, data__latent_dim=latent_dim)
     submitted(database, spec, name=name, priority=100, **beside)
     claim = claim_next(database, LEASE_S)
-    after = points(database, claim, range(1, 65))
+    began = Batch()
+    began.add({"seq": 1, "record": "environment", **ENVIRONMENT})
+    with database.transaction() as session:
+        record(session, claim, began, LEASE_S)
+    after = points(database, claim, range(1, 65), first=2)
     metrics(database, claim, after, -60.34 - latent_dim)
     end(database, claim, Status.SUCCEEDED)
     return claim.experiment_id
@@ -97,6 +118,56 @@ def swept(database: Database, api: Client, name: str) -> str:
     return made.id
 
 
+def swept_widely(database: Database, api: Client, name: str) -> str:
+    """The id of a sweep over three fields, all of whose points have ended."""
+    grid: dict[str, list[Any]] = {
+        "model.latent_dim": [1, 2, 4],
+        "model.noise_precision": [0.05, 5.0],
+        "evaluate.masks.design": ["independent", "balanced"],
+    }
+    made = api.sweep(ppca_spec(model__init="random"), grid, name=name)
+    for place in range(12):
+        claim = claim_next(database, LEASE_S)
+        metrics(database, claim, 1, -66.0 + 3 * math.sin(place))
+        end(database, claim, Status.SUCCEEDED)
+    return made.id
+
+
+def of_the_paper(database: Database) -> None:
+    """A run of Fig. 1, left, that found what was published, but for one seed."""
+    preset = PRESETS["fig1-left"]
+    tags = ["preset:fig1-left", "part:1"]
+    spec = preset.specs[0].model_dump(mode="json")
+    submitted(database, spec, name=preset.title, tags=tags, priority=100)
+    claim = claim_next(database, LEASE_S)
+    batch, seq = Batch(), 1
+    for seed, lml in zip(SEEDS, preset.published["lml"], strict=True):
+        for p in range(1, 201):
+            point = {"series": "convergence", "labels": {"seed": seed}, "x": p, "n": p}
+            value = 0.4 * math.sin(p * seed) / p
+            batch.add({"seq": seq, "record": "point", **point, "value": value,
+                       "std_err": 0.2 / math.sqrt(p)})  # fmt: skip
+            seq += 1
+        wrong = 0.001 if seed == SEEDS[-1] else 0.0
+        batch.add({"seq": seq, "record": "metric", "name": "lml", "labels": {"seed": seed},
+                   "value": lml + wrong, "std_err": None, "reason": "exact"})  # fmt: skip
+        seq += 1
+    with database.transaction() as session:
+        record(session, claim, batch, LEASE_S)
+    end(database, claim, Status.SUCCEEDED)
+
+
+def samples(database: Database) -> None:
+    """Of two workers, over two hours and a half."""
+    with database.transaction() as session:
+        last = last_minute(session)
+        for age in range(0, 150, 5):
+            for worker_id, free, total in (("node1:cpu0", 12, None), ("node2:gpu0", 60, 80 * GIB)):
+                busy = (age // 20 + len(worker_id)) % 3 > 0
+                session.add(WorkerSample(minute=last - age, worker_id=worker_id, busy=busy,
+                    memory_free=(free - 5 * busy) * GIB, memory_total=total))  # fmt: skip
+
+
 def fill(database: Database, api: Client) -> dict[str, str]:
     """The ids of what stands for each state."""
     with database.transaction() as session:
@@ -115,6 +186,9 @@ def fill(database: Database, api: Client) -> dict[str, str]:
     end(database, claim, Status.FAILED, cause)
     found["failed"] = claim.experiment_id
     found["running"] = running(database, "the run that one watches")[0].experiment_id
+    found["wide sweep"] = swept_widely(database, api, "latent dimensions, noise and design")
+    of_the_paper(database)
+    samples(database)
     found["sweep"] = swept(database, api, "noise by hand")
     found["queued"] = submitted(database, ppca_spec(compute__device="cuda"), name="waits for a GPU")
     return found

@@ -1,42 +1,53 @@
 // Curves with error bands, by uPlot. A missing value is a gap.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { bandSeries, endsOf } from "./bands.js";
+import { save, svgOf } from "./drawing.js";
 import { number, withError } from "./format.js";
 
 const COLOURS = 8;
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const HEIGHT = 320;
 const FEW_POINTS = 32;
+const MOST_BANDS = 24; // of more curves they would hide each other
+const MOVES = [
+  ["‹", "To the left", 1, -0.25],
+  ["−", "Zoom out", 2, 0],
+  ["+", "Zoom in", 0.5, 0],
+  ["›", "To the right", 1, 0.25],
+];
 
 const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /** The colour of the series of a number: told apart by the colour-blind, the same on every page. */
 export const colourOf = (index) => token(`--series-${(index % COLOURS) + 1}`);
 
-/** Lines of uPlot: for each series its value and the two ends of its band, on one common x. */
+/** Lines of uPlot: for each series the two ends of its band and its value, on one common x. */
 function dataOf(series, lines) {
-  const tables = series.map(({ x, value, std_err: errors }) => {
-    const end = (sign) => value.map((v, i) => (v === null || errors[i] === null ? null : v + sign * 2 * errors[i]));
-    return [x, value, end(1), end(-1)];
-  });
+  const tables = series.map((one) => [one.x, ...endsOf(one), one.value]);
   const data = tables.length ? window.uPlot.join(tables) : [[]];
   return [...data, ...lines.map((line) => data[0].map(() => line.y))];
 }
 
+/** A colour and a dash by the place of a series, unless it says them. */
+const lookOf = ({ colour, dash }, index) => ({
+  stroke: colourOf(colour ?? index),
+  dash: DASHES[(dash ?? Math.floor(index / COLOURS)) % DASHES.length],
+});
+const levelLook = ({ colour }) => ({ stroke: colour === undefined ? token("--muted") : colourOf(colour), dash: [6, 4] });
+
 function seriesOf({ series, lines, xLabel }) {
-  const curves = series.flatMap(({ label, colour, dash, x }, index) => {
-    const stroke = colourOf(colour ?? index);
-    const value = (plot, v, at, i) =>
-      i === null ? "" : withError(plot.data[at][i], plot.data[at + 1][i] === null ? null : (plot.data[at + 1][i] - plot.data[at][i]) / 2);
-    const dashes = DASHES[(dash ?? Math.floor(index / COLOURS)) % DASHES.length];
-    const end = { stroke: "transparent", points: { show: false }, class: "u-hidden" };
+  const curves = series.flatMap((one, index) => {
+    const { label, x } = one;
+    const look = lookOf(one, index);
+    const error = (plot, at, i) => (plot.data[at - 2][i] === null ? null : (plot.data[at - 2][i] - plot.data[at][i]) / 2);
+    const value = (plot, v, at, i) => (i === null ? "" : withError(plot.data[at][i], error(plot, at, i)));
     const points = { show: x.length <= FEW_POINTS, size: 5 };
-    return [{ label, stroke, dash: dashes, width: 1.5, value, points }, end, end];
+    return [...bandSeries(look.stroke, series.length <= MOST_BANDS), { label, ...look, width: 1.5, value, points }];
   });
-  const levels = lines.map(({ label, colour }) => ({
-    label,
-    stroke: colour === undefined ? token("--muted") : colourOf(colour),
-    dash: [6, 4],
+  const levels = lines.map((line) => ({
+    label: line.label,
+    ...levelLook(line),
     width: 1.5,
     points: { show: false },
     value: (plot, v) => number(v, 6),
@@ -53,20 +64,22 @@ function optionsOf(shown, width) {
     font: `12px ${token("--font")}`,
     labelFont: `12px ${token("--font")}`,
     labelSize: 20,
+    values: (plot, ticks) => ticks.map((v) => (v === null ? "" : number(v, 6))),
   };
-  const bands = series.map(({ colour }, i) => ({
-    series: [3 * i + 2, 3 * i + 3],
-    fill: `${colourOf(colour ?? i)}2e`,
-  }));
+  const isCurve = (at) => at > 0 && at % 3 === 0 && at <= 3 * series.length;
+  /** A band is hidden with its curve. */
+  const onShow = (plot, at, { show }) => {
+    if (show !== undefined && isCurve(at)) [at - 2, at - 1].forEach((end) => plot.setSeries(end, { show }));
+  };
   return {
     width,
     height: HEIGHT,
     series: seriesOf(shown),
-    bands,
+    hooks: { setSeries: [onShow] },
     scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1 } },
     axes: [
       { ...axis, label: xLabel, size: 34 },
-      { ...axis, label: yLabel, size: 64, values: (plot, ticks) => ticks.map((v) => (v === null ? "" : number(v, 6))) },
+      { ...axis, label: yLabel, size: 64 },
     ],
     cursor: { drag: { x: true, y: true, uni: 24 }, focus: { prox: 24 } },
     focus: { alpha: 0.35 },
@@ -94,7 +107,9 @@ function usePlot(props) {
       plot.current = new window.uPlot(optionsOf(props, width()), dataOf(series, lines), place.current);
     };
     make();
-    const observer = new ResizeObserver(() => plot.current.setSize({ width: width(), height: HEIGHT }));
+    const observer = new ResizeObserver(() => {
+      if (width() !== plot.current.width) plot.current.setSize({ width: width(), height: HEIGHT });
+    });
     observer.observe(place.current);
     const scheme = matchMedia("(prefers-color-scheme: dark)");
     scheme.addEventListener("change", make);
@@ -108,7 +123,28 @@ function usePlot(props) {
   useEffect(() => {
     if (plot.current) update(plot.current, dataOf(series, lines));
   }, [series]);
-  return [place, () => plot.current.setData(plot.current.data, true)];
+  return [place, plot];
+}
+
+/** Another section of x: so many times as wide, moved by a part of its width. */
+function move(plot, times, by) {
+  const isLog = plot.scales.x.distr === 3;
+  const bent = (value) => (isLog ? Math.log(value) : value);
+  const straight = (value) => (isLog ? Math.exp(value) : value);
+  const xs = plot.data[0];
+  const [first, last, low, high] = [xs[0], xs[xs.length - 1], plot.scales.x.min, plot.scales.x.max].map(bent);
+  const width = Math.min(last - first, times * (high - low));
+  const start = Math.max(first, Math.min((low + high - width) / 2 + by * width, last - width));
+  plot.setScale("x", { min: straight(start), max: straight(start + width) });
+}
+
+/** What of a chart is seen, for a file. */
+function drawingOf(title, { series, lines, xLabel, yLabel }, plot) {
+  const { min, max } = plot.scales.x;
+  const curves = series.map((one, i) => ({ ...one, ...lookOf(one, i), ends: endsOf(one), at: 3 * i + 3 }));
+  const levels = lines.map((line, i) => ({ ...line, ...levelLook(line), x: [min, max], value: [line.y, line.y], ends: null, at: 3 * series.length + 1 + i }));
+  const seen = [...curves, ...levels].filter(({ at }) => plot.series[at].show);
+  return { title, xLabel, yLabel, token, curves: seen.map(({ stroke, ...one }) => ({ ...one, colour: stroke })) };
 }
 
 const isPositive = (values) => values.every((value) => value === null || value > 0);
@@ -132,7 +168,9 @@ export function Chart({ title, series, lines = [], xLabel, yLabel, children }) {
   const mayLogX = series.every((one) => isPositive(one.x));
   const mayLogY = series.every((one) => isPositive(one.value)) && isPositive(lines.map((one) => one.y));
   const shown = { series, lines, xLabel, yLabel, logX: logX && mayLogX, logY: logY && mayLogY };
-  const [place, showAll] = usePlot(shown);
+  const [place, plot] = usePlot(shown);
+  const showAll = () => plot.current.setData(plot.current.data, true);
+  const download = () => save(`${title}.svg`, "image/svg+xml", svgOf(plot.current, drawingOf(title, shown, plot.current)));
   const toggle = (name, on, set, may) => html`<label class="row small">
     <input type="checkbox" checked=${on && may} disabled=${!may} onChange=${(event) => set(event.target.checked)} />
     log ${name}
@@ -143,7 +181,11 @@ export function Chart({ title, series, lines = [], xLabel, yLabel, children }) {
       <div class="row">
         ${toggle("x", logX, setLogX, mayLogX)}
         ${toggle("y", logY, setLogY, mayLogY)}
-        <button type="button" class="quiet" onClick=${showAll} title="Drag in the chart to zoom in">Whole</button>
+        <span class="row tight" role="group" aria-label="Section">
+          ${MOVES.map(([sign, name, times, by]) => html`<button type="button" class="quiet" aria-label=${name} title=${name} onClick=${() => move(plot.current, times, by)}>${sign}</button>`)}
+          <button type="button" class="quiet" onClick=${showAll} title="Drag in the chart to zoom in">Whole</button>
+        </span>
+        <button type="button" class="quiet" onClick=${download}>SVG</button>
         ${children}
       </div>
     </div>

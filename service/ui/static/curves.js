@@ -1,7 +1,7 @@
 // Reading curves: the whole once, then only what came since.
 
 import { get, oneAtATime, post, withQuery } from "./api.js";
-import { labelText } from "./format.js";
+import { labelText, titleOf } from "./format.js";
 
 const MOST_POINTS = 20_000;
 
@@ -70,7 +70,7 @@ export function chartsOf(series) {
   return names.map((name) => ({ name, series: series.filter((one) => one.name === name).map(drawn) }));
 }
 
-export function drawn(one) {
+function drawn(one) {
   const { x, value, std_err } = ascending(one);
   return { label: labelText(one.labels) || one.name, x, value, std_err };
 }
@@ -80,6 +80,21 @@ function ascending(one) {
   const order = one.x.map((_, i) => i).sort((a, b) => one.x[a] - one.x[b]);
   const pick = (values) => order.map((i) => values[i]);
   return { x: pick(one.x), value: pick(one.value), std_err: pick(one.std_err) };
+}
+
+/** The charts of several experiments: a chart for each name of a series, a colour for each experiment. */
+export function chartsOfMany(experiments, curves) {
+  const names = [...new Set(curves.flatMap((item) => item.series.map((one) => one.name)))];
+  return names.map((name) => ({
+    name,
+    series: curves.flatMap((item, index) =>
+      item.series.filter((one) => one.name === name).map((one, dash) => {
+        const { label, ...columns } = drawn(one);
+        const title = titleOf(experiments[index]);
+        return { ...columns, colour: index, dash, label: label === name ? title : `${title}, ${label}` };
+      }),
+    ),
+  }));
 }
 
 /** The level that a curve is to reach, where it is known: the LML, or 0 for what is told less it. */

@@ -30,6 +30,7 @@ export function useAway() {
 // The stream of events of one's own experiments: whatever it tells, all that is followed is asked.
 
 const turns = new Set();
+const lasting = new Set(); // those that have asked, and are to ask again
 let stream = null;
 let isPushed = false;
 let ringing = null;
@@ -43,7 +44,7 @@ function ring() {
 
 /** Browsers open few connections to one host: only a page that is looked at, and has not ended, has one. */
 function listen() {
-  const isWanted = turns.size > 0 && !document.hidden;
+  const isWanted = lasting.size > 0 && !document.hidden;
   if (isWanted && stream === null) {
     stream = new EventSource("/v1/events?after=now");
     stream.onopen = () => setPushed(true);
@@ -96,15 +97,18 @@ export function follow(ask) {
       isAsking = false;
     }
     if (!again) end();
-    if (turns.has(turn)) timer = setTimeout(turn, isPushed && !isAway ? PUSHED_MS : AGAIN_MS);
+    if (!turns.has(turn)) return;
+    lasting.add(turn);
+    listen();
+    timer = setTimeout(turn, isPushed && !isAway ? PUSHED_MS : AGAIN_MS);
   }
   function end() {
     clearTimeout(timer);
     turns.delete(turn);
+    lasting.delete(turn);
     listen();
   }
   turns.add(turn);
-  listen();
   turn();
   return end;
 }

@@ -30,12 +30,13 @@ function show(Page, me) {
 }
 
 render(html`<${Banner} />`, document.getElementById("banner"));
-const { default: Page } = await import(`./pages/${page}.js`);
+const loading = import(`./pages/${page}.js`);
 if (page === "sign-in") {
-  show(Page, null);
+  show((await loading).default, null);
 } else {
   follow(async () => {
     const me = await get("/v1/me");
+    const { default: Page } = await loading;
     render(html`<${Account} me=${me} />`, document.getElementById("account"));
     show(Page, me);
     renewSignIn();

@@ -1,6 +1,7 @@
 """Fair share between users, through the real dispatch with a fake clock."""
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -346,3 +347,16 @@ def test_the_queue_of_a_user(api: TestClient, database: Database) -> None:
     assert (found["running"], found["max_running"], found["submitted"]) == (0, 2, 2)
     assert found["share"]["norm_shares"] == 1
     assert found["share"]["fair_share"] == 1
+
+
+def test_who_has_used_the_server_most_comes_first(
+    api: TestClient, database: Database, settings: Settings
+) -> None:
+    with database.transaction() as session:
+        for name, slot_s in (("ann", 30.0), ("bob", 60.0)):
+            user, _ = ensure_key(session, name, settings.store / name)
+            session.add(Usage(owner_id=user.id, slot_s=slot_s, as_of=time.time()))
+    items = api.get("/v1/usage").json()["items"]
+    assert [one["name"] for one in items] == ["bob", "ann", "local"]
+    assert [round(one["share"]["effectv_usage"], 2) for one in items] == [0.67, 0.33, 0.0]
+    assert {one["running"] for one in items} == {0}

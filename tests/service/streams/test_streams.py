@@ -169,6 +169,27 @@ def test_who_may_not_listen_any_more_is_told(client: httpx.Client, database: Dat
         assert [*events][-1].kind == "end"
 
 
+def test_the_streams_of_a_browser_end_when_it_is_signed_out(client: httpx.Client) -> None:
+    """Those of another browser with the same key go on."""
+    key = client.headers["Authorization"].removeprefix("Bearer ")
+    own_page = {"Sec-Fetch-Site": "same-origin"}
+    with ExitStack() as stack:
+        browsers = [
+            stack.enter_context(httpx.Client(base_url=client.base_url, headers=own_page))
+            for _ in range(2)
+        ]
+        for browser in browsers:
+            assert browser.post("/v1/sign-in", json={"key": key}).status_code == 204
+        first, second = (
+            stack.enter_context(stream(browser, "/v1/events", params={"after": "now"}))
+            for browser in browsers
+        )
+        assert browsers[0].post("/v1/sign-out").status_code == 204
+        assert [told.body for told in first] == [{"reason": "refused"}]
+        client.post("/v1/experiments", json={"spec": ppca_spec(), "cache": False})
+        assert next(second).data["status"] == "queued"
+
+
 def test_a_key_that_may_read_no_longer(client: httpx.Client, database: Database) -> None:
     with database.transaction() as session:
         user = accounts.add(session, "ann", Role.MEMBER)

@@ -33,6 +33,7 @@ def pages(ids: dict[str, str]) -> dict[str, str]:
         "compare": f"/compare?ids={compared}",
         "sweeps": "/sweeps",
         "sweep": f"/sweeps/{ids['sweep']}",
+        "sweep-wide": f"/sweeps/{ids['wide sweep']}",
         "new": "/new",
         "paper": "/paper",
         "lab": "/lab",

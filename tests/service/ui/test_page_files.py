@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.ui.help import ADDRESSES, DOCUMENTS
-from service.ui.pages import EDITION, FILES, PAGES, STATIC
+from service.ui.pages import EDITION, FILES, PAGES, SCRIPTS, STATIC
 
 ROOT = Path(__file__).parents[3]
 VENDORED = json.loads((STATIC / "vendor" / "vendored.json").read_text())
@@ -84,6 +84,18 @@ def test_the_distribution_has_every_file() -> None:
     }
     pictures = DOCUMENTS.glob("docs/*/*.png")
     assert {*FILES.values(), *(folder / "templates").iterdir(), *ADDRESSES, *pictures} <= packed
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_page_names_each_script_that_it_runs(name: str) -> None:
+    """Whatever one of them imports is among them."""
+    scripts = SCRIPTS[name]
+    assert {"main.js", f"pages/{name}.js", "vendor/preact-htm.js"} <= {*scripts}
+    assert len({*scripts}) == len(scripts)
+    for script in scripts:
+        for target in re.findall(r'from "([^"]*)"', FILES[script].read_text()):
+            file = ((STATIC / script).parent / target).resolve()
+            assert file.relative_to(STATIC).as_posix() in scripts
 
 
 def test_a_page_is_only_read(api: TestClient) -> None:

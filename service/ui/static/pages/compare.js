@@ -1,21 +1,30 @@
 // Several experiments: their curves on one chart, their metrics, and where their specs differ.
 
 import { html, useMemo } from "../vendor/preact-htm.js";
-import { get } from "../api.js";
+import { post } from "../api.js";
 import { Chart, colourOf } from "../chart.js";
-import { aboutSeries, curvesOfMany, drawn, levelsOf } from "../curves.js";
+import { aboutSeries, chartsOfMany, curvesOfMany, levelsOf } from "../curves.js";
 import { leaves, meanOf, number, plain, titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Empty, Loading, Missing, Scroll, Status } from "../parts.js";
 
+const TOGETHER = 50;
+
 /** What has ended is read once. */
 function reader(ids) {
-  const ended = new Map();
+  const known = new Map();
   const readCurves = curvesOfMany(ids);
+  async function readExperiments() {
+    const open = ids.filter((id) => !known.get(id)?.terminal);
+    for (let first = 0; first < open.length; first += TOGETHER) {
+      const { items } = await post("/v1/experiments:batchGet", { ids: open.slice(first, first + TOGETHER) });
+      items.forEach((one) => known.set(one.id, one));
+    }
+    return ids.map((id) => known.get(id));
+  }
   return async () => {
-    const experiments = await Promise.all(ids.map((id) => ended.get(id) ?? get(`/v1/experiments/${id}`)));
-    experiments.filter((one) => one.terminal).forEach((one) => ended.set(one.id, one));
-    return { experiments, curves: await readCurves() };
+    const [experiments, curves] = await Promise.all([readExperiments(), readCurves()]);
+    return { experiments, curves };
   };
 }
 
@@ -29,24 +38,12 @@ function Name({ experiment, index }) {
 
 /** A chart for each name of a series: an experiment's curves have its colour. */
 function Charts({ experiments, curves }) {
-  const charts = useMemo(() => {
-    const names = [...new Set(curves.flatMap((item) => item.series.map((one) => one.name)))];
-    return names.map((name) => ({
-      name,
-      series: curves.flatMap((item, index) =>
-        item.series.filter((one) => one.name === name).map((one, dash) => {
-          const { label, ...columns } = drawn(one);
-          const title = titleOf(experiments[index]);
-          return { ...columns, colour: index, dash, label: label === name ? title : `${title}, ${label}` };
-        }),
-      ),
-      lines: experiments.flatMap((one, index) =>
-        levelsOf(name, one.metrics, `LML of ${titleOf(one)}`).map((line) => ({ ...line, colour: index })),
-      ),
-    }));
-  }, [curves]);
-  return charts.map(({ name, series, lines }) => {
+  const charts = useMemo(() => chartsOfMany(experiments, curves), [curves]);
+  return charts.map(({ name, series }) => {
     const [title, xLabel, yLabel] = aboutSeries(name);
+    const lines = experiments.flatMap((one, index) =>
+      levelsOf(name, one.metrics, `LML of ${titleOf(one)}`).map((line) => ({ ...line, colour: index })),
+    );
     return html`<${Chart} key=${name} title=${title} series=${series} lines=${lines} xLabel=${xLabel} yLabel=${yLabel} />`;
   });
 }

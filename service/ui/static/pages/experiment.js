@@ -3,6 +3,7 @@
 import { html, useMemo } from "../vendor/preact-htm.js";
 import { Actions } from "../actions.js";
 import { get } from "../api.js";
+import { Attempts } from "../attempts.js";
 import { Chart } from "../chart.js";
 import { aboutSeries, chartsOf, curvesOf, levelsOf } from "../curves.js";
 import { dateTime, duration, titleOf } from "../format.js";
@@ -134,6 +135,7 @@ export default function Experiment({ me, may }) {
           <${Scroll} label="Metrics"><${MetricTable} metrics=${experiment.metrics} /><//>
         </section>`}
         <${Spec} experiment=${experiment} />
+        <${Attempts} experiment=${experiment} />
         <${History} id=${id} />
       </div>
       <div class="last stack">

@@ -6,6 +6,7 @@ import { Filters, chosenColumns } from "../filters.js";
 import { meanOf, number, titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery } from "../parts.js";
+import { SavedViews } from "../saved.js";
 import { Selection } from "../selection.js";
 
 const PAGE = 50;
@@ -109,6 +110,7 @@ export default function Experiments({ me, may }) {
 
   return html`<div class="stack">
     <h1>Experiments</h1>
+    <${SavedViews} query=${query} />
     <${Filters} key=${path} query=${query} change=${change} error=${error} me=${me}
       metrics=${metrics} setMetrics=${setMetrics} />
     ${error && !error.at("/query/filter") && html`<${Problem} error=${error} />`}

@@ -1,10 +1,12 @@
 // The lab: who waits for what, the workers, what one may use, and one's keys.
 
 import { html, useState } from "../vendor/preact-htm.js";
+import { Administration } from "../administration.js";
 import { call, get } from "../api.js";
 import { bytes, dateTime, duration, number, titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Confirm, Empty, Problem, Scroll, Status, When } from "../parts.js";
+import { WorkerHistory } from "../worker-history.js";
 
 function Queue({ queue }) {
   return html`<section class="card flush">
@@ -88,38 +90,14 @@ function Keys({ me, may, keys, onDone }) {
   </section>`;
 }
 
-function Users({ users }) {
-  return html`<section class="card flush">
-    <h2>Users</h2>
-    <${Scroll} label="Users"><table>
-      <thead><tr><th scope="col">Name</th><th scope="col">Role</th><th scope="col">Shares</th><th scope="col" class="wide">Limits</th></tr></thead>
-      <tbody>${users.map((one) => html`<tr key=${one.name}>
-        <th scope="row">${one.name}${!one.active && html` <span class="muted">disabled</span>`}</th>
-        <td>${one.role}</td><td>${one.shares}</td>
-        <td class="wide">${limitsOf(one)}</td>
-      </tr>`)}</tbody>
-    </table><//>
-  </section>`;
-}
-
-function limitsOf(user) {
-  const limits = [
-    [user.max_running, "running"],
-    [user.max_submitted, "submitted"],
-    [user.max_gpu_hours_a_day, "GPU-hours a day"],
-  ].filter(([most]) => most !== null);
-  return limits.map(([most, what]) => `${most} ${what}`).join(", ") || "those of the service";
-}
-
 export default function Lab({ me, may }) {
   const read = async () => {
-    const [queue, workers, keys, users] = await Promise.all([
+    const [queue, workers, keys] = await Promise.all([
       get("/v1/queue"),
       get("/v1/workers"),
       get(`/v1/users/${me.name}/keys`),
-      may("admin") ? get("/v1/users") : null,
     ]);
-    return { queue, workers: workers.items, keys: keys.items, users: users?.items };
+    return { queue, workers: workers.items, keys: keys.items };
   };
   const { data, error, refresh } = useLive(read, []);
   return html`<div class="stack">
@@ -128,10 +106,9 @@ export default function Lab({ me, may }) {
     ${data && html`
       <div class="halves"><${Usage} queue=${data.queue} /><${Workers} workers=${data.workers} /></div>
       <${Queue} queue=${data.queue} />
-      <div class="halves">
-        <${Keys} me=${me} may=${may} keys=${data.keys} onDone=${refresh} />
-        ${data.users && html`<${Users} users=${data.users} />`}
-      </div>
+      <${WorkerHistory} />
+      <${Keys} me=${me} may=${may} keys=${data.keys} onDone=${refresh} />
+      ${may("admin") && html`<${Administration} />`}
       <p class="muted">For scripts: <a href="/docs">the API</a>.</p>`}
   </div>`;
 }

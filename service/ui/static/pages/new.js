@@ -1,11 +1,13 @@
-// A new experiment: from a preset, from an earlier one, or from JSON; checked while one types.
+// A new experiment: from a preset, from an earlier one, by a form or as JSON; checked while one types.
 
-import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { Away, get, post } from "../api.js";
 import { Estimate, FieldErrors } from "../checking.js";
+import { SpecForm } from "../form.js";
 import { titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Loading, Problem } from "../parts.js";
+import { partsOf } from "../schema.js";
 import { Upload } from "../upload.js";
 
 const PAUSE_MS = 400;
@@ -22,6 +24,16 @@ function submissionOf({ text, name, tags, shared }) {
   const beside = name.trim() ? { name: name.trim() } : {};
   const list = tags.split(",").map((one) => one.trim()).filter(Boolean);
   return { spec, ...beside, tags: list, visibility: shared ? "lab" : "private" };
+}
+
+/** The spec that a text is; null where it is no JSON object. */
+function specOf(text) {
+  try {
+    const spec = JSON.parse(text);
+    return spec !== null && typeof spec === "object" && !Array.isArray(spec) ? spec : null;
+  } catch {
+    return null;
+  }
 }
 
 /** What the service says of the form, asked when one has paused. */
@@ -67,11 +79,12 @@ function PresetChoice({ presets, onChoose }) {
   </div>`;
 }
 
-function Form({ presets, begun }) {
+function Form({ presets, parts, begun }) {
   const [form, setForm] = useState({ text: JSON.stringify(begun.spec, null, 2), name: begun.name, tags: "", shared: false });
   const [refused, setRefused] = useState(null);
   const [busy, setBusy] = useState(false);
   const area = useRef(null);
+  const spec = useMemo(() => specOf(form.text), [form.text]);
   const check = useCheck(form);
   const change = (values) => setForm((last) => ({ ...last, ...values }));
   const error = refused ?? check.error;
@@ -96,9 +109,14 @@ function Form({ presets, begun }) {
   useEffect(() => setRefused(null), [form]);
 
   return html`<form class="columns" onSubmit=${onSubmit}>
-    <div class="card stack">
-      <${PresetChoice} presets=${presets} onChoose=${choose} />
-      <div class="field">
+    <div class="editor">
+      <section class="card stack" aria-label="Fields">
+        <${PresetChoice} presets=${presets} onChoose=${choose} />
+        ${spec === null && html`<p class="muted">The fields come back once the JSON is right.</p>`}
+        ${spec !== null && html`<${SpecForm} parts=${parts} spec=${spec} errors=${error?.errors ?? []}
+          onChange=${(next) => change({ text: JSON.stringify(next, null, 2) })} />`}
+      </section>
+      <div class="card field sticky">
         <label for="spec">Spec, as JSON</label>
         <textarea id="spec" ref=${area} rows="24" spellcheck="false" value=${form.text} aria-invalid=${Boolean(wrongSpec)}
           aria-describedby=${wrongSpec ? "spec-errors" : null} onInput=${(event) => change({ text: event.target.value })}></textarea>
@@ -138,8 +156,8 @@ function withUpload(text, upload) {
 
 export default function New({ may }) {
   const read = async () => {
-    const presets = (await get("/v1/presets")).items;
-    return { presets, begun: await beginning(presets) };
+    const [{ items: presets }, document] = await Promise.all([get("/v1/presets"), get("/openapi.json")]);
+    return { presets, parts: partsOf(document), begun: await beginning(presets) };
   };
   const { data, error } = useLive(read, [], () => true);
   if (!may("submit")) {

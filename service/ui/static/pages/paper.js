@@ -2,24 +2,10 @@
 
 import { html, useState } from "../vendor/preact-htm.js";
 import { get } from "../api.js";
-import { number } from "../format.js";
 import { useLive } from "../live.js";
-import { Loading, Problem, Progress, Scroll, Status } from "../parts.js";
+import { Loading, Problem, Progress, Status } from "../parts.js";
 import { runPreset, standingsOf } from "../presets.js";
-
-function Comparisons({ verdict }) {
-  if (!verdict.comparisons.length) return null;
-  const bounds = ({ low, high }) => `${low === null ? "" : number(low, 5)} … ${high === null ? "" : number(high, 5)}`;
-  return html`<${Scroll} label="Published and measured"><table>
-    <thead><tr><th scope="col">Figure</th><th scope="col" class="number">Published</th><th scope="col" class="number">Measured</th><th scope="col" class="number wide">Agrees within</th></tr></thead>
-    <tbody>${verdict.comparisons.map((one) => html`<tr key=${one.what}>
-      <th scope="row">${one.what}</th>
-      <td class="number">${number(one.published, 5)}</td>
-      <td class=${one.agrees ? "number" : "number bad-text"}>${number(one.measured, 5)}${!one.agrees && html` <span class="small">differs</span>`}</td>
-      <td class="number wide muted">${bounds(one)}</td>
-    </tr>`)}</tbody>
-  </table><//>`;
-}
+import { Comparisons, Curves } from "../published.js";
 
 function Runs({ runs }) {
   const made = runs.filter(Boolean);
@@ -28,7 +14,7 @@ function Runs({ runs }) {
     <a href=${`/experiments/${one.id}`}>${one.name}</a> <${Status} of=${one.status} />
     ${one.status === "running" && html`<${Progress} experiment=${one} label=${`Progress of ${one.name}`} />`}
   </li>`)}</ul>
-  <p><a href=${`/compare?ids=${made.map((one) => one.id).join(",")}`}>See their curves</a></p>`;
+  ${made.length > 1 && html`<p><a href=${`/compare?ids=${made.map((one) => one.id).join(",")}`}>Compare them</a></p>`}`;
 }
 
 function Preset({ preset, standing, may, onRun }) {
@@ -36,7 +22,7 @@ function Preset({ preset, standing, may, onRun }) {
   const run = () => runPreset(preset).then(() => setRefused(null), setRefused).then(onRun);
   const { runs, verdict } = standing;
   const count = preset.specs.length;
-  return html`<article class="card stack" aria-label=${preset.title}>
+  return html`<article class=${verdict ? "card stack whole" : "card stack"} aria-label=${preset.title}>
     <div class="row spread">
       <h3>${preset.title}</h3>
       ${verdict && html`<${Status} of=${verdict.verdict} />`}
@@ -45,6 +31,7 @@ function Preset({ preset, standing, may, onRun }) {
     ${verdict && html`<${Comparisons} verdict=${verdict} />`}
     ${verdict?.missing && html`<p class="muted">${verdict.missing}</p>`}
     <${Runs} runs=${runs} />
+    <${Curves} preset=${preset} runs=${runs} />
     <${Problem} error=${refused} />
     <div class="row">
       ${may("submit") && html`<button type="button" onClick=${run}>Run${count > 1 && ` all ${count}`}</button>`}

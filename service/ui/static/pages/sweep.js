@@ -6,22 +6,27 @@ import { Chart } from "../chart.js";
 import { Counts } from "../counts.js";
 import { dateTime, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
+import { Parallel } from "../parallel.js";
 import { Confirm, Loading, Missing, Problem, Scroll, Status, Tags } from "../parts.js";
 
 const SHOWN = 500;
 
-/** The points of a chart: one curve for each metric of the name, x ascending. */
-function curve(table, field, metric) {
+/** A curve for each choice of the other swept fields, x ascending. */
+function curves(table, field, metric) {
+  const others = table.fields.filter((one) => one !== field);
   const rows = table.items
-    .map((row) => [row.fields[field], row.metrics[metric]])
-    .filter(([x, cell]) => typeof x === "number" && cell?.value !== undefined)
-    .sort(([a], [b]) => a - b);
-  return {
-    label: metric,
-    x: rows.map(([x]) => x),
-    value: rows.map(([, cell]) => cell.value),
-    std_err: rows.map(([, cell]) => cell.std_err),
-  };
+    .filter((row) => typeof row.fields[field] === "number" && (row.metrics[metric]?.value ?? null) !== null)
+    .sort((a, b) => a.fields[field] - b.fields[field]);
+  const labelOf = (row) => others.map((name) => `${name.split(".").pop()} ${plain(row.fields[name] ?? null)}`).join(", ") || metric;
+  return [...new Set(rows.map(labelOf))].map((label) => {
+    const own = rows.filter((row) => labelOf(row) === label);
+    return {
+      label,
+      x: own.map((row) => row.fields[field]),
+      value: own.map((row) => row.metrics[metric].value),
+      std_err: own.map((row) => row.metrics[metric].std_err),
+    };
+  });
 }
 
 function Pick({ id, label, values, value, set }) {
@@ -42,7 +47,8 @@ function Against({ table }) {
       <${Pick} id="metric" label="Metric" values=${table.metrics} value=${shown} set=${setMetric} />
       <${Pick} id="against" label="Against" values=${fields} value=${field} set=${setField} />
     </div>
-    <${Chart} key=${`${field} ${shown}`} title=${`${shown} by ${field}`} xLabel=${field} yLabel=${shown} series=${[curve(table, field, shown)]} />`;
+    <${Chart} key=${`${field} ${shown}`} title=${`${shown} by ${field}`} xLabel=${field} yLabel=${shown} series=${curves(table, field, shown)} />
+    ${table.fields.length > 2 && html`<${Parallel} table=${table} metric=${shown} />`}`;
 }
 
 function Points({ id, table }) {

@@ -1,0 +1,44 @@
+"""What the retention sweep would free, for admins; it frees it by itself."""
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from service import sweep
+from service.dependencies import Admin, DatabaseDep, SettingsDep
+
+router = APIRouter(prefix="/v1", tags=["users"])
+
+
+class Freed(BaseModel):
+    """Of one owner, for one cause."""
+
+    owner: str
+    why: str
+    count: int
+    bytes: int
+
+
+class RetentionOut(BaseModel):
+    """`delete` is what no one would see any more, `purge` what was deleted before and would be
+    gone."""
+
+    delete: list[Freed]
+    purge: list[Freed]
+
+
+@router.get("/retention")
+def get_retention(database: DatabaseDep, settings: SettingsDep, user: Admin) -> RetentionOut:
+    """What has been kept for long enough by now. Looks at the size of each file: ask rarely."""
+    return RetentionOut(
+        delete=_freed(sweep.planned(database, settings)),
+        purge=_freed(sweep.purgeable(database, settings)),
+    )
+
+
+def _freed(removals: Sequence[sweep.Removal]) -> list[Freed]:
+    return [
+        Freed(owner=owner, why=why, count=len(sizes), bytes=sum(sizes))
+        for (owner, why), sizes in sweep.by_cause(removals).items()
+    ]

@@ -1,0 +1,114 @@
+// What admins see of the lab: its users, how they share it, who did what, and what is to go.
+
+import { html, useState } from "./vendor/preact-htm.js";
+import { get, withQuery } from "./api.js";
+import { bytes, duration, number } from "./format.js";
+import { useLive } from "./live.js";
+import { Empty, Problem, Scroll, When } from "./parts.js";
+
+function limitsOf(user) {
+  const limits = [
+    [user.max_running, "running"],
+    [user.max_submitted, "submitted"],
+    [user.max_gpu_hours_a_day, "GPU-hours a day"],
+  ].filter(([most]) => most !== null);
+  return limits.map(([most, what]) => `${most} ${what}`).join(", ") || "those of the service";
+}
+
+const percent = (share) => `${number(100 * share, 3)} %`;
+
+/** The users, who has used the server most of late first. */
+function Users({ users, usage }) {
+  const known = new Map(users.map((one) => [one.name, one]));
+  const rows = usage.map((one) => ({ ...one, user: known.get(one.name) })).filter(({ user }) => user);
+  return html`<section class="card flush">
+    <h2>Users</h2>
+    <${Scroll} label="Users"><table>
+      <thead><tr>
+        <th scope="col">Name</th><th scope="col">Role</th><th scope="col" class="number">Running</th>
+        <th scope="col" class="number">Used of late</th><th scope="col" class="number">Share</th><th scope="col" class="number wide">Of all use</th>
+        <th scope="col" class="wide">Limits</th>
+      </tr></thead>
+      <tbody>${rows.map(({ name, running, share, user }) => html`<tr key=${name}>
+        <th scope="row" class="wrap">${name}${!user.active && html` <span class="muted">disabled</span>`}</th>
+        <td>${user.role}</td>
+        <td class="number">${running}</td>
+        <td class="number">${share.raw_usage ? duration(share.raw_usage) : "nothing"}</td>
+        <td class="number">${percent(share.norm_shares)}</td>
+        <td class="number wide">${percent(share.effectv_usage)}</td>
+        <td class="wide">${limitsOf(user)}</td>
+      </tr>`)}</tbody>
+    </table><//>
+  </section>`;
+}
+
+const told = (details) => Object.entries(details).map(([name, value]) => `${name} ${JSON.stringify(value)}`).join(", ");
+
+function Audit() {
+  const [asked, setAsked] = useState({ actor: "", object_id: "", cursor: null });
+  const path = withQuery("/v1/audit", { ...asked, limit: 20 });
+  const { data, error } = useLive(() => get(path), [path]);
+  function onSubmit(event) {
+    event.preventDefault();
+    const form = new FormData(event.target);
+    setAsked({ actor: form.get("actor").trim(), object_id: form.get("object").trim(), cursor: null });
+  }
+  return html`<section class="card flush">
+    <h2>Who did what</h2>
+    <form class="bar row end fields" onSubmit=${onSubmit}>
+      <div class="field"><label for="actor">Who</label><input id="actor" name="actor" maxlength="100" /></div>
+      <div class="field"><label for="object">To what, by its id</label><input id="object" name="object" maxlength="100" /></div>
+      <button>Show</button>
+    </form>
+    <${Problem} error=${error} />
+    ${data?.items.length === 0 && html`<${Empty} title="Nothing was done" />`}
+    ${data?.items.length > 0 && html`<${Scroll} label="Who did what"><table>
+      <thead><tr><th scope="col">When</th><th scope="col">Who</th><th scope="col">What</th><th scope="col">To what</th><th scope="col" class="wide">More</th></tr></thead>
+      <tbody>${data.items.map((one) => html`<tr key=${one.id}>
+        <td><${When} at=${one.at} /></td>
+        <td class="wrap">${one.actor}</td>
+        <td>${one.action}</td>
+        <td class="mono wrap">${one.object_id}</td>
+        <td class="wide small muted wrap">${told(one.details)}</td>
+      </tr>`)}</tbody>
+    </table><//>`}
+    <div class="bar row foot">
+      ${asked.cursor && html`<button type="button" onClick=${() => setAsked({ ...asked, cursor: null })}>Newest</button>`}
+      ${data?.next_cursor && html`<button type="button" onClick=${() => setAsked({ ...asked, cursor: data.next_cursor })}>Older</button>`}
+    </div>
+  </section>`;
+}
+
+const sentence = (verb, { owner, count, bytes: size, why }) =>
+  `${verb} ${count === 1 ? "1 experiment" : `${count} experiments`} of ${owner}, ${bytes(size)} of files: ${why}`;
+
+/** Asked by a click: the service looks at the size of each file. */
+function Retention() {
+  const [found, setFound] = useState(null);
+  const [error, setError] = useState(null);
+  const ask = () => get("/v1/retention").then((answer) => [setFound(answer), setError(null)], setError);
+  const lines = found && [
+    ...found.delete.map((one) => sentence("Deletes", one)),
+    ...found.purge.map((one) => sentence("Purges", one)),
+  ];
+  return html`<section class="card stack">
+    <div class="row spread"><h2>What the next sweep frees</h2><button type="button" onClick=${ask}>Look</button></div>
+    <${Problem} error=${error} />
+    ${lines === null && html`<p class="muted">What is kept for long enough goes by itself. Looking reads the size of each file.</p>`}
+    ${lines?.length === 0 && html`<p role="status">Nothing.</p>`}
+    ${lines?.length > 0 && html`<ul role="status">${lines.map((one) => html`<li class="wrap">${one}</li>`)}</ul>`}
+  </section>`;
+}
+
+export function Administration() {
+  const read = async () => {
+    const [users, usage] = await Promise.all([get("/v1/users"), get("/v1/usage")]);
+    return { users: users.items, usage: usage.items };
+  };
+  const { data, error } = useLive(read, []);
+  return html`
+    <${Problem} error=${error} />
+    ${data && html`<${Users} ...${data} />`}
+    <${Audit} />
+    <${Retention} />`;
+}

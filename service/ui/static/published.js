@@ -1,0 +1,88 @@
+// What the paper published beside what runs found: figure by figure, and in the runs' own charts.
+
+import { html, useMemo, useState } from "./vendor/preact-htm.js";
+import { Chart } from "./chart.js";
+import { aboutSeries, chartsOf, chartsOfMany, curvesOfMany } from "./curves.js";
+import { number } from "./format.js";
+import { useLive } from "./live.js";
+import { Loading, Problem, Scroll } from "./parts.js";
+
+const WIDTH = 132;
+const HEIGHT = 18;
+const EDGE = 6;
+const UNBOUNDED = 3; // how far a side without a bound goes on, in distances of the two figures
+
+/** Which series a published figure is a level of, by its name in the preset. */
+const LEVELS = {
+  limit: ["convergence", "published limit"],
+  bias: ["convergence", "published bias"],
+  true_lml: ["lml", "published LML of the true parameters"],
+  maximum_lml: ["lml", "published maximum of the LML"],
+  flat_at: ["score_by_rate", "published, random weights"],
+};
+
+/** The published figure as a tick, ours as a dot, and from where to where ours agrees as a bar. */
+function Strip({ of: { published, measured, low, high, agrees } }) {
+  if (measured === null) return null;
+  const known = [published, measured, low, high].filter((one) => one !== null);
+  const reach = Math.max(Math.abs(published - measured), (high ?? published) - (low ?? published), 1e-9) / UNBOUNDED;
+  const from = low === null ? Math.min(...known) - reach : Math.min(...known);
+  const to = high === null ? Math.max(...known) + reach : Math.max(...known);
+  const x = (value) => EDGE + ((value - from) / (to - from)) * (WIDTH - 2 * EDGE);
+  return html`<svg class="strip" width=${WIDTH} height=${HEIGHT} aria-hidden="true">
+    <rect class="range" x=${x(low ?? from)} y="5" width=${x(high ?? to) - x(low ?? from)} height="8" rx="2" />
+    <path class="published" d=${`M${x(published)} 1V${HEIGHT - 1}`} />
+    <circle class=${agrees ? "good" : "bad"} cx=${x(measured)} cy=${HEIGHT / 2} r="4" />
+  </svg>`;
+}
+
+export function Comparisons({ verdict }) {
+  if (!verdict.comparisons.length) return null;
+  const bounds = ({ low, high }) => `${low === null ? "" : number(low, 5)} … ${high === null ? "" : number(high, 5)}`;
+  return html`<${Scroll} label="Published and measured"><table>
+    <thead><tr>
+      <th scope="col">Figure</th><th scope="col" class="number">Published</th><th scope="col" class="number">Measured</th>
+      <th scope="col" class="wide">Side by side</th><th scope="col" class="number wide">Agrees within</th>
+    </tr></thead>
+    <tbody>${verdict.comparisons.map((one) => html`<tr key=${one.what}>
+      <th scope="row">${one.what}</th>
+      <td class="number">${number(one.published, 5)}</td>
+      <td class=${one.agrees ? "number" : "number bad-text"}>${number(one.measured, 5)}${!one.agrees && html` <span class="small">differs</span>`}</td>
+      <td class="wide"><${Strip} of=${one} /></td>
+      <td class="number wide muted">${bounds(one)}</td>
+    </tr>`)}</tbody>
+  </table><//>`;
+}
+
+/** The runs' curves, with what was published of them as levels; read once they are asked for. */
+export function Curves({ preset, runs }) {
+  const [isOpen, setOpen] = useState(false);
+  const made = runs.filter(Boolean);
+  if (!made.length) return null;
+  return html`<details onToggle=${(event) => setOpen(event.target.open)}>
+    <summary>Curves, with what was published</summary>
+    ${isOpen && html`<${Drawn} preset=${preset} runs=${made} />`}
+  </details>`;
+}
+
+function Drawn({ preset, runs }) {
+  const read = useMemo(() => curvesOfMany(runs.map((one) => one.id)), [runs.map((one) => one.id).join()]);
+  const { data, error } = useLive(read, [read], (curves) => curves.every((one) => !one.partial));
+  const charts = useMemo(() => data && (runs.length === 1 ? chartsOf(data[0].series) : chartsOfMany(runs, data)), [data]);
+  if (error) return html`<${Problem} error=${error} />`;
+  if (!charts) return html`<${Loading} />`;
+  const hasLevel = ({ name }) => linesOf(preset, name).length > 0;
+  const ordered = [...charts.filter(hasLevel), ...charts.filter((one) => !hasLevel(one))];
+  if (!ordered.length) return html`<p class="muted">There are no curves yet.</p>`;
+  return ordered.map(({ name, series }) => {
+    const [title, xLabel, yLabel] = aboutSeries(name);
+    return html`<${Chart} key=${name} title=${title} series=${series} lines=${linesOf(preset, name)} xLabel=${xLabel} yLabel=${yLabel} />`;
+  });
+}
+
+/** The levels that were published of a series. */
+function linesOf({ published }, name) {
+  return Object.entries(LEVELS).flatMap(([figure, [series, label]]) =>
+    series === name && figure in published ? published[figure].map((y) => ({ label, y })) : [],
+  );
+}

@@ -1,0 +1,82 @@
+"""How the workers did over the last hours: of each a sample a minute, kept for a day."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import BigInteger, String, case, delete, exists, func, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from service.database import Base, insert_new, now
+from service.experiments.models import Experiment, Status
+from service.workers import Vitals
+
+MINUTE_S = 60
+KEPT_MINUTES = 24 * 60
+
+
+class WorkerSample(Base):
+    """A worker within a minute, which is counted from 1970. Memory is in bytes: the GPU's where the
+    worker has one."""
+
+    __tablename__ = "worker_samples"
+
+    minute: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    worker_id: Mapped[str] = mapped_column(String(200), primary_key=True)
+    busy: Mapped[bool]
+    memory_free: Mapped[int | None] = mapped_column(BigInteger)
+    memory_total: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class Past(NamedTuple):
+    """A worker within a stretch of minutes: the share of them in which it had a run, and the least
+    memory that was free."""
+
+    worker_id: str
+    stretch: int
+    busy: float
+    memory_free: int | None
+    memory_total: int | None
+
+
+def take(session: Session, worker_id: str, vitals: Vitals) -> None:
+    """A sample as of now, unless this minute has one."""
+    runs = exists().where(Experiment.worker == worker_id, Experiment.status == Status.RUNNING)
+    clock, busy = session.execute(select(now(), runs)).one()
+    has_gpu = vitals.gpu is not None
+    sample = {
+        "minute": int(clock // MINUTE_S),
+        "worker_id": worker_id,
+        "busy": bool(busy),
+        "memory_free": vitals.gpu_memory_free if has_gpu else vitals.memory_free,
+        "memory_total": vitals.gpu_memory_total if has_gpu else None,
+    }
+    insert_new(session, WorkerSample, [sample])
+
+
+def last_minute(session: Session) -> int:
+    """That of the database's clock."""
+    return int(session.execute(select(now())).scalar_one() // MINUTE_S)
+
+
+def past(session: Session, first: int, together: int) -> Sequence[Past]:
+    """From a minute on, so many minutes together: each stretch is numbered from 1970 too."""
+    stretch = (WorkerSample.minute // together).label("stretch")
+    rows = session.execute(
+        select(
+            WorkerSample.worker_id,
+            stretch,
+            func.avg(case((WorkerSample.busy, 1.0), else_=0.0)),
+            func.min(WorkerSample.memory_free),
+            func.max(WorkerSample.memory_total),
+        )
+        .where(WorkerSample.minute >= first)
+        .group_by(WorkerSample.worker_id, "stretch")
+        .order_by(WorkerSample.worker_id, "stretch")
+    )
+    return [Past(worker, at, float(busy), free, total) for worker, at, busy, free, total in rows]
+
+
+def forget(session: Session) -> None:
+    """Delete what was kept for a day."""
+    old = WorkerSample.minute < last_minute(session) - KEPT_MINUTES
+    session.execute(delete(WorkerSample).where(old))
