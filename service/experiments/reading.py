@@ -99,13 +99,13 @@ def list_experiments(
 
 @custom.post("/v1/experiments:batchGet", response_model=ManyExperimentsOut)
 def batch_get_experiments(
-    wanted: ExperimentsWanted, database: DatabaseDep, settings: SettingsDep, user: Reader
+    wanted: ExperimentsWanted, database: DatabaseDep, scenes: ScenesDep, user: Reader
 ) -> Response:
     """Up to 50 experiments in one answer: all or none. Where some are not there, the 404 names
     them."""
     with database.snapshot() as session:
         found = find_all(session, user, wanted.ids, whole=True)
-        waiting = places(session, found, settings.worker_silent_s, settings.share, user.id)
+        waiting = places(session, found, scenes, user.id)
         metrics = store.metrics_of(session, wanted.ids, None)
     items = [
         ListedWithMetrics.model_construct(
