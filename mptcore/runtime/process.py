@@ -22,10 +22,10 @@ def be_expendable(niceness: int = 5) -> None:
 
 def keep_freed_memory() -> None:
     """Ask glibc, where that is the C library, to keep what it frees for the next temporary. By
-    default it gives large ones back to the kernel, which clears each anew: a quarter of a
-    training step's time and more."""
+    default it gives large ones back to the kernel, which clears each anew: up to half of a training
+    step's time. What it keeps is in pieces, so that a run may take half as much memory again."""
     libc = ctypes.CDLL(None)
     if sys.platform == "linux" and hasattr(libc, "mallopt"):
-        m_trim_threshold, m_mmap_threshold, most = -1, -3, 2**31 - 1
-        libc.mallopt(m_mmap_threshold, 2**25)  # the most that it takes
+        m_trim_threshold, m_mmap_max, most = -1, -4, 2**31 - 1
+        libc.mallopt(m_mmap_max, 0)  # a threshold would leave out what is larger than 32 MiB
         libc.mallopt(m_trim_threshold, most)

@@ -82,12 +82,10 @@ def worker(
 ) -> None:
     """Lab mode: a worker of one slot. One for GPUs takes the GPU with the fewest workers, of all or
     of those that CUDA_VISIBLE_DEVICES names."""
-    arguments = ["--lifetime", lifetime] if lifetime else []
-    if not every:
-        server.become("worker.node", queue.value, *arguments)
-    if queue != Queue.gpu:
+    if every and queue != Queue.gpu:
         raise typer.BadParameter("--all is for workers of the queue gpu")
-    server.become("worker.every_gpu", *arguments)
+    part = ["worker.every_gpu"] if every else ["worker.node", queue.value]
+    server.become(*part, *(["--lifetime", lifetime] if lifetime else []))
 
 
 BackupFolder = Annotated[Path, typer.Argument(help="where the backup lies")]

@@ -13,7 +13,7 @@ from service.experiments.models import Experiment, Queue
 from service.settings import Settings
 from service.workers import Worker
 from tests.service.experiments.test_place import submit
-from tests.support.processes import environment
+from tests.support.processes import MPT, environment
 from worker.node import Node
 
 
@@ -30,6 +30,26 @@ def test_a_gpu_worker_without_a_gpu_refuses_to_start(lab: Settings) -> None:
     assert "this worker can use no GPU" in done.stderr
     with closing(Database(lab.url)) as database, database.snapshot() as session:
         assert session.scalar(select(Worker.id)) is None
+
+
+def test_where_there_is_no_gpu_there_is_no_worker_for_each(lab: Settings) -> None:
+    done = subprocess.run(
+        [*MPT, "worker", "gpu", "--all"],
+        env=environment(lab, CUDA_VISIBLE_DEVICES=""),
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "NVML tells of no GPU here" in done.stderr
+
+
+def test_a_worker_for_each_is_of_gpus() -> None:
+    command = [*MPT, "worker", "cpu", "--all"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "--all is for workers of the queue gpu" in done.stderr
 
 
 def test_a_run_that_finds_no_gpu_is_handed_back_and_ends_the_worker(

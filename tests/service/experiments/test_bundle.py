@@ -140,14 +140,14 @@ def test_the_readme_says_what_was_read_and_how_it_ended(
     failure = FailureCause("oom", "out of memory: {} lower data.n")
     claim = ended(
         database,
-        {"seq": None, "record": "environment", **ENVIRONMENT},
+        {"seq": None, "record": "environment", **ENVIRONMENT, "resumed_from": "a GPU"},
         status=Status.FAILED,
         failure=failure,
     )
     text = (unzipped(api, claim.experiment_id, tmp_path) / "README.txt").read_text()
     (place,) = ENVIRONMENT["inputs"]
     assert f"    {place}\n        sha256 {'0' * 64}\n" in text
-    assert "a processor (AVX2), 2 threads" in text
+    assert "a processor (AVX2), 2 threads; begun on a GPU, so that the last digits may" in text
     assert f"{claim.experiment_id} failed.\nIts failure was oom: out of memory: {{}}" in text
 
 

@@ -25,6 +25,7 @@ from service.experiments.models import Attempt, Experiment, Queue, Status
 from service.experiments.place import places
 from service.experiments.scene import Scenes
 from service.experiments.schemas import Submission
+from service.experiments.views import attempt_out
 from service.fair_share import FairShare
 from service.settings import Settings
 from service.workers import Vitals
@@ -212,6 +213,7 @@ def test_a_run_leaves_its_peak(settings: Settings, database: Database, tmp_path:
     assert slot.run(chosen.experiment_id, chosen.dispatch_no, lambda: False)
     with database.snapshot() as session:
         (line,) = session.scalars(select(Attempt)).all()
+        assert attempt_out(line).peak_bytes == line.peak_bytes
     assert line.peak_bytes is not None
     assert 50 * 2**20 < line.peak_bytes < RUNTIME_BYTES[Queue.CPU]
     assert line.ended_at is not None
