@@ -1,7 +1,7 @@
 // A form for a spec, made of the service's own JSON Schema. It holds nothing: a change gives another
 // spec, and what is wrong the service says.
 
-import { createContext, html, useContext, useRef, useState } from "./vendor/preact-htm.js";
+import { createContext, html, useContext, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { plain } from "./format.js";
 import { fitted, isGroup, same, tagOf, withField } from "./schema.js";
 
@@ -23,7 +23,7 @@ function Fields({ part, value, pointer, onChange }) {
   const errors = useContext(Errors);
   const names = Object.keys(part.fields).filter((name) => isOpen(part.fields[name]));
   const isFirst = (name) => isGroup(part.fields[name]) || part.fields[name].required || isSet(part.fields[name], value[name]);
-  const [first] = useState(() => names.filter(isFirst));
+  const first = useMemo(() => names.filter(isFirst), [part]); // they stay where they are while one types
   const others = names.filter((name) => !first.includes(name));
   const isWrong = (name) => errors.some((one) => isWithin(one.pointer, `${pointer}/${name}`));
   const opened = useRef(false); // an error opens them, and they stay open once it is mended

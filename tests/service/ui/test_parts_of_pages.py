@@ -60,6 +60,7 @@ def test_another_family_and_another_source_keep_what_fits(page: Page, lab: Brows
     field(page, "model.family").select_option("vae")
     expect(spec).to_have_value(containing('"latent_dim": 10'))
     expect(spec).not_to_have_value(containing("maximum_likelihood"))
+    expect(page.get_by_label("lml", exact=True)).to_be_visible()  # which a PPCA had no choice of
     field(page, "model.likelihood.distribution").select_option("gaussian")
     expect(said(page, "model.likelihood.noise_precision")).to_be_visible()
     field(page, "model.family").select_option("masked_lm")
