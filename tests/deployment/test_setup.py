@@ -29,7 +29,7 @@ def test_torch_is_for_the_cpu_where_there_is_no_driver(
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
         (tmp_path / name).chmod(0o755)
-    for name in ("pyproject.toml", "constraints.txt"):
+    for name in ("pyproject.toml", "constraints.txt", "constraints-cuda.txt"):
         (tmp_path / name).touch()
     for own in ([], ["https://lab.example/simple"]):
         (tmp_path / ".venv/.installed").unlink(missing_ok=True)
