@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from benchmarks.figures import Figure, percentile
 from benchmarks.modes import LONG, SMALL, running
 from service.settings import Settings
+from tests.support.processes import Lab
 
 WARM_UP_S = 6.0
 """Until the worker's next spare has imported torch, and every thread has its connection."""
@@ -49,14 +50,18 @@ def requests(settings: Settings) -> Iterator[Figure]:
 
 
 def polling(settings: Settings) -> Iterator[Figure]:
-    """100 clients look once a second and submit 5 specs a second, for ten minutes in which the
-    queue grows to 3,000; an answer that is an error ends the measurement."""
-    with running(settings) as client:
-        client.submit(LONG, priority=100, cache=False)
-        posts, gets = _ask(client.url, settings, POLLING, POLLED_S)
-        yield Figure("submissions and looks", len(posts) + len(gets), "")
-        yield from _figures("100 clients, POST", posts, at_most=250)
-        yield from _figures("100 clients, status", gets, at_most=100)
+    """100 clients look once a second and submit 5 specs a second to an API process, for ten minutes
+    in which the queue grows to 3,000, for nothing works; an answer that is an error ends the
+    measurement."""
+    lab = Lab(settings, settings.store / "log")
+    lab.start("api", "api", "--port", str(lab.port))
+    try:
+        posts, gets = _ask(lab.client().url, settings, POLLING, POLLED_S)
+    finally:
+        lab.stop()
+    yield Figure("submissions and looks", len(posts) + len(gets), "")
+    yield from _figures("100 clients, POST", posts, at_most=250)
+    yield from _figures("100 clients, status", gets, at_most=100)
 
 
 def _figures(what: str, latencies: Sequence[float], at_most: float) -> Iterator[Figure]:
