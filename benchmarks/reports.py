@@ -182,7 +182,7 @@ def plot(name: str, runs: Sequence[list[Record]]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = [series for series in (*CURVES, *_lml_of(runs[0])) if _series(runs[0], series)]
+    panels = [series for series in (*CURVES, *_lml_of(runs[0])) if _is_curve(runs[0], series)]
     size = (6 * len(panels), 4 * len(runs))
     figure: Any
     figure, grid = pyplot.subplots(
@@ -192,6 +192,11 @@ def plot(name: str, runs: Sequence[list[Record]]) -> None:
         for axes, series in zip(row, panels, strict=True):
             _panel(axes, series, records)
     figure.savefig(FOLDER / f"{name}.png", dpi=110)
+
+
+def _is_curve(records: list[Record], series: str) -> bool:
+    """Not of a single point."""
+    return any(len(points) > 1 for points in _series(records, series).values())
 
 
 def _lml_of(records: list[Record]) -> list[str]:
