@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from mptlab import Client, serve
 from service.connections import BoundedHeads, Server
@@ -33,12 +33,15 @@ ALONE = [
 ]
 """It asks no one but the service."""
 START_TIMEOUT_S = 30.0
+SHOWN_MS = 30_000.0
+"""What is expected of a page may take so long on a busy machine."""
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("there is no chromium: apt-get install chromium")
+    expect.set_options(timeout=SHOWN_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ALONE)
         yield browser

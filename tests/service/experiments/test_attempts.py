@@ -29,8 +29,10 @@ def test_each_attempt_says_what_it_was_computed_with(api: TestClient, database: 
     keep(database, claim)
     with database.transaction() as session:
         lease.release(session, claim)
-    keep(database, claim_next(database), threads=3)
+    keep(database, claim_next(database), threads=3, resumed_from="a GPU")
     found = api.get(url).json()["attempts"]
-    assert [one["environment"] for one in found] == [ENVIRONMENT, {**ENVIRONMENT, "threads": 3}]
+    first = {**ENVIRONMENT, "resumed_from": None}  # as it is of those who did not say yet
+    second = {**ENVIRONMENT, "threads": 3, "resumed_from": "a GPU"}
+    assert [one["environment"] for one in found] == [first, second]
     assert [one["ended_at"] is None for one in found] == [False, True]
     assert "attempts" not in api.get("/v1/experiments").json()["items"][0]
