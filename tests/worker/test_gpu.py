@@ -17,32 +17,25 @@ from tests.support.processes import MPT, environment
 from worker.node import Node
 
 
-def test_a_gpu_worker_without_a_gpu_refuses_to_start(lab: Settings) -> None:
+def refusal(lab: Settings, *command: str) -> str:
+    """What a command says that ends with status 1 where there is no GPU."""
+    environ = environment(lab, CUDA_VISIBLE_DEVICES="")
     done = subprocess.run(
-        [sys.executable, "-m", "worker.node", "gpu"],
-        env=environment(lab, CUDA_VISIBLE_DEVICES=""),
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
+        command, env=environ, stderr=subprocess.PIPE, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
-    assert "this worker can use no GPU" in done.stderr
+    return done.stderr
+
+
+def test_a_gpu_worker_without_a_gpu_refuses_to_start(lab: Settings) -> None:
+    told = refusal(lab, sys.executable, "-m", "worker.node", "gpu")
+    assert "this worker can use no GPU" in told
     with closing(Database(lab.url)) as database, database.snapshot() as session:
         assert session.scalar(select(Worker.id)) is None
 
 
 def test_where_there_is_no_gpu_there_is_no_worker_for_each(lab: Settings) -> None:
-    done = subprocess.run(
-        [*MPT, "worker", "gpu", "--all"],
-        env=environment(lab, CUDA_VISIBLE_DEVICES=""),
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "NVML tells of no GPU here" in done.stderr
+    assert "NVML tells of no GPU here" in refusal(lab, *MPT, "worker", "gpu", "--all")
 
 
 def test_a_worker_for_each_is_of_gpus() -> None:
