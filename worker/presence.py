@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,9 @@ from worker import gpus
 from worker.memory import memory_limit
 
 log = logging.getLogger(__name__)
+
+SAMPLED_EVERY_S = worker_samples.MINUTE_S / 2
+"""A sample in each minute, however late a beat is."""
 
 
 def worker_name() -> str:
@@ -55,6 +59,7 @@ class Presence:
         self.name = name
         self.queue = queue
         self._run_pid = run_pid
+        self._sample_due = 0.0  # on the monotonic clock
 
     def vitals(self) -> Vitals:
         """As they are now."""
@@ -85,7 +90,9 @@ class Presence:
             with self.database.transaction() as session:
                 vitals = self.vitals()
                 workers.beat(session, self.name, vitals)
-                worker_samples.take(session, self.name, vitals)
+                if time.monotonic() >= self._sample_due:
+                    worker_samples.take(session, self.name, vitals)
+                    self._sample_due = time.monotonic() + SAMPLED_EVERY_S
                 return workers.oldest_dispatch_age(session, self.queue)
         except AWAY as error:
             log.warning("the database is away: %s", error)

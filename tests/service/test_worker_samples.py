@@ -89,6 +89,19 @@ def test_a_worker_that_beats_leaves_samples(database: Database, settings: Settin
     assert sample.memory_free
 
 
+def test_a_beat_is_no_sample_each_second(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    taken: list[float] = []
+    monkeypatch.setattr("worker.presence.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("service.worker_samples.take", lambda *_: taken.append(clock[0]))
+    beating = Presence(database, settings, "w", Queue.CPU)
+    for clock[0] in (1000.0, 1001.0, 1029.9, 1030.0, 1059.9):
+        beating._beat()
+    assert taken == [1000.0, 1030.0]
+
+
 def test_samples_go_after_a_day(database: Database, settings: Settings) -> None:
     keep(database, "w", [5, KEPT_MINUTES - 5, KEPT_MINUTES + 5], busy=False, free=1)
     Sweeper(database, settings).sweep()
