@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Integer, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from service.experiments import forecast, holds
 from service.experiments.ledger import slot_weight
-from service.experiments.models import DEVICES, Device, Experiment, Held, Queue, Status
+from service.experiments.models import Device, Experiment, Queue, Status
 from service.experiments.scene import LAST, QUEUES, Scene, Scenes
 from service.experiments.schemas import QueuePlace, moment
-from service.experiments.shares import EXPERIMENTS, MOST_PRIORITY, Standing
+from service.experiments.shares import MOST_PRIORITY, First, Standing
 from service.workers import Gpu, Slots
 
 GIB = 2**30
@@ -44,16 +43,8 @@ def places(
     ]
     if not queued:
         return {}
-    if len(queued) == 1:
-        own = {queued[0].id: _count_own(session, queued[0])}
-    else:
-        own = _count_own_each(session, queued)
     scene = scenes.of(session, {one.owner_id for one in queued})
-    found = {
-        one.id: _place(one, own[one.id], scene, reader_id in (None, one.owner_id))
-        for one in queued
-        if one.id in own
-    }
+    found = {one.id: _place(one, scene, reader_id in (None, one.owner_id)) for one in queued}
     reasons = holds.reasons(session, experiments, reader_id)
     return found | {
         id: _unknown(found[id].position, reason) for id, reason in reasons.items() if id in found
@@ -70,59 +61,13 @@ def place_of_next(
 ) -> QueuePlace:
     """The place of one that were submitted now."""
     one = Waiting(owner_id, device, priority, LAST, memory_bytes)
-    return _place(one, _count_own(session, one), scenes.of(session, {owner_id}))
+    return _place(one, scenes.of(session, {owner_id}))
 
 
-def _count_own(session: Session, one: Waiting) -> dict[Queue, int]:
-    """How many queued experiments of the same user each queue's workers take before this one."""
-    counts = session.execute(_OWN[Device(one.device)], asdict(one)).one()
-    return dict(zip(QUEUES[Device(one.device)], counts, strict=True))
-
-
-def _own(queue: Queue) -> ColumnElement[int]:
-    """Two counts, for each is a range of the index."""
-    priority = bindparam("priority", type_=Integer)
-    waits = (EXPERIMENTS.c.status == Status.QUEUED) & (EXPERIMENTS.c.held == Held.NOT)
-    waits &= EXPERIMENTS.c.owner_id == bindparam("owner_id", type_=Integer)
-    waits &= EXPERIMENTS.c.device.in_(DEVICES[queue])
-    equal = (EXPERIMENTS.c.priority == priority) & (EXPERIMENTS.c.id < bindparam("id"))
-    higher, older = (
-        select(func.count()).select_from(EXPERIMENTS).where(waits, sooner).scalar_subquery()
-        for sooner in (EXPERIMENTS.c.priority > priority, equal)
-    )
-    return higher + older
-
-
-_OWN = {device: select(*map(_own, queues)) for device, queues in QUEUES.items()}
-"""Made once: who waits asks five times a second."""
-
-
-def _count_own_each(session: Session, queued: Sequence[Waiting]) -> dict[str, dict[Queue, int]]:
-    """The same of many, in one walk along their users' queues."""
-    owners = {one.owner_id for one in queued}
-    rows = (
-        select(Experiment.id, *(_before(queue).label(queue.value) for queue in Queue))
-        .where(Experiment.status == Status.QUEUED, Experiment.owner_id.in_(owners))
-        .subquery()
-    )
-    ids = [one.id for one in queued]
-    found = session.execute(select(rows).where(rows.c.id.in_(ids))).mappings()
-    return {row["id"]: {queue: row[queue.value] for queue in Queue} for row in found}
-
-
-def _before(queue: Queue) -> ColumnElement[int]:
-    for_it = Experiment.device.in_(DEVICES[queue]) & (Experiment.held == Held.NOT)
-    counts = case((for_it, 1), else_=0)
-    order = (Experiment.priority.desc(), Experiment.id)
-    upto_this = func.sum(counts).over(
-        partition_by=Experiment.owner_id, order_by=order, rows=(None, 0)
-    )
-    return upto_this - counts
-
-
-def _position(one: Waiting, own: int, queue: Queue, scene: Scene) -> int:
+def _position(one: Waiting, queue: Queue, scene: Scene) -> int:
     """How many are taken before it if each counts what a run takes on average: who has had least
     for its shares is next, and has then had one run more."""
+    own = scene.own_before(one.owner_id, First(one.priority, one.id), queue)
     charge = slot_weight(scene.sharing, queue) * scene.forecasts[queue].usual_s(scene.sharing)
     mine, older = scene.standings[one.owner_id], scene.older(one.owner_id)
     level = (mine.charged_s + own * charge) / mine.shares
@@ -148,12 +93,10 @@ def _below(user: Standing, level: float, charge: float, wins_ties: bool) -> int:
     return math.floor(runs) + 1 if wins_ties else math.ceil(runs)
 
 
-def _place(
-    one: Waiting, own: Mapping[Queue, int], scene: Scene, is_readers: bool = True
-) -> QueuePlace:
+def _place(one: Waiting, scene: Scene, is_readers: bool = True) -> QueuePlace:
     wanted = QUEUES[Device(one.device)]
     served = [queue for queue in wanted if queue in scene.slots]
-    positions = {queue: _position(one, own[queue], queue, scene) for queue in served or wanted}
+    positions = {queue: _position(one, queue, scene) for queue in served or wanted}
     position = min(positions.values())
     if not served:
         kind = f"{wanted[0].upper()} worker" if len(wanted) == 1 else "worker"

@@ -1,9 +1,10 @@
 """The queue as a whole at one moment: what every experiment's place in it rests on."""
 
 import threading
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from cachetools import TTLCache
@@ -15,7 +16,7 @@ from service import workers
 from service.experiments import forecast, shares
 from service.experiments.forecast import Forecast
 from service.experiments.models import DEVICES, Device, Experiment, Held, Queue, Status
-from service.experiments.shares import MOST_PRIORITY, Firsts, Standing
+from service.experiments.shares import MOST_PRIORITY, First, Firsts, Standing
 from service.fair_share import FairShare
 from service.workers import Gpu, Slots
 
@@ -23,6 +24,9 @@ LAST = "g"
 """After every id."""
 QUEUES = {device: tuple(queue for queue in Queue if device in DEVICES[queue]) for device in Device}
 """Of which queues' workers each device takes one."""
+
+Waits = Mapping[Device, Sequence[tuple[int, str]]]
+"""What a user has in the queue for each device, in the order in which it is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,14 @@ class Scene:
     forecasts: Mapping[Queue, Forecast]
     firsts: Mapping[int, Firsts]
     """Of the users of whom others have had as much, or whose limit leaves one place."""
+    waits: dict[int, Waits] = field(default_factory=dict)
+    """Of the users who asked."""
+
+    def own_before(self, owner_id: int, one: First, queue: Queue) -> int:
+        """How many of the same user each of the queue's workers takes before this one, which may
+        have been submitted since."""
+        waits = self.waits[owner_id]
+        return sum(bisect_left(waits.get(device, ()), one.order) for device in DEVICES[queue])
 
     def older(self, owner_id: int) -> set[int]:
         """Users who have had as much as this one, and whose next experiment is older."""
@@ -74,6 +86,8 @@ class Scenes:
             found = self._kept.get(None)
             if found is None or not found.standings.keys() >= set(owners):
                 found = self._kept[None] = self._made(session)
+            if unknown := set(owners) - found.waits.keys():
+                found.waits.update(_waits(session, unknown))
             return found
 
     def _made(self, session: Session) -> Scene:
@@ -115,3 +129,22 @@ def _queued(session: Session) -> dict[tuple[int, Queue], tuple[int, int]]:
             before = found.get((owner_id, queue), (0, 0))
             found[owner_id, queue] = before[0] + count, before[1] + jumping
     return found
+
+
+def _waits(session: Session, owners: Collection[int]) -> dict[int, Waits]:
+    rows = session.execute(
+        select(Experiment.owner_id, Experiment.device, Experiment.priority, Experiment.id).where(
+            Experiment.status == Status.QUEUED,
+            Experiment.held == Held.NOT,
+            Experiment.owner_id.in_(owners),
+        )
+    ).all()
+    found: dict[int, dict[Device, list[tuple[int, str]]]] = {
+        owner_id: defaultdict(list) for owner_id in owners
+    }
+    for owner_id, device, priority, id in rows:
+        found[owner_id][Device(device)].append(First(priority, id).order)
+    for of_user in found.values():
+        for waits in of_user.values():
+            waits.sort()
+    return dict(found)
