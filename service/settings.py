@@ -106,7 +106,8 @@ class Settings(BaseSettings):
     max_wait_s: float = Field(default=60.0, ge=0)
     """So long a request with `Prefer: wait` waits at most."""
     places_for_s: float = Field(default=1.0, ge=0)
-    """How old the picture of the queue may be by which answers tell where an experiment stands."""
+    """How old the picture of the queue may be by which answers tell where an experiment stands; up
+    to twice as old while the next is made."""
     webhooks_by_http: bool = False
     """Whether webhooks may go unencrypted."""
     webhooks_to_private: bool = False

@@ -1,13 +1,13 @@
 """The queue as a whole at one moment: what every experiment's place in it rests on."""
 
 import threading
+import time
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from cachetools import TTLCache
 from fastapi import Depends, Request
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
@@ -25,8 +25,8 @@ LAST = "g"
 QUEUES = {device: tuple(queue for queue in Queue if device in DEVICES[queue]) for device in Device}
 """Of which queues' workers each device takes one."""
 
-Waits = Mapping[Device, Sequence[tuple[int, str]]]
-"""What a user has in the queue for each device, in the order in which it is taken."""
+Waits = Mapping[tuple[Device, int], Sequence[str]]
+"""The ids of what a user has in the queue for each device at each priority, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,21 @@ class Scene:
     forecasts: Mapping[Queue, Forecast]
     firsts: Mapping[int, Firsts]
     """Of the users of whom others have had as much, or whose limit leaves one place."""
+    made_at: float
     waits: dict[int, Waits] = field(default_factory=dict)
     """Of the users who asked."""
+
+    def knows(self, owners: Collection[int]) -> bool:
+        return self.waits.keys() >= set(owners)
 
     def own_before(self, owner_id: int, one: First, queue: Queue) -> int:
         """How many of the same user each of the queue's workers takes before this one, which may
         have been submitted since."""
-        waits = self.waits[owner_id]
-        return sum(bisect_left(waits.get(device, ()), one.order) for device in DEVICES[queue])
+        before = 0
+        for (device, priority), ids in self.waits[owner_id].items():
+            if device in DEVICES[queue] and priority >= one.priority:
+                before += len(ids) if priority > one.priority else bisect_left(ids, one.id)
+        return before
 
     def older(self, owner_id: int) -> set[int]:
         """Users who have had as much as this one, and whose next experiment is older."""
@@ -77,20 +84,32 @@ class Scenes:
         """A worker is one that was heard of within so many seconds; a scene serves for `for_s`."""
         self.within_s = within_s
         self.sharing = sharing or FairShare()
-        self._kept: TTLCache[None, Scene] = TTLCache(1, ttl=for_s)
+        self.for_s = for_s
+        self._last: Scene | None = None
         self._lock = threading.Lock()
 
     def of(self, session: Session, owners: Collection[int]) -> Scene:
-        """One that knows these users."""
+        """One that knows these users. While one thread makes the next, the last serves the others
+        for as long again."""
+        last = self._last
+        if last is not None and last.knows(owners):
+            age_s = time.monotonic() - last.made_at
+            if age_s < self.for_s or (self._lock.locked() and age_s < 2 * self.for_s):
+                return last
         with self._lock:
-            found = self._kept.get(None)
-            if found is None or not found.standings.keys() >= set(owners):
-                found = self._kept[None] = self._made(session)
-            if unknown := set(owners) - found.waits.keys():
-                found.waits.update(_waits(session, unknown))
-            return found
+            last = self._last
+            if last is None or not self._serves(last, owners):
+                last = self._last = self._made(session)
+            if unknown := set(owners) - last.waits.keys():
+                last.waits.update(_waits(session, unknown))
+            return last
+
+    def _serves(self, last: Scene, owners: Collection[int]) -> bool:
+        is_new = time.monotonic() - last.made_at < self.for_s
+        return is_new and last.standings.keys() >= set(owners)
 
     def _made(self, session: Session) -> Scene:
+        began_at = time.monotonic()
         standings = shares.standings(session, self.sharing)
         at_level = Counter(one.level for one in standings)
         matter = [
@@ -105,6 +124,7 @@ class Scenes:
             slots=workers.slots(session, self.within_s),
             gpus=workers.gpus(session, self.within_s),
             forecasts=forecast.forecasts(session),
+            made_at=began_at,
         )
 
 
@@ -132,19 +152,15 @@ def _queued(session: Session) -> dict[tuple[int, Queue], tuple[int, int]]:
 
 
 def _waits(session: Session, owners: Collection[int]) -> dict[int, Waits]:
+    """A row for each priority, for those of thousands of ids take long."""
+    ids = func.aggregate_strings(Experiment.id, ",")
     rows = session.execute(
-        select(Experiment.owner_id, Experiment.device, Experiment.priority, Experiment.id).where(
-            Experiment.status == Status.QUEUED,
-            Experiment.held == Held.NOT,
-            Experiment.owner_id.in_(owners),
-        )
+        select(Experiment.owner_id, Experiment.device, Experiment.priority, ids)
+        .where(Experiment.status == Status.QUEUED, Experiment.held == Held.NOT)
+        .where(Experiment.owner_id.in_(owners))
+        .group_by(Experiment.owner_id, Experiment.device, Experiment.priority)
     ).all()
-    found: dict[int, dict[Device, list[tuple[int, str]]]] = {
-        owner_id: defaultdict(list) for owner_id in owners
-    }
-    for owner_id, device, priority, id in rows:
-        found[owner_id][Device(device)].append(First(priority, id).order)
-    for of_user in found.values():
-        for waits in of_user.values():
-            waits.sort()
+    found: dict[int, dict[tuple[Device, int], list[str]]] = {owner_id: {} for owner_id in owners}
+    for owner_id, device, priority, joined in rows:
+        found[owner_id][Device(device), priority] = sorted(joined.split(","))
     return dict(found)

@@ -1,20 +1,28 @@
 """Which workers an experiment goes to, where it stands among those that want the same, and why."""
 
 import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
+from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import Database
-from service.experiments import lease, store
+from service.experiments import lease, scene, shares, store
 from service.experiments.dispatch import _DISPATCH, dispatch_next
 from service.experiments.models import DEVICES, Experiment, Queue, Status
 from service.experiments.place import place_of_next, places
 from service.experiments.scene import QUEUES, Scenes
 from service.experiments.schemas import QueuePlace, Submission
+from service.experiments.shares import Standing
+from service.fair_share import FairShare
 from service.main import create_app
 from service.settings import Settings
 from service.users import User
@@ -24,7 +32,7 @@ from worker.celery_app import make_celery
 from worker.dispatcher import Dispatcher
 
 
-def submit(database: Database, device: str, priority: int = 0) -> str:
+def submit(database: Database, device: str = "cpu", priority: int = 0) -> str:
     spec = ppca_spec(compute__device=device)
     with database.transaction() as session:
         made = store.submit(
@@ -119,6 +127,49 @@ def test_a_scene_serves_for_its_time_whoever_knows_itself_in_it(database: Databa
     of_new = found_places(database, second, scenes=kept)[second]
     assert (of_new.position, of_new.reason) == (1, "1 before it")
     assert found_places(database, mine, scenes=kept)[mine].reason == "next in turn"
+
+
+def test_a_place_of_what_came_after_the_scene_is_behind_what_it_has(database: Database) -> None:
+    kept = Scenes(for_s=1000.0)
+    first = submit(database)
+    urgent = submit(database, priority=5)
+    assert found_places(database, first, scenes=kept)[first].position == 1
+    assert found_places(database, urgent, scenes=kept)[urgent].position == 0
+    later = [submit(database), submit(database, priority=5), submit(database, priority=6)]
+    found = found_places(database, *later, scenes=kept)
+    assert [found[id].position for id in later] == [2, 1, 0]
+
+
+def test_while_one_makes_the_next_scene_the_last_serves_the_others(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at: float = 0.0
+    monkeypatch.setattr(scene, "time", SimpleNamespace(monotonic=lambda: at))
+    kept, mine = Scenes(for_s=1.0), submit(database)
+    began, go_on, standings = Event(), Event(), shares.standings
+
+    def held_up(session: Session, sharing: FairShare) -> Sequence[Standing]:
+        began.set()
+        assert go_on.wait(30)
+        return standings(session, sharing)
+
+    def reason() -> str:
+        return found_places(database, mine, scenes=kept)[mine].reason
+
+    assert reason() == "no CPU worker is registered"
+    register(database, cpu=1)
+    monkeypatch.setattr(shares, "standings", held_up)
+    with ThreadPoolExecutor(2) as pool:
+        at = 1.5
+        first = pool.submit(reason)
+        assert began.wait(30)
+        assert reason() == "no CPU worker is registered"
+        at = 2.0
+        second = pool.submit(reason)
+        with suppress(TimeoutError):
+            pytest.fail(f"too old, and still told: {second.result(timeout=0.2)}")
+        go_on.set()
+        assert first.result() == second.result() == "next in turn"
 
 
 def test_answers_share_a_scene_for_as_long_as_the_settings_say(settings: Settings) -> None:
