@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 
 from celery import Celery
@@ -20,6 +21,10 @@ from worker.lifetime import Lifetime
 
 log = logging.getLogger(__name__)
 
+EAGER_S = 1.0
+EAGERNESS = 5
+"""For so long after a choice it looks so many times as often: a short run is soon over."""
+
 
 class Dispatcher:
     """Dispatches as many experiments as there are idle workers, so that who is next is decided
@@ -31,9 +36,13 @@ class Dispatcher:
         self.celery = celery
 
     def run(self, stopping: threading.Event) -> None:
-        while not stopping.wait(self.settings.poll_s):
+        pause_s, eager_until = self.settings.poll_s, 0.0
+        while not stopping.wait(pause_s):
             for chosen in self.dispatch():
                 self._ring(chosen)
+                eager_until = time.monotonic() + EAGER_S
+            is_eager = time.monotonic() < eager_until
+            pause_s = self.settings.poll_s / (EAGERNESS if is_eager else 1)
 
     def dispatch(self) -> list[Dispatch]:
         """Mark what runs next, in one transaction."""
