@@ -73,7 +73,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = Service(title="MPT Lab", version="1", docs_url=None, redoc_url=None)
     app.state.settings = settings
     app.state.database = Database(settings.url, settings.api_connections)
-    app.state.scenes = Scenes(settings.worker_silent_s, settings.share, settings.places_for_s)
+    app.state.scenes = Scenes(
+        settings.worker_silent_s, settings.share, settings.places_for_s, app.state.database
+    )
     app.state.poller = Poller(app.state.database, settings)
     app.state.writers = asyncio.Semaphore(settings.api_writers)
     app.state.noted_keys = noted_keys()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
 
-from cachetools import TTLCache
+from cachetools import TLRUCache, TTLCache
 from limits import RateLimitItemPerSecond
 from limits.aio.storage import MemoryStorage, RedisStorage
 from limits.errors import StorageError
@@ -69,6 +69,8 @@ class Rates:
         self._near = MemoryStorage()
         self._far = _redis(settings)
         self._far_asleep_until = 0.0
+        self._ends_at: TLRUCache[str, float] = TLRUCache(10_000, lambda _, end, now: end, time.time)
+        """Of the windows that count, by their keys, until then: not to be asked at each request."""
         self._known: TTLCache[bytes, int] = TTLCache(10_000, ttl=KNOWN_S)
 
     def know(self, credential: str, user_id: int) -> None:
@@ -90,18 +92,21 @@ class Rates:
         key = RateLimitItemPerSecond(most, WINDOW_S, namespace="MPT").key_for(policy, name)
         if self._far is not None and time.monotonic() >= self._far_asleep_until:
             try:
-                return await _hit(self._far, policy, key, most)
+                return await self._hit(self._far, policy, key, most)
             except (StorageError, OSError) as error:
                 log.warning("requests are counted in this process, for Redis is away: %s", error)
                 self._far_asleep_until = time.monotonic() + REDIS_ASLEEP_S
-        return await _hit(self._near, policy, key, most)
+        return await self._hit(self._near, policy, key, most)
 
-
-async def _hit(storage: MemoryStorage | RedisStorage, policy: str, key: str, most: int) -> Standing:
-    asked = await storage.incr(key, WINDOW_S)
-    ends_at = await storage.get_expiry(key)
-    reset_s = min(WINDOW_S, max(1, math.ceil(ends_at - time.time())))
-    return Standing(policy, most, asked, reset_s)
+    async def _hit(
+        self, storage: MemoryStorage | RedisStorage, policy: str, key: str, most: int
+    ) -> Standing:
+        asked = await storage.incr(key, WINDOW_S)
+        ends_at = self._ends_at.get(key)
+        if ends_at is None:
+            ends_at = self._ends_at[key] = await storage.get_expiry(key)
+        reset_s = min(WINDOW_S, max(1, math.ceil(ends_at - time.time())))
+        return Standing(policy, most, asked, reset_s)
 
 
 def _redis(settings: Settings) -> RedisStorage | None:

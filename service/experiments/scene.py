@@ -5,6 +5,8 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -13,6 +15,7 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from service import workers
+from service.database import AWAY, Database
 from service.experiments import forecast, shares
 from service.experiments.forecast import Forecast
 from service.experiments.models import DEVICES, Device, Experiment, Held, Queue, Status
@@ -46,9 +49,6 @@ class Scene:
     waits: dict[int, Waits] = field(default_factory=dict)
     """Of the users who asked."""
 
-    def knows(self, owners: Collection[int]) -> bool:
-        return self.waits.keys() >= set(owners)
-
     def own_before(self, owner_id: int, one: First, queue: Queue) -> int:
         """How many of the same user each of the queue's workers takes before this one, which may
         have been submitted since."""
@@ -79,22 +79,28 @@ class Scenes:
     and a hundred scripts that wait look at it a hundred times a second."""
 
     def __init__(
-        self, within_s: float = 60.0, sharing: FairShare | None = None, for_s: float = 0.0
+        self,
+        within_s: float = 60.0,
+        sharing: FairShare | None = None,
+        for_s: float = 0.0,
+        database: Database | None = None,
     ):
-        """A worker is one that was heard of within so many seconds; a scene serves for `for_s`."""
+        """A worker is one that was heard of within so many seconds; a scene serves for `for_s`, and
+        as long again while the next is made, which the database is for: else who asks makes it."""
         self.within_s = within_s
         self.sharing = sharing or FairShare()
         self.for_s = for_s
+        self.database = database
         self._last: Scene | None = None
         self._lock = threading.Lock()
+        self._beside = ThreadPoolExecutor(1, "scenes")
 
     def of(self, session: Session, owners: Collection[int]) -> Scene:
-        """One that knows these users. While one thread makes the next, the last serves the others
-        for as long again."""
+        """One that knows these users."""
         last = self._last
-        if last is not None and last.knows(owners):
+        if last is not None and last.waits.keys() >= set(owners):
             age_s = time.monotonic() - last.made_at
-            if age_s < self.for_s or (self._lock.locked() and age_s < 2 * self.for_s):
+            if age_s < self.for_s or (age_s < 2 * self.for_s and self._is_renewed()):
                 return last
         with self._lock:
             last = self._last
@@ -103,6 +109,22 @@ class Scenes:
             if unknown := set(owners) - last.waits.keys():
                 last.waits.update(_waits(session, unknown))
             return last
+
+    def _is_renewed(self) -> bool:
+        """Whether another thread makes the next; it is told to where none does yet."""
+        if not self._lock.locked():
+            if self.database is None:
+                return False
+            self._beside.submit(self._renew, self.database)
+        return True
+
+    def _renew(self, database: Database) -> None:
+        with suppress(*AWAY), self._lock, database.snapshot() as session:
+            last = self._last
+            if last is not None and not self._serves(last, ()):
+                made = self._made(session)
+                made.waits.update(_waits(session, last.waits))
+                self._last = made
 
     def _serves(self, last: Scene, owners: Collection[int]) -> bool:
         is_new = time.monotonic() - last.made_at < self.for_s

@@ -9,11 +9,19 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from service import rates
 from service.main import create_app
 from service.rates import WINDOW_S
 from service.settings import Settings
+from tests.support.processes import wait_until
 
 ME, WRONG = "/v1/me", {"Authorization": "Bearer mpt_0"}
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of two seconds."""
+    monkeypatch.setattr(rates, "WINDOW_S", 2)
 
 
 @contextmanager
@@ -30,12 +38,23 @@ def statuses(api: TestClient, count: int, **headers: str) -> list[int]:
     return [api.get(ME, headers=headers).status_code for _ in range(count)]
 
 
+def seconds_left(answer: Response) -> int:
+    return int(answer.headers["ratelimit"].split(";t=")[1])
+
+
 def check_refused(answer: Response) -> None:
     assert answer.status_code == 429
     assert answer.json()["reason"] == "rate_exceeded"
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["request_id"] == answer.headers["x-request-id"]
     assert 1 <= int(answer.headers["retry-after"]) <= WINDOW_S
+
+
+def test_each_window_tells_its_own_end(settings: Settings, soon: None) -> None:
+    with served(settings, rate_per_user=3) as api:
+        wait_until(lambda: seconds_left(api.get(ME)) == 1)
+        wait_until(lambda: seconds_left(api.get(ME)) == 2)
+        assert api.get(ME).status_code == 200
 
 
 def test_a_user_who_asks_too_often_is_told_when_to_ask_again(settings: Settings) -> None:

@@ -1,10 +1,10 @@
 """Which workers an experiment goes to, where it stands among those that want the same, and why."""
 
 import random
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +28,7 @@ from service.settings import Settings
 from service.users import User
 from service.workers import Vitals
 from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import wait_until
 from worker.celery_app import make_celery
 from worker.dispatcher import Dispatcher
 
@@ -146,7 +147,7 @@ def test_while_one_makes_the_next_scene_the_last_serves_the_others(
     at: float = 0.0
     monkeypatch.setattr(scene, "time", SimpleNamespace(monotonic=lambda: at))
     kept, mine = Scenes(for_s=1.0), submit(database)
-    began, go_on, standings = Event(), Event(), shares.standings
+    began, go_on, standings = threading.Event(), threading.Event(), shares.standings
 
     def held_up(session: Session, sharing: FairShare) -> Sequence[Standing]:
         began.set()
@@ -170,6 +171,33 @@ def test_while_one_makes_the_next_scene_the_last_serves_the_others(
             pytest.fail(f"too old, and still told: {second.result(timeout=0.2)}")
         go_on.set()
         assert first.result() == second.result() == "next in turn"
+
+
+def test_the_next_scene_is_made_beside_those_who_ask(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at: float = 0.0
+    monkeypatch.setattr(scene, "time", SimpleNamespace(monotonic=lambda: at))
+    kept, mine = Scenes(for_s=1.0, database=database), submit(database)
+    standings, makers = shares.standings, list[str]()
+
+    def noted(session: Session, sharing: FairShare) -> Sequence[Standing]:
+        makers.append(threading.current_thread().name)
+        return standings(session, sharing)
+
+    def reason() -> str:
+        return found_places(database, mine, scenes=kept)[mine].reason
+
+    assert reason() == "no CPU worker is registered"
+    register(database, cpu=1)
+    monkeypatch.setattr(shares, "standings", noted)
+    at = 1.5
+    assert reason() == "no CPU worker is registered"
+    wait_until(lambda: reason() == "next in turn")
+    assert makers == ["scenes_0"]
+    at = 3.5  # nobody asked for so long that it is too old
+    assert reason() == "next in turn"
+    assert makers == ["scenes_0", threading.current_thread().name]
 
 
 def test_answers_share_a_scene_for_as_long_as_the_settings_say(settings: Settings) -> None:
