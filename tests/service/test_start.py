@@ -57,6 +57,19 @@ def test_a_process_makes_its_files_for_its_owner_alone(tmp_path: Path) -> None:
         settings.key_file.chmod(0o644)
 
 
+def test_what_an_api_process_has_loaded_is_not_searched_for_garbage(settings: Settings) -> None:
+    script = (
+        "import gc, service.__main__ as api\n"
+        "api.Server.run = lambda self: print(gc.get_freeze_count(), len(gc.get_objects()))\n"
+        "api.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(settings), capture_output=True, text=True
+    )
+    kept, searched = map(int, done.stdout.split())
+    assert kept > 100 * searched, done.stderr
+
+
 @pytest.mark.parametrize("broken", ["", "mpt_0123", "mpt_0123456789abcdef_\n"])
 def test_a_key_file_that_a_crash_left_is_made_anew(settings: Settings, broken: str) -> None:
     settings.key_file.write_text(broken)
