@@ -15,7 +15,7 @@ from contextlib import suppress
 from select import select
 from typing import Protocol
 
-from worker.warm_parent import NUMBER, exit_status
+from worker.warm_parent import NUMBER, TRANSFORMERS, exit_status
 
 
 def environment() -> dict[str, str]:
@@ -158,10 +158,12 @@ class WarmParent:
     """A process that has torch imported, or is about to, and forks runners (worker.warm_parent).
     Make it in the main thread, with which it ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, transformers: bool = False) -> None:
+        """With transformers too, a run of a language model begins seconds sooner."""
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "worker.warm_parent", str(theirs.fileno())],
+            [sys.executable, "-m", "worker.warm_parent", str(theirs.fileno()),
+             *([TRANSFORMERS] if transformers else ())],
             env=environment(), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
             start_new_session=True,
         )  # fmt: skip

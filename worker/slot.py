@@ -54,7 +54,7 @@ class Slot:
         if self._warm_parent is not None and not self._warm_parent.alive:
             self.close()
         if self._warm_parent is None:
-            self._warm_parent = WarmParent()
+            self._warm_parent = WarmParent(transformers=self.presence.queue == Queue.GPU)
 
     def be_ready(self, is_stopping: Callable[[], bool]) -> None:
         """Wait until runs can begin, or none is to. Raises UnfitWorker where they cannot."""

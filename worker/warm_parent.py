@@ -1,4 +1,5 @@
-"""`python -m worker.warm_parent FD`: a process that has imported torch and forks runners from it.
+"""`python -m worker.warm_parent FD`: a process that has imported torch and forks runners from it;
+transformers too where `transformers` follows.
 
 Importing torch takes seconds, a fork some ten milliseconds. Each message over the socket FD brings
 four file descriptors: the stdin, stdout and stderr of a runner, and a socket. Through that goes
@@ -24,6 +25,7 @@ from mptcore.__main__ import supervised
 from mptcore.protocol.code import core_digest
 from mptcore.runtime.process import be_expendable
 
+TRANSFORMERS = "transformers"
 NUMBER = struct.Struct("i")
 """How a pid and an exit status are sent."""
 
@@ -121,6 +123,9 @@ def main() -> NoReturn:
     requests = socket.socket(fileno=int(sys.argv[1]))
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # or it starts threads when it is imported
     import_module("mptcore.run")  # and torch
+    if TRANSFORMERS in sys.argv[2:]:
+        import_module("mptcore.families.masked_lm.run")
+        import_module("mptcore.families.masked_lm.pretrained").preload()
     core_digest()  # kept: each fork has it then
     requests.send(b"r")
     Forks(requests).run()

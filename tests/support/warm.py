@@ -13,5 +13,5 @@ class SharedWarmParent(WarmParent):
 
 
 @cache
-def warm_parent() -> SharedWarmParent:
-    return SharedWarmParent()
+def warm_parent(*, transformers: bool = False) -> SharedWarmParent:
+    return SharedWarmParent(transformers=transformers)

@@ -3,9 +3,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from tests.support.warm import warm_parent
 from worker import children
 from worker.children import GONE, Spawned, WarmParent
 from worker.runner import Runner
+from worker.warm_parent import TRANSFORMERS, Forks, main
 
 SPEC = ppca_spec(compute__threads=2, data__dim=30, evaluate__masks__per_size=40)
 LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=20_000)
@@ -96,6 +98,39 @@ def test_one_that_is_killed_before_it_is_there(monkeypatch: pytest.MonkeyPatch) 
     parent.close()
 
 
+@pytest.mark.parametrize("transformers", [False, True])
+def test_what_a_parent_imports_before_it_is_ready(
+    monkeypatch: pytest.MonkeyPatch, transformers: bool
+) -> None:
+    done: list[str] = []
+
+    class Module:
+        def preload(self) -> None:
+            done.append("preload")
+
+    class Ready(BaseException):
+        pass
+
+    def run(forks: Forks) -> NoReturn:
+        raise Ready
+
+    def noted(name: str) -> Module:
+        done.append(name)
+        return Module()
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    argv = ["warm_parent", str(theirs.detach()), *([TRANSFORMERS] if transformers else [])]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr("worker.warm_parent.import_module", noted)
+    monkeypatch.setattr("worker.warm_parent.be_expendable", lambda: None)
+    monkeypatch.setattr(Forks, "run", run)
+    with ours, pytest.raises(Ready):
+        main()
+    masked_lm = "mptcore.families.masked_lm"
+    more = [f"{masked_lm}.run", f"{masked_lm}.pretrained", "preload"] if transformers else []
+    assert done == ["mptcore.run", *more]
+
+
 def test_where_the_parent_dies_its_runners_are_lost() -> None:
     parent = WarmParent()
     runner = forked(parent)
@@ -113,6 +148,7 @@ PROGRAM = """
 import sys, time
 from worker.children import Spawned, WarmParent
 from worker.runner import Runner
+from worker.warm_parent import TRANSFORMERS, Forks, main
 parent = WarmParent()
 runner = Runner(parent.fork if sys.argv[1] == "forked" else Spawned)
 while runner.alive and runner.child.pid is None:

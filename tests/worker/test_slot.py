@@ -12,7 +12,7 @@ from service.database import Database
 from service.datasets.models import Dataset
 from service.experiments import lease, store
 from service.experiments.dispatch import dispatch_next
-from service.experiments.models import Event, Experiment
+from service.experiments.models import Event, Experiment, Queue
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from tests.support.invariants import check
@@ -164,3 +164,13 @@ def test_a_runner_that_reports_nothing(
     failed = load(database, experiment_id)
     assert (failed.status, failed.failure_kind) == ("failed", "timeout")
     assert "reported nothing for 1 s" in (failed.failure_message or "")
+
+
+@pytest.mark.parametrize("queue", Queue)
+def test_runs_on_a_gpu_begin_with_transformers_imported(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch, queue: Queue
+) -> None:
+    made: list[bool] = []
+    monkeypatch.setattr("worker.slot.WarmParent", lambda *, transformers: made.append(transformers))
+    Slot(database, settings, "w", queue).warm_up()
+    assert made == [queue == Queue.GPU]

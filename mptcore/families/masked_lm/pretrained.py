@@ -42,6 +42,12 @@ Network = Any
 Config = Any
 
 
+def preload() -> None:
+    """Import what transformers does not before it is used: for a process that is to fork runs."""
+    for name in ("AutoConfig", "AutoTokenizer", *MASKED_LMS.values()):
+        getattr(transformers, name)
+
+
 @dataclass(frozen=True)
 class PretrainedSource:
     """Where a checkpoint lies: a folder, or an id and revision of the hub."""

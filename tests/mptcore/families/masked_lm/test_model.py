@@ -1,5 +1,7 @@
 """A language model's log probabilities are those of plain transformers, whatever the batch."""
 
+import sys
+import threading
 from itertools import permutations
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker, joined
 from mptcore.families.masked_lm.model import MaskedLm, score_sequences
-from mptcore.families.masked_lm.pretrained import MASKED_LMS
+from mptcore.families.masked_lm.pretrained import MASKED_LMS, preload
 from mptcore.runtime.session import ScoreCache
 from tests.support import tiny_lm
 from tests.support.runs import result_of
@@ -114,3 +116,15 @@ def test_two_halves_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(model, "log_probs", log_probs)
     assert torch.allclose(scores({"model": model}, draws), expected, atol=1e-5)
     assert refused
+
+
+def test_what_is_imported_beforehand_is_each_model_and_touches_no_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that has a CUDA context, or another thread, cannot fork runs."""
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("a CUDA context"))
+    before = threading.active_count()
+    preload()
+    for model_type in MASKED_LMS:
+        assert f"transformers.models.{model_type}.modeling_{model_type}" in sys.modules
+    assert threading.active_count() == before
