@@ -138,7 +138,8 @@ class Settings(BaseSettings):
     poll_s: float = Field(default=0.1, gt=0)
     """How often an idle worker or dispatcher looks for work."""
     checkpoint_every_s: float = Field(default=30.0, gt=0)
-    """How long a run goes on without a checkpoint, about."""
+    """How long a run goes on without a checkpoint, about; longer where saving takes so long that it
+    would be more than a tenth of the run."""
     stall_s: float = Field(default=1800.0, gt=0)
     """A run that reports nothing for so long is ended."""
     deaf_s: float = Field(default=10.0, gt=0)

@@ -27,6 +27,9 @@ from mptcore.runtime.out_of_memory import is_out_of_memory
 from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
+MOST_SAVING = 0.1
+"""Of a run's time: the large save less often than they are asked to."""
+
 
 class Resumable(Protocol):
     """What gives the records of a spec, from the first or from where it was resumed."""
@@ -53,6 +56,7 @@ class SpecRunner:
     _given: int = 0
     _inputs_told: int | None = None
     _saved_at: float = field(default_factory=time.monotonic)
+    _saving_took_s: float = 0.0
     _unacknowledged: str | None = None  # a checkpoint that the supervisor may not know yet
 
     def obey(self, order: Order) -> None:
@@ -123,7 +127,8 @@ class SpecRunner:
         folder, session = self.assignment.checkpoint_dir, self._session
         if folder is None or not session.at_safe_point or session.seq < self._given:
             return False
-        due = time.monotonic() - self._saved_at >= self.assignment.save_every_s
+        every_s = max(self.assignment.save_every_s, self._saving_took_s / MOST_SAVING)
+        due = time.monotonic() - self._saved_at >= every_s
         if self.stop_requested or (due and self._unacknowledged is None):
             self._save(folder)
         return self.stop_requested
@@ -131,12 +136,15 @@ class SpecRunner:
     def _save(self, folder: Path) -> None:
         """Where that fails, the run goes on, and is saved the next time."""
         self.out.flush()  # what a checkpoint stands on is out before it
-        self._saved_at = time.monotonic()
+        began = time.monotonic()
         try:
             saved = checkpoint.save(self._session, self.assignment.spec, folder)
         except OSError as error:
             print(f"no checkpoint could be saved: {error}", file=sys.stderr, flush=True)  # noqa: T201
             return
+        finally:
+            self._saved_at = time.monotonic()
+            self._saving_took_s = self._saved_at - began
         if self.supervised:
             self._unacknowledged = saved.file
         else:
