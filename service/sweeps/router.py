@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import ExperimentSpec, Problem, SpecError, stored_spec
 from service import audit
 from service.bodies import LargeRoute
+from service.datasets.sizes import Uploads
 from service.dependencies import Canceller, DatabaseDep, Reader, SettingsDep, Submitter, WriterDep
 from service.errors import ApiError, invalid
 from service.experiments import holds, many, states
@@ -65,7 +66,8 @@ def submit_sweep(
     """Queue an experiment for each point of a sweep, 10,000 at most: all, or none where one is
     refused. The errors say which point, and point to its value in the request."""
     points = [*submission.points()]
-    specs = _specs(settings, submission.spec, points)  # thousands: while no one waits for the lock
+    # Thousands: while no one waits for the lock.
+    specs = _specs(settings, Uploads(database.snapshot, user.id), submission.spec, points)
     with refusals(), database.transaction() as session:
         sha256 = sha256_of("sweep", submission)
         kept = many.kept_request(session, user.id, idempotency_key, sha256)
@@ -142,7 +144,7 @@ def add_points(
     with database.snapshot() as session:
         base = _find_own(session, user, sweep_id).spec
     points = [*more.points()]
-    specs = _specs(settings, base, points)
+    specs = _specs(settings, Uploads(database.snapshot, user.id), base, points)
     with refusals(), database.transaction() as session:
         sweep = _find_own(session, user, sweep_id)
         sha256 = sha256_of(f"points of {sweep_id}", more)
@@ -236,11 +238,11 @@ def retry_sweep(
 
 
 def _specs(
-    settings: Settings, base: Mapping[str, Any], points: Sequence[Point]
+    settings: Settings, uploads: Uploads, base: Mapping[str, Any], points: Sequence[Point]
 ) -> list[ExperimentSpec]:
     """Raises ApiError."""
     try:
-        return specs_of(base, points, settings.limits)
+        return specs_of(base, points, settings.limits, uploads.with_sizes)
     except SpecError as error:
         raise invalid(error.problems) from None
 
