@@ -1,3 +1,4 @@
+# Made from mptlab/_async/api.py by `make client`.
 """Submitting experiments, waiting for them, reading what came out."""
 
 import hashlib
@@ -13,12 +14,14 @@ from urllib.parse import quote
 import httpx
 
 from mptlab import tables
-from mptlab.connection import Connection, checked, store
+from mptlab.answers import checked
+from mptlab.connection import Connection
 from mptlab.curves import Curves
 from mptlab.errors import Json, Refused
 from mptlab.events import follow
 from mptlab.experiments import Experiment, Experiments, Id, id_of
 from mptlab.optional import needed
+from mptlab.places import store
 from mptlab.specs import is_file, read_spec
 from mptlab.sweeps import Sweep, points_of
 
@@ -77,11 +80,13 @@ class Client(Connection):
         visibility, concurrency, after, cache. Raises Refused."""
         points = points_of(grid) if grid is not None else {}
         body = {"spec": self._spec(spec), **points, **beside}
-        return Sweep(self, self._once("/v1/sweeps", body, idempotency_key)["id"])
+        made = self._once("/v1/sweeps", body, idempotency_key)
+        return Sweep(self, made["id"])
 
     def get_sweep(self, sweep_id: str) -> Sweep:
         """A sweep of before. Raises Refused."""
-        return Sweep(self, self._call("GET", f"/v1/sweeps/{quote(sweep_id, safe='')}")["id"])
+        found = self._call("GET", f"/v1/sweeps/{quote(sweep_id, safe='')}")
+        return Sweep(self, found["id"])
 
     def sweeps(self, **filters: Any) -> Iterator[Json]:
         """Your sweeps, newest first; `whose="lab"` lists what is shared."""
@@ -94,9 +99,13 @@ class Client(Connection):
         patience = httpx.Timeout(self._http.timeout.connect, read=UPLOAD_S)
 
         def send() -> httpx.Response:
-            with path.open("rb") as content:
-                return self._http.post("/v1/datasets", params={"name": path.name}, content=content,
-                                       timeout=patience)  # fmt: skip
+            with path.open("rb") as file:
+                return self._http.post(
+                    "/v1/datasets",
+                    params={"name": path.name},
+                    content=file,
+                    timeout=patience,
+                )
 
         answer: Json = checked(self._send(send, idempotent=True)).json()
         return answer
@@ -146,12 +155,12 @@ class Client(Connection):
 
     def sign_in_url(self) -> str:
         """A page that signs one browser in with this key, once, within ten minutes."""
-        return f"{self.url}{self._call('POST', '/v1/sign-in-codes')['path']}"
+        made = self._call("POST", "/v1/sign-in-codes")
+        return f"{self.url}{made['path']}"
 
     def users(self) -> list[Json]:
         """All users; for admins, as what follows."""
-        found: list[Json] = self._call("GET", "/v1/users")["items"]
-        return found
+        return self._items("/v1/users")
 
     def add_user(self, name: str, role: str = "member") -> Json:
         return self._call("POST", "/v1/users", json={"name": name, "role": role})
@@ -162,8 +171,7 @@ class Client(Connection):
 
     def keys(self, name: str) -> list[Json]:
         """A user's keys: your own, or for an admin anyone's."""
-        found: list[Json] = self._call("GET", f"/v1/users/{name}/keys")["items"]
-        return found
+        return self._items(f"/v1/users/{name}/keys")
 
     def add_key(self, user: str, **how: Any) -> Json:
         """A new key of a user's, shown in `key` this once; `how` is name (what it is for), scopes,
@@ -184,8 +192,7 @@ class Client(Connection):
 
     def workers(self) -> list[Json]:
         """The workers that live."""
-        found: list[Json] = self._call("GET", "/v1/workers")["items"]
-        return found
+        return self._items("/v1/workers")
 
     def wait(
         self,
@@ -263,13 +270,11 @@ class Client(Connection):
 
     def artifacts(self, experiment_id: Id) -> list[Json]:
         """The files that an experiment left: weights, pictures."""
-        found: list[Json] = self._call("GET", f"{_path(experiment_id)}/artifacts")["items"]
-        return found
+        return self._items(f"{_path(experiment_id)}/artifacts")
 
     def artifact(self, experiment_id: Id, name: str) -> bytes:
         """The content of one of these files."""
-        path = f"{_path(experiment_id)}/artifacts/{quote(name, safe='')}"
-        return checked(self._send(lambda: self._http.get(path), idempotent=True)).content
+        return self._content(f"{_path(experiment_id)}/artifacts/{quote(name, safe='')}")
 
     def download(
         self, experiment_id: Id, folder: str | os.PathLike[str] = ".", *names: str
@@ -283,6 +288,13 @@ class Client(Connection):
             raise ValueError(f"{missing[0]} is not there: the experiment left {there}")
         Path(folder).mkdir(parents=True, exist_ok=True)
         return [self._download(experiment_id, left[name], Path(folder)) for name in names or left]
+
+    def bundle(self, experiment_id: Id, file: str | os.PathLike[str]) -> Path:
+        """Write the zip of all that there is of an experiment that has ended: its spec, records,
+        curves, metrics, files, and how to compute it again. Raises Refused."""
+        content = self._content(f"{_path(experiment_id)}/bundle")
+        Path(file).write_bytes(content)
+        return Path(file)
 
     def _download(self, experiment_id: Id, artifact: Json, folder: Path) -> Path:
         content = self.artifact(experiment_id, artifact["name"])
@@ -300,8 +312,7 @@ class Client(Connection):
 
     def presets(self) -> list[Json]:
         """The paper's tables and figures: their specs, and what was published."""
-        found: list[Json] = self._call("GET", "/v1/presets")["items"]
-        return found
+        return self._items("/v1/presets")
 
     def preset(self, name: str) -> Json:
         """One of the paper's tables and figures: its specs, and what was published."""
@@ -313,7 +324,8 @@ class Client(Connection):
         """Queue an experiment for each of a preset's specs, all or none; their ids, in order, are
         what `verdict` takes."""
         one = {"name": name, **beside}
-        submissions = [{"spec": spec, **one} for spec in self.preset(name)["specs"]]
+        specs = self._specs_of(name)
+        submissions = [{"spec": spec, **one} for spec in specs]
         ids = self.batch(submissions, idempotency_key=idempotency_key)
         return [self.experiments.get(one) for one in ids]
 
@@ -329,11 +341,16 @@ class Client(Connection):
             return read_spec(given)
         if not isinstance(given, str):
             return given
-        specs: list[Json] = self.preset(given)["specs"]
+        specs = self._specs_of(given)
         if len(specs) > 1:
             told = f"the preset {given} has {len(specs)} specs: client.run_preset({given!r})"
             raise ValueError(f"{told} queues them all")
         return specs[0]
+
+    def _specs_of(self, preset: str) -> list[Json]:
+        found = self.preset(preset)
+        specs: list[Json] = found["specs"]
+        return specs
 
 
 def _path(experiment_id: Id) -> str:
