@@ -66,13 +66,16 @@ def submit_sweep(
     """Queue an experiment for each point of a sweep, 10,000 at most: all, or none where one is
     refused. The errors say which point, and point to its value in the request."""
     points = [*submission.points()]
-    # Thousands: while no one waits for the lock.
-    specs = _specs(settings, Uploads(database.snapshot, user.id), submission.spec, points)
+    sha256 = sha256_of("sweep", submission)
+    with database.snapshot() as session:
+        made = many.made_before(session, user.id, idempotency_key, sha256)
+    # Thousands: while no one waits for the lock. What was made stays so, whatever is gone since.
+    uploads = Uploads(database.snapshot, user.id)
+    specs = [] if made else _specs(settings, uploads, submission.spec, points)
     with refusals(), database.transaction() as session:
-        sha256 = sha256_of("sweep", submission)
         kept = many.kept_request(session, user.id, idempotency_key, sha256)
-        if kept and kept.made:
-            sweep = _find(session, user, kept.made[0])
+        if made := made or (kept.made if kept else []):
+            sweep = _find(session, user, made[0])
         else:
             sweep = store.create(session, user.id, submission)
             _add(session, settings, user, sweep, points, specs, submission.cache)
@@ -143,14 +146,15 @@ def add_points(
     """Add points to a sweep, of the same spec."""
     with database.snapshot() as session:
         base = _find_own(session, user, sweep_id).spec
+        sha256 = sha256_of(f"points of {sweep_id}", more)
+        made = many.made_before(session, user.id, idempotency_key, sha256)
     points = [*more.points()]
-    specs = _specs(settings, Uploads(database.snapshot, user.id), base, points)
+    specs = [] if made else _specs(settings, Uploads(database.snapshot, user.id), base, points)
     with refusals(), database.transaction() as session:
         sweep = _find_own(session, user, sweep_id)
-        sha256 = sha256_of(f"points of {sweep_id}", more)
         kept = many.kept_request(session, user.id, idempotency_key, sha256)
-        if kept and kept.made:
-            return Added(first=int(kept.made[0]), count=len(points))
+        if made := made or (kept.made if kept else []):
+            return Added(first=int(made[0]), count=len(points))
         if store.next_point(session, sweep.id) + len(points) > MOST_POINTS:
             detail = f"a sweep has at most {MOST_POINTS} points"
             raise invalid([Problem("", detail)])

@@ -141,6 +141,20 @@ def test_sent_again_it_is_the_same_also_once_the_upload_is_gone(
     assert api.post("/v1/experiments", json=body).status_code == 422
 
 
+def test_a_sweep_sent_again_is_the_same_also_once_the_upload_is_gone(
+    api: TestClient, dataset: str
+) -> None:
+    body = {"spec": spec_of(dataset), "grid": {"seeds": [[1], [2]]}}
+    once, more = ({"Idempotency-Key": key} for key in ("once", "more"))
+    first = api.post("/v1/sweeps", json=body, headers=once).json()
+    points, three = first["urls"]["points"], {"list": [{"seeds": [3]}]}
+    added = api.post(points, json=three, headers=more).json()
+    api.delete(f"/v1/datasets/{dataset}")
+    assert api.post("/v1/sweeps", json=body, headers=once).json()["id"] == first["id"]
+    assert api.post(points, json=three, headers=more).json() == added
+    assert api.post("/v1/sweeps", json={**body, "name": "b"}, headers=once).status_code == 422
+
+
 def test_each_point_of_a_sweep_has_those_of_its_upload(api: TestClient, dataset: str) -> None:
     other = post(api, "more.npy", npy(np.vstack([GOOD, GOOD]))).json()["id"]
     body = {"spec": spec_of(dataset), "grid": {"data.dataset": [dataset, other], "seeds": [[1]]}}
