@@ -34,6 +34,9 @@ UPLOAD_S = 600.0
 MOST_AT_ONCE = 1000
 """Experiments whose curves are asked for together."""
 
+MOST_WITH_SPECS = 50
+"""Experiments that are asked for together with their specs."""
+
 Spec = Any
 """A mapping, a pydantic model, the path of a JSON or YAML file, or the name of a preset."""
 
@@ -127,6 +130,19 @@ class AsyncClient(AsyncConnection):
         """Where an experiment stands, with its metrics so far."""
         return await self._call("GET", _path(experiment_id))
 
+    async def get_many(self, experiment_ids: Iterable[Id]) -> list[Json]:
+        """Where many experiments stand, in their order, with their specs and metrics so far. Raises
+        Refused where one is not there."""
+        wanted = [id_of(one) for one in experiment_ids]
+        ids = [*dict.fromkeys(wanted)]
+        found: Json = {}
+        for first in range(0, len(ids), MOST_WITH_SPECS):
+            body = {"ids": ids[first : first + MOST_WITH_SPECS]}
+            path = "/v1/experiments:batchGet"
+            answer = await self._call("POST", path, idempotent=True, json=body)
+            found |= {one["id"]: one for one in answer["items"]}
+        return [found[one] for one in wanted]
+
     async def cancel(self, experiment_id: Id) -> Json:
         """Ask for an experiment to end."""
         return await self._call("POST", f"{_path(experiment_id)}:cancel", idempotent=True)
@@ -196,6 +212,19 @@ class AsyncClient(AsyncConnection):
     async def workers(self) -> list[Json]:
         """The workers that live."""
         return await self._items("/v1/workers")
+
+    async def worker_history(self, hours: int = 6) -> Json:
+        """How busy the workers were over the last hours, at most 24, and what memory they had free:
+        for each of `items` a list, by the moments of `at`."""
+        return await self._call("GET", "/v1/workers/history", params={"hours": hours})
+
+    async def usage(self) -> list[Json]:
+        """How the users share the server, who has used it most of late first; for admins."""
+        return await self._items("/v1/usage")
+
+    async def retention(self) -> Json:
+        """What has been kept for long enough by now, by owner and cause; for admins."""
+        return await self._call("GET", "/v1/retention")
 
     async def wait(
         self,
@@ -313,7 +342,7 @@ class AsyncClient(AsyncConnection):
     async def compare(self, experiment_ids: Iterable[Id]) -> Any:
         """A pandas DataFrame with a row for each experiment: name, status, the fields in which
         their specs differ, and their metrics, over seeds where they have several."""
-        documents = [await self.get(one) for one in experiment_ids]
+        documents = await self.get_many(experiment_ids)
         return needed("pandas", "frames").DataFrame(tables.comparison(documents)).set_index("id")
 
     async def presets(self) -> list[Json]:
