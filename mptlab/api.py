@@ -33,6 +33,9 @@ UPLOAD_S = 600.0
 MOST_AT_ONCE = 1000
 """Experiments whose curves are asked for together."""
 
+WAITS_AT_FULL_PACE = 10
+"""More of them together look no more often than these do."""
+
 MOST_WITH_SPECS = 50
 """Experiments that are asked for together with their specs."""
 
@@ -232,18 +235,21 @@ class Client(Connection):
     ) -> Json:
         """Wait until an experiment has ended, and return it, however it did: `experiments.wait`
         raises where it failed. `on_change` sees it at every look. Once the service has answered, an
-        outage is waited for as well. Raises TimeoutError."""
+        outage is waited for as well. Where one client waits for many at once, it looks at each less
+        often. Raises TimeoutError."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        experiment = self.get(experiment_id)
-        while True:
-            on_change(experiment)
-            if experiment["terminal"]:
-                return experiment
-            if time.monotonic() > deadline:
-                name, status = id_of(experiment_id), experiment["status"]
-                raise TimeoutError(f"{name} is {status} after {timeout_s} s")
-            time.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
-            experiment = self._look(_path(experiment_id), deadline)
+        with self._one_more_wait():
+            experiment = self.get(experiment_id)
+            while True:
+                on_change(experiment)
+                if experiment["terminal"]:
+                    return experiment
+                if time.monotonic() > deadline:
+                    name, status = id_of(experiment_id), experiment["status"]
+                    raise TimeoutError(f"{name} is {status} after {timeout_s} s")
+                pause_s = poll_s * max(1.0, self._waits / WAITS_AT_FULL_PACE)
+                time.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
+                experiment = self._look(_path(experiment_id), deadline)
 
     def curves(
         self,

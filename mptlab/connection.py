@@ -5,6 +5,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
@@ -43,6 +44,7 @@ class Connection:
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s)
         self._on_outage = on_outage
         self._for_s = for_s
+        self._waiting: set[object] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +99,20 @@ class Connection:
             cursor = page["next_cursor"]
             if cursor is None:
                 return
+
+    @contextmanager
+    def _one_more_wait(self) -> Iterator[None]:
+        wait = object()  # of a set, which threads may change without a lock
+        self._waiting.add(wait)
+        try:
+            yield
+        finally:
+            self._waiting.discard(wait)
+
+    @property
+    def _waits(self) -> int:
+        """How many waits are under way: in tasks, or in threads."""
+        return len(self._waiting)
 
     def _look(self, path: str, deadline: float) -> Json:
         """How it stands with what is there, however long the service is away."""

@@ -3,7 +3,8 @@
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
@@ -42,6 +43,7 @@ class AsyncConnection:
         self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout_s)
         self._on_outage = on_outage
         self._for_s = for_s
+        self._waiting: set[object] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -97,6 +99,20 @@ class AsyncConnection:
             cursor = page["next_cursor"]
             if cursor is None:
                 return
+
+    @contextmanager
+    def _one_more_wait(self) -> Iterator[None]:
+        wait = object()  # of a set, which threads may change without a lock
+        self._waiting.add(wait)
+        try:
+            yield
+        finally:
+            self._waiting.discard(wait)
+
+    @property
+    def _waits(self) -> int:
+        """How many waits are under way: in tasks, or in threads."""
+        return len(self._waiting)
 
     async def _look(self, path: str, deadline: float) -> Json:
         """How it stands with what is there, however long the service is away."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -92,6 +93,33 @@ def test_many_at_once_by_one_client(connected: AsyncClient) -> None:
             assert {run.status for run in await waits} == {"cancelled"}
 
     asyncio.run(main())
+
+
+def test_many_waits_together_look_no_more_often_than_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def answer(_: httpx.Request) -> httpx.Response:
+        await sleep(0)  # the others' turn
+        looks.append(1)
+        return httpx.Response(200, json={"status": "", "terminal": len(looks) > 40})
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def main() -> None:
+        async with AsyncClient("http://lab:1", "key") as client:
+            service = httpx.MockTransport(answer)
+            client._http = httpx.AsyncClient(transport=service, base_url=client.url)
+            await asyncio.gather(*(client.wait(f"{i}", poll_s=0.5) for i in range(40)))
+            looks[:] = []
+            await asyncio.gather(*(client.wait(f"{i}", poll_s=0.5) for i in range(10)))
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    asyncio.run(main())
+    assert pauses[:40] == [2.0] * 40
+    assert set(pauses[40:]) == {0.5}
 
 
 def test_what_is_cancelled_asks_no_more(connected: AsyncClient) -> None:
