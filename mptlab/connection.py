@@ -28,7 +28,8 @@ class Connection:
     the embedded service left in its store (MPT_STORE).
 
     A request that may be sent again is, where the service does not answer or asks for it, for
-    `for_s` seconds (else MPT_RETRY_S, else half a minute); `on_outage` is told, once.
+    `for_s` seconds (else MPT_RETRY_S, else half a minute); `on_outage` is told, once, also
+    where many wait for an answer.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class Connection:
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s)
         self._on_outage = on_outage
         self._for_s = for_s
-        self._waiting: set[object] = set()
+        self._waiting: set[object] = set()  # which threads may change without a lock
+        self._missing: set[object] = set()  # requests that have met the outage
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +104,7 @@ class Connection:
 
     @contextmanager
     def _one_more_wait(self) -> Iterator[None]:
-        wait = object()  # of a set, which threads may change without a lock
+        wait = object()
         self._waiting.add(wait)
         try:
             yield
@@ -144,7 +146,14 @@ class Connection:
     def _persist(
         self, send: Callable[[], httpx.Response], *, idempotent: bool, for_s: float
     ) -> httpx.Response:
-        return send_again(send, idempotent=idempotent, for_s=for_s, on_outage=self._tell)
+        request = object()
 
-    def _tell(self, cause: str) -> None:
-        self._on_outage(f"{self.url} does not answer ({cause}): trying again")
+        def tell(cause: str) -> None:
+            if not self._missing:
+                self._on_outage(f"{self.url} does not answer ({cause}): trying again")
+            self._missing.add(request)
+
+        try:
+            return send_again(send, idempotent=idempotent, for_s=for_s, on_outage=tell)
+        finally:
+            self._missing.discard(request)

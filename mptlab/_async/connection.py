@@ -27,7 +27,8 @@ class AsyncConnection:
     the embedded service left in its store (MPT_STORE).
 
     A request that may be sent again is, where the service does not answer or asks for it, for
-    `for_s` seconds (else MPT_RETRY_S, else half a minute); `on_outage` is told, once.
+    `for_s` seconds (else MPT_RETRY_S, else half a minute); `on_outage` is told, once, also
+    where many wait for an answer.
     """
 
     def __init__(
@@ -43,7 +44,8 @@ class AsyncConnection:
         self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout_s)
         self._on_outage = on_outage
         self._for_s = for_s
-        self._waiting: set[object] = set()
+        self._waiting: set[object] = set()  # which threads may change without a lock
+        self._missing: set[object] = set()  # requests that have met the outage
 
     async def __aenter__(self) -> Self:
         return self
@@ -102,7 +104,7 @@ class AsyncConnection:
 
     @contextmanager
     def _one_more_wait(self) -> Iterator[None]:
-        wait = object()  # of a set, which threads may change without a lock
+        wait = object()
         self._waiting.add(wait)
         try:
             yield
@@ -144,9 +146,14 @@ class AsyncConnection:
     async def _persist(
         self, send: Callable[[], Awaitable[httpx.Response]], *, idempotent: bool, for_s: float
     ) -> httpx.Response:
-        return await send_again_async(
-            send, idempotent=idempotent, for_s=for_s, on_outage=self._tell
-        )
+        request = object()
 
-    def _tell(self, cause: str) -> None:
-        self._on_outage(f"{self.url} does not answer ({cause}): trying again")
+        def tell(cause: str) -> None:
+            if not self._missing:
+                self._on_outage(f"{self.url} does not answer ({cause}): trying again")
+            self._missing.add(request)
+
+        try:
+            return await send_again_async(send, idempotent=idempotent, for_s=for_s, on_outage=tell)
+        finally:
+            self._missing.discard(request)

@@ -168,6 +168,21 @@ def test_wait_survives_a_server_that_is_killed_and_started_again(
     assert len(killable.told) == 1
 
 
+@busy(6)
+def test_an_outage_is_told_once_to_who_asks_much_at_once(answers: Answers) -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        async with AsyncClient(answers.url, "key", on_outage=told.append) as client:
+            await asyncio.gather(*(client.get("a") for _ in range(6)))
+            assert len(told) == 1
+            answers.busy = len(answers.seen) + 1
+            await client.get("a")
+
+    asyncio.run(main())
+    assert len(told) == 2
+
+
 @busy(2)
 def test_what_is_awaited_is_sent_again_in_the_same_way(answers: Answers) -> None:
     told: list[str] = []
