@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 from sqlalchemy.orm import Session
 
-from mptcore.specs import stored_spec
+from mptcore.specs import SpecError, stored_spec
 from service import audit
 from service.bodies import StrictRoute
 from service.database import Database
@@ -106,7 +106,7 @@ def validate(
     user: Submitter,
 ) -> Validation:
     """Say what a submission would become, and store nothing."""
-    with database.snapshot() as session:
+    with refusals(), database.snapshot() as session:
         (submission,) = whole(session, user.id, [sent])
         known = _accepted(session, settings, user.id, submission)
         memory = known.memory(submission.spec)
@@ -316,6 +316,8 @@ def _cached(
 def refusals() -> Iterator[None]:
     try:
         yield
+    except SpecError as error:
+        raise invalid(error.problems) from None
     except store.Refused as refusal:
         jumps = refusal.reason == "may_not_jump"
         status = HTTPStatus.FORBIDDEN if jumps else HTTPStatus.CONFLICT

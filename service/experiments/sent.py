@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem, SpecError, problems_of
 from service.datasets.sizes import Uploads, leaves_out_sizes
-from service.errors import invalid
 from service.experiments.schemas import Submission
 
 
@@ -45,7 +44,7 @@ def whole(
     sent: Sequence[Submission | Unsized],
     pointer: Callable[[int], str] = lambda number: "",
 ) -> list[Submission]:
-    """The same with what their specs leave out. Raises ApiError; `pointer` is where each stands in
+    """The same with what their specs leave out. Raises SpecError; `pointer` is where each stands in
     the request."""
     uploads = Uploads(lambda: nullcontext(session), owner_id)
     made, problems = [], []
@@ -55,7 +54,7 @@ def whole(
         except SpecError as error:
             problems += [Problem(pointer(number) + p.pointer, p.detail) for p in error.problems]
     if problems:
-        raise invalid(problems)
+        raise SpecError(problems)
     return made
 
 
