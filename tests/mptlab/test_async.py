@@ -13,11 +13,6 @@ import pytest
 
 from mptlab import AsyncClient, Client, NoAnswer, NotSucceeded, Refused, serve
 from mptlab._async.__main__ import HERE, MODULES, made
-from service.database import Database
-from service.experiments import states
-from service.experiments.models import DesiredState
-from service.settings import Settings
-from tests.mptlab.conftest import Killable
 from tests.support.ppca_spec import ppca_spec
 
 WAITING = ppca_spec(compute__device="cuda")
@@ -169,29 +164,5 @@ def test_refusals_and_what_does_not_answer_are_told_alike(connected: AsyncClient
             assert not await nowhere.is_ready()
             with pytest.raises(NoAnswer, match=rf"^{url} does not answer .*`mpt serve` starts"):
                 await nowhere.me()
-
-    asyncio.run(main())
-
-
-def test_a_stream_and_a_wait_go_on_after_the_server_was_killed(
-    killable: Killable, database: Database, settings: Settings
-) -> None:
-    def ask(run_id: str, desired: DesiredState) -> None:
-        with database.transaction() as session:
-            states.request(session, run_id, desired)
-
-    async def main() -> None:
-        key = settings.key_file.read_text().strip()
-        async with AsyncClient(killable.client.url, key, on_outage=killable.told.append) as client:
-            run = await client.experiments.create(ppca_spec(), cache=False)
-            statuses = (event["data"]["status"] async for event in run.events())
-            assert await anext(statuses) == "queued"
-            waiting = asyncio.create_task(run.wait(progress=False, check=False))
-            killable.kill()
-            await asyncio.to_thread(killable.wait_until_missed)
-            ask(run.id, DesiredState.CANCEL)
-            killable.start()
-            assert await anext(statuses) == "cancelled"
-            assert (await waiting).status == "cancelled"
 
     asyncio.run(main())
