@@ -1,5 +1,8 @@
 """The Python client of the service, on httpx. Nothing here imports torch."""
 
+from mptlab._async.api import AsyncClient
+from mptlab._async.experiments import AsyncExperiment
+from mptlab._async.sweeps import AsyncSweep
 from mptlab.api import Client
 from mptlab.curves import Curves
 from mptlab.errors import NoAnswer, NotSucceeded, Refused
@@ -7,6 +10,9 @@ from mptlab.experiments import Experiment
 from mptlab.sweeps import Sweep
 
 __all__ = [
+    "AsyncClient",
+    "AsyncExperiment",
+    "AsyncSweep",
     "Client",
     "Curves",
     "Experiment",

@@ -1,3 +1,4 @@
+# Made from mptlab/_async/api.py by `make client`.
 """Submitting experiments, waiting for them, reading what came out."""
 
 import hashlib
@@ -13,12 +14,14 @@ from urllib.parse import quote
 import httpx
 
 from mptlab import tables
-from mptlab.connection import Connection, checked, store
+from mptlab.answers import checked
+from mptlab.connection import Connection
 from mptlab.curves import Curves
 from mptlab.errors import Json, Refused
 from mptlab.events import follow
 from mptlab.experiments import Experiment, Experiments, Id, id_of
 from mptlab.optional import needed
+from mptlab.places import store
 from mptlab.specs import is_file, read_spec
 from mptlab.sweeps import Sweep, points_of
 
@@ -29,6 +32,12 @@ UPLOAD_S = 600.0
 
 MOST_AT_ONCE = 1000
 """Experiments whose curves are asked for together."""
+
+WAITS_AT_FULL_PACE = 10
+"""More of them together look no more often than these do."""
+
+MOST_WITH_SPECS = 50
+"""Experiments that are asked for together with their specs."""
 
 Spec = Any
 """A mapping, a pydantic model, the path of a JSON or YAML file, or the name of a preset."""
@@ -77,11 +86,13 @@ class Client(Connection):
         visibility, concurrency, after, cache. Raises Refused."""
         points = points_of(grid) if grid is not None else {}
         body = {"spec": self._spec(spec), **points, **beside}
-        return Sweep(self, self._once("/v1/sweeps", body, idempotency_key)["id"])
+        made = self._once("/v1/sweeps", body, idempotency_key)
+        return Sweep(self, made["id"])
 
     def get_sweep(self, sweep_id: str) -> Sweep:
         """A sweep of before. Raises Refused."""
-        return Sweep(self, self._call("GET", f"/v1/sweeps/{quote(sweep_id, safe='')}")["id"])
+        found = self._call("GET", f"/v1/sweeps/{quote(sweep_id, safe='')}")
+        return Sweep(self, found["id"])
 
     def sweeps(self, **filters: Any) -> Iterator[Json]:
         """Your sweeps, newest first; `whose="lab"` lists what is shared."""
@@ -94,9 +105,13 @@ class Client(Connection):
         patience = httpx.Timeout(self._http.timeout.connect, read=UPLOAD_S)
 
         def send() -> httpx.Response:
-            with path.open("rb") as content:
-                return self._http.post("/v1/datasets", params={"name": path.name}, content=content,
-                                       timeout=patience)  # fmt: skip
+            with path.open("rb") as file:
+                return self._http.post(
+                    "/v1/datasets",
+                    params={"name": path.name},
+                    content=file,
+                    timeout=patience,
+                )
 
         answer: Json = checked(self._send(send, idempotent=True)).json()
         return answer
@@ -114,6 +129,19 @@ class Client(Connection):
     def get(self, experiment_id: Id) -> Json:
         """Where an experiment stands, with its metrics so far."""
         return self._call("GET", _path(experiment_id))
+
+    def get_many(self, experiment_ids: Iterable[Id]) -> list[Json]:
+        """Where many experiments stand, in their order, with their specs and metrics so far. Raises
+        Refused where one is not there."""
+        wanted = [id_of(one) for one in experiment_ids]
+        ids = [*dict.fromkeys(wanted)]
+        found: Json = {}
+        for first in range(0, len(ids), MOST_WITH_SPECS):
+            body = {"ids": ids[first : first + MOST_WITH_SPECS]}
+            path = "/v1/experiments:batchGet"
+            answer = self._call("POST", path, idempotent=True, json=body)
+            found |= {one["id"]: one for one in answer["items"]}
+        return [found[one] for one in wanted]
 
     def cancel(self, experiment_id: Id) -> Json:
         """Ask for an experiment to end."""
@@ -146,12 +174,12 @@ class Client(Connection):
 
     def sign_in_url(self) -> str:
         """A page that signs one browser in with this key, once, within ten minutes."""
-        return f"{self.url}{self._call('POST', '/v1/sign-in-codes')['path']}"
+        made = self._call("POST", "/v1/sign-in-codes")
+        return f"{self.url}{made['path']}"
 
     def users(self) -> list[Json]:
         """All users; for admins, as what follows."""
-        found: list[Json] = self._call("GET", "/v1/users")["items"]
-        return found
+        return self._items("/v1/users")
 
     def add_user(self, name: str, role: str = "member") -> Json:
         return self._call("POST", "/v1/users", json={"name": name, "role": role})
@@ -162,8 +190,7 @@ class Client(Connection):
 
     def keys(self, name: str) -> list[Json]:
         """A user's keys: your own, or for an admin anyone's."""
-        found: list[Json] = self._call("GET", f"/v1/users/{name}/keys")["items"]
-        return found
+        return self._items(f"/v1/users/{name}/keys")
 
     def add_key(self, user: str, **how: Any) -> Json:
         """A new key of a user's, shown in `key` this once; `how` is name (what it is for), scopes,
@@ -184,8 +211,20 @@ class Client(Connection):
 
     def workers(self) -> list[Json]:
         """The workers that live."""
-        found: list[Json] = self._call("GET", "/v1/workers")["items"]
-        return found
+        return self._items("/v1/workers")
+
+    def worker_history(self, hours: int = 6) -> Json:
+        """How busy the workers were over the last hours, at most 24, and what memory they had free:
+        for each of `items` a list, by the moments of `at`."""
+        return self._call("GET", "/v1/workers/history", params={"hours": hours})
+
+    def usage(self) -> list[Json]:
+        """How the users share the server, who has used it most of late first; for admins."""
+        return self._items("/v1/usage")
+
+    def retention(self) -> Json:
+        """What has been kept for long enough by now, by owner and cause; for admins."""
+        return self._call("GET", "/v1/retention")
 
     def wait(
         self,
@@ -196,18 +235,21 @@ class Client(Connection):
     ) -> Json:
         """Wait until an experiment has ended, and return it, however it did: `experiments.wait`
         raises where it failed. `on_change` sees it at every look. Once the service has answered, an
-        outage is waited for as well. Raises TimeoutError."""
+        outage is waited for as well. Where one client waits for many at once, it looks at each less
+        often. Raises TimeoutError."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        experiment = self.get(experiment_id)
-        while True:
-            on_change(experiment)
-            if experiment["terminal"]:
-                return experiment
-            if time.monotonic() > deadline:
-                name, status = id_of(experiment_id), experiment["status"]
-                raise TimeoutError(f"{name} is {status} after {timeout_s} s")
-            time.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
-            experiment = self._look(_path(experiment_id), deadline)
+        with self._one_more_wait():
+            experiment = self.get(experiment_id)
+            while True:
+                on_change(experiment)
+                if experiment["terminal"]:
+                    return experiment
+                if time.monotonic() > deadline:
+                    name, status = id_of(experiment_id), experiment["status"]
+                    raise TimeoutError(f"{name} is {status} after {timeout_s} s")
+                pause_s = poll_s * max(1.0, self._waits / WAITS_AT_FULL_PACE)
+                time.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
+                experiment = self._look(_path(experiment_id), deadline)
 
     def curves(
         self,
@@ -263,13 +305,11 @@ class Client(Connection):
 
     def artifacts(self, experiment_id: Id) -> list[Json]:
         """The files that an experiment left: weights, pictures."""
-        found: list[Json] = self._call("GET", f"{_path(experiment_id)}/artifacts")["items"]
-        return found
+        return self._items(f"{_path(experiment_id)}/artifacts")
 
     def artifact(self, experiment_id: Id, name: str) -> bytes:
         """The content of one of these files."""
-        path = f"{_path(experiment_id)}/artifacts/{quote(name, safe='')}"
-        return checked(self._send(lambda: self._http.get(path), idempotent=True)).content
+        return self._content(f"{_path(experiment_id)}/artifacts/{quote(name, safe='')}")
 
     def download(
         self, experiment_id: Id, folder: str | os.PathLike[str] = ".", *names: str
@@ -284,6 +324,13 @@ class Client(Connection):
         Path(folder).mkdir(parents=True, exist_ok=True)
         return [self._download(experiment_id, left[name], Path(folder)) for name in names or left]
 
+    def bundle(self, experiment_id: Id, file: str | os.PathLike[str]) -> Path:
+        """Write the zip of all that there is of an experiment that has ended: its spec, records,
+        curves, metrics, files, and how to compute it again. Raises Refused."""
+        content = self._content(f"{_path(experiment_id)}/bundle")
+        Path(file).write_bytes(content)
+        return Path(file)
+
     def _download(self, experiment_id: Id, artifact: Json, folder: Path) -> Path:
         content = self.artifact(experiment_id, artifact["name"])
         if hashlib.sha256(content).hexdigest() != artifact["sha256"]:
@@ -295,13 +342,12 @@ class Client(Connection):
     def compare(self, experiment_ids: Iterable[Id]) -> Any:
         """A pandas DataFrame with a row for each experiment: name, status, the fields in which
         their specs differ, and their metrics, over seeds where they have several."""
-        documents = [self.get(one) for one in experiment_ids]
+        documents = self.get_many(experiment_ids)
         return needed("pandas", "frames").DataFrame(tables.comparison(documents)).set_index("id")
 
     def presets(self) -> list[Json]:
         """The paper's tables and figures: their specs, and what was published."""
-        found: list[Json] = self._call("GET", "/v1/presets")["items"]
-        return found
+        return self._items("/v1/presets")
 
     def preset(self, name: str) -> Json:
         """One of the paper's tables and figures: its specs, and what was published."""
@@ -313,7 +359,8 @@ class Client(Connection):
         """Queue an experiment for each of a preset's specs, all or none; their ids, in order, are
         what `verdict` takes."""
         one = {"name": name, **beside}
-        submissions = [{"spec": spec, **one} for spec in self.preset(name)["specs"]]
+        specs = self._specs_of(name)
+        submissions = [{"spec": spec, **one} for spec in specs]
         ids = self.batch(submissions, idempotency_key=idempotency_key)
         return [self.experiments.get(one) for one in ids]
 
@@ -329,11 +376,16 @@ class Client(Connection):
             return read_spec(given)
         if not isinstance(given, str):
             return given
-        specs: list[Json] = self.preset(given)["specs"]
+        specs = self._specs_of(given)
         if len(specs) > 1:
             told = f"the preset {given} has {len(specs)} specs: client.run_preset({given!r})"
             raise ValueError(f"{told} queues them all")
         return specs[0]
+
+    def _specs_of(self, preset: str) -> list[Json]:
+        found = self.preset(preset)
+        specs: list[Json] = found["specs"]
+        return specs
 
 
 def _path(experiment_id: Id) -> str:

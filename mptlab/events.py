@@ -1,3 +1,4 @@
+# Made from mptlab/_async/events.py by `make client`.
 """Following what happens, by the service's event streams."""
 
 import json
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 from httpx_sse import EventSource, SSEError
 
-from mptlab.connection import checked
+from mptlab.answers import checked
 from mptlab.errors import Json, Refused
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def follow(
     is opened again where it was, however long the service is away. Raises Refused, and NoAnswer
     where nothing answers at first."""
     if after == "now":  # and not "from now on" once more after a cut
-        after = client._call("GET", path, params={"after": after})["last_id"]
+        page = client._call("GET", path, params={"after": after})
+        after = page["last_id"]
     for_s: float | None = None
     while True:
         ask = partial(_opened, client._http, path, {"after": after, "kind": [*kind]})

@@ -1,8 +1,8 @@
+# Made from mptlab/_async/experiments.py by `make client`.
 """Experiments as objects: `client.experiments.create(…)`, `.wait()`, `.curves()`, `.plot()`."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,11 +88,12 @@ class Experiment:
 
     def logs(self, level: str | None = None) -> list[Json]:
         """The lines of its log so far, or those of a level."""
-        return [*self._client.logs(self.id, level)]
+        return list(self._client.logs(self.id, level))
 
     def plot(self, kind: str | None = None, file: str | os.PathLike[str] | None = None) -> Any:
         """Its curves as a figure: see `Curves.plot`."""
-        return self.curves().plot(kind, file)
+        curves = self.curves()
+        return curves.plot(kind, file)
 
     def artifacts(self) -> list[Json]:
         """The files that it left: weights, pictures."""
@@ -101,6 +102,10 @@ class Experiment:
     def download(self, folder: str | os.PathLike[str] = ".", *names: str) -> list[Path]:
         """Write these files, or those of some names, into a folder."""
         return self._client.download(self.id, folder, *names)
+
+    def bundle(self, file: str | os.PathLike[str]) -> Path:
+        """Write the zip of all that there is of it, once it has ended: see `Client.bundle`."""
+        return self._client.bundle(self.id, file)
 
     def cancel(self) -> "Experiment":
         """Ask for it to end."""
@@ -198,4 +203,8 @@ class Experiments:
         """Your newest experiments, so many at most; None for all. Filters are those of a call."""
         if most is not None:
             filters = {"limit": min(most, MOST_A_PAGE), **filters}
-        return [Experiment(self._client, one) for one in islice(self(**filters), most)]
+        found: list[Experiment] = []
+        documents = self(**filters)
+        while len(found) != most and (document := next(documents, None)):
+            found.append(Experiment(self._client, document))
+        return found

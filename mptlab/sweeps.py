@@ -1,3 +1,4 @@
+# Made from mptlab/_async/sweeps.py by `make client`.
 """A sweep as its client holds it: waiting for it, its table, cancelling it."""
 
 import math
@@ -5,17 +6,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mptlab.curves import table_html
 from mptlab.errors import Json, NotSucceeded
 from mptlab.events import follow
 from mptlab.optional import needed
 from mptlab.progress import followed
+from mptlab.shown import ShownTable
 
 if TYPE_CHECKING:
     from mptlab.api import Client
 
 
-class Sweep:
+class Sweep(ShownTable):
     """A sweep of the service, by its `id`."""
 
     def __init__(self, client: "Client", sweep_id: str):
@@ -73,9 +74,8 @@ class Sweep:
         self, points: Mapping[str, Any], *, idempotency_key: str | None = None, **how: Any
     ) -> Json:
         """Add points: a grid, as for `Client.sweep`."""
-        return self._client._once(
-            f"{self._path}/points", {**points_of(points), **how}, idempotency_key
-        )
+        body = {**points_of(points), **how}
+        return self._client._once(f"{self._path}/points", body, idempotency_key)
 
     def cancel(self) -> Json:
         """Ask for all of it to end."""
@@ -83,7 +83,8 @@ class Sweep:
 
     def retry(self) -> int:
         """Compute anew what failed or was cancelled; says how many points that is."""
-        count: int = self._client._call("POST", f"{self._path}:retry", idempotent=True)["count"]
+        again = self._client._call("POST", f"{self._path}:retry", idempotent=True)
+        count: int = again["count"]
         return count
 
     def delete(self) -> None:
@@ -92,11 +93,6 @@ class Sweep:
 
     def __repr__(self) -> str:
         return f"<Sweep {self.id}>"
-
-    def _repr_html_(self) -> str:
-        rows = self.table()
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        return table_html(names, ([row.get(name) for name in names] for row in rows))
 
 
 def points_of(points: Mapping[str, Any]) -> Json:

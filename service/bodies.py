@@ -4,7 +4,7 @@ the ids of paths."""
 import asyncio
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -83,8 +83,11 @@ class StrictRoute(APIRoute):
     def body_model(self) -> type[BaseModel]:
         """The model of the body, for the pointers of its errors."""
         field = self.body_field
-        model = field.field_info.annotation if field else None
-        return model if isinstance(model, type) and issubclass(model, BaseModel) else BaseModel
+        annotation = field.field_info.annotation if field else None
+        for model in (annotation, *get_args(annotation)):
+            if isinstance(model, type) and issubclass(model, BaseModel):
+                return model
+        return BaseModel
 
 
 class LargeRoute(StrictRoute):

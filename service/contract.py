@@ -4,6 +4,7 @@ examples, and links from what makes an id to what takes it."""
 from collections.abc import Iterator
 from typing import Any
 
+from service.datasets.sizes import SIZES
 from service.errors import PROBLEM
 from service.words import FIELDS, OF_PARAMETERS
 
@@ -93,6 +94,8 @@ def complete(document: Document) -> Document:
         _describe(name.partition("-")[0], schema)
         if name in EXAMPLES:
             schema["examples"] = EXAMPLES[name]
+        if name.startswith("UploadData") and not name.endswith("-Output"):
+            schema["required"] = [one for one in schema["required"] if one not in SIZES]
     for operation in operations(document):
         for parameter in operation.get("parameters", ()):
             if parameter["name"] in OF_PARAMETERS:

@@ -8,17 +8,16 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mptcore.specs import ExperimentSpec, PlainText, Problem, UploadData
+from mptcore.specs import ExperimentSpec, PlainText, Problem, SpecError, UploadData
 from service.datasets import store as datasets
 from service.datasets.models import Dataset
+from service.datasets.sizes import NO_UPLOAD, SIZES, shape_of
 from service.experiments import store as experiments
 from service.experiments.models import UNFINISHED, Artifact, Experiment, Status
 from service.settings import Settings
 
 WEIGHTS = "weights.safetensors"
 """The file in which a training run keeps what it trained."""
-
-NO_UPLOAD = "you have no data set of this id; POST /v1/datasets makes one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,34 +117,15 @@ def _text_problems(named: Named, dataset_id: str, column: str) -> Iterator[Probl
 
 
 def _upload_problems(named: Named, data: UploadData) -> Iterator[Problem]:
-    dataset = named.datasets.get(data.dataset)
-    if dataset is None:
-        yield Problem("/data/dataset", NO_UPLOAD)
+    try:
+        shape = shape_of(named.datasets.get(data.dataset), data.array, data.columns)
+    except SpecError as error:
+        yield from error.problems
         return
-    if dataset.dim is None:
-        yield Problem("/data/dataset", "this upload holds text, which the source text reads")
-        return
-    shape = _shape(dataset, data)
-    if shape is None:
-        have = ", ".join(dataset.arrays or dataset.columns or ()) or "none"
-        pointer = "/data/columns" if data.columns else "/data/array"
-        yield Problem(pointer, f"not in the upload, which has {have}")
-        return
-    for name, found in zip(("n", "dim"), shape, strict=True):
+    for name, found in zip(SIZES, shape, strict=True):
         if getattr(data, name) != found:
             detail = f"the upload's {name} is {found}, not {getattr(data, name)}"
             yield Problem(f"/data/{name}", detail)
-
-
-def _shape(dataset: Dataset, data: UploadData) -> tuple[int, int | None] | None:
-    """N and D of the part of an upload that is asked for; None where it has no such part."""
-    if data.columns is not None:
-        known = set(dataset.columns or ())
-        return (dataset.n, len(data.columns)) if known.issuperset(data.columns) else None
-    if data.array is not None:
-        found = (dataset.arrays or {}).get(data.array)
-        return (found[0], found[1]) if found else None
-    return dataset.n, dataset.dim
 
 
 def _experiment_problems(named: Named, spec: ExperimentSpec) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,21 +128,29 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]
         yield folder, port
 
 
+PROGRAMS = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
+
+
 def typed(document: Path, folder: Path, port: int) -> list[str]:
     """What the blocks of a document print, one after the other."""
+    return [
+        printed(block.language, block.text, folder, port)
+        for block in blocks(document)
+        if block.language in PROGRAMS
+    ]
+
+
+def printed(language: str, text: str, folder: Path, port: int) -> str:
+    """What a program prints in a user's home, where `mpt` and the service are."""
     (folder / "mpt").write_text('exec python -c "from mptlab.cli import main; main()" "$@"\n')
     (folder / "mpt").chmod(0o755)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {"PATH": path, "HOME": str(folder), "PYTHONPATH": str(ROOT),
                    "MPT_URL": f"http://127.0.0.1:{port}", "GOMP_SPINCOUNT": "10000"}  # fmt: skip
-    programs = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
-    return [
-        subprocess.run(
-            [*programs[block.language], block.text.replace(":8765", f":{port}")],
-            cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True,
-        ).stdout
-        for block in blocks(document) if block.language in programs
-    ]  # fmt: skip
+    return subprocess.run(
+        [*PROGRAMS[language], text.replace(":8765", f":{port}")],
+        cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True,
+    ).stdout  # fmt: skip
 
 
 def test_the_readme_runs(home: tuple[Path, int]) -> None:
@@ -170,9 +179,35 @@ def test_the_page_of_the_client_runs(home: tuple[Path, int]) -> None:
     assert (folder / "two-hundred.pdf").read_bytes().startswith(b"%PDF")
     assert by_python.startswith("succeeded -")
     assert "lml[seed=4]" in of_sweep
-    assert by_asyncio == "['succeeded', 'succeeded']\n"
+    runs, points, *statuses, rows = by_asyncio.splitlines()
+    assert runs == "['succeeded', 'succeeded', 'succeeded']"
+    assert (points, rows) == ("64", "2")
+    assert (statuses[0], statuses[-1]) == ("queued", "succeeded")
     assert "table1" in by_command
     figures = ("training.svg", "evolution.svg", "curves.svg")
     assert all("<svg" in (folder / one).read_text() for one in figures)
     assert (folder / "five.pdf").read_bytes().startswith(b"%PDF")
     assert len((folder / "curves.csv").read_text().splitlines()) == 1 + 2 * 64
+
+
+END = "=== the end of a block ==="
+
+
+@pytest.mark.parametrize("language", PROGRAMS)
+def test_the_recipes_of_the_api_print_what_they_show(home: tuple[Path, int], language: str) -> None:
+    """Those of a language one after the other, as they would be typed: what stands in text after
+    a block is what it prints, and … is anything."""
+    found = [*blocks(ROOT / "docs" / "api.md"), Block("", "", "")]
+    shown = [(one.text, after.text if after.language == "text" else "")
+             for one, after in pairwise(found) if one.language == language]  # fmt: skip
+    mark = {"sh": f"echo {END!r}\n", "python": f"print({END!r}, flush=True)\n"}[language]
+    *outputs, rest = printed(language, "".join(text + mark for text, _ in shown), *home).split(
+        f"{END}\n"
+    )
+    assert rest == ""
+    others = [
+        (expected, output)
+        for (_, expected), output in zip(shown, outputs, strict=True)
+        if not re.fullmatch(re.escape(expected).replace("…", ".*"), output, re.S)
+    ]
+    assert others == []

@@ -141,6 +141,24 @@ def audit(
 
 
 @app.command()
+@asks
+def usage(asked: Asked) -> None:
+    """Show how the users share the server, who has used it most of late first."""
+    rows = [{**one, **one["share"]} for one in asked.client.usage()]
+    columns = ("raw_shares", "raw_usage", "effectv_usage", "level_fs", "fair_share")
+    asked.show(rows, "name", "running", *columns)
+
+
+@app.command()
+@asks
+def retention(asked: Asked) -> None:
+    """Show what the sweep would free by now: delete what is old, purge what was deleted."""
+    found = asked.client.retention()
+    rows = [{"what": what, **one} for what in ("delete", "purge") for one in found[what]]
+    asked.show(rows, "what", "owner", "why", "count", "bytes")
+
+
+@app.command()
 def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="only say what would be freed")

@@ -144,7 +144,7 @@ def plot(
 @asks
 def compare(asked: Asked, experiment_ids: ExperimentIds) -> None:
     """Show experiments side by side: the fields in which their specs differ, and their metrics."""
-    found = [asked.client.get(one) for one in asked.ids(experiment_ids)]
+    found = asked.client.get_many(asked.ids(experiment_ids))
     asked.show_metrics(comparison(found))
 
 

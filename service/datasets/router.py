@@ -50,7 +50,7 @@ DatasetId = Annotated[str, Path(max_length=100)]
 
 
 class DatasetOut(BaseModel):
-    """An upload: of numbers, whose `id`, `n` and `dim` go into a spec with the source upload; or of
+    """An upload: of numbers, whose `id` goes into a spec with the source upload; or of
     text (`dim` is null), whose `id` and the `column` that holds it go into one with the source
     text."""
 

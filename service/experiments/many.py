@@ -71,6 +71,12 @@ def _submit(
     return ids
 
 
+def made_before(session: Session, owner_id: int, key: str | None, sha256: str) -> list[str]:
+    """What the same request made under its key; nothing where it is new."""
+    kept = session.get(KeptRequest, (owner_id, key)) if key is not None else None
+    return kept.made if kept is not None and kept.sha256 == sha256 else []
+
+
 def kept_request(
     session: Session, owner_id: int, key: str | None, sha256: str
 ) -> KeptRequest | None:

@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 from sqlalchemy.orm import Session
 
-from mptcore.specs import stored_spec
+from mptcore.specs import SpecError, stored_spec
 from service import audit
 from service.bodies import StrictRoute
 from service.database import Database
@@ -37,6 +37,7 @@ from service.experiments.schemas import (
     Submission,
     Validation,
 )
+from service.experiments.sent import Sent, Unsized, whole
 from service.settings import Settings
 from service.users import Caller
 
@@ -53,7 +54,7 @@ IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200)]
     responses={200: {"model": ExperimentOut, "description": "One that computed the same before"}},
 )
 def submit(
-    submission: Submission,
+    sent: Sent,
     database: WriterDep,
     settings: SettingsDep,
     scenes: ScenesDep,
@@ -67,8 +68,9 @@ def submit(
     made; another request under the same key is refused."""
     with refusals(), database.transaction() as session:
         # The key comes first: what was accepted stays so, whatever has been deleted since.
-        experiment = store.submitted(session, user.id, submission, idempotency_key)
+        experiment = store.submitted(session, user.id, sent, idempotency_key)
         if experiment is None:
+            (submission,) = whole(session, user.id, [sent])
             known = _accepted(session, settings, user.id, submission)
             key = known.cache_key(submission.spec)
             if (hit := _hit(known, submission, key)) is not None:
@@ -78,6 +80,7 @@ def submit(
                 user.id,
                 submission,
                 idempotency_key,
+                sent=sent if isinstance(sent, Unsized) else None,
                 by=user,
                 sharing=settings.share,
                 memory=known.memory(submission.spec),
@@ -96,14 +99,15 @@ custom = APIRouter(tags=["experiments"], route_class=StrictRoute)
 
 @custom.post("/v1/experiments:validate")
 def validate(
-    submission: Submission,
+    sent: Sent,
     database: DatabaseDep,
     settings: SettingsDep,
     scenes: ScenesDep,
     user: Submitter,
 ) -> Validation:
     """Say what a submission would become, and store nothing."""
-    with database.snapshot() as session:
+    with refusals(), database.snapshot() as session:
+        (submission,) = whole(session, user.id, [sent])
         known = _accepted(session, settings, user.id, submission)
         memory = known.memory(submission.spec)
         hit = _hit(known, submission, known.cache_key(submission.spec))
@@ -312,6 +316,8 @@ def _cached(
 def refusals() -> Iterator[None]:
     try:
         yield
+    except SpecError as error:
+        raise invalid(error.problems) from None
     except store.Refused as refusal:
         jumps = refusal.reason == "may_not_jump"
         status = HTTPStatus.FORBIDDEN if jumps else HTTPStatus.CONFLICT

@@ -24,6 +24,7 @@ from service.experiments.models import (
     Status,
 )
 from service.experiments.schemas import Submission
+from service.experiments.sent import Unsized
 from service.experiments.shares import MOST_PRIORITY
 from service.experiments.states import note_status
 from service.fair_share import FairShare
@@ -62,7 +63,7 @@ class KeyReused(Exception):
 
 
 def submitted(
-    session: Session, owner_id: int, submission: Submission, idempotency_key: str | None
+    session: Session, owner_id: int, sent: Submission | Unsized, idempotency_key: str | None
 ) -> Experiment | None:
     """What the same submission made under the same key before; None where the key is new. Raises
     KeyReused."""
@@ -70,7 +71,7 @@ def submitted(
         return None
     if session.get(KeptRequest, (owner_id, idempotency_key)) is not None:
         raise KeyReused
-    return _made(session, owner_id, idempotency_key, _digest(submission))
+    return _made(session, owner_id, idempotency_key, _digest(sent))
 
 
 def submit(
@@ -79,6 +80,7 @@ def submit(
     submission: Submission,
     idempotency_key: str | None = None,
     *,
+    sent: Unsized | None = None,
     by: Caller | None = None,
     sharing: FairShare | None = None,
     memory: Memory | None = None,
@@ -86,13 +88,14 @@ def submit(
     cache_key: str | None = None,
 ) -> Experiment:
     """Store a new experiment in the queue, or find what the same submission made under the same
-    key before. It waits for those of the experiments that it comes after that are `unfinished`.
-    Raises KeyReused, and Refused where the user has as many as it may."""
+    key before; `sent` is what came where something had to be filled in. It waits for those of the
+    experiments that it comes after that are `unfinished`. Raises KeyReused, and Refused where the
+    user has as many as it may."""
     experiment = Experiment(
         id=uuid7().hex,
         owner_id=owner_id,
         idempotency_key=idempotency_key,
-        submission_sha256=_digest(submission),
+        submission_sha256=_digest(sent or submission),
         **columns_of(submission, memory, unfinished, cache_key),
     )
     return _enqueue_once(session, experiment, by, sharing or FairShare(), unfinished)
@@ -117,8 +120,10 @@ def columns_of(
     }
 
 
-def _digest(submission: Submission) -> str:
+def _digest(submission: Submission | Unsized) -> str:
     """The same for what was sent before there were these fields."""
+    if isinstance(submission, Unsized):
+        return hashlib.sha256(submission.text.encode()).hexdigest()
     added = {
         name for name in ("visibility", "after", "cache")
         if getattr(submission, name) == Submission.model_fields[name].default

@@ -17,6 +17,7 @@ from service.experiments.acceptance import Acceptance, beside_of
 from service.experiments.many import New
 from service.experiments.router import IdempotencyKey, refusals
 from service.experiments.schemas import Submission
+from service.experiments.sent import whole
 from service.settings import Settings
 from service.sweeps.schemas import Batch, BatchOut, Made
 
@@ -37,7 +38,8 @@ def submit_batch(
         kept = many.kept_request(session, user.id, idempotency_key, sha256_of("batch", batch))
         if kept and kept.made:
             return BatchOut.model_validate({"items": kept.made})
-        wanted = _accepted(session, settings, user.id, batch.experiments)
+        submissions = whole(session, user.id, batch.experiments, lambda i: f"/experiments/{i}")
+        wanted = _accepted(session, settings, user.id, submissions)
         ids = many.submit(session, user.id, wanted, by=user, sharing=settings.share)
         answer = BatchOut(items=[_made(*pair) for pair in zip(ids, wanted, strict=True)])
         if kept:

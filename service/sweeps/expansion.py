@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -155,15 +155,19 @@ def _short(value: Any) -> str:
 
 
 def specs_of(
-    base: Mapping[str, Any], points: Sequence[Point], limits: Limits
+    base: Mapping[str, Any],
+    points: Sequence[Point],
+    limits: Limits,
+    completed: Callable[[Any], Any] = lambda spec: spec,
 ) -> list[ExperimentSpec]:
-    """The specs of the points. Raises SpecError with what is wrong: pointers are into the request,
-    whose spec is the base, and each names the first point that it concerns."""
+    """The specs of the points, each `completed` by what is known beside it. Raises SpecError with
+    what is wrong: pointers are into the request, whose spec is the base, and each names the first
+    point that it concerns."""
     found: list[ExperimentSpec] = []
     problems: dict[str, Problem] = {}
     for i, point in enumerate(points):
         try:
-            found.append(validate_spec(with_values(base, point.values), limits))
+            found.append(validate_spec(completed(with_values(base, point.values)), limits))
         except SpecError as error:
             for problem in error.problems:
                 there = in_request(problem, i, point)

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import ExperimentSpec, Problem, SpecError, stored_spec
 from service import audit
 from service.bodies import LargeRoute
+from service.datasets.sizes import Uploads
 from service.dependencies import Canceller, DatabaseDep, Reader, SettingsDep, Submitter, WriterDep
 from service.errors import ApiError, invalid
 from service.experiments import holds, many, states
@@ -65,12 +66,16 @@ def submit_sweep(
     """Queue an experiment for each point of a sweep, 10,000 at most: all, or none where one is
     refused. The errors say which point, and point to its value in the request."""
     points = [*submission.points()]
-    specs = _specs(settings, submission.spec, points)  # thousands: while no one waits for the lock
+    sha256 = sha256_of("sweep", submission)
+    with database.snapshot() as session:
+        made = many.made_before(session, user.id, idempotency_key, sha256)
+    # Thousands: while no one waits for the lock. What was made stays so, whatever is gone since.
+    uploads = Uploads(database.snapshot, user.id)
+    specs = [] if made else _specs(settings, uploads, submission.spec, points)
     with refusals(), database.transaction() as session:
-        sha256 = sha256_of("sweep", submission)
         kept = many.kept_request(session, user.id, idempotency_key, sha256)
-        if kept and kept.made:
-            sweep = _find(session, user, kept.made[0])
+        if made := made or (kept.made if kept else []):
+            sweep = _find(session, user, made[0])
         else:
             sweep = store.create(session, user.id, submission)
             _add(session, settings, user, sweep, points, specs, submission.cache)
@@ -141,14 +146,15 @@ def add_points(
     """Add points to a sweep, of the same spec."""
     with database.snapshot() as session:
         base = _find_own(session, user, sweep_id).spec
+        sha256 = sha256_of(f"points of {sweep_id}", more)
+        made = many.made_before(session, user.id, idempotency_key, sha256)
     points = [*more.points()]
-    specs = _specs(settings, base, points)
+    specs = [] if made else _specs(settings, Uploads(database.snapshot, user.id), base, points)
     with refusals(), database.transaction() as session:
         sweep = _find_own(session, user, sweep_id)
-        sha256 = sha256_of(f"points of {sweep_id}", more)
         kept = many.kept_request(session, user.id, idempotency_key, sha256)
-        if kept and kept.made:
-            return Added(first=int(kept.made[0]), count=len(points))
+        if made := made or (kept.made if kept else []):
+            return Added(first=int(made[0]), count=len(points))
         if store.next_point(session, sweep.id) + len(points) > MOST_POINTS:
             detail = f"a sweep has at most {MOST_POINTS} points"
             raise invalid([Problem("", detail)])
@@ -236,11 +242,11 @@ def retry_sweep(
 
 
 def _specs(
-    settings: Settings, base: Mapping[str, Any], points: Sequence[Point]
+    settings: Settings, uploads: Uploads, base: Mapping[str, Any], points: Sequence[Point]
 ) -> list[ExperimentSpec]:
     """Raises ApiError."""
     try:
-        return specs_of(base, points, settings.limits)
+        return specs_of(base, points, settings.limits, uploads.with_sizes)
     except SpecError as error:
         raise invalid(error.problems) from None
 

@@ -14,9 +14,9 @@ from service.experiments.schemas import (
     Note,
     Priority,
     Progress,
-    Submission,
     Tags,
 )
+from service.experiments.sent import Sent
 from service.sharing import Visibility
 from service.sweeps.expansion import MOST_POINTS, Points
 
@@ -32,7 +32,7 @@ class Batch(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    experiments: Annotated[list[Submission], Field(min_length=1, max_length=MOST_TOGETHER)]
+    experiments: Annotated[list[Sent], Field(min_length=1, max_length=MOST_TOGETHER)]
 
 
 class Made(BaseModel):

@@ -73,6 +73,25 @@ def test_curves_of_more_than_may_be_asked_for_at_once(
         client.curves_of([ids[0], "a"])
 
 
+def test_more_experiments_than_may_be_asked_for_at_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "MOST_WITH_SPECS", 2)
+    ids = [client.submit(ppca_spec())["id"] for _ in range(3)]
+    found = client.get_many([*ids, ids[0]])
+    assert [one["id"] for one in found] == [*ids, ids[0]]
+    assert found[0]["spec"]["seeds"] == [4]
+    with pytest.raises(Refused, match="no experiment of this id"):
+        client.get_many([*ids, "a"])
+
+
+def test_what_the_workers_did_and_what_the_users_had(client: Client) -> None:
+    history = client.worker_history(hours=1)
+    assert (history["items"], len(history["at"])) == ([], 60)
+    assert [one["name"] for one in client.usage()] == ["local"]
+    assert client.retention() == {"delete": [], "purge": []}
+
+
 def test_a_wait_for_what_does_not_end(client: Client) -> None:
     queued = client.submit(ppca_spec())["id"]
     seen: list[str] = []

@@ -4,6 +4,7 @@ The service that answers 503 is a small server of this file: the real one does s
 database is away.
 """
 
+import asyncio
 import json
 import threading
 import time
@@ -13,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from mptlab import Client, NoAnswer, Refused, serve
+from mptlab import AsyncClient, Client, NoAnswer, Refused, serve
 from service.database import Database
 from service.experiments import states
 from service.experiments.models import DesiredState
@@ -165,3 +166,36 @@ def test_wait_survives_a_server_that_is_killed_and_started_again(
         killable.start()
         assert ended.result()["status"] == "cancelled"
     assert len(killable.told) == 1
+
+
+@busy(6)
+def test_an_outage_is_told_once_to_who_asks_much_at_once(answers: Answers) -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        async with AsyncClient(answers.url, "key", on_outage=told.append) as client:
+            await asyncio.gather(*(client.get("a") for _ in range(6)))
+            assert len(told) == 1
+            answers.busy = len(answers.seen) + 1
+            await client.get("a")
+
+    asyncio.run(main())
+    assert len(told) == 2
+
+
+@busy(2)
+def test_what_is_awaited_is_sent_again_in_the_same_way(answers: Answers) -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        async with AsyncClient(answers.url, "key", on_outage=told.append) as client:
+            await client.submit({})
+            assert len(answers.seen) == 3
+            answers.busy = 4
+            with pytest.raises(Refused, match="busy"):
+                await client.resume("a")
+
+    asyncio.run(main())
+    assert len({key for _, key in answers.seen[:3]}) == 1
+    assert len(answers.seen) == 4
+    assert told == [f"{answers.url} does not answer (HTTP 503): trying again"]

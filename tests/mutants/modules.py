@@ -25,6 +25,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "mptlab/retries.py": ("tests/mptlab/test_pauses.py",),
     "mptlab/api.py": ("tests/mptlab/test_client.py", "tests/mptlab/test_requests.py"),
     "mptlab/connection.py": ("tests/mptlab/test_client.py", "tests/mptlab/test_requests.py"),
+    "mptlab/places.py": ("tests/mptlab/test_places.py",),
+    "mptlab/answers.py": ("tests/mptlab/test_requests.py",),
     "mptlab/tables.py": ("tests/mptlab/test_tables.py",),
     "mptcore/estimation/allocation.py": ESTIMATION,
     "mptcore/estimation/estimate.py": ESTIMATION,

@@ -1,7 +1,8 @@
 """What a spec names by id is looked up for every family, one that it never saw too."""
 
 from service.database import Database
-from service.references import NO_UPLOAD, Named, reference_problems
+from service.datasets.sizes import NO_UPLOAD
+from service.references import Named, reference_problems
 from tests.support.markov import MarkovExperiment
 
 

@@ -141,8 +141,9 @@ class FashionMnistData(ImageData):
 
 class UploadData(MeasuredData):
     """A data set that was uploaded, by its id. `n` and `dim` say what is expected of it: a file of
-    another shape is refused. `array` names one array of an .npz file; `columns` picks columns by
-    name (.csv, .parquet) in the order given."""
+    another shape is refused, and the service fills in what a submission leaves out. `array` names
+    one array of an .npz file; `columns` picks columns by name (.csv, .parquet) in the order
+    given."""
 
     source: Literal["upload"]
     dataset: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]

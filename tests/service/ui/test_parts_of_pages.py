@@ -1,5 +1,6 @@
 """What single pages are made of: the form of a spec, charts, tables, views, what admins see."""
 
+import json
 import re
 import time
 from typing import Any
@@ -47,6 +48,20 @@ def test_the_form_and_the_json_are_one_spec(page: Page, lab: BrowsedLab) -> None
     expect(spec).not_to_have_value(containing("train"))
     spec.fill("{")
     expect(page.get_by_text("The fields come back")).to_be_visible()
+
+
+def test_an_upload_needs_no_more_than_its_file(page: Page, lab: BrowsedLab) -> None:
+    content = "a,b,c\n" + "".join(f"{i},{i * i},{-i}\n" for i in range(7))
+    page.goto(lab.url("/new"))
+    page.locator("#spec").fill(json.dumps(ppca_spec(model__init="random", model__latent_dim=2)))
+    page.set_input_files(
+        "#file", {"name": "mine.csv", "mimeType": "text/csv", "buffer": content.encode()}
+    )
+    expect(page.get_by_text("mine.csv: 7 rows")).to_be_visible()
+    page.get_by_role("button", name="Submit").click()
+    page.wait_for_url("**/experiments/*")
+    data = lab.api.get(page.url.split("/")[-1])["spec"]["data"]
+    assert (data["n"], data["dim"]) == (7, 3)
 
 
 def test_another_family_and_another_source_keep_what_fits(page: Page, lab: BrowsedLab) -> None:

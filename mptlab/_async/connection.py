@@ -1,0 +1,159 @@
+"""The connection to the service: where it is, with which key, and what is sent again."""
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Self
+
+import httpx
+
+from mptlab.answers import answer_of, checked
+from mptlab.errors import Json, NoAnswer
+from mptlab.places import url_and_key
+from mptlab.retries import is_busy, retry_s, send_again_async
+from mptlab.specs import to_json
+
+log = logging.getLogger(__name__)
+
+
+class AsyncConnection:
+    """Requests to the service, with its answers as JSON.
+
+    The URL is that given, else MPT_URL, else that of `mpt login`, else this machine's. The key is
+    that given, else MPT_API_KEY, else that of `mpt login` at this URL, else, on this machine, what
+    the embedded service left in its store (MPT_STORE).
+
+    A request that may be sent again is, where the service does not answer or asks for it, for
+    `for_s` seconds (else MPT_RETRY_S, else half a minute); `on_outage` is told, once, also
+    where many wait for an answer.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        timeout_s: float = 30.0,
+        on_outage: Callable[[str], object] = log.warning,
+        for_s: float | None = None,
+    ):
+        self.url, key = url_and_key(url, key)
+        headers = {"Authorization": f"Bearer {key}"}
+        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout_s)
+        self._on_outage = on_outage
+        self._for_s = for_s
+        self._waiting: set[object] = set()  # which threads may change without a lock
+        self._missing: set[object] = set()  # requests that have met the outage
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def is_ready(self) -> bool:
+        """Whether the service answers."""
+        try:
+            response = await self._http.get("/readyz")
+            return response.is_success
+        except httpx.TransportError:
+            return False
+
+    async def _once(self, path: str, body: Json | None, idempotency_key: str | None) -> Json:
+        """Send what is to be done once however often it is sent."""
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return await self._call("POST", path, headers=headers, json=body)
+
+    async def _call(
+        self, method: str, path: str, *, idempotent: bool = False, json: Any = None, **options: Any
+    ) -> Json:
+        headers = options.pop("headers", {})
+        if json is not None:
+            options["content"] = to_json(json)
+            headers = {**headers, "Content-Type": "application/json"}
+        again = idempotent or method == "GET" or "Idempotency-Key" in headers
+        send = partial(self._http.request, method, path, headers=headers, **options)
+        return answer_of(await self._send(send, idempotent=again))
+
+    async def _items(self, path: str) -> list[Json]:
+        """Those of a list that comes whole."""
+        answer = await self._call("GET", path)
+        found: list[Json] = answer["items"]
+        return found
+
+    async def _content(self, path: str) -> bytes:
+        """The bytes of a file."""
+        send = partial(self._http.get, path)
+        return checked(await self._send(send, idempotent=True)).content
+
+    async def _pages(self, path: str, filters: Mapping[str, Any]) -> AsyncIterator[Json]:
+        cursor = None
+        while True:
+            query = {**filters, "cursor": cursor} if cursor else filters
+            page = await self._call("GET", path, params=query)
+            for one in page["items"]:
+                yield one
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    @contextmanager
+    def _one_more_wait(self) -> Iterator[None]:
+        wait = object()
+        self._waiting.add(wait)
+        try:
+            yield
+        finally:
+            self._waiting.discard(wait)
+
+    @property
+    def _waits(self) -> int:
+        """How many waits are under way: in tasks, or in threads."""
+        return len(self._waiting)
+
+    async def _look(self, path: str, deadline: float) -> Json:
+        """How it stands with what is there, however long the service is away."""
+        send = partial(self._http.get, path)
+        for_s = max(0.0, deadline - time.monotonic())
+        try:
+            response = await self._persist(send, idempotent=True, for_s=for_s)
+        except httpx.TransportError as error:
+            raise TimeoutError(f"{self.url} does not answer: {error}") from error
+        if is_busy(response):
+            raise TimeoutError(f"{self.url} does not answer: HTTP {response.status_code}")
+        return answer_of(response)
+
+    async def _send(
+        self,
+        send: Callable[[], Awaitable[httpx.Response]],
+        *,
+        idempotent: bool,
+        for_s: float | None = None,
+    ) -> httpx.Response:
+        """Send, and send again: for as long as the client does, or `for_s`. Raises NoAnswer."""
+        if for_s is None:
+            for_s = retry_s() if self._for_s is None else self._for_s
+        try:
+            return await self._persist(send, idempotent=idempotent, for_s=for_s)
+        except httpx.TransportError as error:
+            raise NoAnswer(self.url, error) from error
+
+    async def _persist(
+        self, send: Callable[[], Awaitable[httpx.Response]], *, idempotent: bool, for_s: float
+    ) -> httpx.Response:
+        request = object()
+
+        def tell(cause: str) -> None:
+            if not self._missing:
+                self._on_outage(f"{self.url} does not answer ({cause}): trying again")
+            self._missing.add(request)
+
+        try:
+            return await send_again_async(send, idempotent=idempotent, for_s=for_s, on_outage=tell)
+        finally:
+            self._missing.discard(request)

@@ -1,0 +1,72 @@
+"""Following what happens, by the service's event streams."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import httpx
+from httpx_sse import EventSource, SSEError
+
+from mptlab.answers import checked
+from mptlab.errors import Json, Refused
+
+if TYPE_CHECKING:
+    from mptlab._async.api import AsyncClient
+
+SILENT_S = 60.0
+"""The service says something each 15 s."""
+PAUSE_S = 0.5
+"""Before a stream that was cut off is opened again."""
+
+
+async def follow(
+    client: "AsyncClient", path: str, after: str | None = None, kind: Sequence[str] = ()
+) -> AsyncIterator[Json]:
+    """What happens, each once and in order, until nothing more will: `after` is the `id` of an
+    event, or "now"; `kind` is status, log, progress or points, else all. A stream that is cut off
+    is opened again where it was, however long the service is away. Raises Refused, and NoAnswer
+    where nothing answers at first."""
+    if after == "now":  # and not "from now on" once more after a cut
+        page = await client._call("GET", path, params={"after": after})
+        after = page["last_id"]
+    for_s: float | None = None
+    while True:
+        ask = partial(_opened, client._http, path, {"after": after, "kind": [*kind]})
+        response = await client._send(ask, idempotent=True, for_s=for_s)
+        try:
+            async for one in EventSource(checked(response)).aiter_sse():
+                if one.event == "end":
+                    _check_end(json.loads(one.data))
+                    return
+                if not one.data:  # httpx-sse makes an event of what ends a comment
+                    continue
+                after = one.id or after
+                event: Json = json.loads(one.data)
+                yield event
+        except SSEError as error:
+            raise Refused({"detail": f"no events come from {response.url}: {error}"}) from None
+        except httpx.TransportError:
+            pass
+        finally:
+            await response.aclose()
+        for_s = math.inf
+        await asyncio.sleep(PAUSE_S)
+
+
+async def _opened(http: httpx.AsyncClient, path: str, query: Json) -> httpx.Response:
+    patience = httpx.Timeout(http.timeout.connect, read=SILENT_S)
+    given = {name: value for name, value in query.items() if value}
+    request = http.build_request("GET", path, params=given, timeout=patience,
+                                 headers={"Accept": "text/event-stream"})  # fmt: skip
+    response = await http.send(request, stream=True)
+    if not response.is_success:
+        await response.aread()
+    return response
+
+
+def _check_end(end: Json) -> None:
+    if end["reason"] != "ended":
+        raise Refused({"detail": "what was followed is not open to this key any more", **end})

@@ -1,0 +1,213 @@
+"""Experiments as objects: `client.experiments.create(…)`, `.wait()`, `.curves()`, `.plot()`."""
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mptlab.curves import Curves, table_html
+from mptlab.errors import Json, NotSucceeded
+from mptlab.progress import followed
+from mptlab.tables import summary
+
+if TYPE_CHECKING:
+    from mptlab._async.api import AsyncClient
+
+MOST_A_PAGE = 500
+
+
+class AsyncExperiment:
+    """An experiment of the service, by its `id`; `document` is what was last seen of it."""
+
+    def __init__(self, client: "AsyncClient", document: Json):
+        self.id: str = document["id"]
+        self.document = document
+        self._client = client
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<AsyncExperiment {self.id}{name} {self.status}>"
+
+    def __getitem__(self, field: str) -> Any:
+        """A field of the document."""
+        return self.document[field]
+
+    @property
+    def name(self) -> str | None:
+        name: str | None = self.document.get("name")
+        return name
+
+    @property
+    def status(self) -> str:
+        """As last seen: queued, dispatched, running, paused, succeeded, failed or cancelled."""
+        status: str = self.document["status"]
+        return status
+
+    @property
+    async def spec(self) -> Json:
+        if "spec" not in self.document:  # a list goes without
+            await self.refresh()
+        spec: Json = self.document["spec"]
+        return spec
+
+    @property
+    async def metrics(self) -> Json:
+        """Each metric by its name: its mean over seeds, and as `… std_err` the standard error of
+        that. `document["metrics"]` has them one by one."""
+        if "metrics" not in self.document:
+            await self.refresh()
+        return summary(self.document["metrics"])
+
+    async def refresh(self) -> "AsyncExperiment":
+        """Look again."""
+        self.document = await self._client.get(self.id)
+        return self
+
+    async def wait(
+        self, timeout_s: float | None = None, *, progress: bool = True, check: bool = True
+    ) -> "AsyncExperiment":
+        """Wait until it has ended, and show how far it is. Raises NotSucceeded where it failed or
+        was cancelled, unless `check` is false, and TimeoutError."""
+        with followed(progress) as show:
+            self.document = await self._client.wait(self.id, timeout_s, on_change=show)
+        if check and self.status != "succeeded":
+            raise NotSucceeded(self.document)
+        return self
+
+    async def curves(
+        self, series: str | None = None, max_points: int = 100_000, **labels: Any
+    ) -> Curves:
+        """Its curves: all, or those of one name and with the given labels, `seed=4`."""
+        found = await self._client.curves(self.id, series, max_points, **labels)
+        found.title = self.name or ""
+        return found
+
+    def events(self, *, after: str | None = None, kind: Sequence[str] = ()) -> AsyncIterator[Json]:
+        """What happens to it, until it has ended: each with its `id`, its `kind` (status, log,
+        progress, points) and `data`; `kind` chooses. Goes on after a cut. Raises Refused."""
+        return self._client.events_of(self.id, after=after, kind=kind)
+
+    async def logs(self, level: str | None = None) -> list[Json]:
+        """The lines of its log so far, or those of a level."""
+        return [line async for line in self._client.logs(self.id, level)]
+
+    async def plot(
+        self, kind: str | None = None, file: str | os.PathLike[str] | None = None
+    ) -> Any:
+        """Its curves as a figure: see `Curves.plot`."""
+        curves = await self.curves()
+        return curves.plot(kind, file)
+
+    async def artifacts(self) -> list[Json]:
+        """The files that it left: weights, pictures."""
+        return await self._client.artifacts(self.id)
+
+    async def download(self, folder: str | os.PathLike[str] = ".", *names: str) -> list[Path]:
+        """Write these files, or those of some names, into a folder."""
+        return await self._client.download(self.id, folder, *names)
+
+    async def bundle(self, file: str | os.PathLike[str]) -> Path:
+        """Write the zip of all that there is of it, once it has ended: see `AsyncClient.bundle`."""
+        return await self._client.bundle(self.id, file)
+
+    async def cancel(self) -> "AsyncExperiment":
+        """Ask for it to end."""
+        return self._seen(await self._client.cancel(self.id))
+
+    async def pause(self) -> "AsyncExperiment":
+        """Ask for it to be set aside."""
+        return self._seen(await self._client.pause(self.id))
+
+    async def resume(self) -> "AsyncExperiment":
+        """Put it back in the queue after a pause."""
+        return self._seen(await self._client.resume(self.id))
+
+    async def retry(self) -> "AsyncExperiment":
+        """A new experiment like this one, which failed or was cancelled."""
+        return AsyncExperiment(self._client, await self._client.retry(self.id))
+
+    async def change(self, **changes: Any) -> "AsyncExperiment":
+        """Change name, tags, note, priority, visibility, pinned."""
+        return self._seen(await self._client.change(self.id, **changes))
+
+    async def delete(self) -> None:
+        """Delete it; it must not run."""
+        await self._client.delete(self.id)
+
+    def _seen(self, document: Json) -> "AsyncExperiment":
+        self.document = document
+        return self
+
+    def _repr_html_(self) -> str:
+        told = {name: self.document.get(name) for name in ("id", "name", "status", "tags")}
+        if failure := self.document.get("failure"):
+            told["failure"] = f"{failure['kind']}: {failure['message']}"
+        told |= summary(self.document.get("metrics", []))
+        return table_html(("", ""), told.items())
+
+
+Id = str | AsyncExperiment | Mapping[str, Any]
+"""What says which experiment is meant: its id, the object, or the service's document of it."""
+
+
+def id_of(given: Id) -> str:
+    if isinstance(given, AsyncExperiment):
+        return given.id
+    return given if isinstance(given, str) else given["id"]
+
+
+class AsyncExperiments:
+    """The experiments of a client: `client.experiments`."""
+
+    def __init__(self, client: "AsyncClient"):
+        self._client = client
+
+    def __call__(self, **filters: Any) -> AsyncIterator[Json]:
+        """The documents of your experiments, newest first, over all pages: without their specs, or
+        with `fields="full"` (and `limit` at most 50) with them; `whose="lab"` lists what is shared.
+        `filter="metrics.lml > -61 and tag = x"`, `order_by="metrics.lml desc"`, and status, tag,
+        family, name, owner, q, created_after and the like choose among them. Raises Refused."""
+        return self._client._pages("/v1/experiments", filters)
+
+    async def create(
+        self,
+        spec: Any,
+        *,
+        wait: bool = False,
+        progress: bool = True,
+        timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+        **beside: Any,
+    ) -> AsyncExperiment:
+        """Queue an experiment: of a mapping, a pydantic model, the path of a JSON or YAML file, or
+        the name of a preset. `beside` is name, tags, note, priority, visibility, after, cache. With
+        `wait` it has succeeded when this returns. Raises Refused, NotSucceeded, TimeoutError."""
+        document = await self._client.submit(spec, idempotency_key=idempotency_key, **beside)
+        made = AsyncExperiment(self._client, document)
+        return await made.wait(timeout_s, progress=progress) if wait else made
+
+    async def get(self, experiment_id: Id) -> AsyncExperiment:
+        """One experiment. Raises Refused."""
+        return AsyncExperiment(self._client, await self._client.get(experiment_id))
+
+    async def wait(
+        self,
+        experiment_id: Id,
+        timeout_s: float | None = None,
+        *,
+        progress: bool = True,
+        check: bool = True,
+    ) -> AsyncExperiment:
+        """Wait until one has ended: see `AsyncExperiment.wait`."""
+        waited = AsyncExperiment(self._client, {"id": id_of(experiment_id)})
+        return await waited.wait(timeout_s, progress=progress, check=check)
+
+    async def list(self, most: int | None = 100, **filters: Any) -> Sequence[AsyncExperiment]:
+        """Your newest experiments, so many at most; None for all. Filters are those of a call."""
+        if most is not None:
+            filters = {"limit": min(most, MOST_A_PAGE), **filters}
+        found: list[AsyncExperiment] = []
+        documents = self(**filters)
+        while len(found) != most and (document := await anext(documents, None)):
+            found.append(AsyncExperiment(self._client, document))
+        return found

@@ -1,0 +1,107 @@
+"""A sweep as its client holds it: waiting for it, its table, cancelling it."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mptlab._async.events import follow
+from mptlab.errors import Json, NotSucceeded
+from mptlab.optional import needed
+from mptlab.progress import followed
+from mptlab.shown import AsyncShownTable
+
+if TYPE_CHECKING:
+    from mptlab._async.api import AsyncClient
+
+
+class AsyncSweep(AsyncShownTable):
+    """A sweep of the service, by its `id`."""
+
+    def __init__(self, client: "AsyncClient", sweep_id: str):
+        self.id = sweep_id
+        self._client = client
+        self._path = f"/v1/sweeps/{sweep_id}"
+
+    async def get(self) -> Json:
+        """Its status, how many points stand where, its progress, and when it may end."""
+        return await self._client._call("GET", self._path)
+
+    async def wait(
+        self,
+        timeout_s: float | None = None,
+        on_change: Callable[[Json], object] = lambda sweep: None,
+        poll_s: float = 1.0,
+        *,
+        progress: bool = True,
+        check: bool = True,
+    ) -> Json:
+        """Wait until all of its points have ended, and return it; `on_change` sees it at every
+        look. Raises NotSucceeded where a point failed or was cancelled, unless `check` is false,
+        and TimeoutError."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        with followed(progress) as show:
+            while True:
+                sweep = await self._client._look(self._path, deadline)
+                show(sweep)
+                on_change(sweep)
+                if sweep["terminal"]:
+                    break
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{self.id} is {sweep['status']} after {timeout_s} s")
+                await asyncio.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
+        if check and sweep["status"] != "succeeded":
+            raise NotSucceeded(sweep)
+        return sweep
+
+    def events(self, *, after: str | None = None, kind: Sequence[str] = ()) -> AsyncIterator[Json]:
+        """What happens to its experiments, by one stream, until all have ended: each event with
+        its `experiment_id`, its `kind` (status, log, progress, points) and `data`."""
+        return follow(self._client, f"{self._path}/events", after, kind)
+
+    async def table(self) -> list[Json]:
+        """A row for each point: its number, experiment and status, the swept fields by their paths,
+        and each metric by its name, with its standard error as `… std_err`."""
+        answer = await self._client._call("GET", f"{self._path}/table")
+        return [_flat(row) for row in answer["items"]]
+
+    async def frame(self) -> Any:
+        """The same as a pandas DataFrame, where pandas is installed."""
+        return needed("pandas", "frames").DataFrame(await self.table())
+
+    async def add(
+        self, points: Mapping[str, Any], *, idempotency_key: str | None = None, **how: Any
+    ) -> Json:
+        """Add points: a grid, as for `AsyncClient.sweep`."""
+        body = {**points_of(points), **how}
+        return await self._client._once(f"{self._path}/points", body, idempotency_key)
+
+    async def cancel(self) -> Json:
+        """Ask for all of it to end."""
+        return await self._client._call("POST", f"{self._path}:cancel", idempotent=True)
+
+    async def retry(self) -> int:
+        """Compute anew what failed or was cancelled; says how many points that is."""
+        again = await self._client._call("POST", f"{self._path}:retry", idempotent=True)
+        count: int = again["count"]
+        return count
+
+    async def delete(self) -> None:
+        """Delete it with the experiments that were made for it."""
+        await self._client._call("DELETE", self._path)
+
+    def __repr__(self) -> str:
+        return f"<AsyncSweep {self.id}>"
+
+
+def points_of(points: Mapping[str, Any]) -> Json:
+    """A grid by the fields' paths; its values may be any iterable of JSON."""
+    return {"grid": {path: list(values) for path, values in points.items()}}
+
+
+def _flat(row: Json) -> Json:
+    flat: Json = {name: row[name] for name in ("point", "experiment_id", "status")} | row["fields"]
+    for name, metric in row["metrics"].items():
+        flat |= {name: metric["value"], f"{name} std_err": metric["std_err"]}
+    return flat

@@ -1,0 +1,44 @@
+"""Where the service is, and by which key: given, in the environment, logged in, on this machine."""
+
+import os
+from pathlib import Path
+
+import httpx
+from platformdirs import user_data_path
+
+from mptlab import login
+from mptlab.errors import Refused
+
+DEFAULT_URL = "http://127.0.0.1:8765"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def url_and_key(url: str | None, key: str | None) -> tuple[str, str]:
+    """Those to use, of what was given if anything was. Raises Refused."""
+    kept = login.kept()
+    url = (url or os.environ.get("MPT_URL") or kept.url or DEFAULT_URL).rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise Refused({"detail": f"{url} is no URL: it begins with http:// or https://"})
+    key = key or os.environ.get("MPT_API_KEY") or kept.key_for(url) or _local_key(url)
+    if not (key.isascii() and key.isprintable()):
+        raise Refused({"detail": "the API key holds a character that no key has: copy it anew"})
+    return url, key
+
+
+def store() -> Path:
+    """Where the embedded service keeps everything: MPT_STORE, or the user's data directory."""
+    given = os.environ.get("MPT_STORE")
+    return Path(given) if given else user_data_path("mptlab")
+
+
+def _local_key(url: str) -> str:
+    """That of the service on this machine, which goes to no other."""
+    key_file = store() / "api-key"
+    if httpx.URL(url).host not in LOOPBACK:
+        detail = f"no API key for {url}: set MPT_API_KEY, or `mpt login --url {url}`"
+        raise Refused({"detail": detail})
+    try:
+        return key_file.read_text().strip()
+    except FileNotFoundError:
+        detail = f"no API key: set MPT_API_KEY, or start `mpt serve`, which writes {key_file}"
+        raise Refused({"detail": detail}) from None

@@ -1,0 +1,22 @@
+"""What a notebook shows of what is read from the service when it is shown."""
+
+from abc import ABC, abstractmethod
+
+from mptlab.curves import table_html
+from mptlab.errors import Json
+
+
+class ShownTable(ABC):
+    """Is shown as its table."""
+
+    @abstractmethod
+    def table(self) -> list[Json]: ...
+
+    def _repr_html_(self) -> str:
+        rows = self.table()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return table_html(names, ([row.get(name) for name in names] for row in rows))
+
+
+class AsyncShownTable:
+    """Is not: a notebook awaits nothing in order to show it."""

@@ -1,0 +1,80 @@
+"""What of an upload a spec reads: `n` and `dim` are known from the file, and a spec may leave them
+out."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from mptcore.specs import Problem, SpecError
+from service.datasets import store
+from service.datasets.models import Dataset
+
+NO_UPLOAD = "you have no data set of this id; POST /v1/datasets makes one"
+
+SIZES = ("n", "dim")
+
+
+def leaves_out_sizes(spec: Any) -> bool:
+    """Whether a spec, as it was sent, is of an upload and lacks `n` or `dim`."""
+    data = spec.get("data") if isinstance(spec, dict) else None
+    if not isinstance(data, dict) or data.get("source") != "upload":
+        return False
+    return any(name not in data for name in SIZES)
+
+
+class Uploads:
+    """The uploads that are open to a reader, each looked up once."""
+
+    def __init__(self, session: Callable[[], AbstractContextManager[Session]], reader_id: int):
+        self._session, self._reader_id = session, reader_id
+        self._found: dict[str, Dataset | None] = {}
+
+    def with_sizes(self, spec: Any) -> Any:
+        """The spec, as it was sent, with the sizes that it leaves out. Raises SpecError where its
+        upload has none."""
+        if not leaves_out_sizes(spec):
+            return spec
+        data = spec["data"]
+        array, columns = data.get("array"), data.get("columns")
+        shape = shape_of(
+            self._find(data.get("dataset")),
+            array if isinstance(array, str) else None,
+            columns if isinstance(columns, list) and all(map(_is_text, columns)) else None,
+        )
+        return {**spec, "data": {**dict(zip(SIZES, shape, strict=True)), **data}}
+
+    def _find(self, dataset_id: Any) -> Dataset | None:
+        if not _is_text(dataset_id):
+            return None
+        if dataset_id not in self._found:
+            with self._session() as session:
+                found = store.readable_of(session, self._reader_id, [dataset_id])
+            self._found[dataset_id] = next(iter(found), None)
+        return self._found[dataset_id]
+
+
+def shape_of(
+    dataset: Dataset | None, array: str | None, columns: Sequence[str] | None
+) -> tuple[int, int]:
+    """N and D of the part of an upload that is asked for. Raises SpecError where there is none."""
+    if dataset is None:
+        raise SpecError([Problem("/data/dataset", NO_UPLOAD)])
+    if dataset.dim is None:
+        detail = "this upload holds text, which the source text reads"
+        raise SpecError([Problem("/data/dataset", detail)])
+    if columns is None and array is None:
+        return dataset.n, dataset.dim
+    if columns is not None and set(columns) <= set(dataset.columns or ()):
+        return dataset.n, len(columns)
+    if columns is None and array in (dataset.arrays or {}):
+        n, dim = (dataset.arrays or {})[array]
+        return n, dim
+    have = ", ".join(dataset.arrays or dataset.columns or ()) or "none"
+    pointer = "/data/columns" if columns else "/data/array"
+    raise SpecError([Problem(pointer, f"not in the upload, which has {have}")])
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)

@@ -1,0 +1,71 @@
+"""Where the URL and the key come from, and where the key goes."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mptlab import Client, Refused, api
+
+
+@pytest.fixture
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    for name in ("MPT_URL", "MPT_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def settings_of(client: Client) -> tuple[str, str]:
+    client._http.close()
+    assert client._http.base_url == client.url
+    return client.url, client._http.headers["Authorization"]
+
+
+@pytest.mark.usefixtures("_no_settings")
+def test_where_the_url_and_the_key_come_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is given, else what the environment says, else this machine's."""
+    (tmp_path / "api-key").write_text("mpt_file_a\n")
+    assert settings_of(Client()) == ("http://127.0.0.1:8765", "Bearer mpt_file_a")
+    monkeypatch.setenv("MPT_URL", "http://env:1")
+    monkeypatch.setenv("MPT_API_KEY", "mpt_env_a")
+    assert settings_of(Client()) == ("http://env:1", "Bearer mpt_env_a")
+    assert settings_of(Client("http://given:1", "k")) == ("http://given:1", "Bearer k")
+    assert Client("http://a", "k")._http.timeout == httpx.Timeout(30.0)
+    assert Client("http://a", "k", timeout_s=3)._http.timeout == httpx.Timeout(3)
+
+
+@pytest.mark.usefixtures("_no_settings")
+def test_no_client_without_a_key(tmp_path: Path) -> None:
+    told = f"no API key: set MPT_API_KEY, or start `mpt serve`, which writes {tmp_path}/api-key"
+    with pytest.raises(Refused) as refused:
+        Client()
+    assert str(refused.value) == told
+
+
+@pytest.mark.usefixtures("_no_settings")
+@pytest.mark.parametrize("host", ["lab.example", "127.0.0.1.example", "10.0.0.1"])
+def test_the_local_key_goes_to_no_other_machine(tmp_path: Path, host: str) -> None:
+    (tmp_path / "api-key").write_text("mpt_file_a\n")
+    with pytest.raises(Refused, match="no API key for"):
+        Client(f"http://{host}:8765")
+    assert settings_of(Client("http://localhost:1"))[1] == "Bearer mpt_file_a"
+
+
+def test_a_store_unless_the_user_names_one_is_in_the_data_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv("MPT_STORE", raising=False)
+    assert api.store() == tmp_path / "mptlab"
+    monkeypatch.setenv("MPT_STORE", "/elsewhere")
+    assert api.store() == Path("/elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("url", "key"), [("lab:8765", "k"), ("http://lab", "k\n"), ("http://a", "ü")]
+)
+def test_no_client_of_what_is_no_url_or_no_key(url: str, key: str) -> None:
+    with pytest.raises(Refused, match=r"is no URL: it begins with http|holds a character that no"):
+        Client(url, key)

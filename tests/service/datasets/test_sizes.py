@@ -1,0 +1,179 @@
+"""A spec of an upload may leave out `n` and `dim`: the service fills in what it knows of it."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from service.database import Database
+from service.experiments.models import Experiment
+from service.main import create_app
+from service.settings import Settings
+from service.users import ensure_key
+from tests.support.ppca_spec import ppca_spec
+from tests.support.uploads import GOOD, npy, post
+
+CSV = "a,b,c\n" + "".join(f"{i},{i * i},{-i}\n" for i in range(7))
+
+
+def spec_of(dataset: str, **more: Any) -> dict[str, Any]:
+    model = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
+    return ppca_spec(model=model, data={"source": "upload", "dataset": dataset, **more})
+
+
+@pytest.fixture
+def dataset(api: TestClient) -> str:
+    return str(post(api, "good.npy", npy(GOOD)).json()["id"])
+
+
+def sizes(answer: Any) -> tuple[int, int]:
+    assert answer.is_success, answer.json()
+    data = answer.json()["spec"]["data"]
+    return data["n"], data["dim"]
+
+
+@pytest.mark.parametrize("given", [{}, {"n": 10}, {"dim": 4}, {"n": 10, "dim": 4}])
+def test_what_is_left_out_is_filled_in(
+    api: TestClient, dataset: str, given: dict[str, int]
+) -> None:
+    body = {"spec": spec_of(dataset, **given)}
+    for path in ("/v1/experiments:validate", "/v1/experiments"):
+        assert sizes(api.post(path, json=body)) == (10, 4)
+    made = api.post("/v1/experiments:batch", json={"experiments": [body]}).json()["items"]
+    assert sizes(api.get(made[0]["url"])) == (10, 4)
+
+
+def test_of_the_part_that_is_read(api: TestClient) -> None:
+    table = post(api, "a.csv", CSV.encode()).json()["id"]
+    check = "/v1/experiments:validate"
+    assert sizes(api.post(check, json={"spec": spec_of(table)})) == (7, 3)
+    columns = spec_of(table, columns=["c", "a"])
+    columns["model"]["latent_dim"] = 1
+    assert sizes(api.post(check, json={"spec": columns})) == (7, 2)
+    file = io.BytesIO()
+    np.savez(file, a=GOOD[:, :3], b=GOOD[:8])
+    arrays = post(api, "two.npz", file.getvalue()).json()["id"]
+    assert sizes(api.post(check, json={"spec": spec_of(arrays, array="b")})) == (8, 4)
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"n": 11}, "/data/n", "the upload's n is 10, not 11"),
+    ({"n": None}, "/data/n", "an integer"),
+    ({"dim": 5}, "/data/dim", "the upload's dim is 4, not 5"),
+    ({"dataset": "0" * 32}, "/data/dataset", "you have no data set of this id"),
+    ({"dataset": 7}, "/data/dataset", "you have no data set of this id"),
+    ({"array": "b"}, "/data/array", "not in the upload, which has none"),
+    ({"array": ["b"]}, "/data/array", "text"),
+    ({"columns": ["x", "y"]}, "/data/columns", "not in the upload, which has none"),
+    ({"columns": 5}, "/data/columns", "list"),
+    ({"sead": 1}, "/data/sead", "unknown field"),
+]
+
+
+def test_what_is_wrong_is_refused_by_its_name(api: TestClient, dataset: str) -> None:
+    for changes, pointer, words in WRONG:
+        spec = spec_of(**{"dataset": dataset, **changes})
+        (told,) = api.post("/v1/experiments", json={"spec": spec}).json()["errors"]
+        assert told["pointer"] == f"/spec{pointer}"
+        assert words in told["detail"]
+        both = {"experiments": [{"spec": spec_of(dataset)}, {"spec": spec}]}
+        (told,) = api.post("/v1/experiments:batch", json=both).json()["errors"]
+        assert told["pointer"] == f"/experiments/1/spec{pointer}"
+
+
+def test_what_stands_beside_is_looked_at_too(api: TestClient, dataset: str) -> None:
+    body = {"spec": spec_of(dataset), "priority": 1000, "tag": []}
+    told = api.post("/v1/experiments", json=body).json()["errors"]
+    assert sorted(one["pointer"] for one in told) == ["/priority", "/tag"]
+
+
+def test_text_has_no_dimensions(api: TestClient) -> None:
+    text = post(api, "a.txt", b"the cat\nthe dog\n").json()["id"]
+    told = api.post("/v1/experiments", json={"spec": spec_of(text)}).json()["errors"]
+    assert [one["detail"] for one in told] == [
+        "this upload holds text, which the source text reads"
+    ]
+
+
+def test_sizes_of_what_is_anothers_are_not_told(
+    dataset: str, database: Database, settings: Settings
+) -> None:
+    """Neither as such, nor by what contradicts them."""
+    with database.transaction() as session:
+        ensure_key(session, "other", settings.store / "other")
+    key = (settings.store / "other").read_text().strip()
+    with TestClient(create_app(settings), headers={"Authorization": f"Bearer {key}"}) as other:
+        spec = spec_of(dataset)
+        spec["model"]["latent_dim"] = 9
+        for body in ({"spec": spec}, {"spec": spec, "grid": {"seeds": [[1]]}}):
+            path = "/v1/sweeps" if "grid" in body else "/v1/experiments"
+            told = other.post(path, json=body).json()["errors"]
+            assert [one["pointer"] for one in told] == ["/spec/data/dataset"]
+
+
+def test_the_cache_knows_both_spellings(api: TestClient, dataset: str, database: Database) -> None:
+    keys = [
+        api.post("/v1/experiments", json={"spec": spec_of(dataset, **given)}).json()["id"]
+        for given in ({}, {"n": 10, "dim": 4})
+    ]
+    with database.snapshot() as session:
+        first, second = (session.get_one(Experiment, one).cache_key for one in keys)
+    assert first is not None
+    assert first == second
+
+
+def test_sent_again_it_is_the_same_also_once_the_upload_is_gone(
+    api: TestClient, dataset: str
+) -> None:
+    body = {"spec": spec_of(dataset)}
+    once = {"Idempotency-Key": "once"}
+    first = api.post("/v1/experiments", json=body, headers=once)
+    batch = {"experiments": [body]}
+    both = api.post("/v1/experiments:batch", json=batch, headers={"Idempotency-Key": "all"})
+    api.delete(f"/v1/datasets/{dataset}")
+    assert api.post("/v1/experiments", json=body, headers=once).json()["id"] == first.json()["id"]
+    again = api.post("/v1/experiments:batch", json=batch, headers={"Idempotency-Key": "all"})
+    assert again.json() == both.json()
+    other = api.post("/v1/experiments", json={**body, "name": "other"}, headers=once)
+    assert (other.status_code, other.json()["reason"]) == (409, "idempotency_key_reused")
+    assert api.post("/v1/experiments", json=body).status_code == 422
+
+
+def test_a_sweep_sent_again_is_the_same_also_once_the_upload_is_gone(
+    api: TestClient, dataset: str
+) -> None:
+    body = {"spec": spec_of(dataset), "grid": {"seeds": [[1], [2]]}}
+    once, more = ({"Idempotency-Key": key} for key in ("once", "more"))
+    first = api.post("/v1/sweeps", json=body, headers=once).json()
+    points, three = first["urls"]["points"], {"list": [{"seeds": [3]}]}
+    added = api.post(points, json=three, headers=more).json()
+    api.delete(f"/v1/datasets/{dataset}")
+    assert api.post("/v1/sweeps", json=body, headers=once).json()["id"] == first["id"]
+    assert api.post(points, json=three, headers=more).json() == added
+    assert api.post("/v1/sweeps", json={**body, "name": "b"}, headers=once).status_code == 422
+
+
+def test_each_point_of_a_sweep_has_those_of_its_upload(api: TestClient, dataset: str) -> None:
+    other = post(api, "more.npy", npy(np.vstack([GOOD, GOOD]))).json()["id"]
+    body = {"spec": spec_of(dataset), "grid": {"data.dataset": [dataset, other], "seeds": [[1]]}}
+    made = api.post("/v1/sweeps", json=body).json()
+    more = {"list": [{"seeds": [2]}]}
+    assert api.post(made["urls"]["points"], json=more).status_code == 202
+    rows = api.get(made["urls"]["table"]).json()["items"]
+    found = [sizes(api.get(f"/v1/experiments/{row['experiment_id']}")) for row in rows]
+    assert found == [(10, 4), (20, 4), (10, 4)]
+
+
+def test_a_sweep_over_a_size_is_refused_where_it_is_another(api: TestClient, dataset: str) -> None:
+    body = {"spec": spec_of(dataset), "grid": {"data.n": [10, 11]}}
+    (told,) = api.post("/v1/sweeps", json=body).json()["errors"]
+    assert told["pointer"] == "/grid/data.n/1"
+    assert "the upload's n is 10, not 11" in told["detail"]
+
+
+def test_the_contract_asks_for_no_sizes(api: TestClient) -> None:
+    schemas = api.get("/openapi.json").json()["components"]["schemas"]
+    (taken,) = [one for name, one in schemas.items() if name in ("UploadData", "UploadData-Input")]
+    assert sorted(taken["required"]) == ["dataset", "source"]
