@@ -4,7 +4,11 @@ Only these tests are asked about a module's mutants, so that its statistics take
 these only the ones that reach the mutant.
 """
 
-QUEUE = ("tests/service/experiments",)
+EXPERIMENTS = "tests/service/experiments"
+LEASE = tuple(f"{EXPERIMENTS}/test_{name}.py" for name in ("lease", "queue", "restored"))
+DISPATCH = tuple(
+    f"{EXPERIMENTS}/test_{name}.py" for name in ("queue", "fair_share", "memory", "after")
+)
 API = ("tests/service/test_api.py", "tests/service/test_refused.py")
 KEYS = ("tests/service/test_whose_key.py", "tests/service/test_users.py")
 LANGUAGE = ("tests/mptcore/families/masked_lm",)
@@ -12,12 +16,12 @@ ESTIMATION = ("tests/mptcore/estimation",)
 
 MODULES: dict[str, tuple[str, ...]] = {
     "service/experiments/states.py": ("tests/service/experiments/test_states.py",),
-    "service/experiments/lease.py": QUEUE,
+    "service/experiments/lease.py": LEASE,
     "service/experiments/recording.py": (
         "tests/service/experiments/test_recording.py",
         "tests/service/experiments/test_queue.py",
     ),
-    "service/experiments/dispatch.py": QUEUE,
+    "service/experiments/dispatch.py": DISPATCH,
     "service/experiments/store.py": ("tests/service/experiments/test_store.py",),
     "service/keys.py": KEYS,
     "service/users.py": KEYS,
