@@ -13,10 +13,18 @@ from service.database import Database
 from service.experiments import lease, store
 from service.experiments.curves import read_series
 from service.experiments.lease import Claim, FailureCause, LeaseLost
-from service.experiments.models import Attempt, Checkpoint, DesiredState, Queue, Series, Status
+from service.experiments.models import (
+    Attempt,
+    Checkpoint,
+    DesiredState,
+    Metric,
+    Queue,
+    Series,
+    Status,
+)
 from service.experiments.recording import Batch, record
 from tests.support.attempts import claim_next, claimed, dispatched, submitted
-from tests.support.records import point
+from tests.support.records import RECORDS, point
 from tests.support.stored import change, row, status_events
 
 SOON_S = 60.0
@@ -64,6 +72,10 @@ def other(database: Database) -> Claim:
     """The run of another experiment, which nothing here may touch."""
     claim = claimed(database, lease_s=1000)
     save(database, claim, 3, "kept")
+    metric = Batch()
+    metric.add(RECORDS[-1])
+    with database.transaction() as session:
+        record(session, claim, metric, 60)
     return claim
 
 
@@ -79,6 +91,7 @@ def _other_is_left_alone(request: pytest.FixtureRequest, database: Database) -> 
     ]
     with database.snapshot() as session:
         assert [one.x for one in read_series(session, claim.experiment_id, max_points=9)] == [[3]]
+        assert session.scalars(select(Metric.experiment_id)).all() == [claim.experiment_id]
 
 
 PROGRESS = {
