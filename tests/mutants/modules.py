@@ -7,7 +7,7 @@ these only the ones that reach the mutant.
 EXPERIMENTS = "tests/service/experiments"
 LEASE = tuple(f"{EXPERIMENTS}/test_{name}.py" for name in ("lease", "queue", "restored"))
 DISPATCH = tuple(
-    f"{EXPERIMENTS}/test_{name}.py" for name in ("queue", "fair_share", "memory", "after")
+    f"{EXPERIMENTS}/test_{name}.py" for name in ("dispatch", "queue", "memory", "fair_share")
 )
 API = ("tests/service/test_api.py", "tests/service/test_refused.py")
 KEYS = ("tests/service/test_whose_key.py", "tests/service/test_users.py")
