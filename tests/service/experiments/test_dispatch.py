@@ -6,7 +6,7 @@ import pytest
 
 from service import workers
 from service.database import Database
-from service.experiments.dispatch import Dispatch, dispatch_next
+from service.experiments.dispatch import Dispatch, _dispatch, dispatch_next
 from service.experiments.models import Held, Queue
 from service.workers import Vitals
 from tests.support.attempts import submitted
@@ -14,6 +14,12 @@ from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change, row, status_events
 
 GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _the_statement_is_made_anew() -> None:
+    """For each test, so that `make mutants` knows them all to reach it."""
+    _dispatch.cache_clear()
 
 
 def waiting(database: Database, device: str, gib: float | None = None, priority: int = 0) -> str:
