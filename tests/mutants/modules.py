@@ -27,7 +27,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "service/users.py": KEYS,
     "worker/supervisor.py": ("tests/worker/test_supervision.py", "tests/worker/test_exits.py"),
     "mptlab/retries.py": ("tests/mptlab/test_pauses.py",),
-    "mptlab/api.py": ("tests/mptlab/test_client.py", "tests/mptlab/test_requests.py"),
+    "mptlab/api.py": ("tests/mptlab/test_calls.py", "tests/mptlab/test_requests.py"),
     "mptlab/connection.py": ("tests/mptlab/test_client.py", "tests/mptlab/test_requests.py"),
     "mptlab/tables.py": ("tests/mptlab/test_tables.py",),
     "mptcore/estimation/allocation.py": ESTIMATION,
