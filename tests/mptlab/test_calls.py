@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mptlab import Client
+from mptlab import Client, Refused
 from tests.support.answers import Answers
 
 SPEC = {"model": {"family": "ppca"}}
@@ -310,3 +310,40 @@ def test_a_comparison_is_a_frame(
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"'mptlab\[frames\]'$"):
         client.compare(["b", "a"])
+
+
+@pytest.mark.parametrize(("for_s", "sent"), [(0.0, 1), (20.0, 2), (None, 1)])
+def test_for_how_long_a_client_tries_again(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, for_s: float | None, sent: int
+) -> None:
+    """What it is told goes before what the environment says."""
+    monkeypatch.setenv("MPT_RETRY_S", "0" if sent == 2 or for_s is None else LATER)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    answers.given = [httpx.Response(503), httpx.Response(200, json={})]
+    with answers.client(for_s) as client:
+        if sent == 2:
+            client.me()
+        else:
+            with pytest.raises(Refused, match=r"^HTTP 503$"):
+                client.me()
+    assert len(answers.seen) == sent
+
+
+def test_the_last_look_of_a_wait_is_one(client: Client, answers: Answers) -> None:
+    answers.given = [httpx.Response(503)]
+    with pytest.raises(TimeoutError):
+        client._look("/v1/experiments/a", time.monotonic())
+    assert len(answers.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "told"),
+    [
+        ("lab:8765", "k", "lab:8765 is no URL: it begins with http:// or https://"),
+        ("http://a", "ü", "the API key holds a character that no key has: copy it anew"),
+    ],
+)
+def test_what_is_no_url_or_no_key_is_told_in_words(url: str, key: str, told: str) -> None:
+    with pytest.raises(Refused) as refused:
+        Client(url, key)
+    assert str(refused.value) == told

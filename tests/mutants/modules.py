@@ -11,6 +11,7 @@ DISPATCH = tuple(
 )
 API = ("tests/service/test_api.py", "tests/service/test_refused.py")
 KEYS = ("tests/service/test_whose_key.py", "tests/service/test_users.py")
+CALLS = ("tests/mptlab/test_calls.py", "tests/mptlab/test_requests.py")
 LANGUAGE = ("tests/mptcore/families/masked_lm",)
 ESTIMATION = ("tests/mptcore/estimation",)
 
@@ -27,8 +28,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "service/users.py": KEYS,
     "worker/supervisor.py": ("tests/worker/test_supervision.py", "tests/worker/test_exits.py"),
     "mptlab/retries.py": ("tests/mptlab/test_pauses.py",),
-    "mptlab/api.py": ("tests/mptlab/test_calls.py", "tests/mptlab/test_requests.py"),
-    "mptlab/connection.py": ("tests/mptlab/test_client.py", "tests/mptlab/test_requests.py"),
+    "mptlab/api.py": CALLS,
+    "mptlab/connection.py": CALLS,
     "mptlab/tables.py": ("tests/mptlab/test_tables.py",),
     "mptcore/estimation/allocation.py": ESTIMATION,
     "mptcore/estimation/estimate.py": ESTIMATION,
