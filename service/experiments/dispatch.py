@@ -4,7 +4,8 @@ Every function takes a session and commits nothing. Times are the database's own
 """
 
 from dataclasses import dataclass
-from typing import TypeVarTuple
+from functools import cache
+from typing import Any, TypeVarTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from service import workers
 from service.database import now
@@ -71,7 +73,7 @@ def dispatch_next(
         if for_queue == Queue.CPU and _is_kept_for_a_gpu(session, user, within_s):
             continue
         chosen = {"owner": user.owner_id, "room": room}
-        row = session.execute(_DISPATCH[for_queue], chosen).one_or_none()
+        row = session.execute(_dispatch(for_queue), chosen).one_or_none()
         if row is not None:
             note_status(session, row.id, Status.DISPATCHED, dispatch_no=row.dispatch_no)
             return Dispatch(row.id, row.dispatch_no, for_queue)
@@ -138,16 +140,17 @@ def _one_free(query: Select[*Ts]) -> Select[*Ts]:
     return query.limit(1).with_for_update(skip_locked=True)
 
 
-_DISPATCH = {
-    for_queue: update(EXPERIMENTS)
-    .where(EXPERIMENTS.c.id == _next(for_queue), EXPERIMENTS.c.status == Status.QUEUED)
-    .values(
-        status=Status.DISPATCHED,
-        queue=for_queue,
-        dispatch_no=EXPERIMENTS.c.dispatch_no + 1,
-        dispatched_at=now(),
+@cache
+def _dispatch(for_queue: Queue) -> ReturningUpdate[Any, Any]:
+    """Made once: idle workers ask ten times a second."""
+    return (
+        update(EXPERIMENTS)
+        .where(EXPERIMENTS.c.id == _next(for_queue), EXPERIMENTS.c.status == Status.QUEUED)
+        .values(
+            status=Status.DISPATCHED,
+            queue=for_queue,
+            dispatch_no=EXPERIMENTS.c.dispatch_no + 1,
+            dispatched_at=now(),
+        )
+        .returning(EXPERIMENTS.c.id, EXPERIMENTS.c.dispatch_no)
     )
-    .returning(EXPERIMENTS.c.id, EXPERIMENTS.c.dispatch_no)
-    for for_queue in Queue
-}
-"""Made once: idle workers ask ten times a second."""

@@ -1,6 +1,5 @@
 """What each call of the client sends, and what it makes of the answer; nothing is sent further."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -12,36 +11,11 @@ import pytest
 
 from mptlab import Client, NoAnswer, NotSucceeded, Refused, api
 from mptlab.cli import _status_of
+from tests.support.answers import Answers
 
 SPEC = {"model": {"family": "ppca"}}
 LATER = 20.0
 """Seconds that no test here takes."""
-
-
-class Answers:
-    """In place of a service: the same answer to all, or those given, one after the other."""
-
-    def __init__(self) -> None:
-        self.given: list[httpx.Response] = []
-        self.seen: list[httpx.Request] = []
-
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        request.read()
-        self.seen.append(request)
-        return self.given.pop(0) if len(self.given) > 1 else self.given[0]
-
-    def says(self, *documents: Any, status: int = 200) -> None:
-        self.given = [httpx.Response(status, json=document) for document in documents]
-
-    @property
-    def sent(self) -> tuple[str, str, dict[str, str]]:
-        """Method, path and query of the one request."""
-        (request,) = self.seen
-        return request.method, request.url.path, dict(request.url.params)
-
-    @property
-    def body(self) -> Any:
-        return json.loads(self.seen[-1].content)
 
 
 @pytest.fixture
@@ -54,13 +28,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 @pytest.fixture
 def client(answers: Answers) -> Iterator[Client]:
-    told: list[str] = []
-    with Client("http://lab:1", "mpt_a_b", on_outage=told.append) as client:
-        inner = client._http
-        client._http = httpx.Client(transport=httpx.MockTransport(answers), headers=inner.headers,
-                                    base_url=inner.base_url, timeout=inner.timeout)  # fmt: skip
+    with answers.client() as client:
         yield client
-        inner.close()
 
 
 PLAIN: list[tuple[Callable[[Client], Any], str, str, dict[str, str]]] = [

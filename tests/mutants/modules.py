@@ -4,27 +4,32 @@ Only these tests are asked about a module's mutants, so that its statistics take
 these only the ones that reach the mutant.
 """
 
-QUEUE = ("tests/service/experiments",)
+EXPERIMENTS = "tests/service/experiments"
+LEASE = tuple(f"{EXPERIMENTS}/test_{name}.py" for name in ("lease", "queue", "restored"))
+DISPATCH = tuple(
+    f"{EXPERIMENTS}/test_{name}.py" for name in ("dispatch", "queue", "memory", "fair_share")
+)
 API = ("tests/service/test_api.py", "tests/service/test_refused.py")
 KEYS = ("tests/service/test_whose_key.py", "tests/service/test_users.py")
+CALLS = ("tests/mptlab/test_calls.py", "tests/mptlab/test_requests.py")
 LANGUAGE = ("tests/mptcore/families/masked_lm",)
 ESTIMATION = ("tests/mptcore/estimation",)
 
 MODULES: dict[str, tuple[str, ...]] = {
     "service/experiments/states.py": ("tests/service/experiments/test_states.py",),
-    "service/experiments/lease.py": QUEUE,
+    "service/experiments/lease.py": LEASE,
     "service/experiments/recording.py": (
         "tests/service/experiments/test_recording.py",
         "tests/service/experiments/test_queue.py",
     ),
-    "service/experiments/dispatch.py": QUEUE,
+    "service/experiments/dispatch.py": DISPATCH,
     "service/experiments/store.py": ("tests/service/experiments/test_store.py",),
     "service/keys.py": KEYS,
     "service/users.py": KEYS,
     "worker/supervisor.py": ("tests/worker/test_supervision.py", "tests/worker/test_exits.py"),
     "mptlab/retries.py": ("tests/mptlab/test_pauses.py",),
-    "mptlab/api.py": ("tests/mptlab/test_client.py", "tests/mptlab/test_requests.py"),
-    "mptlab/connection.py": ("tests/mptlab/test_client.py", "tests/mptlab/test_requests.py"),
+    "mptlab/api.py": CALLS,
+    "mptlab/connection.py": CALLS,
     "mptlab/places.py": ("tests/mptlab/test_places.py",),
     "mptlab/answers.py": ("tests/mptlab/test_requests.py",),
     "mptlab/tables.py": ("tests/mptlab/test_tables.py",),

@@ -11,7 +11,16 @@ import pytest
 from sqlalchemy import func, select
 
 from service.database import Database
-from service.users import ApiKey, KeyRefused, User, caller_of_key, ensure_key
+from service.users import (
+    MAY,
+    ApiKey,
+    KeyRefused,
+    Role,
+    User,
+    caller_of_key,
+    callers_of_keys,
+    ensure_key,
+)
 
 
 @pytest.fixture
@@ -140,3 +149,28 @@ def test_a_key_of_the_longest_id_is_kept(database: Database, tmp_path: Path) -> 
     file = tmp_path / "key"
     file.write_text(f"mpt_{'a' * 16}_b")
     assert made(database, "eve", file) == f"mpt_{'a' * 16}_b"
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_key_of_the_store_has_what_its_users_role_may(
+    database: Database, tmp_path: Path, role: Role
+) -> None:
+    with database.transaction() as session:
+        user, key = ensure_key(session, "new", tmp_path / "key", role)
+        assert user.role == role
+        assert key is not None
+        assert (key.name, key.user_id) == ("of the store", user.id)
+        assert set(key.scopes) == {*MAY[role]}
+
+
+def test_whose_several_keys_are(database: Database, tmp_path: Path) -> None:
+    """Those that serve, of those that are asked for."""
+    keys = {name: made(database, name, tmp_path / name) for name in ("ada", "bob", "cy", "di")}
+    ids = {name: key.split("_")[1] for name, key in keys.items()}
+    with database.transaction() as session:
+        session.get_one(ApiKey, ids["bob"]).revoked_at = 1.0
+        session.flush()
+        found = callers_of_keys(session, [ids["ada"], ids["bob"], ids["cy"], "0" * 16])
+        assert {key_id: one.name for key_id, one in found.items()} == {
+            ids["ada"]: "ada", ids["cy"]: "cy",
+        }  # fmt: skip

@@ -1,10 +1,13 @@
 """What a supervisor makes of its runner's end."""
 
+import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from service.experiments.models import Attempt, Queue
 from tests.support.scripted import Watch, points
 from tests.support.stored import change
 from worker import supervisor
@@ -71,3 +74,24 @@ def test_only_a_kill_that_the_kernel_counts_is_out_of_memory(
     assert kind == ("oom" if ended == "failed" else None)
     if message:
         assert message.startswith("out of memory: peak 0.00 GiB")
+
+
+def peak_bytes(watch: Watch) -> int | None:
+    with watch.database.snapshot() as session:
+        return session.get_one(Attempt, (watch.claim.experiment_id, 1)).peak_bytes
+
+
+MEMORY = [{"seq": None, "record": "memory", "device_bytes": size} for size in (5, 7)]
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, GONE])
+def test_however_a_run_ends_its_peak_is_kept(watch: Watch, status: int) -> None:
+    """On a GPU by the latest word of its runner."""
+    watch.claim = replace(watch.claim, queue=Queue.GPU)
+    watch.run(MEMORY, status=status)
+    assert peak_bytes(watch) == 7
+
+
+def test_the_peak_on_a_cpu_is_of_main_memory(watch: Watch) -> None:
+    watch.run(MEMORY, child=type("Me", (), {"pid": os.getpid()}))
+    assert (peak_bytes(watch) or 0) > 2**20

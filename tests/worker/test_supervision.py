@@ -128,6 +128,19 @@ def test_a_batch_is_no_larger_than_its_bound(watch: Watch, monkeypatch: pytest.M
     assert [when for when, _ in watch.commits[:2]] == [LOOK_S, 2 * LOOK_S]  # no wait in between
 
 
+def test_after_the_end_the_last_records_are_committed_at_once(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "BATCH_RECORDS", 3)
+    watch.run(points(*range(1, 12)))
+    assert watch.commits == [(LOOK_S, 3), (2 * LOOK_S, 3), (2 * LOOK_S, 3), (2 * LOOK_S, 2)]
+
+
+def test_after_the_end_a_refusal_is_told_at_once(watch: Watch) -> None:
+    assert watch.run([], points(2**70))[0] == "failed"
+    assert watch.clock.now == BEGAN + 3 * LOOK_S
+
+
 def kept(folder: Path) -> set[str]:
     return {str(file.relative_to(folder)) for file in folder.glob("*/*")}
 

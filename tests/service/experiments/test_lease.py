@@ -5,17 +5,26 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from mptcore.protocol.code import core_digest
 from service.database import Database
 from service.experiments import lease, store
 from service.experiments.curves import read_series
 from service.experiments.lease import Claim, FailureCause, LeaseLost
-from service.experiments.models import Checkpoint, DesiredState, Series, Status
+from service.experiments.models import (
+    Attempt,
+    Checkpoint,
+    DesiredState,
+    Metric,
+    Queue,
+    Series,
+    Status,
+)
 from service.experiments.recording import Batch, record
 from tests.support.attempts import claim_next, claimed, dispatched, submitted
-from tests.support.records import point
+from tests.support.records import RECORDS, point
 from tests.support.stored import change, row, status_events
 
 SOON_S = 60.0
@@ -29,6 +38,12 @@ def is_now(at: float | None) -> bool:
 def ends_in(lease_s: float, claim: Claim, database: Database) -> bool:
     expires = row(database, claim.experiment_id).lease_expires_at
     return expires is not None and is_now(expires - lease_s)
+
+
+def slot(database: Database, claim: Claim) -> Attempt:
+    """The ledger's line of the attempt."""
+    with database.snapshot() as session:
+        return session.get_one(Attempt, (claim.experiment_id, claim.attempt))
 
 
 def save(database: Database, claim: Claim, after: int, file: str) -> None:
@@ -57,6 +72,10 @@ def other(database: Database) -> Claim:
     """The run of another experiment, which nothing here may touch."""
     claim = claimed(database, lease_s=1000)
     save(database, claim, 3, "kept")
+    metric = Batch()
+    metric.add(RECORDS[-1])
+    with database.transaction() as session:
+        record(session, claim, metric, 60)
     return claim
 
 
@@ -72,6 +91,7 @@ def _other_is_left_alone(request: pytest.FixtureRequest, database: Database) -> 
     ]
     with database.snapshot() as session:
         assert [one.x for one in read_series(session, claim.experiment_id, max_points=9)] == [[3]]
+        assert session.scalars(select(Metric.experiment_id)).all() == [claim.experiment_id]
 
 
 PROGRESS = {
@@ -135,6 +155,57 @@ def test_no_claim_of_another_dispatch(database: Database, off: int) -> None:
     assert row(database, experiment_id).status == "dispatched"
 
 
+@pytest.mark.parametrize(
+    ("takes", "room", "may"),
+    [
+        (5, 5, True), (6, 5, False), (None, 0, True), (1, 0, False), (lease.MOST_BYTES, None, True)
+    ],
+)  # fmt: skip
+def test_no_claim_of_what_takes_more_than_there_is(
+    database: Database, takes: int | None, room: int | None, may: bool
+) -> None:
+    """It goes back to the queue, and counts no attempt."""
+    submitted(database)
+    experiment_id, number = dispatched(database)
+    change(database, experiment_id, memory_bytes=takes)
+    with database.transaction() as session:
+        given = {} if room is None else {"room": float(room)}
+        begun = lease.claim(session, experiment_id, number, worker="w", lease_s=1, **given)
+    assert (begun is not None) == may
+    found = row(database, experiment_id)
+    assert (found.status, found.attempt) == (("running", 1) if may else ("queued", 0))
+    if not may:
+        assert status_events(database, experiment_id)[-1] == {
+            "status": "queued", "unclaimed_dispatch": number, "reason": "no memory for it here",
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("queue", [None, *Queue])
+def test_a_claim_has_a_slot_of_its_queue(database: Database, queue: Queue | None) -> None:
+    """A dispatch of before there were two says no queue: it is the CPU's."""
+    submitted(database)
+    experiment_id, number = dispatched(database)
+    change(database, experiment_id, queue=queue, estimated_bytes=7)
+    with database.transaction() as session:
+        begun = lease.claim(session, experiment_id, number, worker="w", lease_s=1)
+    assert begun is not None
+    assert begun.queue == (queue or Queue.CPU)
+    line = slot(database, begun)
+    assert (line.queue, line.worker, line.estimated_bytes) == (begun.queue, "w", 7)
+    assert line.ended_at is None
+    assert is_now(line.started_at)
+
+
+def test_a_claim_by_another_core_answers_for_no_other(database: Database) -> None:
+    """What it computes is not what the key says: the key goes."""
+    for key in (core_digest() + "rest", "other core"):
+        experiment_id = submitted(database)
+        change(database, experiment_id, cache_key=key)
+        claim_next(database)
+        kept = key if key.startswith(core_digest()) else None
+        assert row(database, experiment_id).cache_key == kept
+
+
 def test_no_claim_of_what_was_cancelled_meanwhile(database: Database) -> None:
     submitted(database)
     experiment_id, number = dispatched(database)
@@ -194,7 +265,9 @@ def test_the_end_of_an_attempt(database: Database, failure: FailureCause | None)
     save(database, claim, 3, "a")
     status = Status.FAILED if failure else Status.SUCCEEDED
     with database.transaction() as session:
-        lease.finish(session, claim, status, failure)
+        lease.finish(session, claim, status, failure, peak_bytes=5)
+    assert is_now(slot(database, claim).ended_at)
+    assert slot(database, claim).peak_bytes == 5
     found = row(database, claim.experiment_id)
     assert (found.status, found.lease_expires_at) == (status, None)
     assert (found.failure_kind, found.failure_message) == (
@@ -213,7 +286,9 @@ def test_an_attempt_that_is_handed_back(database: Database, desired: str, become
     save(database, claim, 3, "a")
     change(database, claim.experiment_id, desired_state=DesiredState(desired))
     with database.transaction() as session:
-        assert lease.release(session, claim) == becomes
+        assert lease.release(session, claim, peak_bytes=5) == becomes
+    assert is_now(slot(database, claim).ended_at)
+    assert slot(database, claim).peak_bytes == 5
     found = row(database, claim.experiment_id)
     assert (found.status, found.lost, found.lease_expires_at) == (becomes, 0, None)
     assert is_now(found.finished_at) if becomes == "cancelled" else found.finished_at is None
@@ -230,7 +305,9 @@ def test_a_runner_that_was_killed_from_outside(
     claim = claimed(database)
     change(database, claim.experiment_id, desired_state=DesiredState(desired))
     with database.transaction() as session:
-        assert lease.mark_lost(session, claim, max_lost=3) == becomes
+        assert lease.mark_lost(session, claim, max_lost=3, peak_bytes=5) == becomes
+    assert is_now(slot(database, claim).ended_at)
+    assert slot(database, claim).peak_bytes == 5
     found = row(database, claim.experiment_id)
     assert (found.status, found.lost, found.lease_expires_at) == (becomes, 1, None)
     assert is_now(found.finished_at) if becomes == "cancelled" else found.finished_at is None
@@ -264,11 +341,14 @@ def test_no_reaping_before_the_lease_is_over(
     claim = claimed(database)
     change(database, claim.experiment_id, lease_expires_at=expires)
     with database.transaction() as session:
+        session.execute(update(Attempt).values(started_at=1.0))
+    with database.transaction() as session:
         reaped = lease.reap(session, dispatch_timeout_s=30, max_lost=3, as_of=100.0)
     assert reaped == ([(claim.experiment_id, "queued")] if is_over else [])
     found = row(database, claim.experiment_id)
     assert (found.status, found.lost) == (("queued", 1) if is_over else ("running", 0))
     assert found.lease_expires_at == (None if is_over else expires)
+    assert slot(database, claim).ended_at == (expires if is_over else None)
     if is_over:
         assert status_events(database, claim.experiment_id)[-1] == {
             "status": "queued",

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from service import workers
 from service.database import Database
 from service.experiments import lease, scene, shares, store
-from service.experiments.dispatch import _DISPATCH, dispatch_next
+from service.experiments.dispatch import _dispatch, dispatch_next
 from service.experiments.models import DEVICES, Experiment, Queue, Status
 from service.experiments.place import place_of_next, places
 from service.experiments.scene import QUEUES, Scenes
@@ -255,7 +255,7 @@ def test_a_decision_is_a_look_into_the_index(lab: Settings) -> None:
             )
     with database.transaction() as session:
         session.execute(text("ANALYZE experiments"))
-        statement = _DISPATCH[Queue.GPU].compile(session.get_bind())
+        statement = _dispatch(Queue.GPU).compile(session.get_bind())
         parameters = {**statement.params, "owner": 1, "room": 2**62}
         explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
         driver = session.connection().connection.dbapi_connection

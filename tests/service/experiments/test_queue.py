@@ -260,6 +260,7 @@ def test_a_frozen_transaction_holds_back_only_what_it_touched(lab: Settings) -> 
             end(database, one)
         unclaimed_held, unclaimed = submit(database), submit(database)
         assert {dispatch(database)[0] for _ in range(2)} == {unclaimed_held, unclaimed}
+        waits_held, waits = submit(database), submit(database)
         with database.transaction() as session:
             for name in ("held", "silent"):
                 workers.beat(session, name, Vitals("host", Queue.CPU, 1))
@@ -267,9 +268,11 @@ def test_a_frozen_transaction_holds_back_only_what_it_touched(lab: Settings) -> 
             session.execute(update(Experiment).values(dispatched_at=1, finished_at=1))
             running_ones = Experiment.status == Status.RUNNING
             session.execute(update(Experiment).where(running_ones).values(lease_expires_at=1))
-        ids = "', '".join([held.experiment_id, unclaimed_held, ended_held.experiment_id])
+        of_runs = held.experiment_id, ended_held.experiment_id
+        ids = "', '".join([*of_runs, unclaimed_held, waits_held])
         touch = f"UPDATE experiments SET note = 'x' WHERE id IN ('{ids}')"
         with frozen(lab, touch, "UPDATE workers SET host = 'x' WHERE id = 'held'"):
+            assert dispatch(database)[0] == waits
             assert dict(reap(database)) == {lost.experiment_id: "queued", unclaimed: "queued"}
             with database.transaction() as session:
                 both = [ended_held.experiment_id, ended.experiment_id]

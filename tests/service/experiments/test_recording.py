@@ -1,5 +1,6 @@
 """What becomes of each record in the tables, to the last column."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from service.experiments.models import (
     Metric,
     Series,
 )
-from service.experiments.recording import Batch, canonical, record
+from service.experiments.recording import Batch, Eta, canonical, record
 from tests.support.attempts import claim_next, claimed
 from tests.support.stored import change, row
 
@@ -229,6 +230,23 @@ def test_progress_stays_until_there_is_more(database: Database, claim: Claim) ->
     found = row(database, claim.experiment_id)
     assert (found.progress_done, found.progress_total, found.progress_unit) == (3, 9, "masks")
     assert found.last_seq == 3
+
+
+def test_progress_says_its_stage_and_when_it_ends(database: Database, claim: Claim) -> None:
+    """And not that of earlier progress."""
+    told = {"seq": 2, "record": "progress", "done": 3, "total": 9, "unit": "masks"}
+    staged = batch_of(told | {"stage": {"seed": 4}})
+    staged.eta = Eta(60.0, 2.5)
+    for one, expected in (
+        (staged, ({"seed": 4}, 60.0, 2.5)),
+        (batch_of(told | {"seq": 3}), (None, None, None)),
+    ):
+        with database.transaction() as session:
+            record(session, claim, one, 60)
+        found = row(database, claim.experiment_id)
+        eta = found.progress_eta_s, found.progress_eta_std_err_s
+        assert (found.progress_stage, *eta) == expected
+        assert found.progress_at == pytest.approx(time.time(), abs=60)
 
 
 def test_a_heartbeat_does_not_move_the_last_record(database: Database, claim: Claim) -> None:

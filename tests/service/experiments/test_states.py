@@ -5,14 +5,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from service.database import Database
 from service.experiments import lease, states, store
-from service.experiments.models import TERMINAL, DesiredState, Status
+from service.experiments.models import TERMINAL, DesiredState, Held, Status
 from service.experiments.recording import Batch, record
+from service.experiments.schemas import Submission
 from service.settings import Settings
+from service.sweeps import store as sweeps
+from service.sweeps.schemas import SweepSubmission
+from service.webhooks.models import Delivery, Webhook
 from tests.support.attempts import claimed, submitted
+from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 from tests.support.stored import change, row, status_events
 
@@ -109,6 +114,78 @@ def test_no_cancel_is_lost_between_two_states(lab: Settings) -> None:
             asked = beside.submit(request, database, claim.experiment_id, CANCEL)
             wait_until(lambda: session.execute(locks).scalar_one() > 0, what="a wait for the row")
         assert asked.result() == Status.CANCELLED
+
+
+def told(database: Database) -> list[tuple[str, str]]:
+    """What a webhook is to tell, of which experiments."""
+    with database.snapshot() as session:
+        rows = session.execute(select(Delivery.experiment_id, Delivery.status))
+        return sorted((one, status) for one, status in rows)
+
+
+@pytest.fixture
+def webhook(database: Database) -> None:
+    """It is told of every end."""
+    every = ",".join(TERMINAL)
+    with database.transaction() as session:
+        session.add(Webhook(id="w", owner_id=1, url="http://a", secret="s", statuses=every))
+
+
+def after(database: Database, *others: str) -> str:
+    """A new experiment that waits for these."""
+    submission = Submission.model_validate({"spec": ppca_spec(), "after": [*others]})
+    with database.transaction() as session:
+        return store.submit(session, 1, submission, unfinished=others).id
+
+
+@pytest.mark.usefixtures("webhook")
+def test_what_comes_after_fails_along_the_chain(database: Database, other: str) -> None:
+    """Each is told what began it; what does not come after goes on."""
+    first = submitted(database)
+    second, beside = after(database, first), after(database, first)
+    third = after(database, second, other)
+    apart = after(database, other)
+    assert request(database, first, CANCEL) == Status.CANCELLED
+    failed = [second, beside, third]
+    for one in failed:
+        assert row(database, one).status == "failed"
+        assert status_events(database, one)[1:] == [{"status": "failed", "after": first}]
+    assert (row(database, apart).status, row(database, apart).held) == ("queued", Held.AFTER)
+    assert status_events(database, apart) == [{"status": "queued"}]
+    assert told(database) == sorted([(first, "cancelled"), *((one, "failed") for one in failed)])
+
+
+@pytest.mark.usefixtures("webhook")
+def test_a_sweep_is_cancelled_as_a_whole(database: Database, other: str) -> None:
+    """What waits at once, a run by its worker, and what comes after fails; what has ended and what
+    is of another sweep stays."""
+    body = {"spec": ppca_spec(), "grid": {"seeds": [[1], [2]]}}
+    with database.transaction() as session:
+        ids = [sweeps.create(session, 1, SweepSubmission.model_validate(body)).id for _ in "ab"]
+    mine, others = ids
+    points = {}
+    for status in (Status.QUEUED, Status.DISPATCHED, Status.PAUSED, Status.RUNNING, Status.FAILED):
+        points[status] = submitted(database)
+        change(database, points[status], status=status, sweep_id=mine, finished_at=5.0)
+    change(database, other, sweep_id=others)
+    late = after(database, points[Status.PAUSED])
+    with database.transaction() as session:
+        assert states.cancel_sweep(session, mine) == 4
+    for status, one in points.items():
+        found = row(database, one)
+        waited = status in (Status.QUEUED, Status.DISPATCHED, Status.PAUSED)
+        assert found.status == ("cancelled" if waited else status)
+        assert found.desired_state == ("run" if status == Status.FAILED else "cancel")
+        ended_at = pytest.approx(time.time(), abs=60) if waited else 5.0
+        assert found.finished_at == ended_at
+        events = [{"status": "cancelled"}] if waited else []
+        assert status_events(database, one)[1:] == events
+    assert (row(database, other).status, row(database, other).desired_state) == ("queued", "run")
+    assert row(database, late).status == "failed"
+    ended = [points[status] for status in (Status.QUEUED, Status.DISPATCHED, Status.PAUSED)]
+    assert told(database) == sorted([*((one, "cancelled") for one in ended), (late, "failed")])
+    with database.transaction() as session:
+        assert states.cancel_sweep(session, mine) == 1  # the run has not ended yet
 
 
 def test_what_is_paused_for_ever_fills_no_disk(

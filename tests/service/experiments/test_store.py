@@ -1,18 +1,22 @@
 """What is stored of a submission, what one key makes once, and what others do not see."""
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import IntegrityError, InvalidRequestError
 from sqlalchemy.orm import Session
 
+from service.audit import AuditEntry
 from service.database import Database
 from service.experiments import store
-from service.experiments.models import Artifact, Experiment, Metric, Status
+from service.experiments.models import Artifact, Attempt, Event, Experiment, Held, Metric, Status
 from service.experiments.schemas import Submission
-from service.users import User
+from service.experiments.shares import MOST_PRIORITY
+from service.fair_share import FairShare
+from service.users import Caller, Role, Scope, User
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change, row, status_events
 
@@ -186,3 +190,151 @@ def test_metrics_and_artifacts_come_in_the_order_of_their_records(database: Data
     with database.snapshot() as session:
         assert [one.name for one in store.metrics(session, mine)] == ["z", "m", "a"]
         assert [one.file for one in store.artifacts(session, mine)] == ["z", "m", "a"]
+
+
+def refused(database: Database, most: int, priority: int = 0, more: int = 1) -> tuple[str, str]:
+    """Why a user may not have so many more, by a word and in a sentence; empty where it may."""
+    with database.transaction() as session:
+        try:
+            store.check_limits(session, ME, priority, more, FairShare(max_submitted=most))
+        except store.Refused as error:
+            return error.reason, str(error)
+    return "", ""
+
+
+def test_no_more_than_the_limit_of_those_that_have_not_ended(database: Database) -> None:
+    """Those of others and those that have ended do not count; the user's own limit goes first."""
+    for one in (submit(database), submit(database)):
+        change(database, one.id, status=Status.RUNNING)
+    change(database, submit(database).id, status=Status.FAILED)
+    submit(database, owner_id=OTHER)
+    assert refused(database, 3) == ("", "")
+    told = "2 of your experiments have not ended, and your limit is 2"
+    assert refused(database, 2) == ("limit_reached", told)
+    assert refused(database, 4, more=2) == ("", "")
+    told = "2 of your experiments have not ended, and your limit is 3; these are 2 more"
+    assert refused(database, 3, more=2) == ("limit_reached", told)
+    for own, may in ((3, True), (2, False), (0, False)):
+        with database.transaction() as session:
+            session.execute(update(User).where(User.id == ME).values(max_submitted=own))
+        assert (refused(database, 100) == ("", "")) == may
+
+
+def test_no_priority_that_jumps_without_leave(database: Database) -> None:
+    with database.transaction() as session:
+        session.execute(update(User).where(User.id == OTHER).values(may_jump=True))
+    assert refused(database, 9, MOST_PRIORITY) == ("", "")
+    told = "a priority above 100 jumps the queue: an administrator allows it"
+    assert refused(database, 9, MOST_PRIORITY + 1) == ("may_not_jump", told)
+    with database.transaction() as session:
+        session.execute(update(User).where(User.id == ME).values(may_jump=True))
+    assert refused(database, 9, MOST_PRIORITY + 1) == ("", "")
+
+
+def test_the_queue_of_a_user_is_in_the_order_in_which_it_runs(database: Database) -> None:
+    """What is held comes last. Its specs are not read."""
+    first, second, held, urgent, running = (
+        submit(database, priority=priority).id for priority in (0, 0, 9, 1, 0)
+    )
+    submit(database, owner_id=OTHER)
+    change(database, held, held=Held.AFTER)
+    change(database, running, status=Status.RUNNING)
+    with database.snapshot() as session:
+        found = store.next_in_turn(session, ME, 9)
+        assert [one.id for one in found] == [urgent, first, second, held]
+        assert len(store.next_in_turn(session, ME, 2)) == 2
+        with pytest.raises(InvalidRequestError):
+            found[0].spec  # noqa: B018
+
+
+def test_what_is_open_to_a_reader(database: Database) -> None:
+    """One's own, and what is shared with the lab; to an admin all; nothing that was deleted."""
+    mine, theirs, deleted = submit(database).id, *(submit(database, None, OTHER).id for _ in "ab")
+    shared = submit(database, None, OTHER, visibility="lab").id
+    change(database, deleted, deleted_at=1.0, visibility="lab")
+    ids = [shared, deleted, theirs, mine]
+    me = Caller(ME, "local", Role.MEMBER, "k", frozenset())
+    admin = replace(me, scopes=frozenset(Scope))
+    with database.transaction() as session:
+        assert {one for one in ids if store.find_readable(session, ME, one)} == {mine, shared}
+        assert store.find_readable(session, ME, theirs, reads_all=True) is not None
+        assert store.find_readable(session, ME, deleted, reads_all=True) is None
+        assert [one.id for one in store.lock_readable(session, ME, ids)] == [mine, shared]
+        assert [*store.lock_readable(session, ME, [])] == []
+        assert store.readable_ids(session, me, ids) == {mine, shared}
+        assert store.readable_ids(session, admin, ids) == {mine, shared, theirs}
+        assert {one.id for one in store.readable_ones(session, me, ids)} == {mine, shared}
+        assert {one.id for one in store.readable_ones(session, admin, ids)} == {
+            mine, shared, theirs,
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_specs_are_read_only_where_they_are_wanted(database: Database, whole: bool) -> None:
+    made = submit(database)
+    me = Caller(ME, "local", Role.MEMBER, "k", frozenset())
+    with database.snapshot() as session:
+        (one,) = store.readable_ones(session, me, [made.id], whole=whole)
+        if whole:
+            assert (one.spec, one.owner.name) == (made.spec, "local")
+        else:
+            with pytest.raises(InvalidRequestError):
+                one.spec  # noqa: B018
+
+
+def test_metrics_of_several_by_their_names(database: Database) -> None:
+    made = [submit(database).id for _ in range(3)]
+    with database.transaction() as session:
+        for one, name, seq in ((0, "lml", 2), (0, "mpt", 1), (1, "lml", 1)):
+            session.add(Metric(experiment_id=made[one], name=name, labels="{}", seq=seq))
+    with database.snapshot() as session:
+
+        def names(wanted: list[str] | None) -> dict[str, list[str]]:
+            found = store.metrics_of(session, made[:2], wanted)
+            return {one: [metric.name for metric in of_it] for one, of_it in found.items()}
+
+        assert names(None) == {made[0]: ["mpt", "lml"], made[1]: ["lml"]}
+        assert names(["mpt"]) == {made[0]: ["mpt"], made[1]: []}
+        assert names([]) == {}
+
+
+def test_a_log_after_a_record_and_of_a_level(database: Database) -> None:
+    made, other = submit(database).id, submit(database).id
+    with database.transaction() as session:
+        for one, seq, level in ((made, 3, "info"), (made, 2, "warning"), (made, 5, "warning"),
+                                (other, 4, "info")):  # fmt: skip
+            data = {"level": level, "message": "m"}
+            session.add(Event(experiment_id=one, kind="log", seq=seq, data=data))
+    with database.snapshot() as session:
+
+        def seqs(after: int, level: str | None = None, limit: int = 9) -> list[int | None]:
+            return [one.seq for one in store.logs(session, made, after, level, limit)]
+
+        assert seqs(0) == [2, 3, 5]
+        assert seqs(2) == [3, 5]
+        assert seqs(0, "warning") == [2, 5]
+        assert seqs(0, limit=2) == [2, 3]
+
+
+def test_attempts_are_in_their_order(database: Database) -> None:
+    made, other = submit(database).id, submit(database).id
+    with database.transaction() as session:
+        for one, number in ((made, 2), (made, 1), (other, 1)):
+            line = {"owner_id": ME, "queue": "cpu", "worker": "w", "started_at": 1.0}
+            session.add(Attempt(experiment_id=one, attempt=number, family="ppca", **line))
+    with database.snapshot() as session:
+        found = store.attempts(session, made)
+        assert [(one.experiment_id, one.attempt) for one in found] == [(made, 1), (made, 2)]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_who_submitted_is_noted(database: Database, again: bool) -> None:
+    me = Caller(ME, "local", Role.MEMBER, "k", frozenset())
+    with database.transaction() as session:
+        made = store.submit(session, ME, submission(), by=me)
+        if again:
+            made = store.retry(session, made, by=me)
+        note = session.scalars(select(AuditEntry).order_by(AuditEntry.id.desc())).first()
+        assert note is not None
+        assert (note.action, note.object_id) == ("experiment.submitted", made.id)
+        assert note.details == ({"retry_of": made.retry_of} if again else {})

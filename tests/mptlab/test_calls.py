@@ -1,0 +1,349 @@
+"""What each method of the client says to the service, and what it makes of the answer."""
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mptlab import Client, Refused
+from tests.support.answers import Answers
+
+SPEC = {"model": {"family": "ppca"}}
+LATER = "20"
+"""Seconds that no test here takes."""
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    monkeypatch.setenv("MPT_RETRY_S", "0")
+    answers = Answers()
+    answers.says({})
+    return answers
+
+
+@pytest.fixture
+def client(answers: Answers) -> Iterator[Client]:
+    with answers.client() as client:
+        yield client
+
+
+LISTS: list[tuple[Callable[[Client], Any], str, dict[str, str]]] = [
+    (lambda c: c.users(), "/v1/users", {}),
+    (lambda c: c.keys("ann"), "/v1/users/ann/keys", {}),
+    (lambda c: c.presets(), "/v1/presets", {}),
+    (lambda c: [*c.datasets(limit=1)], "/v1/datasets", {"limit": "1"}),
+    (lambda c: [*c.sweeps(whose="lab")], "/v1/sweeps", {"whose": "lab"}),
+    (lambda c: [*c.audit(actor="ann")], "/v1/audit", {"actor": "ann"}),
+]
+
+
+@pytest.mark.parametrize(("call", "path", "query"), LISTS)
+def test_what_is_listed(
+    client: Client, answers: Answers, call: Callable[[Client], Any], path: str,
+    query: dict[str, str],
+) -> None:  # fmt: skip
+    answers.says({"items": [{"name": "one"}], "next_cursor": None})
+    assert call(client) == [{"name": "one"}]
+    assert answers.sent == ("GET", path, query)
+
+
+DOCUMENTS: list[tuple[Callable[[Client], Any], str]] = [
+    (lambda c: c.me(), "/v1/me"),
+    (lambda c: c.queue(), "/v1/queue"),
+    (lambda c: c.preset("table1"), "/v1/presets/table1"),
+    (lambda c: c.get("a"), "/v1/experiments/a"),
+]
+
+
+@pytest.mark.parametrize(("call", "path"), DOCUMENTS)
+def test_what_is_read(
+    client: Client, answers: Answers, call: Callable[[Client], Any], path: str
+) -> None:
+    answers.says({"id": "a"})
+    assert call(client) == {"id": "a"}
+    assert answers.sent == ("GET", path, {})
+
+
+@pytest.mark.parametrize(
+    ("call", "path"),
+    [
+        (lambda c: c.get("../me?x=1"), "experiments/..%2Fme%3Fx%3D1"),
+        (lambda c: c.curves("a", "b/c"), "experiments/a/curves/b%2Fc?max_points=100000"),
+        (lambda c: c.artifact("a", "b/c"), "experiments/a/artifacts/b%2Fc"),
+        (lambda c: c.preset("a/b"), "presets/a%2Fb"),
+        (lambda c: c.verdict("a/b", ["c"]), "presets/a%2Fb/verdict?experiment=c"),
+        (lambda c: c.get_sweep("a/b"), "sweeps/a%2Fb"),
+    ],
+)
+def test_ids_and_names_are_one_part_of_a_path(
+    client: Client, answers: Answers, call: Callable[[Client], Any], path: str
+) -> None:
+    answers.says({"id": "a", "series": []})
+    call(client)
+    assert answers.seen[0].url.raw_path == f"/v1/{path}".encode()
+
+
+BODIES: list[tuple[Callable[[Client], Any], str, str, Any]] = [
+    (lambda c: c.add_user("ann"), "POST", "/v1/users", {"name": "ann", "role": "member"}),
+    (lambda c: c.add_user("b", "viewer"), "POST", "/v1/users", {"name": "b", "role": "viewer"}),
+    (lambda c: c.change_user("ann", active=False), "PATCH", "/v1/users/ann", {"active": False}),
+    (lambda c: c.add_key("ann", name="n"), "POST", "/v1/users/ann/keys", {"name": "n"}),
+    (lambda c: c.change("a", note="n"), "PATCH", "/v1/experiments/a", {"note": "n"}),
+]
+
+
+@pytest.mark.parametrize(("call", "method", "path", "body"), BODIES)
+def test_what_a_call_says(
+    client: Client, answers: Answers, call: Callable[[Client], Any], method: str, path: str,
+    body: Any,
+) -> None:  # fmt: skip
+    answers.says({"id": "a"})
+    assert call(client) == {"id": "a"}
+    assert answers.sent == (method, path, {})
+    assert answers.body == body
+
+
+@pytest.mark.parametrize(
+    ("call", "path"),
+    [
+        (lambda c: c.delete("a"), "/v1/experiments/a"),
+        (lambda c: c.revoke_key("ann", "k"), "/v1/users/ann/keys/k"),
+    ],
+)
+def test_what_is_deleted_answers_nothing(
+    client: Client, answers: Answers, call: Callable[[Client], Any], path: str
+) -> None:
+    answers.given = [httpx.Response(204)]
+    assert call(client) is None
+    assert answers.sent == ("DELETE", path, {})
+
+
+def test_a_batch_says_all_and_gives_ids_in_order(client: Client, answers: Answers) -> None:
+    answers.says({"items": [{"id": "b"}, {"id": "a"}]})
+    both: list[dict[str, Any]] = [{"spec": SPEC, "name": "one"}, {"spec": SPEC}]
+    assert client.batch(iter(both), idempotency_key="once") == ["b", "a"]
+    assert answers.sent == ("POST", "/v1/experiments:batch", {})
+    assert answers.body == {"experiments": both}
+    assert answers.seen[0].headers["Idempotency-Key"] == "once"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"grid": {"seeds": [[1], [2]]}}, {"grid": {"seeds": [[1], [2]]}}),
+        ({"list": [{"data.n": 5}], "name": "s"}, {"list": [{"data.n": 5}], "name": "s"}),
+    ],
+)
+def test_a_sweep_says_its_points(
+    client: Client, answers: Answers, how: dict[str, Any], said: Any
+) -> None:
+    answers.says({"id": "s"})
+    assert client.sweep(SPEC, idempotency_key="once", **how).id == "s"
+    assert answers.sent == ("POST", "/v1/sweeps", {})
+    assert answers.body == {"spec": SPEC, **said}
+    assert answers.seen[0].headers["Idempotency-Key"] == "once"
+
+
+def test_a_sweep_of_before(client: Client, answers: Answers) -> None:
+    answers.says({"id": "s"})
+    client.get_sweep("a").get()
+    client.sweep(SPEC).get()
+    paths = ["/v1/sweeps/a", "/v1/sweeps/s", "/v1/sweeps", "/v1/sweeps/s"]
+    assert [request.url.path for request in answers.seen] == paths
+
+
+def test_a_page_that_signs_in(client: Client, answers: Answers) -> None:
+    answers.says({"path": "/sign-in/x"})
+    assert client.sign_in_url() == "http://lab:1/sign-in/x"
+    assert answers.sent == ("POST", "/v1/sign-in-codes", {})
+
+
+def test_a_log_is_read_to_its_end(client: Client, answers: Answers) -> None:
+    """Of what was not read yet each time, at the level that is asked for."""
+    lines = [{"seq": i} for i in range(3)]
+    pages = (lines[:2], 7, True), (lines[:0], 9, True), (lines[2:], 12, False)
+    for level in (None, "warning"):
+        answers.seen.clear()
+        answers.says(*({"items": i, "last_seq": last, "more": more} for i, last, more in pages))
+        assert [*client.logs("a", level)] == lines
+        asked = [dict(request.url.params) for request in answers.seen]
+        first = {} if level is None else {"level": level}
+        assert asked == [first, {**first, "after": "7"}, {**first, "after": "9"}]
+        assert {request.url.path for request in answers.seen} == {"/v1/experiments/a/logs"}
+
+
+def test_curves_of_many_say_what_is_wanted(
+    client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are asked for again where the service is busy, for nothing changes."""
+    monkeypatch.setenv("MPT_RETRY_S", LATER)
+    busy, found = httpx.Response(503), httpx.Response(200, json={"items": [{"series": []}]})
+    answers.given = [busy, found]
+    assert client.curves_of(["a"], ["lml"], 7, seed=4) == [{"series": []}]
+    assert [request.url.path for request in answers.seen] == ["/v1/curves:batchGet"] * 2
+    assert answers.body == {
+        "ids": ["a"], "series": ["lml"], "labels": {"seed": 4}, "max_points": 7,
+    }  # fmt: skip
+    client.curves_of(["a"])
+    assert answers.body == {"ids": ["a"], "series": None, "labels": {}, "max_points": 100_000}
+
+
+def test_files_are_written_where_they_are_wanted(
+    client: Client, answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All, or those of some names; none that is not there, nor half of one."""
+    sums = {"a.png": hashlib.sha256(b"x").hexdigest(), "b.png": "0" * 64}
+    left = httpx.Response(200, json={"items": [{"name": n, "sha256": s} for n, s in sums.items()]})
+    content = httpx.Response(200, content=b"x")
+    folder = tmp_path / "new" / "er"
+    answers.given = [left, content]
+    assert client.download("e", folder, "a.png") == [folder / "a.png"]
+    assert (folder / "a.png").read_bytes() == b"x"
+    answers.given = [left, content]
+    with pytest.raises(ValueError, match=r"^b\.png came damaged: ask for it again$"):
+        client.download("e", str(folder))
+    assert [file.name for file in folder.iterdir()] == ["a.png"]
+    answers.given = [left]
+    with pytest.raises(ValueError, match=r"^c is not there: the experiment left a\.png, b\.png$"):
+        client.download("e", folder, "a.png", "c")
+    answers.says({"items": []})
+    with pytest.raises(ValueError, match=r"^c is not there: the experiment left no files$"):
+        client.download("e", folder, "c")
+    monkeypatch.chdir(tmp_path)
+    answers.given = [httpx.Response(200, json={"items": left.json()["items"][:1]}), content]
+    assert client.download("e") == [Path("a.png")]
+
+
+def test_a_preset_is_run_whole(client: Client, answers: Answers) -> None:
+    """Each spec under its name, in order."""
+    specs = [{**SPEC, "seeds": [i]} for i in range(2)]
+    answers.says({"specs": specs}, {"items": [{"id": "a"}, {"id": "b"}]}, {"id": "a"}, {"id": "b"})
+    made = client.run_preset("fig1", idempotency_key="once", tags=["t"])
+    assert [one.id for one in made] == ["a", "b"]
+    paths = [request.url.path for request in answers.seen]
+    assert paths[:2] == ["/v1/presets/fig1", "/v1/experiments:batch"]
+    sent = answers.seen[1]
+    assert json.loads(sent.content)["experiments"] == [
+        {"spec": spec, "name": "fig1", "tags": ["t"]} for spec in specs
+    ]
+    assert sent.headers["Idempotency-Key"] == "once"
+
+
+def test_no_preset_of_several_specs_is_one(client: Client, answers: Answers) -> None:
+    answers.says({"specs": [SPEC]}, {"id": "a"})
+    client.submit("fig1")
+    assert answers.body == {"spec": SPEC}
+    answers.says({"specs": [SPEC, SPEC]})
+    told = r"^the preset fig1 has 2 specs: client\.run_preset\('fig1'\) queues them all$"
+    with pytest.raises(ValueError, match=told):
+        client.submit("fig1")
+
+
+READS: list[Callable[[Client], Any]] = [
+    *(call for call, *_ in DOCUMENTS),
+    *(call for call, *_ in LISTS),
+    lambda c: c.workers(),
+    lambda c: c.artifacts("a"),
+    lambda c: c.curves("a"),
+    lambda c: [*c.logs("a")],
+    lambda c: c.verdict("table1", ["a"]),
+    lambda c: c.get_sweep("a"),
+]
+
+
+@pytest.mark.parametrize("call", READS)
+def test_what_reads_is_sent_again(
+    client: Client,
+    answers: Answers,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[Client], Any],
+) -> None:
+    monkeypatch.setenv("MPT_RETRY_S", LATER)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    nothing: dict[str, Any] = {"items": [], "next_cursor": None, "series": []}
+    found = {"id": "a", **nothing, "last_seq": 0, "more": False}
+    answers.given = [httpx.Response(503), httpx.Response(200, json=found)]
+    call(client)
+    assert len(answers.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "path"),
+    [
+        (lambda c, **how: c.events(**how), "/v1/events"),
+        (lambda c, **how: c.events_of("a", **how), "/v1/experiments/a/events"),
+    ],
+)
+def test_which_events_are_followed(
+    client: Client, answers: Answers, call: Callable[..., Iterator[Any]], path: str
+) -> None:
+    told = 'id: 7\ndata: {"x": 1}\n\nevent: end\ndata: {"reason": "ended"}\n\n'
+    kind = {"Content-Type": "text/event-stream"}
+    for how, asked in (
+        ({}, []),
+        ({"after": "3", "kind": ["log", "status"]}, [("after", "3"), ("kind", "log"),
+                                                     ("kind", "status")]),
+    ):  # fmt: skip
+        answers.given = [httpx.Response(200, headers=kind, text=told)]
+        assert [*call(client, **how)] == [{"x": 1}]
+        assert answers.seen[-1].url.path == path
+        assert answers.seen[-1].url.params.multi_items() == asked
+
+
+def test_a_comparison_is_a_frame(
+    client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which needs a package of its own."""
+    one = {"name": "n", "status": "succeeded", "metrics": []}
+    first, second = ({**one, "id": id_, "spec": {"n": n}} for n, id_ in enumerate("ba"))
+    documents = {**first, "items": [first, second]}, second
+    answers.says(*documents)
+    frame = client.compare(["b", "a"])
+    assert ([*frame.index], [*frame["n"]]) == (["b", "a"], [0, 1])
+    answers.says(*documents)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"'mptlab\[frames\]'$"):
+        client.compare(["b", "a"])
+
+
+@pytest.mark.parametrize(("for_s", "sent"), [(0.0, 1), (20.0, 2), (None, 1)])
+def test_for_how_long_a_client_tries_again(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, for_s: float | None, sent: int
+) -> None:
+    """What it is told goes before what the environment says."""
+    monkeypatch.setenv("MPT_RETRY_S", "0" if sent == 2 or for_s is None else LATER)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    answers.given = [httpx.Response(503), httpx.Response(200, json={})]
+    with answers.client(for_s) as client:
+        if sent == 2:
+            client.me()
+        else:
+            with pytest.raises(Refused, match=r"^HTTP 503$"):
+                client.me()
+    assert len(answers.seen) == sent
+
+
+def test_the_last_look_of_a_wait_is_one(client: Client, answers: Answers) -> None:
+    answers.given = [httpx.Response(503)]
+    with pytest.raises(TimeoutError):
+        client._look("/v1/experiments/a", time.monotonic())
+    assert len(answers.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "told"),
+    [
+        ("lab:8765", "k", "lab:8765 is no URL: it begins with http:// or https://"),
+        ("http://a", "ü", "the API key holds a character that no key has: copy it anew"),
+    ],
+)
+def test_what_is_no_url_or_no_key_is_told_in_words(url: str, key: str, told: str) -> None:
+    with pytest.raises(Refused) as refused:
+        Client(url, key)
+    assert str(refused.value) == told
