@@ -173,7 +173,7 @@ def sample_to_target(
             break
         wanted = _wanted(sample, row, target**2)
         wanted = affordable(wanted, sample.least, max_masks - sample.masks)
-        enumerated = (wanted >= available) & (sample.left > 0)
+        enumerated = wanted >= available
         wanted = torch.where(enumerated, available, wanted).long()
         progress.masks = sample.masks + int(wanted.sum())
         counts = torch.where(enumerated, wanted, (share * wanted).ceil().long())

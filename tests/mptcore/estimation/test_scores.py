@@ -225,7 +225,14 @@ def test_convergence_says_how_many_masks_of_each_size(design: Any) -> None:
         assert [one.degrees for one in found[1:]] == [sizes, 2 * sizes, 3 * sizes]
 
 
-def test_convergence_of_equal_scores_has_no_error() -> None:
-    """Large ones, whose squares cancel."""
-    found = convergence([graded(1, [-1e9 / 3] * 5)], AllSizes(per_size=5))
-    assert [one.std_err for one in found] == [None, 0, 0, 0, 0]
+def test_convergence_of_large_scores_loses_no_digits() -> None:
+    """Those of one size are all about 1e9, and of another about −1e9: their squares cancel."""
+    small = [graded(1, [1, 3, 2, 2]), graded(2, [10, 14, 18, 2])]
+    large = [graded(1, [1e9 + 1, 1e9 + 3, 1e9 + 2, 1e9 + 2]),
+             graded(2, [10 - 1e9, 14 - 1e9, 18 - 1e9, 2 - 1e9])]  # fmt: skip
+    masks = AllSizes(per_size=4)
+    found, expected = convergence(large, masks), convergence(small, masks)
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        assert one.std_err == pytest.approx(other.std_err, rel=1e-6)
+    equal = convergence([graded(1, [-1e9 / 3] * 5)], AllSizes(per_size=5))
+    assert [one.std_err for one in equal] == [None, 0, 0, 0, 0]

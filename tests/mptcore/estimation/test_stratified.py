@@ -263,6 +263,18 @@ def test_a_pilot_enumerates_where_it_and_two_more_would_be_all(available: int, f
     assert sample.masks == sum(map(sum, seen.counts)) == seen.planned[-1]
 
 
+def test_a_plan_of_all_masks_draws_each_of_them() -> None:
+    """Of one more mask it would draw a quarter first."""
+    planned = Seen()
+    planned.sample(WIDTHS[:1], 0.3, 10_000, 8)
+    wanted = planned.planned[1] - 8
+    for more, count in ((0, wanted), (1, math.ceil(wanted / 4))):
+        seen = Seen()
+        available = torch.tensor([wanted + more], dtype=torch.float64)
+        seen.sample(WIDTHS[:1], 0.3, 10_000, 8, available=available)
+        assert seen.counts[1] == [count]
+
+
 def test_the_interim_is_told_after_each_round_but_the_last() -> None:
     def interim(sample: StratifiedSample) -> list[Record]:
         return [Log("info", f"{sample.masks}")]
