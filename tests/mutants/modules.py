@@ -7,7 +7,6 @@ these only the ones that reach the mutant.
 QUEUE = ("tests/service/experiments",)
 API = ("tests/service/test_api.py", "tests/service/test_refused.py")
 KEYS = ("tests/service/test_whose_key.py", "tests/service/test_users.py")
-LANGUAGE = ("tests/mptcore/families/masked_lm",)
 JUDGES = ("tests/mptcore/presets/test_judges.py", "tests/mptcore/presets/test_comparisons.py")
 
 MODULES: dict[str, tuple[str, ...]] = {
@@ -40,8 +39,14 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/mptcore/estimation/test_scores.py",
         "tests/mptcore/estimation/test_estimators.py",
     ),
-    "mptcore/families/masked_lm/estimates.py": LANGUAGE,
-    "mptcore/families/masked_lm/trainer.py": LANGUAGE,
+    "mptcore/families/masked_lm/estimates.py": (
+        "tests/mptcore/families/masked_lm/test_errors.py",
+        "tests/mptcore/families/masked_lm/test_estimates.py",
+    ),
+    "mptcore/families/masked_lm/trainer.py": (
+        "tests/mptcore/families/masked_lm/test_trainer.py",
+        "tests/mptcore/families/masked_lm/test_advance.py",
+    ),
     "mptcore/presets/judges.py": JUDGES,
     "mptcore/presets/language_judges.py": JUDGES,
     "mptcore/runtime/checkpoint.py": ("tests/mptcore/runtime/test_saved.py",),
