@@ -90,7 +90,7 @@ class StratifiedSample:
         them. A stratum's own variance alone would leave it the fewer masks the luckier its pilot.
         """
         lengths, scores = _lengths(self.draws), torch.cat(self.draws, 1)
-        stratum = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        stratum = torch.repeat_interleave(lengths)  # (all scores,)
 
         def means(values: Tensor) -> Tensor:  # (rows, strata)
             sums = torch.zeros(len(values), len(lengths), dtype=torch.float64)

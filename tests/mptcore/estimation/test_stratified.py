@@ -96,6 +96,8 @@ def test_variances_are_pooled_with_those_of_the_neighbours() -> None:
     assert first == pytest.approx(VARIANCES)
     assert second == pytest.approx([4 * one for one in VARIANCES])
     assert kurtosis.flatten().tolist() == pytest.approx([KURTOSIS] * 4)
+    small = StratifiedSample.of_pilot(WIDTHS, [1e-9 * one for one in rows(*PILOT)], NONE)
+    assert small.variances()[1].flatten().tolist() == pytest.approx([KURTOSIS] * 4)
     flat = StratifiedSample.of_pilot(WIDTHS, rows([0.0, 2.0], [0.0, 4.0]), NONE)
     assert flat.variances()[1].tolist() == [[4, 4], [4, 4]]  # the least
 
@@ -247,6 +249,21 @@ def test_rounds_of_one_stratum_by_hand(target: float, max_masks: int, row: int) 
     assert sample.masks == len(values) <= max_masks
     assert sample.means.tolist() == [[pytest.approx(mean)], [pytest.approx(-2 * mean)]]
     assert sample.left.tolist() == [0]
+
+
+def test_the_first_plan_of_two_strata_by_hand() -> None:
+    """By how much the masks to come may still move the variance of the sum."""
+    seen, target = Seen(), 0.3**2
+    seen.sample(WIDTHS, 0.3, 10_000, pilot=4)
+    deviations = [width * math.sqrt(4 / 3) for width in (2, 3)]
+    exact = [math.ceil(own * sum(deviations) / target) for own in deviations]
+    parts = [own**2 / n for own, n in zip(deviations, exact, strict=True)]
+    moves = [3 * (1 / 4 - 1 / (4 + n)) for n in exact]
+    squares = sum(part**2 * move for part, move in zip(parts, moves, strict=True))
+    reduced = target / (1 + 3 * math.sqrt(squares) / sum(parts))
+    wanted = [math.ceil(own * sum(deviations) / reduced) for own in deviations]
+    assert seen.planned[1] == 8 + sum(wanted)
+    assert seen.counts[1] == [math.ceil(n / 4) for n in wanted]
 
 
 @pytest.mark.parametrize(("available", "first"), [(5, 5), (6, 6), (7, 4)])
