@@ -93,14 +93,6 @@ def test_a_checkpoint_of_an_earlier_version_is_not_taken(
     assert first_whole(spec, files(tmp_path)) is None
 
 
-def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    for stop_after in (5, 15, 25, 35):
-        records(spec_of(SPECS["training"]), tmp_path, stop_after)
-    saved = files(tmp_path)
-    checkpoint.prune(tmp_path)
-    assert files(tmp_path) == saved[:2]
-
-
 def start(envelope: dict[str, Any]) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-m", "mptcore", "--supervised"],

@@ -73,6 +73,15 @@ def test_the_first_whole_one_is_taken(tmp_path: Path) -> None:
     assert first_whole(SPEC, [tmp_path / "0-gone.safetensors"]) is None
 
 
+def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    paths = [saved(tmp_path)[0] for _ in range(4)]
+    other = tmp_path / "weights.safetensors"
+    other.touch()
+    checkpoint.prune(tmp_path)
+    assert files(tmp_path) == [paths[3], paths[2]]
+    assert other.exists()
+
+
 def renamed(content: bytes, folder: Path) -> Path:
     """A file of this content whose name tells its digest."""
     path = folder / f"000000001-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
