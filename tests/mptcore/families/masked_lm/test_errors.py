@@ -85,6 +85,8 @@ def test_the_mean_so_far_counts_each_sequence_once() -> None:
     assert astuple(found) == pytest.approx((-9 / 4, math.sqrt(2 * 1.5**2 * 2 / 16), 3, 1))
     (early,) = mean_so_far(sums[:, :2], weights[:2], 9)
     assert astuple(early) == pytest.approx((-5 / 3, math.sqrt(2 * (1 / 3) ** 2 * 2 / 9), 2, 1))
+    (three,) = mean_so_far(torch.tensor([[-1.0, -2.0, -6.0]]).double(), torch.ones(3).double(), 3)
+    assert astuple(three) == pytest.approx((-3, math.sqrt((4 + 1 + 9) * 3 / 2 / 9), 3, 2))
     own, other = mean_so_far(torch.cat([sums, 3 * sums]), torch.tensor([1.0, 0.0, 1.0]).double(), 2)
     assert (own.n, other.n) == (2, 2)
     assert other.mean == pytest.approx(3 * own.mean)
@@ -147,13 +149,14 @@ def test_a_ratio_per_token() -> None:
 
 
 def test_the_variance_of_a_variance_by_the_jackknife() -> None:
-    """Leave each of 0, 0, 0 and 4 out: the variances are 16 / 3 three times, and 0."""
-    values = torch.tensor([[0.0], [0.0], [0.0], [4.0]], dtype=torch.float64)
+    """Leave each of 0, 0, 0 and 4 out: the variances are 16 / 3 three times, and 0. Of twice the
+    values it is sixteen times as large."""
+    values = torch.tensor([[0.0, 0.0]] * 3 + [[4.0, 8.0]], dtype=torch.float64)
     found = variance_of_variances(values)
     assert found is not None
     left_out = torch.tensor([16 / 3, 16 / 3, 16 / 3, 0.0])
     jackknife = 3 / 4 * (left_out - left_out.mean()).square().sum().item()
-    assert found.tolist() == pytest.approx([jackknife * 2 / 3])
+    assert found.tolist() == pytest.approx([jackknife * 2 / 3, 16 * jackknife * 2 / 3])
     assert variance_of_variances(values[1:]) is None
 
 
