@@ -9,8 +9,14 @@ import torch
 from mptcore.estimation.estimate import ONE_DRAW
 from mptcore.families.masked_lm.masked_batch import Masker
 from mptcore.families.masked_lm.model import MaskedLm
-from mptcore.families.masked_lm.trainer import MaskedLmTrainer, heldout_masks, uniform_sizes
+from mptcore.families.masked_lm.trainer import (
+    MaskedLmTrainer,
+    _devices,
+    heldout_masks,
+    uniform_sizes,
+)
 from mptcore.protocol.records import Labels, Point
+from mptcore.runtime.rng import generator_for
 from mptcore.specs import TextTrain
 from mptcore.training.loop import DivergedError
 from tests.mptcore.families.masked_lm.test_trainer import loss_by_hand, masks_of
@@ -168,3 +174,31 @@ def test_listed_rates_are_drawn_for_each_sequence() -> None:
     places = torch.randint(3, (50,), generator=ready.generator).tolist()
     assert found.tolist() == [[0.1, 0.5, 0.9][place] for place in places]
     assert set(places) == {0, 1, 2}
+
+
+def test_masks_and_dropout_have_generators_of_their_own() -> None:
+    ready = trainer(seed=44)
+    assert ready.generator.initial_seed() == generator_for(44, "train masks").initial_seed()
+    assert ready.dropout == generator_for(44, "dropout").initial_seed()
+
+
+def test_a_batch_of_all_sequences_draws_one_order() -> None:
+    ready = trainer(batch_size=12)
+    assert sorted(ready._next_sequences(12).tolist()) == list(range(12))
+    assert len(ready._order) == 0
+
+
+def test_uniform_masks_of_a_step() -> None:
+    ready = trainer(masks={"schedule": "uniform"})
+    state = ready.generator.get_state()
+    found = masks_of(ready)
+    ready.generator.set_state(state)
+    expected = uniform_sizes(ready.masker, ready._next_sequences(3), ready.generator)
+    assert torch.equal(found.masked, expected.masked)
+    assert torch.equal(found.inputs, expected.inputs)
+
+
+def test_the_random_numbers_of_a_gpu_are_kept_too() -> None:
+    gpu = torch.device("cuda", 0)
+    assert _devices(gpu) == [gpu]
+    assert _devices(CPU) == []
