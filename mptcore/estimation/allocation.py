@@ -90,7 +90,7 @@ class StratifiedSample:
         them. A stratum's own variance alone would leave it the fewer masks the luckier its pilot.
         """
         lengths, scores = _lengths(self.draws), torch.cat(self.draws, 1)
-        stratum = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        stratum = torch.repeat_interleave(lengths)  # (all scores,)
 
         def means(values: Tensor) -> Tensor:  # (rows, strata)
             sums = torch.zeros(len(values), len(lengths), dtype=torch.float64)
@@ -173,7 +173,7 @@ def sample_to_target(
             break
         wanted = _wanted(sample, row, target**2)
         wanted = affordable(wanted, sample.least, max_masks - sample.masks)
-        enumerated = (wanted >= available) & (sample.left > 0)
+        enumerated = wanted >= available
         wanted = torch.where(enumerated, available, wanted).long()
         progress.masks = sample.masks + int(wanted.sum())
         counts = torch.where(enumerated, wanted, (share * wanted).ceil().long())

@@ -198,5 +198,4 @@ def convergence(curve: Sequence[SizeScores], masks: Masks) -> list[Estimate]:
 
 def _replicates(values: Tensor, masks: Masks) -> Tensor:
     """Means that are independent of each other, (R,)."""
-    windows = masks.windows_per_permutation
-    return values if windows == 1 else values.view(-1, windows).mean(1)  # (R, windows) to (R,)
+    return values.view(-1, masks.windows_per_permutation).mean(1)  # (R, windows) to (R,)

@@ -100,7 +100,7 @@ def fig4_early_decay(published: Published, results: Sequence[Results]) -> Iterat
     yield from _area_is_lml(published, results)
     curve = _mean_curve(results[0])
     dim = len(curve)
-    early, _ = _falls(curve[: math.floor(0.9 * dim)], math.floor(published["decay_from"][0] * dim))
+    early, _ = _falls(curve, math.floor(published["decay_from"][0] * dim))
     share = early / (curve[0] - curve[math.floor(0.9 * dim) - 1])
     yield Comparison("share of the fall up to 90 % that is below 50 %", 0, share, -0.2, 0.4)
 

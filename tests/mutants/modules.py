@@ -9,11 +9,9 @@ LEASE = tuple(f"{EXPERIMENTS}/test_{name}.py" for name in ("lease", "queue", "re
 DISPATCH = tuple(
     f"{EXPERIMENTS}/test_{name}.py" for name in ("dispatch", "queue", "memory", "fair_share")
 )
-API = ("tests/service/test_api.py", "tests/service/test_refused.py")
 KEYS = ("tests/service/test_whose_key.py", "tests/service/test_users.py")
 CALLS = ("tests/mptlab/test_calls.py", "tests/mptlab/test_requests.py")
-LANGUAGE = ("tests/mptcore/families/masked_lm",)
-ESTIMATION = ("tests/mptcore/estimation",)
+JUDGES = ("tests/mptcore/presets/test_judges.py", "tests/mptcore/presets/test_comparisons.py")
 
 MODULES: dict[str, tuple[str, ...]] = {
     "service/experiments/states.py": ("tests/service/experiments/test_states.py",),
@@ -33,17 +31,32 @@ MODULES: dict[str, tuple[str, ...]] = {
     "mptlab/places.py": ("tests/mptlab/test_places.py",),
     "mptlab/answers.py": ("tests/mptlab/test_requests.py",),
     "mptlab/tables.py": ("tests/mptlab/test_tables.py",),
-    "mptcore/estimation/allocation.py": ESTIMATION,
-    "mptcore/estimation/estimate.py": ESTIMATION,
-    "mptcore/estimation/masks.py": ESTIMATION,
-    "mptcore/estimation/permutations.py": ESTIMATION,
-    "mptcore/estimation/scores.py": ESTIMATION,
-    "mptcore/families/masked_lm/estimates.py": LANGUAGE,
-    "mptcore/families/masked_lm/trainer.py": LANGUAGE,
-    "mptcore/presets/judges.py": ("tests/mptcore/presets",),
-    "mptcore/presets/language_judges.py": ("tests/mptcore/presets",),
-    "mptcore/runtime/checkpoint.py": ("tests/mptcore/runtime",),
-    "mptcore/runtime/durable.py": ("tests/mptcore/runtime",),
-    "mptcore/runtime/session.py": ("tests/mptcore/runtime",),
-    "mptcore/training/step_masks.py": ("tests/mptcore/training", *LANGUAGE),
+    "mptcore/estimation/allocation.py": (
+        "tests/mptcore/estimation/test_stratified.py",
+        "tests/mptcore/estimation/test_allocation.py",
+    ),
+    "mptcore/estimation/estimate.py": (
+        "tests/mptcore/estimation/test_estimate.py",
+        "tests/mptcore/estimation/test_estimators.py",
+    ),
+    "mptcore/estimation/masks.py": ("tests/mptcore/estimation/test_masks.py",),
+    "mptcore/estimation/permutations.py": ("tests/mptcore/estimation/test_masks.py",),
+    "mptcore/estimation/scores.py": (
+        "tests/mptcore/estimation/test_scores.py",
+        "tests/mptcore/estimation/test_estimators.py",
+    ),
+    "mptcore/families/masked_lm/estimates.py": (
+        "tests/mptcore/families/masked_lm/test_errors.py",
+        "tests/mptcore/families/masked_lm/test_estimates.py",
+    ),
+    "mptcore/families/masked_lm/trainer.py": (
+        "tests/mptcore/families/masked_lm/test_trainer.py",
+        "tests/mptcore/families/masked_lm/test_advance.py",
+    ),
+    "mptcore/presets/judges.py": JUDGES,
+    "mptcore/presets/language_judges.py": JUDGES,
+    "mptcore/runtime/checkpoint.py": ("tests/mptcore/runtime/test_saved.py",),
+    "mptcore/runtime/durable.py": ("tests/mptcore/runtime/test_durable.py",),
+    "mptcore/runtime/session.py": ("tests/mptcore/runtime/test_session.py",),
+    "mptcore/training/step_masks.py": ("tests/mptcore/training/test_step_masks.py",),
 }

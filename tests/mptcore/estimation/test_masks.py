@@ -85,6 +85,26 @@ def test_balanced_masks_share_the_dimensions_evenly(per_size: int, windows: int)
             assert times.sum() == covered
 
 
+def test_balanced_masks_by_hand() -> None:
+    """Two windows on each of three permutations of five, from the first and the third on."""
+    masks = AllSizes(per_size=6, design="balanced")
+    assert masks.windows_per_permutation == 2
+    orders = iter(permutations(15, 5, torch.Generator().manual_seed(3), 5).tolist())
+    for size, masked in drawn(masks, seed=3, dim=5).items():
+        for pair in masked.view(3, 2, 5):
+            order = next(orders)
+            for start, mask in zip((0, 2), pair, strict=True):
+                window = sorted(order[(start + i) % 5] for i in range(size))
+                assert mask.nonzero().flatten().tolist() == window
+
+
+def test_nested_masks_are_the_beginnings_of_permutations() -> None:
+    orders = permutations(4, 5, torch.Generator().manual_seed(3), 5).tolist()
+    for size, masked in drawn(AllSizes(per_size=4, design="nested"), seed=3, dim=5).items():
+        for order, mask in zip(orders, masked, strict=True):
+            assert mask.nonzero().flatten().tolist() == sorted(order[:size])
+
+
 def test_nested_masks_grow_one_dimension_at_a_time() -> None:
     found = drawn(AllSizes(per_size=5, design="nested"))
     for size in range(2, DIM + 1):
@@ -93,6 +113,7 @@ def test_nested_masks_grow_one_dimension_at_a_time() -> None:
 
 def test_exhaustive_masks_are_all_subsets() -> None:
     for size, masked in drawn(AllSizes(design="exhaustive"), dim=6).items():
+        assert masked.dtype == torch.bool
         distinct = {tuple(row) for row in masked.tolist()}
         assert len(distinct) == len(masked) == math.comb(6, size)
         assert all(sum(row) == size for row in distinct)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -16,7 +15,6 @@ from mptcore import run
 from mptcore.protocol.orders import Assignment
 from mptcore.runtime import checkpoint
 from mptcore.runtime.checkpoint import files, first_whole
-from mptcore.runtime.durable import write_durably
 from mptcore.runtime.runner import SpecRunner
 from tests.support.runs import records, spec_of
 
@@ -93,14 +91,6 @@ def test_a_checkpoint_of_an_earlier_version_is_not_taken(
         records(spec, tmp_path, 10)
         assert first_whole(spec, files(tmp_path)) is not None
     assert first_whole(spec, files(tmp_path)) is None
-
-
-def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    for stop_after in (5, 15, 25, 35):
-        records(spec_of(SPECS["training"]), tmp_path, stop_after)
-    saved = files(tmp_path)
-    checkpoint.prune(tmp_path)
-    assert files(tmp_path) == saved[:2]
 
 
 def start(envelope: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -193,15 +183,3 @@ def test_a_disk_that_takes_no_checkpoint_ends_no_run(
     assert supervised(spec_of(SPECS["training"]), tmp_path / "file" / "c", out).run() == 0
     assert kinds(out)["checkpoint"] == 0
     assert "no checkpoint could be saved" in capsys.readouterr().err
-
-
-def test_nothing_is_left_of_a_file_that_could_not_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_durably(tmp_path / "a", b"x")
-    assert list(tmp_path.iterdir()) == []

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+import pytest
 import torch
 
-from mptcore.protocol.records import Log, Progress
-from mptcore.runtime.session import ScoreCache, Session, Step, Work, with_progress
+from mptcore.protocol.records import Log, Progress, Stage
+from mptcore.runtime.session import MaskPlan, ScoreCache, Session, Step, Work, with_progress
 
 
 def test_scores_of_batches_of_another_size_are_computed_again() -> None:
@@ -35,3 +36,72 @@ def test_progress_is_told_about_a_hundred_times_and_at_the_end() -> None:
     found = list(progress(session))
     assert session.masks == 3000
     assert [(one.done, one.total) for one in found] == [(30 * i, 3000) for i in range(1, 101)]
+
+
+def told(steps: list[Step], totals: list[int], session: Session) -> list[tuple[int, int]]:
+    """Done and total of each progress record; the total is the next one whenever it is asked."""
+    left = iter(totals)
+    found = with_progress((step for step in steps), session, lambda: next(left))
+    return [(one.done, one.total) for one in found if isinstance(one, Progress)]
+
+
+def test_a_short_run_tells_each_step_and_a_longer_one_its_end_too() -> None:
+    """A hundredth of 205 masks is two: an odd total ends between two of them."""
+    assert told([Step(masks=1)] * 4, [4] * 4, Session()) == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    found = told([Step(masks=1)] * 205, [205] * 205, Session())
+    assert found == [(2 * i, 205) for i in range(1, 103)] + [(205, 205)]
+    assert told([Step(masks=3)] * 3, [300] * 3, Session()) == [(3, 300), (6, 300), (9, 300)]
+    assert told([Step(masks=1)] * 6, [300] * 6, Session()) == [(3, 300), (6, 300)]
+
+
+def test_a_step_without_masks_asks_for_no_total_and_tells_no_progress() -> None:
+    session = Session(stage=Stage("training", 1, 9, "epochs"))
+    log = Log("info", "here")
+    steps = [Step(masks=2), Step(log), Step(masks=2), Step()]
+    found = list(with_progress((step for step in steps), session, lambda: 4))
+    first, last = (Progress(done, 4, "masks", session.stage) for done in (2, 4))
+    assert found == [None, first, log, None, last, None]
+    assert session.masks == 4
+
+
+def test_the_total_is_asked_for_whenever_masks_were_scored() -> None:
+    """The portions are those of the total by then."""
+    found = told([Step(masks=5)] * 3, [10_000, 500, 2000], Session(masks=10))
+    assert found == [(20, 500)]
+
+
+def test_masks_that_evaluations_leave_out() -> None:
+    """The second and those to come are expected to be as the latest, until they have a plan."""
+    session = Session()
+    assert session.left_out(3) == 0
+    first, second = MaskPlan(100, 100), MaskPlan(50, 50)
+    session.begin(first)
+    assert session.plans == [MaskPlan(100, 100)]
+    first.masks = 70
+    assert first.left_out == 30
+    assert session.left_out(0) == session.left_out(1) == 30
+    assert session.left_out(3) == 30 + 2 * 30
+    session.begin(second)
+    assert second == MaskPlan(50, 20)
+    second.masks = 45
+    assert session.left_out(3) == 30 + 5 + 5
+
+
+def test_a_plan_begins_with_its_step() -> None:
+    session, plan = Session(), MaskPlan(9, 9)
+    list(with_progress((step for step in [Step(plan=plan)]), session, lambda: 0))
+    assert session.plans == [plan]
+    assert session.plans[0] is plan
+
+
+def test_scores_that_are_kept_are_given_in_their_order() -> None:
+    def refuse() -> torch.Tensor:
+        raise AssertionError
+
+    cache = ScoreCache.of(torch.arange(10.0).view(2, 1, 5), [2, 3])
+    assert cache.holds_next(2)
+    assert not cache.holds_next(3)
+    assert cache.get_or_compute(refuse, 2).tolist() == [[[0, 1]], [[5, 6]]]
+    assert cache.get_or_compute(refuse, 3).tolist() == [[[2, 3, 4]], [[7, 8, 9]]]
+    with pytest.raises(AssertionError):
+        cache.get_or_compute(refuse, 3)

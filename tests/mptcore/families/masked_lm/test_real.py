@@ -59,7 +59,7 @@ def test_pretrained_against_random(name: str) -> None:
     text = Path(os.environ["MPT_DATA_DIR"], "text", "nci_smiles.txt").read_text().splitlines()
     found = ran(
         {"checkpoint": name},
-        {"source": "text", "lines": text[:96]},
+        {"source": "text", "lines": text[:64]},
         baseline={"family": "masked_lm", "checkpoint": name, "init": "random"},
         evaluate={"masks": {"schedule": "rates", "rates": RATES}},
     )
@@ -108,7 +108,7 @@ def test_a_small_bert_learns_sentences() -> None:
     }
     train = {
         "steps": 24,
-        "batch_size": 32,
+        "batch_size": 16,
         "learning_rate": 0.003,
         "warmup_steps": 5,
         "masks": {"schedule": "uniform"},
@@ -117,7 +117,7 @@ def test_a_small_bert_learns_sentences() -> None:
     }
     found = ran(
         model,
-        {**SENTENCES, "heldout": 0.005},
+        {**SENTENCES, "n": 1000, "heldout": 0.04},
         train=train,
         evaluate={"masks": {"schedule": "rates", "rates": RATES}},
     )

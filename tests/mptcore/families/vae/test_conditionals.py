@@ -155,7 +155,7 @@ def test_all_masks_have_the_error_of_the_draws() -> None:
     x, _ = simulated(model, 5)
     spec = FixedSize(schedule="fixed", size=1, design="exhaustive")
     z = []
-    for seed in range(30):
+    for seed in range(16):
         scored = model.scored_on(x, seed, Evidence(0.0))
         batches = draw_masks(spec, 12, torch.Generator(), 12)
         ((scores,),) = result_of(score_masks([scored], batches, ScoreCache()))

@@ -1,0 +1,238 @@
+"""From scored masks to estimates, by hand: scores that tell which mask they are of."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.estimation.masks import SizedMasks, enumerate_masks
+from mptcore.estimation.model import Evidence, SampledModel, TractableModel, VectorModel
+from mptcore.estimation.scores import (
+    ScoredSizes,
+    SizeScores,
+    convergence,
+    cumulative_estimate,
+    joined,
+    mask_mean,
+    score_masks,
+    size_estimate,
+    with_difference,
+)
+from mptcore.protocol.records import Log, Record
+from mptcore.runtime.session import ScoreCache, Step
+from mptcore.specs import AllSizes
+from tests.support.runs import result_of
+
+DIM = 3
+NUMBERS = {1: [1, 2, 4], 2: [3, 5, 6], 3: [7]}
+"""The masks of each size, as binary numbers whose first digit stands last."""
+
+
+class Numbers(VectorModel):
+    """A mask's score is its number."""
+
+    device = torch.device("cpu")
+    dim, bytes_per_mask = DIM, 1
+
+    computed = 0
+
+    def scores(self, masks: Tensor) -> Tensor:
+        self.masks_scored += len(masks)
+        self.computed += len(masks)
+        return masks.double() @ torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+
+    def evidence(self) -> Evidence:
+        raise NotImplementedError
+
+
+class SampledNumbers(Numbers, SampledModel):
+    """Each with its grades: −1, 0.5 and 0.01 of the number."""
+
+    def graded_scores(self, masks: Tensor) -> Tensor:
+        number = Numbers.scores(self, masks)
+        return torch.stack([10 * number, -number, 0.5 * number, 0.01 * number])
+
+
+class JointNumbers(Numbers, TractableModel):
+    def log_marginal_likelihood(self) -> float:
+        raise NotImplementedError
+
+    def joint_scores(self, masks: Tensor) -> Tensor:
+        return 100 * self.scores(masks)
+
+
+def scored(
+    *models: VectorModel, max_masks: int = 2, cache: ScoreCache | None = None, **options: Any
+) -> ScoredSizes:
+    """All masks of each size, in batches that cut a size or end with it."""
+    masks = enumerate_masks((1, 2, 3), DIM, max_masks)
+    return result_of(score_masks(models, masks, cache or ScoreCache(), **options))
+
+
+@pytest.mark.parametrize("max_masks", [1, 2, 3, 8])
+def test_each_size_has_its_scores_by_each_model(max_masks: int) -> None:
+    found = scored(Numbers(), Numbers(), max_masks=max_masks)
+    for row, (size, numbers) in zip(found, NUMBERS.items(), strict=True):
+        assert len(row) == 2
+        for one in row:
+            assert (one.size, one.values.tolist()) == (size, numbers)
+            assert one.joint is None
+            assert one.grades is None
+
+
+def test_sizes_in_one_batch_are_told_apart() -> None:
+    first, second = (batch.masked for batch in enumerate_masks((1, 2), DIM, 3))
+    both = SizedMasks([(1, 3), (2, 3)], torch.cat([first, second]))
+    found = result_of(score_masks([Numbers()], [both], ScoreCache()))
+    assert [(one.size, one.values.tolist()) for (one,) in found] == list(NUMBERS.items())[:2]
+
+
+def test_joint_scores_stand_beside_the_scores() -> None:
+    for (one,), numbers in zip(scored(JointNumbers(), joint=True), NUMBERS.values(), strict=True):
+        assert one.joint is not None
+        assert one.joint.tolist() == [100 * number for number in numbers]
+        assert one.values.tolist() == numbers
+        assert one.grades is None
+
+
+def test_sampled_scores_have_grades_and_an_exact_baseline_has_none_to_add() -> None:
+    for (own, other), numbers in zip(
+        scored(SampledNumbers(), Numbers()), NUMBERS.values(), strict=True
+    ):
+        assert own.joint is None
+        assert own.grades is not None
+        assert other.grades is not None
+        assert own.values.tolist() == [10 * number for number in numbers]
+        assert own.grades.tolist() == [
+            [share * number for number in numbers] for share in (-1, 0.5, 0.01)
+        ]
+        assert other.values.tolist() == numbers
+        assert other.grades.tolist() == [[0.0] * len(numbers)] * 3
+
+
+def test_nothing_is_scored_without_masks() -> None:
+    assert result_of(score_masks([Numbers()], [], ScoreCache())) == []
+
+
+def test_records_of_a_size_come_as_soon_as_it_is_scored() -> None:
+    """Before the step of the batch that begins the next, and with its scores."""
+
+    def told(scores: tuple[SizeScores, ...]) -> Iterator[Record]:
+        yield Log("info", f"{scores[0].size}: {scores[0].values.tolist()}")
+
+    masks = enumerate_masks((1, 2, 3), DIM, 2)
+    steps = list(score_masks([Numbers()], masks, ScoreCache(), records_of=told))
+    assert steps == [
+        Step(masks=2),
+        Step(masks=1),
+        Step(Log("info", "1: [1.0, 2.0, 4.0]")),
+        Step(masks=2),
+        Step(masks=1),
+        Step(Log("info", "2: [3.0, 5.0, 6.0]")),
+        Step(masks=1),
+        Step(Log("info", "3: [7.0]")),
+    ]
+
+
+def test_kept_scores_are_not_computed_again_but_counted() -> None:
+    """Models that draw numbers for each mask go on where they were: of batches of 2, 1, 2, 1 and 1,
+    the first three are kept."""
+    cache, model = ScoreCache(), Numbers()
+    whole = scored(Numbers(), cache=cache)
+    kept = ScoreCache(cache.values[:3])
+    for (old,), (new,) in zip(whole, scored(model, cache=kept), strict=True):
+        assert torch.equal(old.values, new.values)
+    assert model.masks_scored == 7
+    assert model.computed == 7 - 5
+
+
+def graded(size: int, values: Sequence[float], *grades: Sequence[float]) -> SizeScores:
+    rows = torch.tensor(grades, dtype=torch.float64) if grades else None
+    return SizeScores(size, torch.tensor(values, dtype=torch.float64), grades=rows)
+
+
+OWN = graded(2, [1, 5], [0.1, 0.2], [0.3, 0.1], [0.01, 0.04])
+OTHER = graded(2, [4, 1], [0.4, 0.1], [0.1, 0.2], [0.02, 0.05])
+
+
+def test_the_difference_of_sampled_scores() -> None:
+    """Biases subtract, variances add, and it is as doubtful as the more doubtful of the two."""
+    assert with_difference((OWN,)) == (OWN,)
+    own, other, difference = with_difference((OWN, OTHER))
+    assert (own, other) == (OWN, OTHER)
+    assert difference.size == 2
+    assert difference.values.tolist() == [-3, 4]
+    assert difference.grades is not None
+    assert difference.grades.flatten().tolist() == pytest.approx([-0.3, 0.1, 0.3, 0.2, 0.03, 0.09])
+    exact = graded(2, [4, 1])
+    for one in (OWN - exact, exact - OWN):
+        assert one.grades is None
+        assert one.size == 2
+    assert (OWN - exact).values.tolist() == [-3, 4]
+
+
+def test_parts_of_a_size_joined() -> None:
+    both = joined([OWN, OTHER])
+    assert both.size == 2
+    assert both.values.tolist() == [1, 5, 4, 1]
+    assert both.grades is not None
+    assert both.grades[0].tolist() == [0.1, 0.2, 0.4, 0.1]
+    assert both.grades.shape == (3, 4)
+    plain = joined([graded(2, [1]), graded(2, [2, 3])])
+    assert plain.values.tolist() == [1, 2, 3]
+    assert plain.grades is None
+
+
+def test_all_masks_of_a_size_leave_the_error_of_sampling_alone() -> None:
+    """The root of the sum of their variances, 0.05, over their number."""
+    every, drawn = AllSizes(design="exhaustive"), AllSizes(per_size=2)
+    exact, sampled = size_estimate(graded(2, [1, 5]), every), size_estimate(OWN, every)
+    assert astuple(exact) == (3, 0, 2, math.inf)
+    assert astuple(sampled) == pytest.approx((3, math.sqrt(0.05) / 2, 2, math.inf))
+    of_some = size_estimate(OWN, drawn)  # the spread of scores holds the error of sampling
+    assert astuple(of_some) == pytest.approx((3, 2, 2, 1))
+
+
+def test_windows_of_a_permutation_are_one_replicate() -> None:
+    """Four masks are two windows on each of two permutations, whose means are 2 and 5."""
+    masks = AllSizes(per_size=4, design="balanced")
+    assert masks.windows_per_permutation == 2
+    values = torch.tensor([1.0, 3.0, 4.0, 6.0], dtype=torch.float64)
+    assert astuple(mask_mean(values, masks)) == pytest.approx((3.5, 1.5, 4, 1))
+
+
+def test_sums_over_sizes() -> None:
+    """Independent sizes: their variances add up. Nested: a total of each permutation."""
+    curve = [graded(1, [1, 3]), graded(2, [10, 16])]
+    independent = cumulative_estimate(curve, AllSizes(per_size=2))
+    nested = cumulative_estimate(curve, AllSizes(per_size=2, design="nested"))
+    assert astuple(independent) == pytest.approx((15, math.hypot(1, 3), 4, 2))
+    assert astuple(nested) == pytest.approx((15, 4, 4, 1))
+
+
+@pytest.mark.parametrize("design", ["independent", "nested", "balanced"])
+def test_convergence_says_how_many_masks_of_each_size(design: Any) -> None:
+    curve = [graded(1, [1, 3, 2, 2]), graded(2, [10, 14, 18, 2])]
+    found = convergence(curve, AllSizes(per_size=4, design=design))
+    assert [one.n for one in found] == [1, 2, 3, 4]
+    assert [one.mean for one in found] == [11, 14, 16, 13]
+    if design != "balanced":
+        sizes = 1 if design == "nested" else 2
+        assert [one.degrees for one in found[1:]] == [sizes, 2 * sizes, 3 * sizes]
+
+
+def test_convergence_of_large_scores_loses_no_digits() -> None:
+    """Those of one size are all about 1e9, and of another about −1e9: their squares cancel."""
+    small = [graded(1, [1, 3, 2, 2]), graded(2, [10, 14, 18, 2])]
+    large = [graded(1, [1e9 + 1, 1e9 + 3, 1e9 + 2, 1e9 + 2]),
+             graded(2, [10 - 1e9, 14 - 1e9, 18 - 1e9, 2 - 1e9])]  # fmt: skip
+    masks = AllSizes(per_size=4)
+    found, expected = convergence(large, masks), convergence(small, masks)
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        assert one.std_err == pytest.approx(other.std_err, rel=1e-6)
+    equal = convergence([graded(1, [-1e9 / 3] * 5)], AllSizes(per_size=5))
+    assert [one.std_err for one in equal] == [None, 0, 0, 0, 0]

@@ -1,0 +1,173 @@
+"""The estimates of language models by hand: two sequences, two masks of each."""
+
+import math
+from dataclasses import astuple
+
+import pytest
+import torch
+
+from mptcore.estimation.estimate import Estimate
+from mptcore.families.masked_lm.estimates import (
+    Area,
+    Noise,
+    RateScores,
+    Variance,
+    cell_widths,
+    degrees_of_spread,
+    finite_mean,
+    mean_so_far,
+    per_token,
+    root,
+    variance_of_one_mask,
+    variance_of_variances,
+)
+
+
+def scores(sums: list[list[float]], weights: list[list[float]], rate: float = 0.5) -> RateScores:
+    """By a model, and by one whose log probabilities are three times as low."""
+    own = torch.tensor(sums, dtype=torch.float64)
+    return RateScores(rate, torch.stack([own, 3 * own]), torch.tensor(weights).double())
+
+
+TWO = scores([[-2.0, -6.0], [0.0, -2.0]], [[1, 2], [0, 2]])
+"""Five tokens with the mean −2, from which the masks are off by 0 and −2, and by 0 and 2."""
+ONE = scores([[-1.0, -7.0]], [[1, 3]])
+"""Four tokens with the mean −2, from which the sequences are off by 1 and −1."""
+
+
+def test_the_mean_over_masked_tokens() -> None:
+    assert (TWO.total, TWO.n) == (5, 3)
+    assert TWO.means().tolist() == [-2, -6]
+    assert TWO.residuals().tolist() == [[0, 0], [0, 0]]
+    assert ONE.residuals().tolist() == [[0.25, -0.25], [0.75, -0.75]]
+
+
+def test_the_variance_over_masks_of_a_sequence() -> None:
+    """That of −2 and 2 is 8: of two masks in five tokens, 2 · 8 / 25; one degree for each."""
+    found = TWO.variance([ONE])
+    assert found is not None
+    assert found.value.tolist() == pytest.approx([16 / 25, 9 * 16 / 25])
+    assert found.degrees == 2
+    three = scores([[-1.0], [-2.0], [-6.0]], [[1], [1], [1]]).variance([])
+    assert three is not None
+    assert three.value[0].item() == pytest.approx(3 * 7 / 9)
+    assert three.degrees == 2
+
+
+def test_the_variance_of_one_mask_is_that_of_its_neighbours() -> None:
+    """Squares of differences, (1 / 4)² twice, in the share that the tokens give: with half as many
+    at the other rate, a third. The mean over both neighbours."""
+    flat = scores([[-3.0, -3.0]], [[1, 1]])
+    turned = scores([[-7.0, -1.0]], [[3, 1]])
+    one = ONE.variance([flat])
+    assert one is not None
+    assert one.value.tolist() == pytest.approx([2 / 16 / 3 * 2, 9 * 2 / 16 / 3 * 2])
+    assert one.degrees == 1
+    both = variance_of_one_mask(ONE, [flat, turned])
+    assert both is not None
+    assert both.value[0].item() == pytest.approx((1 / 24 + 2 / 4 / 2) / 2 * 2)
+    assert ONE.variance([]) is None
+    alone = scores([[-3.0]], [[1]])
+    assert variance_of_one_mask(alone, [alone]) is None
+    three = scores([[-1.0, -2.0, -6.0]], [[1, 1, 1]])
+    level = scores([[-1.0, -1.0, -1.0]], [[1, 1, 1]])
+    found = three.variance([level])
+    assert found is not None
+    assert found.value[0].item() == pytest.approx((4 + 1 + 9) / 9 / 2 * 3 / 2)
+    assert found.degrees == 2
+
+
+def test_the_mean_so_far_counts_each_sequence_once() -> None:
+    """Three masks of two sequences: the third is of the first again."""
+    sums = torch.tensor([[-2.0, -3.0, -4.0]], dtype=torch.float64)
+    weights = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64)
+    (found,) = mean_so_far(sums, weights, 2)
+    assert astuple(found) == pytest.approx((-9 / 4, math.sqrt(2 * 1.5**2 * 2 / 16), 3, 1))
+    (early,) = mean_so_far(sums[:, :2], weights[:2], 9)
+    assert astuple(early) == pytest.approx((-5 / 3, math.sqrt(2 * (1 / 3) ** 2 * 2 / 9), 2, 1))
+    (three,) = mean_so_far(torch.tensor([[-1.0, -2.0, -6.0]]).double(), torch.ones(3).double(), 3)
+    assert astuple(three) == pytest.approx((-3, math.sqrt((4 + 1 + 9) * 3 / 2 / 9), 3, 2))
+    own, other = mean_so_far(torch.cat([sums, 3 * sums]), torch.tensor([1.0, 0.0, 1.0]).double(), 2)
+    assert (own.n, other.n) == (2, 2)
+    assert other.mean == pytest.approx(3 * own.mean)
+    assert other.std_err == pytest.approx(3 * (own.std_err or 0))
+    (first,) = mean_so_far(sums[:, :1], weights[:1], 2)
+    assert first == Estimate(-2.0, None, 1)
+
+
+def test_an_area_adds_up_its_rates() -> None:
+    """Widths 0.2 and 0.5; residuals of a sequence add up over the rates."""
+    area = Area(2, 2)
+    area.add(ONE, Variance(torch.tensor([0.25, 1.0]).double(), 3), 0.2)
+    area.add(TWO, Variance(torch.tensor([4.0, 9.0]).double(), 4), 0.5)
+    area.add(ONE, Variance(torch.zeros(2).double(), 5), 0.4)
+    own, other = area.estimate(0), area.estimate(1)
+    assert astuple(own) == pytest.approx((-2.2, math.sqrt(0.25 * 0.04 + 4 * 0.25), 7, 12))
+    assert astuple(other) == pytest.approx((-6.6, math.sqrt(1 * 0.04 + 9 * 0.25), 7, 12))
+    spread = math.sqrt(2 * (0.6 * 0.25) ** 2 * 2)
+    assert astuple(area.population(0)) == pytest.approx((-2.2, spread, 7, 1))
+    assert area.population(1).std_err == pytest.approx(3 * spread)
+
+
+def test_an_area_with_a_rate_of_unknown_error_has_none() -> None:
+    area = Area(2, 2)
+    area.add(TWO, TWO.variance([]), 0.5)
+    area.add(ONE, None, 0.5)
+    assert astuple(area.estimate(0)) == (-2, None, 5, math.inf)
+    assert area.population(0).std_err is not None
+    alone = Area(2, 1)
+    alone.add(scores([[-3.0]], [[1]]), None, 1.0)
+    assert alone.population(0) == Estimate(-3.0, None, 1)
+
+
+def test_rates_stand_for_the_axis_up_to_halfway() -> None:
+    assert cell_widths([0.3]) == [1]
+    assert cell_widths([0.1, 0.2, 0.4]) == pytest.approx([0.1, 0.15, 0.2])
+    assert cell_widths([0.01, 0.9]) == pytest.approx([0.455, 0.545])
+
+
+VALUES = torch.tensor([1.0, 3.0], dtype=torch.float64)
+NOISE = Noise(torch.tensor([0.5, 1.5], dtype=torch.float64), 3)
+
+
+def test_the_mean_of_a_part_and_of_all() -> None:
+    assert finite_mean(VALUES, None, 2) == Estimate(2.0, None, 2)
+    assert astuple(finite_mean(VALUES, NOISE, 8)) == pytest.approx(
+        (2, math.sqrt((0.75 * 2 + 0.25 * 1) / 2), 2, 1)
+    )
+    alone = Noise(NOISE.variances[:1], 3)
+    assert finite_mean(VALUES[:1], alone, 1) == Estimate(1.0, math.sqrt(0.5), 1, 3)
+    assert finite_mean(VALUES[:1], alone, 2) == Estimate(1.0, None, 1)
+
+
+def test_a_ratio_per_token() -> None:
+    """1 and 3 over one token and three, and then over two and three: the residuals are ∓0.6."""
+    found = per_token(VALUES, NOISE, torch.tensor([2, 3]), 4)
+    error = math.sqrt((0.5 * 0.72 / 1 + 0.5 * 1) / 2) / 2.5
+    assert astuple(found) == pytest.approx((4 / 5, error, 2, 1))
+    assert per_token(VALUES, None, torch.tensor([2, 3]), 4).std_err is None
+
+
+def test_the_variance_of_a_variance_by_the_jackknife() -> None:
+    """Leave each of 0, 0, 0 and 4 out: the variances are 16 / 3 three times, and 0. Of twice the
+    values it is sixteen times as large."""
+    values = torch.tensor([[0.0, 0.0]] * 3 + [[4.0, 8.0]], dtype=torch.float64)
+    found = variance_of_variances(values)
+    assert found is not None
+    left_out = torch.tensor([16 / 3, 16 / 3, 16 / 3, 0.0])
+    jackknife = 3 / 4 * (left_out - left_out.mean()).square().sum().item()
+    assert found.tolist() == pytest.approx([jackknife * 2 / 3, 16 * jackknife * 2 / 3])
+    assert variance_of_variances(values[1:]) is None
+
+
+def test_the_degrees_of_a_spread() -> None:
+    """One for two sequences; of all of few sequences, one for four orders above three."""
+    assert degrees_of_spread(5, 7, True) == 2
+    assert degrees_of_spread(2, 11, True) == 2
+    assert degrees_of_spread(2, 11, False) == 0.5
+
+
+def test_the_root_of_an_estimate() -> None:
+    assert root(Estimate(4.0, 0.8, 7, 5)) == Estimate(2.0, 0.2, 7, 5)
+    assert root(Estimate(0.0, 0.1, 7, 5)) == Estimate(0.0, 0.1, 7, 5)
+    assert root(Estimate(9.0, None, 7)) == Estimate(3.0, None, 7)

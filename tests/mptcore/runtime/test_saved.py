@@ -1,0 +1,114 @@
+"""A session by hand, saved to a file and found again, beside files that are not taken."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as as_bytes
+
+from mptcore.protocol.records import Checkpoint
+from mptcore.runtime import checkpoint
+from mptcore.runtime.checkpoint import files, first_whole
+from mptcore.runtime.session import MaskPlan, ScoreCache, Session, TrainingState
+from tests.support.ppca_spec import ppca_spec
+from tests.support.runs import spec_of
+
+SPEC = spec_of(ppca_spec())
+
+
+def saved(folder: Path, **changes: Any) -> tuple[Path, Session]:
+    """A session by hand, and the file that it was saved to."""
+    tensors = {"a": torch.arange(3.0), "b/c": torch.ones(2, 2)}
+    training = TrainingState(7, 40, 90, (MaskPlan(50, 20), MaskPlan(60, 60)), tensors)
+    scores = ScoreCache.of(torch.arange(12.0).view(1, 2, 6), [4, 2])
+    own: dict[str, Any] = {"training": lambda: training, "scores": scores, "device": "cpu"}
+    session = Session(seq=45, **(own | changes))
+    return folder / checkpoint.save(session, SPEC, folder).file, session
+
+
+def test_what_is_saved_is_what_is_found(tmp_path: Path) -> None:
+    path, session = saved(tmp_path / "a" / "b")
+    found = first_whole(SPEC, [path])
+    assert found is not None
+    assert (found.after, found.device) == (45, "cpu")
+    assert found.training is not None
+    assert session.training is not None
+    state = session.training()
+    for name in ("epoch", "seq", "masks", "plans"):
+        assert getattr(found.training, name) == getattr(state, name)
+    assert list(found.training.tensors) == ["a", "b/c"]
+    for name, tensor in state.tensors.items():
+        assert torch.equal(found.training.tensors[name], tensor)
+    for mine, kept in zip(found.scores.values, session.scores.values, strict=True):
+        assert torch.equal(mine, kept)
+
+
+def test_a_session_that_has_nothing_yet_is_saved(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path, training=None, scores=ScoreCache())
+    found = first_whole(SPEC, [path])
+    assert found is not None
+    assert found.training is None
+    assert found.scores.values == []
+
+
+def test_a_file_is_named_by_its_number_and_its_digest(tmp_path: Path) -> None:
+    session = Session(seq=3)
+    first = checkpoint.save(session, SPEC, tmp_path)
+    digest = hashlib.sha256((tmp_path / first.file).read_bytes()).hexdigest()
+    assert first == Checkpoint(f"000000001-{digest[:16]}.safetensors", digest, 3)
+    (tmp_path / first.file).rename(tmp_path / "000000009-0.safetensors")
+    (tmp_path / "other.safetensors").touch()
+    later = checkpoint.save(session, SPEC, tmp_path)
+    assert later.file.startswith("000000010-")
+    assert [path.name for path in files(tmp_path)] == [later.file, "000000009-0.safetensors"]
+
+
+def test_the_first_whole_one_is_taken(tmp_path: Path) -> None:
+    paths = [saved(tmp_path, device=device)[0] for device in ("cpu", "cuda")]
+    for order, device in ((paths, "cpu"), (paths[::-1], "cuda")):
+        found = first_whole(SPEC, [tmp_path / "0-gone.safetensors", *order])
+        assert found is not None
+        assert found.device == device
+    assert first_whole(SPEC, [tmp_path / "0-gone.safetensors"]) is None
+
+
+def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    paths = [saved(tmp_path)[0] for _ in range(4)]
+    other = tmp_path / "weights.safetensors"
+    other.touch()
+    checkpoint.prune(tmp_path)
+    assert files(tmp_path) == [paths[3], paths[2]]
+    assert other.exists()
+
+
+def renamed(content: bytes, folder: Path) -> Path:
+    """A file of this content whose name tells its digest."""
+    path = folder / f"000000001-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
+    path.write_bytes(content)
+    return path
+
+
+def test_what_is_no_checkpoint_is_not_taken(tmp_path: Path) -> None:
+    """Though its name tells its digest: no tensors, no header, another format."""
+    assert first_whole(SPEC, [renamed(b"x" * 100, tmp_path)]) is None
+    content = as_bytes({"scores": torch.zeros(1)})
+    assert first_whole(SPEC, [renamed(content, tmp_path)]) is None
+    header = {"format": checkpoint.FORMAT, "spec": SPEC.model_dump_json(), "after": "3"}
+    old = first_whole(SPEC, [renamed(as_bytes({}, header), tmp_path)])
+    assert old is not None
+    assert old.device is None  # of before this was kept
+    for change in ({"format": "2"}, {"format": ""}, {"spec": '{"model": "of another version"}'}):
+        assert first_whole(SPEC, [renamed(as_bytes({}, header | change), tmp_path)]) is None
+
+
+def test_a_checkpoint_of_other_seeds_is_not_taken(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path)
+    assert first_whole(spec_of(ppca_spec(seeds=[4, 45])), [path]) is None
+
+
+def test_tensors_below_a_prefix() -> None:
+    one, two = torch.zeros(1), torch.ones(1)
+    found = checkpoint.under("a/", {"a/b": one, "a/a/b": two, "b/a/": one, "c": two})
+    assert list(found) == ["b", "a/b"]
+    assert found["a/b"] is two

@@ -1,0 +1,97 @@
+"""The masks of a training step by hand: each covers the places of its smallest keys."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.runtime.rng import generator_for
+from mptcore.specs.train import EpochSchedule
+from mptcore.training.step_masks import StepMasks
+
+DIM = 5
+SEEDS = (4, 44)
+
+
+def step_masks(**masks: Any) -> StepMasks:
+    spec = EpochSchedule.model_validate({"epochs": 9, "masks": masks})
+    return StepMasks(spec, DIM, SEEDS)
+
+
+def generators() -> list[torch.Generator]:
+    return [generator_for(seed, "train masks") for seed in SEEDS]
+
+
+def masks_of(sizes: list[int], generator: torch.Generator) -> Tensor:
+    """In the order of the sizes, (masks, D)."""
+    keys = torch.rand((len(sizes), DIM), generator=generator, dtype=torch.float64)
+    masks = torch.zeros(len(sizes), DIM, dtype=torch.bool)
+    for mask, own, size in zip(masks, keys, sizes, strict=True):
+        mask[own.argsort()[:size]] = True
+    return masks
+
+
+@pytest.mark.parametrize("observations", [1, 3])
+@pytest.mark.parametrize(
+    ("schedule", "sizes"),
+    [
+        ({"schedule": "all", "per_size": 2}, [1, 2, 3, 4, 5]),
+        ({"schedule": "fixed", "size": 3, "per_size": 1}, [3]),
+        ({"schedule": "ramp", "start": 0.2, "end": 1.0, "per_size": 2}, [3]),
+    ],
+)
+def test_masks_of_given_sizes(
+    schedule: dict[str, Any], sizes: list[int], observations: int
+) -> None:
+    """Halfway through the training. P masks of each size for each observation stand together."""
+    drawn, per_size = step_masks(**schedule), schedule["per_size"]
+    own = generators()
+    for _ in range(2):  # a step goes on where the one before ended
+        found = drawn.draw_each(0.5, observations)
+        assert found.shape == (2, per_size * len(sizes), observations, DIM)
+        for seed, generator in zip(found, own, strict=True):
+            order = [size for size in sizes for _ in range(observations * per_size)]
+            masks = iter(masks_of(order, generator))
+            for i in range(len(sizes)):
+                for n in range(observations):
+                    for p in range(per_size):
+                        assert torch.equal(seed[i * per_size + p, n], next(masks))
+
+
+@pytest.mark.parametrize("per_size", [1, 3])
+def test_uniform_sizes_are_drawn_for_each_observation(per_size: int) -> None:
+    drawn, seen = step_masks(schedule="uniform", per_size=per_size), set[int]()
+    own = generators()
+    for _ in range(40):
+        found = drawn.draw_each(0.0, 2)
+        assert found.shape == (2, per_size, 2, DIM)
+        for seed, generator in zip(found, own, strict=True):
+            sizes = torch.randint(1, DIM + 1, (2,), generator=generator).tolist()
+            seen |= set(sizes)
+            masks = iter(masks_of([s for s in sizes for _ in range(per_size)], generator))
+            for n in range(2):
+                for p in range(per_size):
+                    assert torch.equal(seed[p, n], next(masks))
+    assert seen == {1, 2, 3, 4, 5}
+
+
+def test_masks_for_all_observations_at_once() -> None:
+    drawn = step_masks(schedule="all", per_size=1)
+    assert torch.equal(
+        drawn.draw(0.0), step_masks(schedule="all", per_size=1).draw_each(0.0, 1)[:, :, 0]
+    )
+
+
+@pytest.mark.parametrize(("fraction", "size"), [(0.0, 1), (0.49, 2), (0.5, 3), (1.0, 5)])
+def test_a_ramp_s_size_follows_the_training(fraction: float, size: int) -> None:
+    masks = step_masks(schedule="ramp", start=0.2, end=1.0, per_size=1).draw(fraction)
+    assert masks.sum(-1).tolist() == [[size], [size]]
+
+
+def test_generators_go_by_the_place_of_their_seed() -> None:
+    found = step_masks(schedule="uniform").generators()
+    assert [found[f"masks/{i}"].initial_seed() for i in range(2)] == [
+        generator.initial_seed() for generator in generators()
+    ]
+    assert len(found) == 2
