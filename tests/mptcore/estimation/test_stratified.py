@@ -90,6 +90,11 @@ def test_a_round_adds_its_share() -> None:
     assert sample.draws[1][0].tolist() == [0, 2, 7]
 
 
+def test_a_round_that_lacks_a_stratum_is_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        pilot().add(rows([4.0]), torch.tensor([0.25]).double(), NONE[:1])
+
+
 def test_variances_are_pooled_with_those_of_the_neighbours() -> None:
     variances, kurtosis = pilot().variances()
     first, second = variances.tolist()
