@@ -208,8 +208,7 @@ def test_no_more_than_the_limit_of_those_that_have_not_ended(database: Database)
         assert store.submitted_of(session, ME, FairShare(max_submitted=3)) == (0, 3)
     with database.transaction() as session:
         store.submit(session, ME, submission(), sharing=FairShare(max_submitted=1))
-    for one in [submit(database)]:
-        change(database, one.id, status=Status.RUNNING)
+    change(database, submit(database).id, status=Status.RUNNING)
     change(database, submit(database).id, status=Status.FAILED)
     submit(database, owner_id=OTHER)
     assert refused(database, 3) == ("", "")
