@@ -235,6 +235,14 @@ def test_a_preset_is_run_whole(client: Client, answers: Answers) -> None:
     assert sent.headers["Idempotency-Key"] == "once"
 
 
+def test_a_file_is_read_as_a_spec(client: Client, answers: Answers, tmp_path: Path) -> None:
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps(SPEC))
+    client.validate(file)
+    assert answers.body == {"spec": SPEC}
+    assert answers.sent == ("POST", "/v1/experiments:validate", {})
+
+
 def test_no_preset_of_several_specs_is_one(client: Client, answers: Answers) -> None:
     answers.says({"specs": [SPEC]}, {"id": "a"})
     client.submit("fig1")

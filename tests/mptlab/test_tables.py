@@ -42,8 +42,10 @@ def test_only_what_differs_is_compared() -> None:
 def test_a_field_that_only_some_have_differs() -> None:
     """Also from one that is there and null; and one experiment differs in nothing."""
     one: dict[str, Any] = {"id": "a", "name": None, "status": "queued", "metrics": []}
-    rows = comparison([{**one, "spec": {"n": 1, "seed": None}}, {**one, "spec": {"n": 1}}])
-    assert [[*row] for row in rows] == [["id", "name", "status", "seed"]] * 2
+    both = [{**one, "spec": {"n": 1, "seed": None}}, {**one, "spec": {"n": 1}}]
+    for documents in (both, both[::-1]):
+        rows = comparison(documents)
+        assert [[*row] for row in rows] == [["id", "name", "status", "seed"]] * 2
     assert [[*row] for row in comparison([{**one, "spec": {"n": 1}}])] == [["id", "name", "status"]]
 
 

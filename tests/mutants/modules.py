@@ -5,7 +5,9 @@ these only the ones that reach the mutant.
 """
 
 EXPERIMENTS = "tests/service/experiments"
-LEASE = tuple(f"{EXPERIMENTS}/test_{name}.py" for name in ("lease", "queue", "restored"))
+LEASE = tuple(
+    f"{EXPERIMENTS}/test_{name}.py" for name in ("lease", "queue", "restored", "going_on")
+)
 DISPATCH = tuple(
     f"{EXPERIMENTS}/test_{name}.py" for name in ("dispatch", "queue", "memory", "fair_share")
 )

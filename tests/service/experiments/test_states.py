@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
 
 import pytest
 from sqlalchemy import select, text
@@ -155,14 +156,30 @@ def test_what_comes_after_fails_along_the_chain(database: Database, other: str) 
     assert told(database) == sorted([(first, "cancelled"), *((one, "failed") for one in failed)])
 
 
+def sweep(database: Database, **beside: Any) -> str:
+    body = {"spec": ppca_spec(), "grid": {"seeds": [[1], [2]]}, **beside}
+    with database.transaction() as session:
+        return sweeps.create(session, 1, SweepSubmission.model_validate(body)).id
+
+
+@pytest.mark.parametrize("concurrency", [1, None])
+def test_what_is_resumed_waits_for_its_turn_in_its_sweep(
+    database: Database, concurrency: int | None
+) -> None:
+    """Where that has a limit."""
+    one = submitted(database)
+    change(database, one, sweep_id=sweep(database, concurrency=concurrency))
+    request(database, one, PAUSE)
+    assert row(database, one).held == Held.NOT
+    request(database, one, RUN)
+    assert row(database, one).held == (Held.SWEEP if concurrency else Held.NOT)
+
+
 @pytest.mark.usefixtures("webhook")
 def test_a_sweep_is_cancelled_as_a_whole(database: Database, other: str) -> None:
     """What waits at once, a run by its worker, and what comes after fails; what has ended and what
     is of another sweep stays."""
-    body = {"spec": ppca_spec(), "grid": {"seeds": [[1], [2]]}}
-    with database.transaction() as session:
-        ids = [sweeps.create(session, 1, SweepSubmission.model_validate(body)).id for _ in "ab"]
-    mine, others = ids
+    mine, others = sweep(database), sweep(database)
     points = {}
     for status in (Status.QUEUED, Status.DISPATCHED, Status.PAUSED, Status.RUNNING, Status.FAILED):
         points[status] = submitted(database)

@@ -204,8 +204,11 @@ def refused(database: Database, most: int, priority: int = 0, more: int = 1) -> 
 
 def test_no_more_than_the_limit_of_those_that_have_not_ended(database: Database) -> None:
     """Those of others and those that have ended do not count; the user's own limit goes first."""
-    for one in (submit(database), submit(database)):
-        change(database, one.id, status=Status.RUNNING)
+    with database.snapshot() as session:
+        assert store.submitted_of(session, ME, FairShare(max_submitted=3)) == (0, 3)
+    with database.transaction() as session:
+        store.submit(session, ME, submission(), sharing=FairShare(max_submitted=1))
+    change(database, submit(database).id, status=Status.RUNNING)
     change(database, submit(database).id, status=Status.FAILED)
     submit(database, owner_id=OTHER)
     assert refused(database, 3) == ("", "")
@@ -264,6 +267,7 @@ def test_what_is_open_to_a_reader(database: Database) -> None:
         assert store.readable_ids(session, me, ids) == {mine, shared}
         assert store.readable_ids(session, admin, ids) == {mine, shared, theirs}
         assert {one.id for one in store.readable_ones(session, me, ids)} == {mine, shared}
+        assert [one.id for one in store.readable_ones(session, me, [mine])] == [mine]
         assert {one.id for one in store.readable_ones(session, admin, ids)} == {
             mine, shared, theirs,
         }  # fmt: skip
@@ -274,7 +278,8 @@ def test_specs_are_read_only_where_they_are_wanted(database: Database, whole: bo
     made = submit(database)
     me = Caller(ME, "local", Role.MEMBER, "k", frozenset())
     with database.snapshot() as session:
-        (one,) = store.readable_ones(session, me, [made.id], whole=whole)
+        wanted = {"whole": True} if whole else {}
+        (one,) = store.readable_ones(session, me, [made.id], **wanted)
         if whole:
             assert (one.spec, one.owner.name) == (made.spec, "local")
         else:
@@ -331,10 +336,38 @@ def test_attempts_are_in_their_order(database: Database) -> None:
 def test_who_submitted_is_noted(database: Database, again: bool) -> None:
     me = Caller(ME, "local", Role.MEMBER, "k", frozenset())
     with database.transaction() as session:
-        made = store.submit(session, ME, submission(), by=me)
+        made = store.submit(session, ME, submission(), "key", by=me)
         if again:
-            made = store.retry(session, made, by=me)
+            made = store.retry(session, made, "other", by=me)
         note = session.scalars(select(AuditEntry).order_by(AuditEntry.id.desc())).first()
         assert note is not None
         assert (note.action, note.object_id) == ("experiment.submitted", made.id)
         assert note.details == ({"retry_of": made.retry_of} if again else {})
+
+
+def test_what_it_comes_after_is_kept_with_it(database: Database) -> None:
+    """Named or by its weights, each once; held only while one of them has not ended. A retry waits
+    for those that have not ended by then."""
+    first, second = submit(database).id, submit(database).id
+    with database.transaction() as session:
+        after = submission(after=[first])
+        made = store.submit(session, ME, after, unfinished=[first, second])
+        free = store.submit(session, ME, after)
+        again = store.retry(session, made, unfinished=[second])
+        assert (made.comes_after, made.held) == ([first, second], Held.AFTER)
+        assert (free.comes_after, free.held) == ([first], Held.NOT)
+        assert (again.comes_after, again.held) == ([first, second], Held.AFTER)
+        assert store.retry(session, made).held == Held.NOT
+
+
+def test_what_a_retry_under_a_key_made_before(database: Database) -> None:
+    made = submit(database, "first")
+    with database.transaction() as session:
+        assert store.retried(session, made) is None
+        assert store.retried(session, made, "key") is None
+        again = store.retry(session, made, "key")
+        found = store.retried(session, made, "key")
+        assert found is not None
+        assert found.id == again.id
+        with pytest.raises(store.KeyReused):
+            store.retried(session, made, "first")
