@@ -18,6 +18,7 @@ from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.masked_lm import evaluation
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm, score_sequences
+from mptcore.families.masked_lm.packing import Row
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.families.vae.grid_vae import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood
@@ -165,6 +166,50 @@ def test_the_next_masks_are_drawn_while_the_device_has_work(
             pass
     assert fetched[:3] == [0, 0, 1]
     assert gpu.to_host == len(fetched)
+
+
+def computed_in(found: Tensor) -> torch.dtype:
+    """Autocasts are asked for; they pass by the tensors of a pretended GPU."""
+    autocast = torch.is_autocast_enabled("cuda")
+    return torch.get_autocast_dtype("cuda") if autocast else found.dtype
+
+
+@pytest.mark.parametrize("precision", ["auto", "float32"])
+def test_a_language_model_on_a_gpu_is_in_bfloat16_unless_told(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and products; weights that are trained stay in float32."""
+    tiny_lm.checkpoint(tmp_path / "tiny")
+    monkeypatch.setenv("MPT_MODELS_DIR", str(tmp_path))
+    made: list[tuple[torch.dtype, torch.dtype]] = []
+    own = MaskedLm._log_probs
+
+    def noted(model: MaskedLm, row: Row) -> Tensor:
+        seen: list[torch.dtype] = []
+        first = next(m for m in model.network.modules() if isinstance(m, torch.nn.Linear))
+        hook = first.register_forward_hook(lambda *given: seen.append(computed_in(given[-1])))
+        found = own(model, row)
+        hook.remove()
+        made.append((first.weight.dtype, seen[0]))
+        assert found.dtype == torch.float32
+        return found
+
+    monkeypatch.setattr(MaskedLm, "_log_probs", noted)
+    spec: dict[str, Any] = {
+        "model": {"family": "masked_lm", "checkpoint": "tiny"},
+        "data": {"source": "text", "lines": tiny_lm.lines(6)},
+        "evaluate": {"masks": {"schedule": "rates", "rates": [0.5]}, "dimensions": 10},
+        "compute": {"device": "cuda", "threads": 1, "precision": precision},
+    }
+    with pretended_gpu():
+        (log, *_) = records(spec_of(spec), tmp_path / "evaluated")
+        evaluated = set(made)
+        made.clear()
+        records(spec_of({**spec, "train": {"steps": 1, "batch_size": 4}}), tmp_path / "trained")
+    computed = torch.bfloat16 if precision == "auto" else torch.float32
+    assert f"{computed}".removeprefix("torch.") in log
+    assert evaluated == {(computed, computed)}
+    assert set(made) == {(torch.float32, computed)}
 
 
 def trainer_of(count: int, **sizes: Any) -> MaskedLmTrainer:
