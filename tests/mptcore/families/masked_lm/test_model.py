@@ -89,6 +89,16 @@ def test_half_of_a_group_at_most_is_padding() -> None:
     ]
 
 
+def test_attention_drops_out_in_training_alone() -> None:
+    sizes = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.5}
+    model = MaskedLm(tiny_lm.network(scale=3.0, **sizes), CPU, torch.float32)
+    draws = Masker(corpus_of(tiny_lm.lines(1)), 4, 15).singles(0)
+    for training in (False, True):
+        model.network.train(training)
+        found = [model.log_probs(draws) for _ in range(2)]
+        assert found[0].equal(found[1]) != training
+
+
 def test_all_orders_and_all_masks_give_one_cumulative_score() -> None:
     """A vocabulary of five words and four positions, enumerated: for conditionals that come from no
     joint density the mean over all orders of the chain is the sum over sizes of the mean over
