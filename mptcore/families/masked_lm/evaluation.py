@@ -150,6 +150,9 @@ class TextEvaluation:
         piece = max(1, math.ceil(len(plan) / PIECES), PIECE_TOKENS // longest)
         for places in self._chunks(plan % n):
             masks, weights = self.masker.at_rates(plan[places] % n, rates[places], generator)
+            if len(places) <= piece:
+                yield masks, weights
+                continue
             for part in torch.split(torch.arange(len(places)), piece):
                 yield masks[part], weights[part]
 

@@ -19,9 +19,9 @@ from mptcore.families.masked_lm.pretrained import transformers
 
 PACKED = "mpt_packed"
 """What transformers knows `attention` by."""
-GROUP_TOKENS = 4096
-"""A group with fewer takes shorter sequences too, until half of it is padding: attention is a small
-part of the work, but its kernels are launched for each group."""
+GROUP_TOKENS = {"cpu": 1, "cuda": 4096}
+"""A group with fewer takes shorter sequences too, until half of it is padding: a GPU's kernels cost
+more to launch than they compute there. On a CPU padding costs more, and there is none."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Row:
             ids.index_fill_(0, masked, masks.seen)
         else:
             ids.index_copy_(0, masked, masks.seen)
-        groups = list(_groups(lengths, positions))
+        groups = list(_groups(lengths, positions, GROUP_TOKENS[device.type]))
         types = [corpus.types.index_select(0, own)] if corpus.has_pairs else []
         layouts = [t for one in groups for t in (one.places, one.lengths) if t is not None]
         host = [ids, positions, masked, targets, counts, *types, *layouts]
@@ -108,10 +108,10 @@ class Row:
         return cls(ids, positions, types_there, masked, targets, counts, groups)
 
 
-def _groups(lengths: Tensor, positions: Tensor) -> Iterator[Group]:
+def _groups(lengths: Tensor, positions: Tensor, least: int) -> Iterator[Group]:
     """Sequences of lengths (B,) that do not rise, whose tokens have positions (T,)."""
     begin = token = 0
-    for count, taken in _cuts(lengths):
+    for count, taken in _cuts(lengths, least):
         own, tokens = lengths[begin : begin + count], slice(token, token + taken)
         longest = int(own[0])
         group = Group(tokens, count, longest)
@@ -122,13 +122,13 @@ def _groups(lengths: Tensor, positions: Tensor) -> Iterator[Group]:
         begin, token = begin + count, token + taken
 
 
-def _cuts(lengths: Tensor) -> Iterator[tuple[int, int]]:
+def _cuts(lengths: Tensor, least: int) -> Iterator[tuple[int, int]]:
     """How many of the sequences (B,) are in each group, and their tokens."""
     values, counts = (one.tolist() for one in torch.unique_consecutive(lengths, return_counts=True))
     longest, count, taken = values[0], 0, 0
     for length, more in zip(values, counts, strict=True):
         half_padding = (count + more) * longest > 2 * (taken + length * more)
-        if count and (taken >= GROUP_TOKENS or half_padding):
+        if count and (taken >= least or half_padding):
             yield count, taken
             longest, count, taken = length, 0, 0
         count, taken = count + more, taken + length * more

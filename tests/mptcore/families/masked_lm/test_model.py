@@ -38,8 +38,13 @@ def plain(network: object, draws: MaskedBatch, row: int) -> float:
 
 @pytest.mark.parametrize("kind", MASKED_LMS)
 @pytest.mark.parametrize("memory", [1, 10_000, 2**30])
-def test_scores_are_those_of_plain_transformers(kind: str, memory: int) -> None:
-    """Of pairs of sentences, one by one, some together, all in one row."""
+def test_scores_are_those_of_plain_transformers(
+    kind: str, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of pairs of sentences, one by one, some together, all in one row and padded in attention as
+    on a GPU."""
+    if memory == 2**30:
+        monkeypatch.setitem(packing.GROUP_TOKENS, "cpu", packing.GROUP_TOKENS["cuda"])
     text = corpus_of_pairs(12)
     masker = Masker(text, 4, 15)
     draws, _ = masker.at_rates(
@@ -60,7 +65,7 @@ def test_groups_that_are_padded_and_groups_that_are_not(
 ) -> None:
     """All padded together, some, and a group for each length: ModernBERT's layers see all of a
     sequence or a window of it."""
-    monkeypatch.setattr(packing, "GROUP_TOKENS", tokens)
+    monkeypatch.setitem(packing.GROUP_TOKENS, "cpu", tokens)
     draws = Masker(corpus_of(tiny_lm.lines(20)), 4, 15).of_sizes(
         torch.arange(20), torch.full((20,), 2), torch.Generator().manual_seed(1)
     )
@@ -76,8 +81,9 @@ def test_groups_that_are_padded_and_groups_that_are_not(
     assert scores({"model": model}, draws)[0, 0].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_half_of_a_group_at_most_is_padding() -> None:
+def test_half_of_a_group_at_most_is_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """One long sequence among short ones is a group by itself."""
+    monkeypatch.setitem(packing.GROUP_TOKENS, "cpu", 4096)
     lines = ["cat " * 30, *["the cat sat"] * 20, "a dog"]
     draws = Masker(corpus_of(lines), 4, 15).of_sizes(
         torch.arange(22), torch.ones(22, dtype=torch.long), torch.Generator().manual_seed(1)
@@ -90,7 +96,7 @@ def test_half_of_a_group_at_most_is_padding() -> None:
 
 
 def test_attention_drops_out_in_training_alone() -> None:
-    sizes = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.5}
+    sizes: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.5}
     model = MaskedLm(tiny_lm.network(scale=3.0, **sizes), CPU, torch.float32)
     draws = Masker(corpus_of(tiny_lm.lines(1)), 4, 15).singles(0)
     for training in (False, True):
