@@ -15,8 +15,9 @@ from mptcore.families.masked_lm.pretrained import Network
 from mptcore.runtime.out_of_memory import in_halves
 from mptcore.runtime.session import ScoreCache, Step, Work
 
-CPU_BYTES = 256 * 2**20
-"""Memory for the activations and logits of one batch on a processor."""
+CPU_BYTES = {"scores": 64 * 2**20, "training": 256 * 2**20}
+"""Memory for the activations and logits of one batch on a processor: more falls out of its caches,
+as what is kept for the gradient does anyway."""
 GPU_SHARE = 0.3
 """Of the memory of a GPU: of all of it, so that a resumed run cuts the same batches."""
 
@@ -38,7 +39,7 @@ class MaskedLm(Model[MaskedBatch]):
         self.device = device
         self.config = network.config
         self._autocast_to = dtype if trained and dtype != torch.float32 else None
-        self._memory = memory_bytes or _memory(device)
+        self._memory = memory_bytes or _gpu_share(device)
         self._masked: Tensor | None = None
         network.set_attn_implementation(PACKED)
         network.base_model.register_forward_hook(self._gather)
@@ -95,9 +96,10 @@ class MaskedLm(Model[MaskedBatch]):
         order = torch.argsort(masks.lengths, stable=True, descending=True)
         order = order[masks.counts[order] > 0]
         taken = self.bytes_per_sequence(masks)[order].cumsum(0)
+        memory = self._memory or CPU_BYTES["training" if self.network.training else "scores"]
         start, before = 0, 0
         while start < len(order):
-            end = int(torch.searchsorted(taken, before + self._memory, right=True))
+            end = int(torch.searchsorted(taken, before + memory, right=True))
             end = max(end, start + 1)
             yield order[start:end]
             start, before = end, int(taken[end - 1])
@@ -114,10 +116,10 @@ class MaskedLm(Model[MaskedBatch]):
         return torch.autocast(self.device.type, self._autocast_to)
 
 
-def _memory(device: torch.device) -> int:
+def _gpu_share(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(GPU_SHARE * torch.cuda.mem_get_info(device)[1])
-    return CPU_BYTES
+    return None
 
 
 def score_sequences(

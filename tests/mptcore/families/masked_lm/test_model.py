@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from mptcore.families.masked_lm import model as lm
 from mptcore.families.masked_lm import packing
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker, joined
@@ -93,6 +94,15 @@ def test_half_of_a_group_at_most_is_padding(monkeypatch: pytest.MonkeyPatch) -> 
         (1, 32, True),
         (21, 5, False),
     ]
+
+
+def test_training_is_cut_into_larger_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm, "CPU_BYTES", {"scores": 1, "training": 2**30})
+    model = MaskedLm(tiny_lm.network(), CPU, torch.float32)
+    draws = Masker(corpus_of(tiny_lm.lines(1)), 4, 15).singles(0)
+    for training, parts in ((False, len(draws)), (True, 1)):
+        model.network.train(training)
+        assert len(list(model.parts(draws))) == parts
 
 
 def test_attention_drops_out_in_training_alone() -> None:
