@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,9 +18,16 @@ from benchmarks.table import Row, SkippedError
 from mptcore.data.vision import torchvision_datasets
 from mptcore.protocol.records import Metric
 from mptcore.run import run
+from mptcore.runtime.process import keep_freed_memory
 from mptcore.specs import TextExperiment
 
 SENTENCES = 1024
+HOST_RATES = {"rates": [0.1, 0.3, 0.5, 0.7, 0.9]}
+GPU_BYTES = 24 * 2**30
+"""Of memory for a batch: of a GPU of 80 GB."""
+SORTED = "batches of 64 sorted by length"
+PILOT, PILOT_RATES = 150, [round(0.025 + 0.05 * i, 3) for i in range(20)]
+"""Sequences and rates that tell how the area varies over sequences."""
 AREA_RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """The passes of the Trainer that are timed, of 99."""
 BERT_BASE = {
@@ -47,6 +55,9 @@ def throughput(threads: int) -> Iterator[Row]:
     remark = f"{rate:.0f} tokens/s, {100 * rate / encoder:.0f} % of the encoder's own rate"
     against = f"Trainer.evaluate: {parts.tokens / theirs:.0f} tokens/s"
     yield Row("lm-throughput", work, ours, against, ratio, "2", ratio >= 2, remark)
+    rival = parts.time_of_trainer(0.15, SORTED)
+    against = f"Trainer.evaluate, {SORTED}: {parts.tokens / rival:.0f} tokens/s"
+    yield Row("lm-throughput", "the same", ours, against, rival / ours, "", True)
 
 
 def area(threads: int) -> Iterator[Row]:
@@ -68,6 +79,40 @@ def area(threads: int) -> Iterator[Row]:
     work = "area of rxnfp-bert on 4,999 molecules to 0.5 %, all told"
     met = ratio >= 20 and error <= 0.0055 * abs(value)
     yield Row("lm-area", work, seconds, against, ratio, "20", met, remark)
+    enough = _sequences_for(target, model, data, threads, len(parts.corpus))
+    part = _Parts(_spec(model, {**data, "n": enough}, {}, threads))
+    rival = sum(part.time_of_trainer(r, SORTED) for r in AREA_RATES) * 99 / len(AREA_RATES)
+    against = (
+        f"99 passes over {enough} molecules, for the same error, of Trainer.evaluate, {SORTED}, "
+        f"from {len(AREA_RATES)} of them: {rival:.0f} s"
+    )
+    yield Row("lm-area", "the same", seconds, against, rival / seconds, "", True)
+
+
+def _sequences_for(
+    std_err: float, model: dict[str, Any], data: dict[str, Any], threads: int, population: int
+) -> int:
+    """How many of the sequences, each scored at all rates, give the area such an error about the
+    text: by the spread of the area over some of them."""
+    pilot = _spec(model, {**data, "n": PILOT}, {"masks": {"rates": PILOT_RATES}}, threads)
+    spread = (_measured(pilot)["area_population"].std_err or math.nan) * math.sqrt(PILOT)
+    without_end = (spread / std_err) ** 2
+    return math.ceil(without_end / (1 + without_end / population))
+
+
+def host(_: int) -> Iterator[Row]:
+    """What is done on the processor for each token that a GPU computes: masks drawn, cut into
+    batches as large as a GPU's and laid out for the copy, scores taken together. The network is
+    left out, and one thread does it all."""
+    for packing in ("blocks", "sentences"):
+        data = {"file": "rotten_tomatoes.txt", "packing": packing}
+        spec = _spec({"checkpoint": "bert-uncased-tokenizer"}, data, {"masks": HOST_RATES}, 1)
+        parts = _Parts(spec)
+        seconds, tokens = parts.host_time(), parts.tokens * len(spec.evaluate.masks.rates)
+        per_token = 1e9 * seconds / tokens
+        work = f"host work for bert-base on a GPU, {packing}, {tokens / 1e6:.1f} M tokens"
+        remark = f"{per_token:.0f} ns of processor time a token"
+        yield Row("lm-host", work, seconds, "", None, "40 ns", per_token <= 40, remark)
 
 
 class _Parts:
@@ -80,8 +125,11 @@ class _Parts:
         self.spec = spec
         torch.set_num_threads(spec.compute.threads)
         self.tokenizer = self.pretrained.PretrainedSource.of(spec.model).tokenizer()
-        self.network = self.pretrained.network_of(spec.model, self.tokenizer, 0).eval()
         self.corpus = corpora.read(spec.data, self.tokenizer, 512)
+
+    @cached_property
+    def network(self) -> Any:
+        return self.pretrained.network_of(self.spec.model, self.tokenizer, 0).eval()
 
     @property
     def tokens(self) -> int:
@@ -107,10 +155,46 @@ class _Parts:
         one_pass(sequences)
         return time.perf_counter() - began
 
+    def host_time(self) -> float:
+        """Seconds of processor time for the curve, the network left out: the best of three."""
+        draws = importlib.import_module("mptcore.families.masked_lm.masked_batch")
+        lm = importlib.import_module("mptcore.families.masked_lm.model")
+        evaluations = importlib.import_module("mptcore.families.masked_lm.evaluation")
+        config = self.pretrained.transformers.BertConfig(**BERT_BASE)
+        bare = self.pretrained.transformers.BertForMaskedLM(
+            self.pretrained.transformers.BertConfig(
+                hidden_size=4, num_hidden_layers=0, num_attention_heads=1, intermediate_size=4
+            )
+        )
+        model = lm.MaskedLm(bare.eval(), torch.device("cpu"), torch.float32, GPU_BYTES)
+        model.config = config
+
+        def laid_out(masks: Any) -> torch.Tensor:
+            row = lm.Row.of(masks, model.device)
+            return torch.zeros(2, len(row.counts), dtype=torch.float64)
+
+        model._score = laid_out
+        keep_freed_memory()
+        masker = draws.Masker(self.corpus, self.tokenizer.mask_token_id, len(self.tokenizer))
+        evaluation = evaluations.TextEvaluation(
+            self.spec.evaluate, {"model": model}, masker, {}, lm.ScoreCache()
+        )
+        rates = torch.tensor(self.spec.evaluate.masks.rates, dtype=torch.float64)
+        rates = rates.repeat_interleave(len(self.corpus))
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            plan, generator = torch.arange(len(rates)), torch.Generator().manual_seed(1)
+            for masks, _ in evaluation._pieces(plan, rates, generator):
+                model.scores_and_next(masks)
+            times.append(time.process_time() - began)
+        return min(times)
+
     def encoder_rate(self) -> float:
         """Tokens per second of the encoder alone, on full batches without padding."""
         length = int(self.corpus.lengths.double().mean())
         ids = torch.randint(1000, (2048 // length, length))
+        self.network.set_attn_implementation("sdpa")
         with torch.inference_mode():
             self.network.base_model(input_ids=ids)
             began = time.perf_counter()
@@ -118,17 +202,22 @@ class _Parts:
                 self.network.base_model(input_ids=ids)
         return 8 * ids.numel() / (time.perf_counter() - began)
 
-    def time_of_trainer(self, rate: float) -> float:
-        """Seconds of Trainer.evaluate with the usual collator, both at their defaults."""
+    def time_of_trainer(self, rate: float, way: str = "") -> float:
+        """Seconds of Trainer.evaluate with the usual collator; at their defaults, or SORTED."""
         transformers = self.pretrained.transformers
         ends = self.corpus.offsets.tolist()
         ids = self.corpus.ids.tolist()
         rows = [{"input_ids": ids[a:b]} for a, b in pairwise(ends)]
+        if way == SORTED:
+            rows.sort(key=lambda row: -len(row["input_ids"]))
         collator = transformers.DataCollatorForLanguageModeling(
             self.tokenizer, mlm_probability=rate
         )
         with TemporaryDirectory() as folder:
             options: Any = {"report_to": [], "disable_tqdm": True, "use_cpu": True}
+            if way == SORTED:
+                options["per_device_eval_batch_size"] = 64
+            self.network.set_attn_implementation("sdpa")  # our own would see no padding
             arguments = transformers.TrainingArguments(folder, **options)
             trainer = transformers.Trainer(
                 self.network, arguments, data_collator=collator, eval_dataset=rows
@@ -158,4 +247,4 @@ def _measured(spec: TextExperiment) -> dict[str, Metric]:
     return {r.name: r for r in run(spec) if isinstance(r, Metric)}
 
 
-BENCHMARKS = {"lm-throughput": throughput, "lm-area": area}
+BENCHMARKS = {"lm-throughput": throughput, "lm-area": area, "lm-host": host}

@@ -9,7 +9,7 @@ import torch
 from mptcore.families.linear_gaussian.run import LinearGaussianRun
 from mptcore.families.vae.run import VaeRun
 from mptcore.protocol.records import Log, Record
-from mptcore.runtime.device import device_of, name_of, set_arithmetic
+from mptcore.runtime.device import device_of, dtype_of, name_of, set_arithmetic
 from mptcore.runtime.process import keep_freed_memory
 from mptcore.runtime.session import ExperimentRun, Session, TrainingState, with_progress
 from mptcore.specs import (
@@ -60,13 +60,14 @@ def resumable(
     may be saved there. The caller raises session.seq with every record."""
     keep_freed_memory()
     torch.set_num_threads(spec.compute.threads)
-    device, dtype = device_of(spec.compute), getattr(torch, spec.compute.precision)
+    device = device_of(spec.compute)
+    dtype = dtype_of(spec.compute.precision, device)
     set_arithmetic(device, spec.compute)
-    session.device = name_of(device)
+    session.device, session.precision = name_of(device), str(dtype).removeprefix("torch.")
     place = session.device if device.type == "cuda" else "cpu"
     yield Log(
         "info",
-        f"torch {torch.__version__} on {place}, {spec.compute.precision}, "
+        f"torch {torch.__version__} on {place}, {session.precision}, "
         f"{torch.get_num_threads()} threads",
     )
     experiment = implementation(spec, session, device, dtype)

@@ -52,12 +52,14 @@ class Toy:
 
     def score(self, masks: MaskedBatch) -> Work[Tensor]:
         """As of a model: (1, 2, B)."""
-        assert masks.next is not None
-        places = torch.arange(masks.targets.shape[1])
-        code = (masks.masked * 2**places).sum(1)
-        log_probs = self.table[masks.targets, places, code[:, None]]  # (B, L)
-        scores = (log_probs * masks.masked).sum(1) / masks.counts
-        following = log_probs[torch.arange(len(masks)), masks.next]
+        of = torch.repeat_interleave(torch.arange(len(masks)), masks.counts)  # (M,)
+        code = torch.zeros(len(masks), dtype=torch.long).index_add_(0, of, 2**masks.places)
+        starts = self.corpus.offsets[masks.sequences]
+        tokens = self.corpus.ids[starts[of] + masks.places]
+        log_probs = self.table[tokens, masks.places, code[of]]  # (M,)
+        scores = torch.zeros(len(masks), dtype=torch.float64).index_add_(0, of, log_probs)
+        scores /= masks.counts
+        following = log_probs[masks.counts.cumsum(0) - masks.counts]
         yield Step(masks=len(masks))
         return torch.stack([scores, following])[None]
 

@@ -19,6 +19,16 @@ def device_of(compute: Machine) -> torch.device:
     return torch.device("cuda", 0) if available and compute.device != "cpu" else torch.device("cpu")
 
 
+def dtype_of(precision: str, device: torch.device) -> torch.dtype:
+    """The type of numbers that a spec's precision is on a device."""
+    if precision == "auto":
+        on_gpu = device.type == "cuda"
+        has_bfloat16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if has_bfloat16 else torch.float32
+    dtype: torch.dtype = getattr(torch, precision)
+    return dtype
+
+
 def name_of(device: torch.device) -> str:
     """What it is, as far as the last digits of a result depend on it."""
     if device.type == "cuda":

@@ -27,7 +27,7 @@ def environment(spec: ExperimentSpec, session: Session) -> Environment:
         gpu=torch.cuda.get_device_name() if on_gpu else None,
         gpu_driver=_gpu_driver() if on_gpu else None,
         cuda=torch.version.cuda if on_gpu else None,
-        precision=spec.compute.precision,
+        precision=session.precision,
         seeds=spec.seeds,
         inputs=inputs.used(),
         resumed_from=None if session.saved_on == session.device else session.saved_on,

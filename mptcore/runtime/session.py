@@ -103,6 +103,8 @@ class Session:
     """Whether the run may be saved."""
     device: str = ""
     """What it is computed on."""
+    precision: str = ""
+    """The type of numbers that it is computed in."""
     saved_on: str | None = None
     """What the checkpoint was computed on that it goes on from."""
     work_dir: Path | None = None

@@ -16,7 +16,7 @@ from mptcore.specs import ExperimentSpec, parse_spec
 from tests.support import tiny_lm
 
 GOLDENS = Path(__file__).parent / "goldens"
-TOLERANCE = {"float64": 1e-6, "float32": 1e-5}
+TOLERANCE = {"float64": 1e-6, "float32": 1e-5, "auto": 1e-5}
 """Relative: what processors may differ by, and no more. What is computed in float64 begins with
 draws in float32, as published, whose last digit depends on the processor's vector width."""
 

@@ -15,14 +15,16 @@ from mptcore.estimation.model import Evidence, VectorModel
 from mptcore.estimation.scores import score_masks
 from mptcore.families.linear_gaussian.densities import scorable
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.masked_lm import evaluation
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm, score_sequences
+from mptcore.families.masked_lm.packing import Row
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.families.vae.grid_vae import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood
 from mptcore.families.vae.networks import linear_decoder
 from mptcore.runtime.session import ScoreCache
-from mptcore.specs import TextTrain, UniformGrid
+from mptcore.specs import RateMasks, TextEvaluate, TextTrain, UniformGrid
 from tests.support import tiny_lm
 from tests.support.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
 from tests.support.runs import records, result_of, spec_of
@@ -62,7 +64,7 @@ def sequences(count: int) -> MaskedBatch:
 
 
 def asked(gpu: PretendedGpu) -> dict[str, int]:
-    names = ("launches", "synchronisations", "to_device", "to_host")
+    names = ("launches", "synchronisations", "to_device", "to_host", "waited")
     return {name: value for name, value in asdict(gpu).items() if name in names}
 
 
@@ -96,8 +98,8 @@ def test_a_batch_of_masks_for_a_grid() -> None:
 
 
 def test_a_batch_of_sequences() -> None:
-    """Of a network of two layers: inputs, types, places and targets go to the device, and nothing
-    is waited for but the scores."""
+    """Of a network of two layers: the sequences go to the device in one copy, their order in
+    another, and nothing is waited for but the scores."""
     with pretended_gpu() as gpu:
         model = language_model()
         found = []
@@ -106,9 +108,108 @@ def test_a_batch_of_sequences() -> None:
             result_of(score_sequences({"model": model}, sequences(count), ScoreCache()))
             found.append(asked(gpu))
     assert found[0] == found[1]
-    assert found[0]["launches"] <= 60
+    assert found[0]["launches"] <= 76
     assert found[0]["synchronisations"] == found[0]["to_host"] == 1
-    assert found[0]["to_device"] <= 4
+    assert found[0]["to_device"] == 2
+    assert found[0]["waited"] == 0
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_the_scores_of_many_parts_are_fetched_once(models: int) -> None:
+    """And what is to be done meanwhile, the next masks, is done while the device has work."""
+    masker = Masker(corpus_of(tiny_lm.lines(40)), 4, 15)
+    rates = torch.full((40,), 0.4, dtype=torch.float64)
+    batch, _ = masker.at_rates(torch.arange(40), rates, torch.Generator().manual_seed(1))
+    with pretended_gpu() as gpu:
+        made = [MaskedLm(tiny_lm.network(), DEVICE, torch.float32, 40_000) for _ in range(models)]
+        parts = len(list(made[0].parts(batch)))
+        gpu.reset()
+        begun: list[int] = []
+
+        def meanwhile() -> None:
+            assert gpu.synchronisations == 0
+            begun.append(gpu.launches)
+
+        steps = score_sequences(dict(zip("ab", made, strict=False)), batch, ScoreCache(), meanwhile)
+        found = result_of(steps)
+    assert parts > 4
+    assert begun[0] > 40 * parts * models
+    assert gpu.synchronisations == gpu.to_host == 1
+    assert gpu.to_device == models * (parts + 1)
+    assert gpu.waited == 0
+    assert found.shape == (models, 2, 40)
+
+
+@pytest.mark.parametrize("target", [None, 20.0])
+def test_the_next_masks_are_drawn_while_the_device_has_work(
+    target: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a curve, and of a round of masks towards a target."""
+    monkeypatch.setattr(evaluation, "CHUNK_TOKENS", 200)
+    spec = TextEvaluate(
+        masks=RateMasks(rates=(0.2, 0.5)), target_std_err=target, dimensions=10, max_masks=100
+    )
+    masker = Masker(corpus_of(tiny_lm.lines(60)), 4, 15)
+    fetched: list[int] = []
+    draw = Masker.at_rates
+
+    def noted(masker: Masker, *given: Any) -> tuple[MaskedBatch, Tensor]:
+        fetched.append(gpu.to_host)
+        return draw(masker, *given)
+
+    monkeypatch.setattr(Masker, "at_rates", noted)
+    with pretended_gpu() as gpu:
+        models = {"model": language_model()}
+        text = evaluation.TextEvaluation(spec, models, masker, {"seed": 1}, ScoreCache())
+        gpu.reset()
+        for _ in text.records(torch.Generator().manual_seed(1)):
+            pass
+    assert fetched[:3] == [0, 0, 1]
+    assert gpu.to_host == len(fetched)
+
+
+def computed_in(found: Tensor) -> torch.dtype:
+    """Autocasts are asked for; they pass by the tensors of a pretended GPU."""
+    autocast = torch.is_autocast_enabled("cuda")
+    return torch.get_autocast_dtype("cuda") if autocast else found.dtype
+
+
+@pytest.mark.parametrize("precision", ["auto", "float32"])
+def test_a_language_model_on_a_gpu_is_in_bfloat16_unless_told(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and products; weights that are trained stay in float32."""
+    tiny_lm.checkpoint(tmp_path / "tiny")
+    monkeypatch.setenv("MPT_MODELS_DIR", str(tmp_path))
+    made: list[tuple[torch.dtype, torch.dtype]] = []
+    own = MaskedLm._log_probs
+
+    def noted(model: MaskedLm, row: Row) -> Tensor:
+        seen: list[torch.dtype] = []
+        first = next(m for m in model.network.modules() if isinstance(m, torch.nn.Linear))
+        hook = first.register_forward_hook(lambda *given: seen.append(computed_in(given[-1])))
+        found = own(model, row)
+        hook.remove()
+        made.append((first.weight.dtype, seen[0]))
+        assert found.dtype == torch.float32
+        return found
+
+    monkeypatch.setattr(MaskedLm, "_log_probs", noted)
+    spec: dict[str, Any] = {
+        "model": {"family": "masked_lm", "checkpoint": "tiny"},
+        "data": {"source": "text", "lines": tiny_lm.lines(6)},
+        "evaluate": {"masks": {"schedule": "rates", "rates": [0.5]}, "dimensions": 10},
+        "compute": {"device": "cuda", "threads": 1, "precision": precision},
+    }
+    with pretended_gpu():
+        (log, *_) = records(spec_of(spec), tmp_path / "evaluated")
+        evaluated = set(made)
+        made.clear()
+        records(spec_of({**spec, "train": {"steps": 1, "batch_size": 4}}), tmp_path / "trained")
+    computed = torch.bfloat16 if precision == "auto" else torch.float32
+    assert f"{computed}".removeprefix("torch.") in log
+    assert evaluated == {(computed, computed)}
+    assert set(made) == {(torch.float32, computed)}
 
 
 def trainer_of(count: int, **sizes: Any) -> MaskedLmTrainer:
@@ -118,8 +219,7 @@ def trainer_of(count: int, **sizes: Any) -> MaskedLmTrainer:
 
 
 def test_a_training_step_of_a_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """32 sentences of 5 to 11 tokens: the device is waited for once, and once by transformers, for
-    the part that is padded."""
+    """32 sentences of 5 to 11 tokens are one part, and the device is waited for once."""
     with pretended_gpu() as gpu:
         trainer = trainer_of(32)
         parts: list[Tensor] = []
@@ -132,9 +232,11 @@ def test_a_training_step_of_a_language_model(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(trainer.model, "parts", cut_and_kept)
         gpu.reset()
         trainer.advance()
-        assert len(parts) <= 6
-        assert gpu.synchronisations <= 2
-        assert gpu.to_device <= 6 * len(parts)
+        assert len(parts) == 1
+        assert gpu.synchronisations == 1
+        assert gpu.to_device == 2
+        assert gpu.waited == 0
+        assert gpu.launches <= 730  # 240 of the network, the rest of the optimizer
         assert gpu.forks == [DEVICE]  # and no other GPU's generator was looked at
 
 

@@ -46,14 +46,24 @@ class PretendedGpu:
     """Copies, whatever their size."""
     to_host: int = 0
     """Copies; each is a synchronisation too."""
+    waited: int = 0
+    """Of those to the device, what the host may wait for: not from pinned memory, or as it is
+    asked for."""
     forks: list[torch.device] = field(default_factory=list)
     """The devices whose generators were read."""
+    pinned: list[Tensor] = field(default_factory=list)
+    """Memory that was pinned."""
     most_numbers: int | None = None
     """In a tensor that the device has memory for; None: any number."""
 
+    def pin(self, held: Tensor) -> Tensor:
+        """As Tensor.pin_memory: a copy."""
+        self.pinned.append(held.clone())
+        return self.pinned[-1]
+
     def reset(self) -> None:
         """Count from nothing."""
-        for one in fields(self)[:4]:
+        for one in fields(self)[:5]:
             setattr(self, one.name, 0)
 
 
@@ -145,6 +155,9 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if here and there and options.get("dtype") in (None, x.dtype):
             return OnGpu(_held(x))
         self._count_copy(here, there)
+        if there and not here:
+            at_once = options.get("non_blocking") and any(x is one for one in self.gpu.pinned)
+            self.gpu.waited += not at_once
         copy: Tensor = func(_held(x), **options)
         return self._allocated(copy) if there else copy
 
@@ -263,6 +276,7 @@ def pretended_gpu(memory_bytes: int = 80 * GIB) -> Iterator[PretendedGpu]:
         "get_device_name": lambda _=None: "a pretended GPU",
         "mem_get_info": lambda _=None: (memory_bytes, memory_bytes),
         "empty_cache": lambda: None,
+        "is_bf16_supported": lambda including_emulation=True: True,
         "get_rng_state": state_of,
         "set_rng_state": lambda *_: None,
     }
@@ -270,6 +284,7 @@ def pretended_gpu(memory_bytes: int = 80 * GIB) -> Iterator[PretendedGpu]:
     lifts = torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:
         stack.enter_context(patch.multiple(torch.cuda, **answers))
+        stack.enter_context(patch.object(Tensor, "pin_memory", lambda held: gpu.pin(held)))
         # A parameter that moves stays the same object: what is tied stays tied.
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
         torch.__future__.set_swap_module_params_on_conversion(True)

@@ -1,9 +1,13 @@
 """Texts and language models, in this process."""
 
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 
 from mptcore.families.masked_lm import corpus
 from mptcore.families.masked_lm.corpus import Corpus
+from mptcore.families.masked_lm.masked_batch import MaskedBatch
 from mptcore.specs import PlainText
 from tests.support import tiny_lm
 
@@ -13,3 +17,36 @@ CPU = torch.device("cpu")
 def corpus_of(lines: list[str], **options: object) -> Corpus:
     spec = PlainText.model_validate({"source": "text", "lines": lines, **options})
     return corpus.read(spec, tiny_lm.tokenizer(), 40)
+
+
+def corpus_of_pairs(count: int) -> Corpus:
+    """Of two sentences each, which have other token types."""
+    rows = list(zip(tiny_lm.lines(count), tiny_lm.lines(count, 1), strict=True))
+    whole = corpus.of_sequences(corpus._sentences(rows, tiny_lm.tokenizer(), 40))
+    assert set(whole.types.tolist()) == {0, 1}
+    return whole
+
+
+class Sequence(NamedTuple):
+    """A masked sequence by itself, (L,) each."""
+
+    inputs: Tensor
+    targets: Tensor
+    types: Tensor
+    masked: Tensor
+
+
+def sequence(masks: MaskedBatch, i: int) -> Sequence:
+    """The i-th of a batch."""
+    text, number = masks.corpus, masks.sequences[i]
+    own = slice(int(text.offsets[number]), int(text.offsets[number + 1]))
+    first = int(masks.counts[:i].sum())
+    of_mask = slice(first, first + int(masks.counts[i]))
+    places = masks.places[of_mask]
+    targets = text.ids[own].long()
+    masked = torch.zeros(len(targets), dtype=torch.bool)
+    masked[places] = True
+    inputs = targets.clone()
+    seen = masks.seen
+    inputs[places] = seen[of_mask].long() if isinstance(seen, Tensor) else seen
+    return Sequence(inputs, targets, text.types[own].long(), masked)

@@ -41,7 +41,10 @@ def tokenizer(words: list[str] = WORDS) -> Any:
     )
     names = ("pad", "unk", "cls", "sep", "mask")
     tokens = {f"{name}_token": token for name, token in zip(names, SPECIAL, strict=True)}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=own, **tokens)
+    takes = ["input_ids", "token_type_ids", "attention_mask"]
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own, model_input_names=takes, **tokens
+    )
 
 
 def network(kind: str = "bert", words: list[str] = WORDS, scale: float = 1.0, **sizes: Any) -> Any:

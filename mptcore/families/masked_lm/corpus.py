@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +31,8 @@ class Corpus:
     """N sequences, one after the other. `maskable` leaves special tokens out; `left_out` counts the
     texts with fewer than two tokens that could be masked, `cut` those that were longer."""
 
-    ids: Tensor  # (T,) int64
-    types: Tensor  # (T,) int64, which of a pair of texts a token belongs to
+    ids: Tensor  # (T,) int32
+    types: Tensor  # (T,) int32, which of a pair of texts a token belongs to
     maskable: Tensor  # (T,) bool
     offsets: Tensor  # (N + 1,)
     left_out: int = 0
@@ -39,33 +41,52 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @cached_property
     def lengths(self) -> Tensor:
         """Tokens of each sequence, special ones included, (N,)."""
         return self.offsets.diff()
 
-    @property
+    @cached_property
     def sizes(self) -> Tensor:
         """D: the tokens of each sequence that can be masked, (N,)."""
         ends = torch.cat([torch.zeros(1, dtype=torch.long), self.maskable.long().cumsum(0)])
         return ends[self.offsets].diff()
 
+    @cached_property
+    def has_pairs(self) -> bool:
+        """Whether any token is of a second text."""
+        return bool(self.types.any())
+
+    @cached_property
+    def free(self) -> Tensor:
+        """Where in its sequence each token is that can be masked, sequence by sequence, (ΣD,)."""
+        found = self.maskable.nonzero().flatten()
+        return found - repeated(self.offsets[:-1], self.sizes)
+
+    @cached_property
+    def first_free(self) -> Tensor:
+        """Where in `free` each sequence begins, (N,)."""
+        return self.sizes.cumsum(0) - self.sizes
+
     def subset(self, chosen: Tensor) -> "Corpus":
         """The chosen sequences, in that order."""
         lengths = self.lengths[chosen]
         offsets = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
-        places = torch.repeat_interleave(self.offsets[chosen] - offsets[:-1], lengths)
-        places += torch.arange(int(offsets[-1]))
+        places = counted_from(self.offsets[chosen], lengths)
         parts = (self.ids[places], self.types[places], self.maskable[places])
         return Corpus(*parts, offsets, self.left_out, self.cut)
 
-    def rows(self, sequences: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids, types and maskable of some sequences, (n, length) each, padded at the end."""
-        places = self.offsets[sequences][:, None] + torch.arange(length)
-        present = torch.arange(length) < self.lengths[sequences][:, None]
-        places = places.clamp(max=len(self.ids) - 1)
-        ids, types = self.ids[places], self.types[places]
-        return ids, types, self.maskable[places] & present
+
+def repeated(values: Tensor, counts: Tensor) -> Tensor:
+    """Each value counts[i] times, one after the other: (Σ counts,). As torch's repeat_interleave,
+    in a third of its time."""
+    return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))
+
+
+def counted_from(starts: Tensor, counts: Tensor) -> Tensor:
+    """For each i, starts[i] and the numbers that follow it, counts[i] in all: (Σ counts,)."""
+    found = repeated(starts - counts.cumsum(0) + counts, counts)
+    return found.add_(torch.arange(len(found)))
 
 
 def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
@@ -77,14 +98,20 @@ def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
     length = min(spec.max_length, positions)
     pack = _sentences if spec.packing == "sentences" else _blocks
     sequences = pack(rows, tokenizer, length)
-    kept = [one for one in sequences if sum(one.maskable) >= 2]
-    if not kept:
+    found = of_sequences(sequences)
+    if not len(found):
         detail = f"none of the {len(sequences)} sequences has two tokens that can be masked"
         raise RunError("invalid", f"the text gives nothing to score: {detail}")
+    return found
+
+
+def of_sequences(sequences: list[_Sequence]) -> Corpus:
+    """Of those with two tokens or more that can be masked."""
+    kept = [one for one in sequences if sum(one.maskable) >= 2]
     offsets = torch.tensor([0] + [len(one.ids) for one in kept]).cumsum(0)
-    ids = torch.tensor([i for one in kept for i in one.ids])
-    types = torch.tensor([i for one in kept for i in one.types])
-    maskable = torch.tensor([free for one in kept for free in one.maskable])
+    ids = torch.tensor([i for one in kept for i in one.ids], dtype=torch.int32)
+    types = torch.tensor([i for one in kept for i in one.types], dtype=torch.int32)
+    maskable = torch.tensor([free for one in kept for free in one.maskable], dtype=torch.bool)
     left_out, cut = len(sequences) - len(kept), sum(one.cut for one in sequences)
     return Corpus(ids, types, maskable, offsets, left_out, cut)
 

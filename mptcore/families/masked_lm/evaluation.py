@@ -1,8 +1,10 @@
 """Scoring language models on a corpus, and the records that tell of it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +34,26 @@ PIECE_TOKENS = 2**17
 """Of the least piece: batches of it are still full."""
 MasksOf = Callable[[Tensor, Tensor, torch.Generator], tuple[MaskedBatch, Tensor]]
 """Masks of a stratum each (B,) of sequences (B,), and the weight of each mask's score."""
+ItemT = TypeVar("ItemT")
+
+
+class Ahead(Iterator[ItemT]):
+    """The items of an iterator, of which one may be drawn before it is asked for."""
+
+    def __init__(self, items: Iterator[ItemT]):
+        self._items = items
+        self._drawn: list[ItemT] = []
+
+    def draw(self) -> None:
+        """The next item, if it is not there yet."""
+        if not self._drawn:
+            self._drawn.extend(islice(self._items, 1))
+
+    def __next__(self) -> ItemT:
+        self.draw()
+        if not self._drawn:
+            raise StopIteration
+        return self._drawn.pop()
 
 
 @dataclass(frozen=True)
@@ -75,9 +97,11 @@ class TextEvaluation:
             return torch.arange(n)
         return torch.randperm(n, generator=generator)[:most].sort().values
 
-    def _score(self, masks: MaskedBatch) -> Work[Tensor]:
+    def _score(
+        self, masks: MaskedBatch, meanwhile: Callable[[], None] = lambda: None
+    ) -> Work[Tensor]:
         """The scores and those of the next tokens by each of model_names, (models, 2, B)."""
-        values = yield from score_sequences(self.models, masks, self.cache)
+        values = yield from score_sequences(self.models, masks, self.cache, meanwhile)
         if len(self.models) > 1:
             values = torch.cat([values, values[:1] - values[1:2]])
         return values
@@ -101,8 +125,9 @@ class TextEvaluation:
         sums = torch.zeros(models, 0, dtype=torch.float64)
         weights = torch.zeros(0, dtype=torch.float64)
         left = list(spec.rates)
-        for masks, weight in self._pieces(plan, rates[plan // per_rate], generator):
-            values = yield from self._score(masks)
+        pieces = Ahead(self._pieces(plan, rates[plan // per_rate], generator))
+        for masks, weight in pieces:
+            values = yield from self._score(masks, pieces.draw)
             sums = torch.cat([sums, values[:, 0] * weight], 1)
             weights = torch.cat([weights, weight])
             while len(weights) >= per_rate:
@@ -123,10 +148,19 @@ class TextEvaluation:
         is told there, follows from the text and the plan alone."""
         longest, n = int(self.corpus.lengths.max()), len(self.corpus)
         piece = max(1, math.ceil(len(plan) / PIECES), PIECE_TOKENS // longest)
-        for places in torch.split(torch.arange(len(plan)), max(1, CHUNK_TOKENS // longest)):
+        for places in self._chunks(plan % n):
             masks, weights = self.masker.at_rates(plan[places] % n, rates[places], generator)
+            if len(places) <= piece:
+                yield masks, weights
+                continue
             for part in torch.split(torch.arange(len(places)), piece):
                 yield masks[part], weights[part]
+
+    def _chunks(self, sequences: Tensor) -> Sequence[Tensor]:
+        """The places of sequences (B,), about CHUNK_TOKENS at a time."""
+        chunk = (self.corpus.lengths[sequences].cumsum(0) - 1) // CHUNK_TOKENS
+        counts: list[int] = torch.unique_consecutive(chunk, return_counts=True)[1].tolist()
+        return torch.split(torch.arange(len(sequences)), counts)
 
     def _score_to_target(self, generator: torch.Generator, target: float) -> Work[None]:
         """The rates are strata, or equal parts of the sizes from 1 to D."""
@@ -163,15 +197,18 @@ class TextEvaluation:
         proportional to its length, so that its mean log probability estimates that of a token. No
         stratum is enumerated."""
         sizes = self.corpus.sizes.double()
-        together = max(1, CHUNK_TOKENS // int(self.corpus.lengths.max()))
+
+        def drawn(places: Tensor) -> Iterator[tuple[MaskedBatch, Tensor]]:
+            chosen = torch.multinomial(sizes, len(places), True, generator=generator)
+            for part in self._chunks(chosen):
+                yield masks_of(places[part], chosen[part], generator)
 
         def draw(counts: Tensor, _: Tensor) -> Work[list[Tensor]]:
             plan = torch.repeat_interleave(torch.arange(len(counts)), counts)
             means = [torch.zeros(len(self.report.model_names), 0, dtype=torch.float64)]
-            for places in torch.split(plan, together):
-                chosen = torch.multinomial(sizes, len(places), True, generator=generator)
-                masks, weights = masks_of(places, chosen, generator)
-                values = yield from self._score(masks)
+            batches = Ahead(drawn(plan))
+            for masks, weights in batches:
+                values = yield from self._score(masks, batches.draw)
                 means.append(values[:, 0] * weights)
             return list(torch.split(torch.cat(means, 1), counts.tolist(), 1))
 

@@ -5,31 +5,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mptcore.families.masked_lm.corpus import Corpus
+from mptcore.families.masked_lm.corpus import Corpus, counted_from, repeated
 
 CHUNK_TOKENS = 2**20
-"""Masks are drawn for so many tokens at a time: enough to fill batches of equal lengths."""
+"""Masks are drawn for about so many tokens at a time."""
 HIDDEN, RANDOM = 0.8, 0.1
 """Of the tokens that BERT's corruption selects: replaced by the mask token, by a random one."""
+KEY_BITS = 31
+"""Of the random keys that choose the tokens of a mask."""
 
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """B masked sequences, padded to the longest. `targets` holds the tokens as they were, `inputs`
-    what the model sees; `next` is one masked position of each whose log probability is asked for by
-    itself; `chances` the rates at which each token was drawn by itself, if so."""
+    """B masked sequences of a corpus. Of each the masked tokens, M in all, and what the model sees
+    in their places; `chances` are the rates at which each token was drawn by itself, if so."""
 
-    inputs: Tensor  # (B, L)
-    targets: Tensor  # (B, L)
-    types: Tensor  # (B, L)
-    masked: Tensor  # (B, L) bool
-    lengths: Tensor  # (B,)
-    sizes: Tensor  # (B,), the tokens that could be masked
-    next: Tensor | None = None  # (B,)
+    corpus: Corpus
+    sequences: Tensor  # (B,)
+    counts: Tensor  # (B,), masked tokens of each
+    places: Tensor  # (M,), where in its sequence each is, sequence by sequence
+    seen: Tensor | int  # (M,) int32, or what stands in all of them
     chances: Tensor | None = None  # (B,)
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.sequences)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each, (B,)."""
+        return self.corpus.lengths[self.sequences]
+
+    @property
+    def sizes(self) -> Tensor:
+        """Tokens of each that could be masked, (B,)."""
+        return self.corpus.sizes[self.sequences]
 
     @property
     def expected(self) -> Tensor:
@@ -39,19 +48,15 @@ class MaskedBatch:
         return self.chances * self.sizes
 
     def __getitem__(self, chosen: Tensor) -> "MaskedBatch":
-        """Some of them, by their indices (b,), padded to the longest."""
-        longest = int(self.lengths[chosen].max())
-        padded = (self.inputs, self.targets, self.types, self.masked)
-        inputs, targets, types, masked = (tensor[chosen, :longest] for tensor in padded)
-        following = None if self.next is None else self.next[chosen]
+        """Some of them, by their indices (b,)."""
+        counts = self.counts[chosen]
+        of_chosen = counted_from((self.counts.cumsum(0) - self.counts)[chosen], counts)
+        places = self.places.index_select(0, of_chosen)
+        seen = self.seen
+        if isinstance(seen, Tensor):
+            seen = seen.index_select(0, of_chosen)
         chances = None if self.chances is None else self.chances[chosen]
-        rest = (self.lengths[chosen], self.sizes[chosen], following, chances)
-        return MaskedBatch(inputs, targets, types, masked, *rest)
-
-    @property
-    def counts(self) -> Tensor:
-        """Masked tokens of each, (B,)."""
-        return self.masked.sum(1)
+        return MaskedBatch(self.corpus, self.sequences[chosen], counts, places, seen, chances)
 
 
 @dataclass(frozen=True)
@@ -85,81 +90,71 @@ class Masker:
         sizes = low + ((chance < up_chance) | (low == 0))
         return self.of_sizes(sequences, sizes.long(), generator), expected
 
-    def of_sizes(self, sequences: Tensor, sizes: Tensor, generator: torch.Generator) -> MaskedBatch:
-        """Masks (B,) of these numbers of tokens, uniform over the subsets of that size."""
-        ids, types, maskable, lengths = self._rows(sequences)
-        keys = torch.rand(ids.shape, generator=generator, dtype=torch.float64)  # (B, L)
-        keys.masked_fill_(~maskable, 2.0)
-        last = keys.sort(1).values.gather(1, (sizes - 1).clamp(min=0)[:, None])
-        masked = (keys <= last) & maskable & (sizes > 0)[:, None]
-        return self._hidden(ids, types, masked, lengths, maskable)
+    def of_sizes(
+        self, sequences: Tensor, counts: Tensor, generator: torch.Generator
+    ) -> MaskedBatch:
+        """Masks (B,) of these numbers of tokens, uniform over the subsets of that size.
+
+        Each token that can be masked has a number: its sequence, a random key, its place among
+        those of its sequence. Sorted, those of a sequence are together and in a random order: its
+        mask is the first of them.
+        """
+        sizes = self.corpus.sizes[sequences]
+        place_bits = int(sizes.max()).bit_length()
+        key_bits = min(KEY_BITS, 63 - place_bits - len(sequences).bit_length())
+        numbers = counted_from(torch.arange(len(sequences)) << (key_bits + place_bits), sizes)
+        keys = torch.empty(len(numbers), dtype=torch.int32)
+        keys.random_(0, 2**key_bits - 1, generator=generator)
+        numbers.add_(keys, alpha=2**place_bits)
+        numbers.numpy().sort()  # torch's takes six times as long
+        chosen = numbers.index_select(0, counted_from(sizes.cumsum(0) - sizes, counts))
+        chosen.bitwise_and_(2**place_bits - 1)
+        chosen += repeated(self.corpus.first_free[sequences], counts)
+        return self._hidden(sequences, counts, self.corpus.free.index_select(0, chosen))
 
     def along_order(self, sequence: int, order: Tensor) -> MaskedBatch:
         """The D masks of one sequence along an order of its maskable tokens (D,): first all are
-        hidden, then the order's first is seen, and so on; `next` is the next one to be seen."""
-        size = len(order)
-        ids, types, maskable, lengths = self._rows(torch.full((size,), sequence))
-        place = torch.full((ids.shape[1],), -1)
-        places = maskable[0].nonzero().flatten()
-        place[places[order]] = torch.arange(size)
-        masked = place >= torch.arange(size)[:, None]
-        return self._hidden(ids, types, masked, lengths, maskable, places[order])
+        hidden, then the order's first is seen, and so on. The first masked token of each is the
+        next one to be seen."""
+        rank = torch.arange(len(order))
+        counts = len(order) - rank
+        places = self.corpus.free[self.corpus.first_free[sequence] + order]
+        hidden = places[counted_from(rank, counts)]
+        return self._hidden(torch.full_like(rank, sequence), counts, hidden)
 
     def singles(self, sequence: int) -> MaskedBatch:
         """The D masks of one sequence that hide one token each."""
-        size = int(self.corpus.sizes[sequence])
-        ids, types, maskable, lengths = self._rows(torch.full((size,), sequence))
-        places = maskable[0].nonzero().flatten()
-        masked = torch.arange(ids.shape[1]) == places[:, None]
-        return self._hidden(ids, types, masked, lengths, maskable)
+        start, size = self.corpus.first_free[sequence], int(self.corpus.sizes[sequence])
+        places = self.corpus.free[start : start + size]
+        of = torch.full((size,), sequence)
+        return self._hidden(of, torch.ones_like(of), places)
 
     def _bernoulli(
         self, sequences: Tensor, rates: Tensor, generator: torch.Generator
     ) -> MaskedBatch:
-        ids, types, maskable, lengths = self._rows(sequences)
-        chance = torch.rand(ids.shape, generator=generator, dtype=torch.float64)
-        masked = (chance < rates[:, None]) & maskable
-        fate = torch.rand(ids.shape, generator=generator, dtype=torch.float64)
-        random = torch.randint(self.vocabulary, ids.shape, generator=generator)
-        inputs = torch.where(masked & (fate < HIDDEN + RANDOM), random, ids)
-        inputs = torch.where(masked & (fate < HIDDEN), self.mask_id, inputs)
-        return MaskedBatch(inputs, ids, types, masked, lengths, maskable.sum(1), chances=rates)
+        sizes = self.corpus.sizes[sequences]
+        chance = torch.rand(int(sizes.sum()), generator=generator, dtype=torch.float64)
+        masked = chance < repeated(rates, sizes)  # (ΣD,)
+        ends = torch.nn.functional.pad(masked.cumsum(0), (1, 0))[sizes.cumsum(0)]
+        counts = ends.diff(prepend=ends.new_zeros(1))
+        free = counted_from(self.corpus.first_free[sequences], sizes)
+        places = self.corpus.free[free[masked]]
+        own = repeated(self.corpus.offsets[sequences], counts) + places
+        fate = torch.rand(len(places), generator=generator, dtype=torch.float64)
+        random = torch.randint(
+            self.vocabulary, (len(places),), generator=generator, dtype=torch.int32
+        )
+        seen = torch.where(fate < HIDDEN + RANDOM, random, self.corpus.ids[own])
+        seen.masked_fill_(fate < HIDDEN, self.mask_id)
+        return MaskedBatch(self.corpus, sequences, counts, places, seen, rates)
 
-    def _rows(self, sequences: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        lengths = self.corpus.lengths[sequences]
-        longest = int(lengths.max())
-        ids, types, maskable = self.corpus.rows(sequences, longest)
-        return ids, types, maskable, lengths
-
-    def _hidden(
-        self,
-        ids: Tensor,
-        types: Tensor,
-        masked: Tensor,
-        lengths: Tensor,
-        maskable: Tensor,
-        following: Tensor | None = None,
-    ) -> MaskedBatch:
-        inputs = torch.where(masked, self.mask_id, ids)
-        return MaskedBatch(inputs, ids, types, masked, lengths, maskable.sum(1), following)
+    def _hidden(self, sequences: Tensor, counts: Tensor, places: Tensor) -> MaskedBatch:
+        return MaskedBatch(self.corpus, sequences, counts, places, self.mask_id)
 
 
 def joined(parts: list[MaskedBatch]) -> MaskedBatch:
-    """Batches of different lengths as one, all with `next` or none."""
-    longest = max(part.inputs.shape[1] for part in parts)
-
-    def padded(name: str) -> Tensor:
-        values = [getattr(part, name) for part in parts]
-        wide = [torch.nn.functional.pad(v, (0, longest - v.shape[1])) for v in values]
-        return torch.cat(wide)
-
-    following = [part.next for part in parts if part.next is not None]
-    return MaskedBatch(
-        padded("inputs"),
-        padded("targets"),
-        padded("types"),
-        padded("masked"),
-        torch.cat([part.lengths for part in parts]),
-        torch.cat([part.sizes for part in parts]),
-        torch.cat(following) if following else None,
-    )
+    """Masks of one corpus, of exact numbers of tokens, as one batch."""
+    sequences = torch.cat([part.sequences for part in parts])
+    counts = torch.cat([part.counts for part in parts])
+    places = torch.cat([part.places for part in parts])
+    return MaskedBatch(parts[0].corpus, sequences, counts, places, parts[0].seen)

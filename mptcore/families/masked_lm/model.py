@@ -1,25 +1,25 @@
 """A masked language model that scores masked sequences."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Model
-from mptcore.estimation.scores import cached_scores
 from mptcore.families.masked_lm.masked_batch import MaskedBatch
+from mptcore.families.masked_lm.packing import PACKED, Row, inputs_of, sent
 from mptcore.families.masked_lm.pretrained import Network
 from mptcore.runtime.out_of_memory import in_halves
 from mptcore.runtime.session import ScoreCache, Step, Work
 
-CPU_BYTES = 256 * 2**20
-"""Memory for the activations and logits of one batch on a processor."""
+CPU_BYTES = {"scores": 64 * 2**20, "training": 256 * 2**20}
+"""Memory for the activations and logits of one batch on a processor: more falls out of its caches,
+as what is kept for the gradient does anyway."""
 GPU_SHARE = 0.3
 """Of the memory of a GPU: of all of it, so that a resumed run cuts the same batches."""
-PADDING = 0.1
-"""A batch that is far from full takes sequences that are so much shorter than its longest."""
 
 
 class MaskedLm(Model[MaskedBatch]):
@@ -32,13 +32,16 @@ class MaskedLm(Model[MaskedBatch]):
         device: torch.device,
         dtype: torch.dtype,
         memory_bytes: int | None = None,
+        trained: bool = False,
     ):
-        self.network = network.to(device)
+        """Weights that are trained stay in float32, whatever they are computed in."""
+        self.network = network.to(device, torch.float32 if trained else dtype)
         self.device = device
         self.config = network.config
-        self._dtype = dtype
-        self._memory = memory_bytes or _memory(device)
+        self._autocast_to = dtype if trained and dtype != torch.float32 else None
+        self._memory = memory_bytes or _gpu_share(device)
         self._masked: Tensor | None = None
+        network.set_attn_implementation(PACKED)
         network.base_model.register_forward_hook(self._gather)
 
     def scores(self, masks: MaskedBatch) -> Tensor:
@@ -46,41 +49,36 @@ class MaskedLm(Model[MaskedBatch]):
         return self.scores_and_next(masks)[0]
 
     def scores_and_next(self, masks: MaskedBatch) -> Tensor:
-        """The scores, and log p of the `next` token of each, 0 where there is none: (2, B)."""
-        values = torch.zeros(2, len(masks), dtype=torch.float64)
-        for chosen in self.parts(masks):
-            values[:, chosen] = in_halves(self._score, masks[chosen])
-        return values
+        """The scores, and log p of the first masked token of each, 0 where there is none: (2, B),
+        on the device, which may still be at work on them."""
+        values = torch.zeros(2, len(masks), dtype=torch.float64, device=self.device)
+        parts = list(self.parts(masks))
+        if not parts:
+            return values
+        found = [in_halves(self._score, masks[chosen]) for chosen in parts]
+        return values.index_copy(1, sent(torch.cat(parts), self.device), torch.cat(found, 1))
 
     @torch.inference_mode()
     def _score(self, masks: MaskedBatch) -> Tensor:  # (2, B)
-        log_probs = self.log_probs(masks).double().cpu()  # (M,), row by row
-        rows, places = masks.masked.nonzero(as_tuple=True)  # (M,) each
-        values = torch.zeros(2, len(masks), dtype=torch.float64)
-        values[0].index_add_(0, rows, log_probs)
-        values[0] /= masks.counts
-        if masks.next is not None:
-            values[1] = log_probs[places == masks.next[rows]]
-        return values
+        row = Row.of(masks, self.device)
+        log_probs = self._log_probs(row).double()  # (M,), sequence by sequence
+        sums = torch.segment_reduce(log_probs, "sum", lengths=row.counts, unsafe=True)
+        first = row.counts.cumsum(0) - row.counts
+        return torch.stack([sums / row.counts, log_probs[first]])
 
     def log_probs(self, masks: MaskedBatch) -> Tensor:
-        """log p(x_j | x_R) of each masked token, row by row, in nats, float32 (M,)."""
-        to = self.device
-        # Looked up on the CPU, which knows where the masks are: the device would be waited for.
-        masked = masks.masked.nonzero().T.to(to)  # (2, M)
-        targets = masks.targets[masks.masked].to(to)  # (M,)
-        inputs: dict[str, Tensor | None] = {"input_ids": masks.inputs.to(to)}
-        if getattr(self.config, "type_vocab_size", 0) > 1:
-            inputs["token_type_ids"] = masks.types.to(to)
-        length = masks.inputs.shape[1]
-        present = torch.arange(length) < masks.lengths[:, None]  # (B, L)
-        inputs["attention_mask"] = None if present.all() else present.long().to(to)
-        self._masked = masked
+        """log p(x_j | x_R) of each masked token, sequence by sequence, in nats, float32 (M,). Of
+        sequences that are sorted by their lengths, the longest first."""
+        return self._log_probs(Row.of(masks, self.device))
+
+    def _log_probs(self, row: Row) -> Tensor:
+        self._masked = row.masked
         try:
             with self._autocast():
-                logits = self.network(**inputs).logits[0]  # (1, M, V) to (M, V)
+                logits = self.network(**inputs_of(self.network, row)).logits[0]  # (M, V)
         finally:
             self._masked = None
+        targets = row.targets.long()
         return -torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
 
     def bytes_per_sequence(self, masks: MaskedBatch) -> Tensor:
@@ -93,58 +91,63 @@ class MaskedLm(Model[MaskedBatch]):
         return 4 * (hidden * masks.lengths + logits * masks.counts)
 
     def parts(self, masks: MaskedBatch) -> Iterator[Tensor]:
-        """Indices of the sequences that are computed together: by length, so that there is nearly
-        no padding, and within the memory. Those without a masked token are left out."""
-        counts = masks.counts
+        """Indices of the sequences that are computed together: by length, and within the memory.
+        Those without a masked token are left out."""
         order = torch.argsort(masks.lengths, stable=True, descending=True)
-        order = order[counts[order] > 0]
-        needed: list[float] = self.bytes_per_sequence(masks)[order].tolist()
-        lengths = masks.lengths[order].tolist()
-        start, taken = 0, 0.0
-        for i, (length, size) in enumerate(zip(lengths, needed, strict=True)):
-            if i > start and not self._fits(lengths[start], length, taken, size):
-                yield order[start:i]
-                start, taken = i, 0.0
-            taken += size
-        if start < len(order):
-            yield order[start:]
-
-    def _fits(self, longest: int, length: int, taken: float, size: float) -> bool:
-        """Whether one more sequence goes into a batch."""
-        if taken + size > self._memory:
-            return False
-        return length == longest or (length >= (1 - PADDING) * longest and taken < self._memory / 4)
+        order = order[masks.counts[order] > 0]
+        taken = self.bytes_per_sequence(masks)[order].cumsum(0)
+        memory = self._memory or CPU_BYTES["training" if self.network.training else "scores"]
+        start, before = 0, 0
+        while start < len(order):
+            end = int(torch.searchsorted(taken, before + memory, right=True))
+            end = max(end, start + 1)
+            yield order[start:end]
+            start, before = end, int(taken[end - 1])
 
     def _gather(self, module: Any, given: Any, output: Any) -> Any:
         if self._masked is not None:
-            rows, places = self._masked
-            output.last_hidden_state = output.last_hidden_state[rows, places][None]  # (1, M, H)
+            hidden = output.last_hidden_state  # (1, T, H) to (1, M, H)
+            output.last_hidden_state = hidden.index_select(1, self._masked)
         return output
 
     def _autocast(self) -> Any:
-        if self._dtype == torch.bfloat16:
-            return torch.autocast(self.device.type, torch.bfloat16)
-        return nullcontext()
+        if self._autocast_to is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, self._autocast_to)
 
 
-def _memory(device: torch.device) -> int:
+def _gpu_share(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(GPU_SHARE * torch.cuda.mem_get_info(device)[1])
-    return CPU_BYTES
+    return None
 
 
 def score_sequences(
-    models: Mapping[str, MaskedLm], masks: MaskedBatch, cache: ScoreCache
+    models: Mapping[str, MaskedLm],
+    masks: MaskedBatch,
+    cache: ScoreCache,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Work[Tensor]:
-    """The scores of masked sequences by each model, and log p of their `next` tokens: (models, 2,
-    B). A step for each part that the first model computes together."""
-    values = torch.zeros(len(models), 2, len(masks), dtype=torch.float64)
+    """The scores of masked sequences by each model, and log p of the first masked token of each:
+    (models, 2, B). A step for each part that the first model computes together; on a GPU one for
+    all, whose results are fetched at once, and `meanwhile` is done while it computes them."""
     in_order = list(models.values())
+    values = torch.zeros(len(models), 2, len(masks), dtype=torch.float64)
+
+    def scored(part: MaskedBatch) -> Tensor:
+        found = torch.stack([model.scores_and_next(part) for model in in_order])
+        meanwhile()
+        return found.cpu()
+
+    if in_order[0].device.type == "cuda":
+        values = cache.get_or_compute(lambda: scored(masks), len(masks))
+        yield Step(masks=len(masks))
+        return values
     empty = int((masks.counts == 0).sum())
     if empty:
         yield Step(masks=empty)
     for chosen in in_order[0].parts(masks):
         part = masks[chosen]
-        values[:, :, chosen] = cached_scores(in_order, part, cache, MaskedLm.scores_and_next)
+        values[:, :, chosen] = cache.get_or_compute(partial(scored, part), len(part))
         yield Step(masks=len(chosen))
     return values

@@ -120,12 +120,12 @@ class MaskedLmRun:
 
     def _models(self, tokenizer: Tokenizer, seed: int) -> Models:
         memory = self.spec.compute.memory_bytes
-        return {
-            name: MaskedLm(
-                network_of(spec, tokenizer, seed).eval(), self.device, self.dtype, memory
-            )
-            for name, spec in self._specs().items()
-        }
+        models = {}
+        for name, spec in self._specs().items():
+            network = network_of(spec, tokenizer, seed).eval()
+            trained = name == "model" and self.spec.train is not None
+            models[name] = MaskedLm(network, self.device, self.dtype, memory, trained)
+        return models
 
     def _split(self, text: Corpus) -> tuple[Corpus, Corpus]:
         """What is trained on, and what is scored."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from mptcore.estimation.estimate import ONE_DRAW
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.packing import sent
 from mptcore.protocol.records import Labels, Point
 from mptcore.runtime.out_of_memory import in_halves, in_smaller_parts
 from mptcore.runtime.rng import generator_for
@@ -171,9 +172,9 @@ class MaskedLmTrainer:
     def _loss(self, masks: MaskedBatch) -> Tensor:
         """−Σ over sequences of D times the mean log probability of its masked tokens; where their
         number is left to chance, D times their sum over the number expected."""
-        factor = (masks.sizes / masks.expected).repeat_interleave(masks.counts)  # (M,)
+        factor = (masks.sizes / masks.expected).float().repeat_interleave(masks.counts)  # (M,)
         log_probs = self.model.log_probs(masks)
-        return -(log_probs * factor.to(log_probs)).sum()
+        return -(log_probs * sent(factor, self.model.device)).sum()
 
 
 def uniform_sizes(masker: Masker, chosen: Tensor, generator: torch.Generator) -> MaskedBatch:

@@ -218,10 +218,11 @@ class TextTrain(Spec):
 
 
 class TextCompute(Machine):
-    """Where and how precisely it is computed: with bfloat16 the products are, and what needs it
-    stays in float32."""
+    """Where and how precisely it is computed. With bfloat16 weights and products are; trained
+    weights stay in float32. The log-softmax is in float32 and sums in float64 always. auto:
+    bfloat16 on a GPU that has it, float32 elsewhere."""
 
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
 class TextExperiment(Spec):

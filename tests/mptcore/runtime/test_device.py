@@ -14,7 +14,7 @@ from mptcore import run
 from mptcore.protocol.orders import Assignment, Resume
 from mptcore.protocol.records import RunError
 from mptcore.runtime import checkpoint
-from mptcore.runtime.device import device_of, name_of, set_arithmetic
+from mptcore.runtime.device import device_of, dtype_of, name_of, set_arithmetic
 from mptcore.runtime.runner import SpecRunner
 from mptcore.specs.compute import Compute
 from tests.support.pretended_gpu import DEVICE, pretended_gpu
@@ -76,3 +76,14 @@ def test_a_run_that_goes_on_elsewhere_says_from_where(tmp_path: Path) -> None:
     assert resumed(spec, tmp_path)["resumed_from"] == "a pretended GPU"
     records(spec_of(spec), tmp_path, stop_after=3)
     assert resumed(spec, tmp_path)["resumed_from"] is None
+
+
+def test_auto_is_bfloat16_where_a_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dtype_of("auto", CPU) == dtype_of("float32", CPU) == torch.float32
+    assert dtype_of("bfloat16", CPU) == torch.bfloat16
+    with pretended_gpu():
+        assert dtype_of("auto", DEVICE) == torch.bfloat16
+        assert dtype_of("float32", DEVICE) == torch.float32
+        # A GPU of before 2020 emulates it, slowly.
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+        assert dtype_of("auto", DEVICE) == torch.float32

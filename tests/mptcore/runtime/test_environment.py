@@ -59,6 +59,15 @@ def test_it_says_code_machine_threads_precision_and_seeds() -> None:
     assert found["inputs"] == {}
 
 
+def test_of_a_precision_that_is_auto_it_says_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_lm.checkpoint(tmp_path / "tiny")
+    monkeypatch.setenv("MPT_MODELS_DIR", str(tmp_path))
+    found = environments({**TEXT, "data": {"source": "text", "lines": tiny_lm.lines(4)}})
+    assert found[-1]["precision"] == "float32"
+
+
 def test_it_comes_once_the_run_has_begun() -> None:
     lines = lines_of(ppca_spec(compute=COMPUTE))
     assert [line["record"] for line in lines[:2]] == ["log", "environment"]

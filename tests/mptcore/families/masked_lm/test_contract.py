@@ -47,6 +47,11 @@ class TestMaskedLm(ModelContract):
                 "model": {"family": "masked_lm", "checkpoint": "tiny"},
                 "data": {"source": "text", "lines": tiny_lm.lines(12)},
                 "evaluate": {"masks": {"schedule": "rates", "rates": [0.3, 0.6]}},
-                "compute": {"threads": 1, "device": "cpu", "memory_mib": 1},
+                "compute": {
+                    "threads": 1,
+                    "device": "cpu",
+                    "memory_mib": 1,
+                    "precision": "float32",
+                },
             }
         )

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from mptcore.families.masked_lm import masked_batch
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from tests.support import tiny_lm
-from tests.support.texts import corpus_of
+from tests.support.texts import corpus_of, sequence
 
 
 def masker(corruption: str = "mask") -> Masker:
@@ -35,31 +36,49 @@ def test_exact_numbers_of_tokens(rate: float) -> None:
     assert float(ours / plain) == pytest.approx(1, abs=0.01)
 
 
-def test_each_token_is_as_likely() -> None:
+def test_each_token_is_as_likely_and_so_is_each_pair() -> None:
+    """With m of D tokens masked: each in m of D masks, each two in m (m − 1) of D (D − 1)."""
+    own, m = masker(), 3
+    size, times = int(own.corpus.sizes[0]), 4000
+    sequences, counts = torch.zeros(times, dtype=torch.long), torch.full((times,), m)
+    draws = own.of_sizes(sequences, counts, torch.Generator().manual_seed(3))
+    hidden = torch.zeros(times, size, dtype=torch.float64)
+    hidden.scatter_(1, draws.places.view(times, m) - 1, 1.0)  # behind [CLS]
+    assert (hidden.sum(1) == m).all()
+    together = hidden.mT @ hidden / times
+    expected = torch.full((size, size), m * (m - 1) / (size * (size - 1)), dtype=torch.float64)
+    expected.fill_diagonal_(m / size)
+    assert torch.allclose(together, expected, atol=4 * 0.5 / times**0.5)
+
+
+def test_few_bits_are_left_for_keys_where_sequences_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keys that are the same are no tokens more."""
+    monkeypatch.setattr(masked_batch, "KEY_BITS", 1)
     own = masker()
-    draws, weights = drawn(own, 0.3, 2000)
-    hidden = (draws.masked * (weights / draws.counts)[:, None]).double()
-    first = hidden[torch.arange(0, len(draws), 20)]
-    length = int(draws.lengths[0])
-    share = first[:, 1 : length - 1].mean(0)
-    assert torch.allclose(share, torch.full_like(share, 0.3), atol=4 * 0.5 / 2000**0.5)
+    counts = own.corpus.sizes - 1
+    draws = own.of_sizes(torch.arange(20), counts, torch.Generator().manual_seed(3))
+    for i, count in enumerate(counts.tolist()):
+        assert int(sequence(draws, i).masked.sum()) == count
 
 
 @pytest.mark.parametrize("corruption", ["mask", "bert"])
-def test_special_tokens_and_padding_are_never_masked(corruption: str) -> None:
+def test_special_tokens_are_never_masked(corruption: str) -> None:
     draws, _ = drawn(masker(corruption), 0.7, 50)
-    assert not draws.masked[draws.targets < 5].any()
-    places = torch.arange(draws.masked.shape[1])
-    assert not draws.masked[places >= draws.lengths[:, None]].any()
-    untouched = ~draws.masked
-    assert (draws.inputs[untouched] == draws.targets[untouched]).all()
+    for i in range(len(draws)):
+        inputs, targets, _, masked = sequence(draws, i)
+        assert not masked[targets < 5].any()
+        assert (inputs[~masked] == targets[~masked]).all()
 
 
 def test_mask_replaces_all_and_bert_four_fifths() -> None:
     draws, _ = drawn(masker(), 0.5, 50)
-    assert (draws.inputs[draws.masked] == 4).all()
+    assert draws.seen == 4
     draws, _ = drawn(masker("bert"), 0.5, 200)
-    seen, target = draws.inputs[draws.masked], draws.targets[draws.masked]
+    starts = draws.corpus.offsets[draws.sequences].repeat_interleave(draws.counts)
+    seen, target = draws.seen, draws.corpus.ids[starts + draws.places]
+    assert isinstance(seen, torch.Tensor)
     n = len(seen)
     assert float(draws.counts.sum() / draws.sizes.sum()) == pytest.approx(0.5, abs=2 / n**0.5)
     # A random token is the mask token or the true one now and then: one in fifteen each.
@@ -67,13 +86,33 @@ def test_mask_replaces_all_and_bert_four_fifths() -> None:
     assert float((seen == target).double().mean()) == pytest.approx(0.1 + 0.1 / 15, abs=2 / n**0.5)
 
 
+def test_some_of_a_batch_are_what_they_were_in_it() -> None:
+    draws, _ = drawn(masker("bert"), 0.3, 3)
+    chosen = torch.tensor([7, 0, 31])
+    part = draws[chosen]
+    for i, j in enumerate(chosen.tolist()):
+        for found, expected in zip(sequence(part, i), sequence(draws, j), strict=True):
+            assert found.equal(expected)
+    assert part.expected.equal(draws.expected[chosen])
+
+
 def test_along_an_order_each_step_sees_one_more() -> None:
+    """The first of the masked tokens is the one that the next step sees."""
     own = masker()
     size = int(own.corpus.sizes[0])
     order = torch.randperm(size, generator=torch.Generator().manual_seed(1))
     draws = own.along_order(0, order)
     assert draws.counts.tolist() == list(range(size, 0, -1))
-    assert draws.next is not None
+    first = draws.places[draws.counts.cumsum(0) - draws.counts]
+    assert first.tolist() == (order + 1).tolist()  # behind [CLS]
     for step in range(size):
-        assert draws.masked[step, draws.next[step]]
-        assert step == 0 or not draws.masked[step, draws.next[step - 1]]
+        masked = sequence(draws, step).masked
+        assert masked[first[step:]].all()
+        assert int(masked.sum()) == size - step
+
+
+def test_singles_hide_each_token_once() -> None:
+    own = masker()
+    masked = torch.stack([sequence(own.singles(0), i).masked for i in range(own.corpus.sizes[0])])
+    assert masked[:, 1:-1].equal(torch.eye(len(masked), dtype=torch.bool))
+    assert not masked[:, [0, -1]].any()

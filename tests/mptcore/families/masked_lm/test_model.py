@@ -3,10 +3,13 @@
 import sys
 import threading
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
 
+from mptcore.families.masked_lm import model as lm
+from mptcore.families.masked_lm import packing
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker, joined
 from mptcore.families.masked_lm.model import MaskedLm, score_sequences
@@ -14,7 +17,7 @@ from mptcore.families.masked_lm.pretrained import MASKED_LMS, preload
 from mptcore.runtime.session import ScoreCache
 from tests.support import tiny_lm
 from tests.support.runs import result_of
-from tests.support.texts import CPU, corpus_of
+from tests.support.texts import CPU, corpus_of, corpus_of_pairs, sequence
 
 
 def scores(models: dict[str, MaskedLm], masks: MaskedBatch) -> torch.Tensor:
@@ -26,38 +29,92 @@ def scores(models: dict[str, MaskedLm], masks: MaskedBatch) -> torch.Tensor:
 
 def plain(network: object, draws: MaskedBatch, row: int) -> float:
     """Of one sequence by itself: the logits of all its positions, log-softmax, sum over masked."""
-    length = int(draws.lengths[row])
-    inputs = {"input_ids": draws.inputs[row : row + 1, :length]}
+    own = sequence(draws, row)
+    inputs = {"input_ids": own.inputs[None]}
     if getattr(network.config, "type_vocab_size", 0) > 1:  # type: ignore[attr-defined]
-        inputs["token_type_ids"] = draws.types[row : row + 1, :length]
+        inputs["token_type_ids"] = own.types[None]
     with torch.inference_mode():
         logits = network(**inputs).logits[0]  # type: ignore[operator]
-    found = logits.log_softmax(-1)[torch.arange(length), draws.targets[row, :length]]
-    return float(found[draws.masked[row, :length]].sum())
+    found = logits.log_softmax(-1)[torch.arange(len(own.targets)), own.targets]
+    return float(found[own.masked].sum())
 
 
 @pytest.mark.parametrize("kind", MASKED_LMS)
 @pytest.mark.parametrize("memory", [1, 10_000, 2**30])
-def test_scores_are_those_of_plain_transformers(kind: str, memory: int) -> None:
-    text = corpus_of(tiny_lm.lines(12))
+def test_scores_are_those_of_plain_transformers(
+    kind: str, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of pairs of sentences, one by one, some together, all in one row and padded in attention as
+    on a GPU."""
+    if memory == 2**30:
+        monkeypatch.setitem(packing.GROUP_TOKENS, "cpu", packing.GROUP_TOKENS["cuda"])
+    text = corpus_of_pairs(12)
     masker = Masker(text, 4, 15)
     draws, _ = masker.at_rates(
         torch.arange(12), torch.full((12,), 0.4).double(), torch.Generator().manual_seed(1)
     )
     untouched = tiny_lm.network(kind, scale=3.0)
     model = MaskedLm(tiny_lm.network(kind, scale=3.0), CPU, torch.float32, memory)
+    assert (len(list(model.parts(draws))) == 1) == (memory == 2**30)
     found = scores({"model": model}, draws)[0, 0]
     expected = [plain(untouched, draws, row) for row in range(12)]
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
     assert len({round(x, 3) for x in expected}) > 6  # they do differ
 
 
-def test_pairs_keep_their_token_types() -> None:
-    text = corpus_of(["the cat sat"])
-    ids, types, maskable = text.rows(torch.tensor([0]), 5)
-    assert ids.tolist() == [[2, 5, 6, 8, 3]]
-    assert maskable.tolist() == [[False, True, True, True, False]]
-    assert types.sum() == 0
+@pytest.mark.parametrize("tokens", [10**6, 100, 1])
+def test_groups_that_are_padded_and_groups_that_are_not(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All padded together, some, and a group for each length: ModernBERT's layers see all of a
+    sequence or a window of it."""
+    monkeypatch.setitem(packing.GROUP_TOKENS, "cpu", tokens)
+    draws = Masker(corpus_of(tiny_lm.lines(20)), 4, 15).of_sizes(
+        torch.arange(20), torch.full((20,), 2), torch.Generator().manual_seed(1)
+    )
+    sizes: dict[str, Any] = {"scale": 3.0, "local_attention": 4}
+    model = MaskedLm(tiny_lm.network("modernbert", **sizes), CPU, torch.float32)
+    (chosen,) = model.parts(draws)
+    lengths = set(draws.lengths.tolist())
+    made = packing.Row.of(draws[chosen], CPU).groups
+    assert len(made) == {10**6: 1, 100: 2, 1: len(lengths)}[tokens]
+    assert [one.places is None for one in made] == [tokens == 1] * len(made)
+    untouched = tiny_lm.network("modernbert", **sizes)
+    expected = [plain(untouched, draws, row) for row in range(20)]
+    assert scores({"model": model}, draws)[0, 0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_half_of_a_group_at_most_is_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long sequence among short ones is a group by itself."""
+    monkeypatch.setitem(packing.GROUP_TOKENS, "cpu", 4096)
+    lines = ["cat " * 30, *["the cat sat"] * 20, "a dog"]
+    draws = Masker(corpus_of(lines), 4, 15).of_sizes(
+        torch.arange(22), torch.ones(22, dtype=torch.long), torch.Generator().manual_seed(1)
+    )
+    groups = packing.Row.of(draws, CPU).groups
+    assert [(one.count, one.length, one.places is None) for one in groups] == [
+        (1, 32, True),
+        (21, 5, False),
+    ]
+
+
+def test_training_is_cut_into_larger_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm, "CPU_BYTES", {"scores": 1, "training": 2**30})
+    model = MaskedLm(tiny_lm.network(), CPU, torch.float32)
+    draws = Masker(corpus_of(tiny_lm.lines(1)), 4, 15).singles(0)
+    for training, parts in ((False, len(draws)), (True, 1)):
+        model.network.train(training)
+        assert len(list(model.parts(draws))) == parts
+
+
+def test_attention_drops_out_in_training_alone() -> None:
+    sizes: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.5}
+    model = MaskedLm(tiny_lm.network(scale=3.0, **sizes), CPU, torch.float32)
+    draws = Masker(corpus_of(tiny_lm.lines(1)), 4, 15).singles(0)
+    for training in (False, True):
+        model.network.train(training)
+        found = [model.log_probs(draws) for _ in range(2)]
+        assert found[0].equal(found[1]) != training
 
 
 def test_all_orders_and_all_masks_give_one_cumulative_score() -> None:
@@ -67,7 +124,7 @@ def test_all_orders_and_all_masks_give_one_cumulative_score() -> None:
     words = ["a", "b", "c", "d", "e"]
     network = tiny_lm.network(words=words, scale=20.0)
     model = {"model": MaskedLm(network, CPU, torch.float32)}
-    ids = torch.tensor([2, 5, 9, 7, 6, 3])
+    ids = torch.tensor([2, 5, 9, 7, 6, 3], dtype=torch.int32)
     maskable = torch.tensor([False, True, True, True, True, False])
     text = Corpus(ids, torch.zeros_like(ids), maskable, torch.tensor([0, 6]))
     masker = Masker(text, 4, 10)
@@ -79,15 +136,12 @@ def test_all_orders_and_all_masks_give_one_cumulative_score() -> None:
 
     again = tiny_lm.network(words=words, scale=20.0)
     by_size = {m: [] for m in range(1, 5)}  # type: ignore[var-annotated]
+    first = torch.zeros(1, dtype=torch.long)
     for number in range(1, 16):
         chosen = torch.tensor([bool(number >> j & 1) for j in range(4)])
-        masked = torch.zeros(1, 6, dtype=torch.bool)
-        masked[0, 1:5] = chosen
-        inputs = torch.where(masked, 4, ids)
-        size = int(chosen.sum())
-        own = MaskedBatch(
-            inputs, ids[None], ids[None] * 0, masked, torch.tensor([6]), torch.tensor([4])
-        )
+        places = 1 + chosen.nonzero().flatten()
+        size = len(places)
+        own = MaskedBatch(text, first, torch.tensor([size]), places, 4)
         by_size[size].append(plain(again, own, 0) / size)
     cumulative = sum(sum(found) / len(found) for found in by_size.values())
     assert float(chains.mean()) == pytest.approx(cumulative, abs=1e-5)
@@ -104,16 +158,16 @@ def test_two_halves_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> No
     )
     model = MaskedLm(tiny_lm.network(), CPU, torch.float32)
     expected = scores({"model": model}, draws)
-    compute = model.log_probs
+    compute = model._log_probs
     refused: list[int] = []
 
-    def log_probs(draws: MaskedBatch) -> torch.Tensor:
-        if len(draws) > 1 and not refused:
-            refused.append(len(draws))
+    def log_probs(row: packing.Row) -> torch.Tensor:
+        if len(row.counts) > 1 and not refused:
+            refused.append(len(row.counts))
             raise torch.OutOfMemoryError
-        return compute(draws)
+        return compute(row)
 
-    monkeypatch.setattr(model, "log_probs", log_probs)
+    monkeypatch.setattr(model, "_log_probs", log_probs)
     assert torch.allclose(scores({"model": model}, draws), expected, atol=1e-5)
     assert refused
 

@@ -124,3 +124,21 @@ def test_a_small_bert_learns_sentences() -> None:
     areas = [value_of(area(found, step=step)) for step in (0, 12, 24)]
     assert areas == sorted(areas)
     assert areas[-1] - areas[0] > 1000
+
+
+def test_bfloat16_agrees_with_float32() -> None:
+    """Weights and products in bfloat16, under the same masks: the areas differ by less than their
+    standard error."""
+    text = Path(os.environ["MPT_DATA_DIR"], "text", "nci_smiles.txt").read_text().splitlines()
+    areas = []
+    for precision in ("float32", "bfloat16"):
+        found = ran(
+            {"checkpoint": "rxnfp-bert"},
+            {"source": "text", "lines": text[:48]},
+            evaluate={"masks": {"schedule": "rates", "rates": [0.1, 0.3, 0.5, 0.7, 0.9]}},
+            compute={"threads": 1, "precision": precision},
+        )
+        areas.append(area(found))
+    exact, rounded = areas
+    assert 0 < abs(value_of(rounded) - value_of(exact)) < std_err_of(exact)
+    assert std_err_of(rounded) == pytest.approx(std_err_of(exact), rel=0.1)
