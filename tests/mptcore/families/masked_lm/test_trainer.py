@@ -41,6 +41,14 @@ def masks_of(ready: MaskedLmTrainer) -> MaskedBatch:
     return masks
 
 
+def plain_copy(network: Any) -> Any:
+    """As transformers made it, which takes one sequence at a time."""
+    plain = copy.deepcopy(network)
+    plain.base_model._forward_hooks.clear()
+    plain.set_attn_implementation("sdpa")
+    return plain
+
+
 def loss_by_hand(network: Any, masks: MaskedBatch) -> Tensor:
     """−Σ D · (mean log p of the masked tokens), one sequence at a time, per token."""
     total = torch.zeros(())
@@ -60,9 +68,7 @@ def test_a_step_by_hand(memory_bytes: int | None) -> None:
     ready = trainer(memory_bytes, learning_rate=rate, weight_decay=decay, max_grad_norm=1e6)
     parts = len(list(ready.model.parts(masks_of(ready))))
     assert parts == (8 if memory_bytes else 1)
-    plain = copy.deepcopy(ready.network)
-    plain.base_model._forward_hooks.clear()
-    plain.set_attn_implementation("sdpa")
+    plain = plain_copy(ready.network)
     loss = loss_by_hand(plain, masks_of(ready))
     loss.backward()  # type: ignore[no-untyped-call]
     assert ready.step() == pytest.approx(loss.item(), rel=1e-5)
