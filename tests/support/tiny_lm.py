@@ -64,9 +64,9 @@ def network(kind: str = "bert", words: list[str] = WORDS, scale: float = 1.0, **
     return made
 
 
-def checkpoint(folder: Path, kind: str = "bert", scale: float = 8.0) -> Path:
+def checkpoint(folder: Path, kind: str = "bert", scale: float = 8.0, **sizes: Any) -> Path:
     """A checkpoint in a folder of its own."""
-    network(kind, scale=scale).save_pretrained(folder)
+    network(kind, scale=scale, **sizes).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 

@@ -10,7 +10,7 @@ from worker.local import LocalWorker
 
 
 def test_an_error_ends_the_worker(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_process(*_: object) -> None:
+    def no_process(**_: object) -> None:
         raise OSError("out of processes")
 
     monkeypatch.setattr(slot, "WarmParent", no_process)
