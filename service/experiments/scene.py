@@ -119,12 +119,14 @@ class Scenes:
         return True
 
     def _renew(self, database: Database) -> None:
-        with suppress(*AWAY), self._lock, database.snapshot() as session:
-            last = self._last
-            if last is not None and not self._serves(last, ()):
-                made = self._made(session)
-                made.waits.update(_waits(session, last.waits))
-                self._last = made
+        with suppress(*AWAY), database.snapshot() as session:
+            session.connection()  # before the lock: those who wait for that may have all there are
+            with self._lock:
+                last = self._last
+                if last is not None and not self._serves(last, ()):
+                    made = self._made(session)
+                    made.waits.update(_waits(session, last.waits))
+                    self._last = made
 
     def _serves(self, last: Scene, owners: Collection[int]) -> bool:
         is_new = time.monotonic() - last.made_at < self.for_s

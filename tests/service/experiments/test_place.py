@@ -4,7 +4,7 @@ import random
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -198,6 +198,24 @@ def test_the_next_scene_is_made_beside_those_who_ask(
     at = 3.5  # nobody asked for so long that it is too old
     assert reason() == "next in turn"
     assert makers == ["scenes_0", threading.current_thread().name]
+
+
+def test_who_asks_does_not_wait_for_a_scene_that_waits_for_its_connection(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at: float = 0.0
+    monkeypatch.setattr(scene, "time", SimpleNamespace(monotonic=lambda: at))
+    with closing(Database(settings.url, connections=1)) as database:
+        monkeypatch.setattr(database._reader.pool, "_timeout", 60.0)
+        kept = Scenes(for_s=1.0, database=database)
+        with database.snapshot() as session:
+            first = kept.of(session, {1})
+            at = 1.5
+            assert kept.of(session, {1}) is first
+            wait_until(lambda: kept._beside._work_queue.empty())
+            at = 2.5
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(kept.of, session, {1}).result(timeout=20) is not first
 
 
 def test_answers_share_a_scene_for_as_long_as_the_settings_say(settings: Settings) -> None:
