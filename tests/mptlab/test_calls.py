@@ -36,6 +36,7 @@ def client(answers: Answers) -> Iterator[Client]:
 LISTS: list[tuple[Callable[[Client], Any], str, dict[str, str]]] = [
     (lambda c: c.users(), "/v1/users", {}),
     (lambda c: c.keys("ann"), "/v1/users/ann/keys", {}),
+    (lambda c: c.usage(), "/v1/usage", {}),
     (lambda c: c.presets(), "/v1/presets", {}),
     (lambda c: [*c.datasets(limit=1)], "/v1/datasets", {"limit": "1"}),
     (lambda c: [*c.sweeps(whose="lab")], "/v1/sweeps", {"whose": "lab"}),
@@ -53,21 +54,37 @@ def test_what_is_listed(
     assert answers.sent == ("GET", path, query)
 
 
-DOCUMENTS: list[tuple[Callable[[Client], Any], str]] = [
-    (lambda c: c.me(), "/v1/me"),
-    (lambda c: c.queue(), "/v1/queue"),
-    (lambda c: c.preset("table1"), "/v1/presets/table1"),
-    (lambda c: c.get("a"), "/v1/experiments/a"),
+DOCUMENTS: list[tuple[Callable[[Client], Any], str, dict[str, str]]] = [
+    (lambda c: c.me(), "/v1/me", {}),
+    (lambda c: c.queue(), "/v1/queue", {}),
+    (lambda c: c.preset("table1"), "/v1/presets/table1", {}),
+    (lambda c: c.get("a"), "/v1/experiments/a", {}),
+    (lambda c: c.retention(), "/v1/retention", {}),
+    (lambda c: c.worker_history(3), "/v1/workers/history", {"hours": "3"}),
 ]
 
 
-@pytest.mark.parametrize(("call", "path"), DOCUMENTS)
+@pytest.mark.parametrize(("call", "path", "query"), DOCUMENTS)
 def test_what_is_read(
-    client: Client, answers: Answers, call: Callable[[Client], Any], path: str
-) -> None:
+    client: Client, answers: Answers, call: Callable[[Client], Any], path: str,
+    query: dict[str, str],
+) -> None:  # fmt: skip
     answers.says({"id": "a"})
     assert call(client) == {"id": "a"}
-    assert answers.sent == ("GET", path, {})
+    assert answers.sent == ("GET", path, query)
+
+
+def test_many_are_asked_for_by_fifties_each_once(client: Client, answers: Answers) -> None:
+    ids = [f"{i:02}" for i in range(51)]
+    answers.says(*({"items": [{"id": one} for one in some]} for some in (ids[:50], ids[50:])))
+    assert [one["id"] for one in client.get_many([*ids, "07"])] == [*ids, "07"]
+    assert [json.loads(request.content)["ids"] for request in answers.seen] == [ids[:50], ids[50:]]
+    assert {request.url.path for request in answers.seen} == {"/v1/experiments:batchGet"}
+
+
+def test_a_bundle_is_written(client: Client, answers: Answers, tmp_path: Path) -> None:
+    assert client.bundle("a", tmp_path / "a.zip").read_bytes() == b"{}"
+    assert answers.sent == ("GET", "/v1/experiments/a/bundle", {})
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,12 @@ def test_so_many_held_out_sequences_are_enough(monkeypatch: pytest.MonkeyPatch) 
     assert heldout_masks(held).sizes.tolist() == held.corpus.sizes[:3].tolist()
 
 
+def test_the_masks_of_held_out_sequences_are_always_the_same_and_their_own() -> None:
+    held = masker(7)
+    own = uniform_sizes(held, torch.arange(7), generator_for(0, "heldout masks"))
+    assert torch.equal(heldout_masks(held).places, own.places)
+
+
 def test_uniform_sizes_are_from_one_to_all() -> None:
     """By the uniform numbers that come first: floor(u · D) + 1 of D tokens."""
     own, chosen = masker(12), torch.arange(12).repeat(20)
