@@ -8,6 +8,7 @@ import pytest
 
 from mptlab import Client, serve
 from service.settings import Settings
+from tests.support.answers import Answers
 from tests.support.processes import Lab, wait_until
 
 
@@ -30,6 +31,15 @@ def client(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.setenv(name, value)
     with Client() as made:
         yield made
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """To all that a client asks; it asks for nothing twice."""
+    monkeypatch.setenv("MPT_RETRY_S", "0")
+    answers = Answers()
+    answers.says({})
+    return answers
 
 
 @dataclass

@@ -20,14 +20,6 @@ LATER = "20"
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    monkeypatch.setenv("MPT_RETRY_S", "0")
-    answers = Answers()
-    answers.says({})
-    return answers
-
-
-@pytest.fixture
 def client(answers: Answers) -> Iterator[Client]:
     with answers.client() as client:
         yield client
@@ -57,8 +49,6 @@ def test_what_is_listed(
 DOCUMENTS: list[tuple[Callable[[Client], Any], str, dict[str, str]]] = [
     (lambda c: c.me(), "/v1/me", {}),
     (lambda c: c.queue(), "/v1/queue", {}),
-    (lambda c: c.preset("table1"), "/v1/presets/table1", {}),
-    (lambda c: c.get("a"), "/v1/experiments/a", {}),
     (lambda c: c.retention(), "/v1/retention", {}),
     (lambda c: c.worker_history(3), "/v1/workers/history", {"hours": "3"}),
 ]

@@ -19,14 +19,6 @@ LATER = 20.0
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    monkeypatch.setenv("MPT_RETRY_S", "0")
-    answers = Answers()
-    answers.says({})
-    return answers
-
-
-@pytest.fixture
 def client(answers: Answers) -> Iterator[Client]:
     with answers.client() as client:
         yield client

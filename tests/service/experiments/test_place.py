@@ -5,7 +5,8 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from types import SimpleNamespace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -141,11 +142,31 @@ def test_a_place_of_what_came_after_the_scene_is_behind_what_it_has(database: Da
     assert [found[id].position for id in later] == [2, 1, 0]
 
 
+@dataclass
+class Clock:
+    """Time that passes only where a test says so."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """That of the scenes."""
+    made = Clock()
+    monkeypatch.setattr(scene, "time", made)
+    return made
+
+
+def reason_of(database: Database, experiment_id: str, scenes: Scenes) -> str:
+    return found_places(database, experiment_id, scenes=scenes)[experiment_id].reason
+
+
 def test_while_one_makes_the_next_scene_the_last_serves_the_others(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at: float = 0.0
-    monkeypatch.setattr(scene, "time", SimpleNamespace(monotonic=lambda: at))
     kept, mine = Scenes(for_s=1.0), submit(database)
     began, go_on, standings = threading.Event(), threading.Event(), shares.standings
 
@@ -154,18 +175,16 @@ def test_while_one_makes_the_next_scene_the_last_serves_the_others(
         assert go_on.wait(30)
         return standings(session, sharing)
 
-    def reason() -> str:
-        return found_places(database, mine, scenes=kept)[mine].reason
-
+    reason = partial(reason_of, database, mine, kept)
     assert reason() == "no CPU worker is registered"
     register(database, cpu=1)
     monkeypatch.setattr(shares, "standings", held_up)
     with ThreadPoolExecutor(2) as pool:
-        at = 1.5
+        clock.now = 1.5
         first = pool.submit(reason)
         assert began.wait(30)
         assert reason() == "no CPU worker is registered"
-        at = 2.0
+        clock.now = 2.0
         second = pool.submit(reason)
         with suppress(TimeoutError):
             pytest.fail(f"too old, and still told: {second.result(timeout=0.2)}")
@@ -174,10 +193,8 @@ def test_while_one_makes_the_next_scene_the_last_serves_the_others(
 
 
 def test_the_next_scene_is_made_beside_those_who_ask(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at: float = 0.0
-    monkeypatch.setattr(scene, "time", SimpleNamespace(monotonic=lambda: at))
     kept, mine = Scenes(for_s=1.0, database=database), submit(database)
     standings, makers = shares.standings, list[str]()
 
@@ -185,35 +202,31 @@ def test_the_next_scene_is_made_beside_those_who_ask(
         makers.append(threading.current_thread().name)
         return standings(session, sharing)
 
-    def reason() -> str:
-        return found_places(database, mine, scenes=kept)[mine].reason
-
+    reason = partial(reason_of, database, mine, kept)
     assert reason() == "no CPU worker is registered"
     register(database, cpu=1)
     monkeypatch.setattr(shares, "standings", noted)
-    at = 1.5
+    clock.now = 1.5
     assert reason() == "no CPU worker is registered"
     wait_until(lambda: reason() == "next in turn")
     assert makers == ["scenes_0"]
-    at = 3.5  # nobody asked for so long that it is too old
+    clock.now = 3.5  # nobody asked for so long that it is too old
     assert reason() == "next in turn"
     assert makers == ["scenes_0", threading.current_thread().name]
 
 
 def test_who_asks_does_not_wait_for_a_scene_that_waits_for_its_connection(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at: float = 0.0
-    monkeypatch.setattr(scene, "time", SimpleNamespace(monotonic=lambda: at))
     with closing(Database(settings.url, connections=1)) as database:
         monkeypatch.setattr(database._reader.pool, "_timeout", 60.0)
         kept = Scenes(for_s=1.0, database=database)
         with database.snapshot() as session:
             first = kept.of(session, {1})
-            at = 1.5
+            clock.now = 1.5
             assert kept.of(session, {1}) is first
             wait_until(lambda: kept._beside._work_queue.empty())
-            at = 2.5
+            clock.now = 2.5
             with ThreadPoolExecutor(1) as pool:
                 assert pool.submit(kept.of, session, {1}).result(timeout=20) is not first
 
