@@ -141,6 +141,9 @@ class Supervision:
         if line["record"] == "memory":
             self._device_peak = line["device_bytes"]
             return
+        if line["record"] == "snapshot":  # of the checkpoint to come, which no block reaches over
+            self._batches.append(Batch())
+            return
         batch = self._batches[-1]
         try:
             batch.add(line)

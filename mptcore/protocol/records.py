@@ -101,10 +101,20 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What follows from the records up to `after` is being written, while the run goes on; the
+    checkpoint comes when it is. Like that it has no place in the run's sequence."""
+
+    kind: ClassVar = "snapshot"
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A place from which the run can be resumed: `file` in the checkpoint directory holds all that
-    follows from the records up to `after`. When it is saved depends on the clock, so it has no
-    place in the run's sequence: its line has "seq": null, and no other record depends on it."""
+    follows from the records up to `after`, where the latest snapshot was. When it is saved depends
+    on the clock, so it has no place in the run's sequence: its line has "seq": null, and no other
+    record depends on it."""
 
     kind: ClassVar = "checkpoint"
     file: str
@@ -180,6 +190,7 @@ Record = (
     | Progress
     | Log
     | Artifact
+    | Snapshot
     | Checkpoint
     | Restart
     | Ready

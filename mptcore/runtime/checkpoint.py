@@ -6,18 +6,20 @@ beginning of its own SHA-256, so that a broken one is known and the one before i
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as as_bytes
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mptcore.protocol.records import Checkpoint
-from mptcore.runtime.durable import write_durably
+from mptcore.runtime.durable import rename_durably
 from mptcore.runtime.session import MaskPlan, ScoreCache, Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
@@ -37,18 +39,38 @@ class Resumed:
     """What it was computed on; None in files of before this was kept."""
 
 
-def save(session: Session, spec: ExperimentSpec, folder: Path) -> Checkpoint:
-    """Write the session, which is at a safe point."""
-    tensors, header = _of(session)
-    header |= {"format": FORMAT, "spec": spec.model_dump_json(), "after": str(session.seq)}
-    header["device"] = session.device
-    content = as_bytes(tensors, header)
-    digest = hashlib.sha256(content).hexdigest()
-    folder.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((_number(path) for path in files(folder)), default=0)
-    path = folder / f"{number:09d}-{digest[:16]}.safetensors"
-    write_durably(path, content)
-    return Checkpoint(path.name, digest, session.seq)
+@dataclass(frozen=True)
+class Snapshot:
+    """A session at a safe point, apart from the run, which may go on."""
+
+    after: int
+    """Records given by then."""
+    tensors: Mapping[str, Tensor]
+    header: Mapping[str, str]
+
+    @classmethod
+    def of(cls, session: Session, spec: ExperimentSpec) -> "Snapshot":
+        tensors, header = _of(session)
+        header |= {"format": FORMAT, "spec": spec.model_dump_json(), "after": str(session.seq)}
+        header["device"] = session.device
+        return cls(session.seq, tensors, header)
+
+    def save(self, folder: Path) -> Checkpoint:
+        """Write it, which may take seconds. Raises OSError, and leaves nothing then."""
+        folder.mkdir(parents=True, exist_ok=True)
+        number = 1 + max((_number(path) for path in files(folder)), default=0)
+        aside = folder / f"{number:09d}.{os.getpid()}.tmp"
+        try:
+            save_file(dict(self.tensors), aside, dict(self.header))
+            with aside.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            path = folder / f"{number:09d}-{digest[:16]}.safetensors"
+            rename_durably(aside, path)
+        except (OSError, SafetensorError) as error:  # of a full disk that of safetensors
+            with suppress(OSError):
+                aside.unlink()
+            raise OSError(str(error)) from error
+        return Checkpoint(path.name, digest, self.after)
 
 
 def prune(folder: Path) -> None:
@@ -81,7 +103,10 @@ def _of(session: Session) -> tuple[dict[str, Tensor], dict[str, str]]:
         state = session.training()
         header["training"] = json.dumps([state.epoch, state.seq, state.masks])
         header["plans"] = json.dumps([[plan.most, plan.masks] for plan in state.plans])
-        tensors |= {f"training/{name}": value.cpu() for name, value in state.tensors.items()}
+        tensors |= {
+            f"training/{name}": value.to("cpu", copy=True).contiguous()
+            for name, value in state.tensors.items()
+        }
     return tensors, header
 
 

@@ -8,13 +8,20 @@ def write_durably(path: Path, content: bytes) -> None:
     """All of the content or nothing, kept when this returns: written aside, then renamed."""
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        aside.write_bytes(content)
+        rename_durably(aside, path)
     except OSError:
         aside.unlink(missing_ok=True)
         raise
+
+
+def rename_durably(aside: Path, path: Path) -> None:
+    """Give a file that was written aside, in the same folder, its name; all of it is kept then."""
+    descriptor = os.open(aside, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
     aside.rename(path)
     sync_folder(path.parent)
 

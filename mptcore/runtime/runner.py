@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +14,14 @@ import torch
 from mptcore.protocol.exit_codes import COMPLETE, FAILED, STOPPED
 from mptcore.protocol.orders import Assignment, Order
 from mptcore.protocol.records import (
+    Checkpoint,
     DeviceMemory,
     Failure,
     Progress,
     Record,
     Restart,
     RunError,
+    Snapshot,
     encode,
 )
 from mptcore.runtime import checkpoint, inputs
@@ -57,6 +60,8 @@ class SpecRunner:
     _inputs_told: int | None = None
     _saved_at: float = field(default_factory=time.monotonic)
     _saving_took_s: float = 0.0
+    _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _being_written: Future[Checkpoint] | None = None
     _unacknowledged: str | None = None  # a checkpoint that the supervisor may not know yet
 
     def obey(self, order: Order) -> None:
@@ -124,31 +129,48 @@ class SpecRunner:
 
     def _must_stop(self) -> bool:
         """Save, at a safe point, where it is time or a stop was requested."""
+        self._tell_saved(wait=False)
         folder, session = self.assignment.checkpoint_dir, self._session
         if folder is None or not session.at_safe_point or session.seq < self._given:
             return False
         every_s = max(self.assignment.save_every_s, self._saving_took_s / MOST_SAVING)
-        due = time.monotonic() - self._saved_at >= every_s
-        if self.stop_requested or (due and self._unacknowledged is None):
+        is_due = time.monotonic() - self._saved_at >= every_s
+        if self.stop_requested:
+            self._tell_saved(wait=True)
+            self._save(folder)
+            self._tell_saved(wait=True)
+        elif is_due and self._being_written is None and self._unacknowledged is None:
             self._save(folder)
         return self.stop_requested
 
     def _save(self, folder: Path) -> None:
-        """Where that fails, the run goes on, and is saved the next time."""
-        self.out.flush()  # what a checkpoint stands on is out before it
-        began = time.monotonic()
+        """Have a thread write what the run is now, which goes on meanwhile."""
+        self._saved_at = time.monotonic()
+        self._emit_unnumbered(Snapshot(self._session.seq))
+        snapshot = checkpoint.Snapshot.of(self._session, self.assignment.spec)
+        self._being_written = self._writer.submit(self._saved, snapshot, folder)
+
+    def _saved(self, snapshot: checkpoint.Snapshot, folder: Path) -> Checkpoint:
         try:
-            saved = checkpoint.save(self._session, self.assignment.spec, folder)
+            return snapshot.save(folder)
+        finally:
+            self._saving_took_s = time.monotonic() - self._saved_at
+
+    def _tell_saved(self, *, wait: bool) -> None:
+        """Of what is written by now. Where that failed, the run is saved the next time."""
+        written = self._being_written
+        if written is None or not (wait or written.done()):
+            return
+        self._being_written = None
+        try:
+            saved = written.result()
         except OSError as error:
             print(f"no checkpoint could be saved: {error}", file=sys.stderr, flush=True)  # noqa: T201
             return
-        finally:
-            self._saved_at = time.monotonic()
-            self._saving_took_s = self._saved_at - began
         if self.supervised:
             self._unacknowledged = saved.file
-        else:
-            checkpoint.prune(folder)
+        elif self.assignment.checkpoint_dir is not None:
+            checkpoint.prune(self.assignment.checkpoint_dir)
         self._emit_unnumbered(saved)
 
     def _emit_unnumbered(self, record: Record) -> None:

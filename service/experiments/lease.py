@@ -166,7 +166,8 @@ def checkpoints(session: Session, experiment_id: str) -> Sequence[Checkpoint]:
 
 
 def _delete_records(session: Session, experiment_id: str, after: int) -> None:
-    """Delete the records after `after`. A block never reaches over a checkpoint."""
+    """Delete the records after `after`. A block never reaches over where a snapshot
+    was taken for a checkpoint."""
     series = select(Series.id).where(Series.experiment_id == experiment_id)
     session.execute(
         delete(Block).where(Block.series_id.in_(series.scalar_subquery()), Block.last_seq > after)

@@ -175,7 +175,7 @@ def exiting(name, function):
 os.fsync = exiting("fsync", os.fsync)
 os.rename = exiting("rename", os.rename)
 from mptcore.runtime import checkpoint
-checkpoint.write_durably = exiting("write", checkpoint.write_durably)
+checkpoint.save_file = exiting("write", checkpoint.save_file)
 from mptcore.__main__ import main
 status = main()
 sys.stdout.flush()

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from mptcore.protocol.records import Metric, Point, Record, encode
 from mptcore.run import Implementation, implementation, resumable
-from mptcore.runtime.checkpoint import files, first_whole, save
+from mptcore.runtime.checkpoint import Snapshot, files, first_whole
 from mptcore.runtime.session import Session, Work
 from mptcore.specs import ExperimentSpec, parse_spec
 
@@ -42,7 +42,7 @@ def records(
             and session.at_safe_point
             and session.seq >= max(stop_after, given)
         ):
-            save(session, spec, folder)
+            Snapshot.of(session, spec).save(folder)
             return lines
     return lines
 

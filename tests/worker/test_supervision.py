@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import DataError, OperationalError
 
 from service.database import Database
 from service.experiments import lease
 from service.experiments.lease import Claim
-from service.experiments.models import DesiredState, Status
+from service.experiments.models import Block, DesiredState, Status
 from tests.support.attempts import claim_next
 from tests.support.scripted import (
     BEGAN,
@@ -99,6 +100,17 @@ def test_a_checkpoint_closes_its_batch(watch: Watch) -> None:
     assert [size for _, size in watch.commits] == [3, 2, 1]
     assert runner.acknowledged == [2, 3, 4]
     assert runner.checkpoints == ["a", "b"]
+
+
+def test_a_block_ends_where_a_snapshot_was_taken(watch: Watch) -> None:
+    """The checkpoint comes later: who goes on from it has the records up to there, and no other."""
+    snapshot = {"seq": None, "record": "snapshot", "after": 2}
+    records = [*points(1, 2), snapshot, *points(3, 4), checkpoint(2, "a"), *points(5)]
+    outcome, _ = watch.run(records, status=-signal.SIGKILL)
+    assert outcome == "lost"
+    assert claim_next(watch.database).after_seq == 2
+    with watch.database.snapshot() as session:
+        assert sorted(session.scalars(select(Block.last_seq))) == [1, 2]  # of two series
 
 
 def progress(done: int) -> dict[str, Any]:

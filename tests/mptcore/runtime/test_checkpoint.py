@@ -127,17 +127,17 @@ def test_a_supervisor_stops_a_run_and_another_goes_on(tmp_path: Path) -> None:
     first += rest_of(process)
     assert process.wait(timeout=60) == 3
     process.stdin.close()
-    saved = first.pop()
-    assert saved["record"] == "checkpoint"
-    assert saved["seq"] is None
-    assert saved["after"] == first[-1]["seq"] < 1200
+    *first, last, snapshot, saved = first
+    assert snapshot == {"seq": None, "record": "snapshot", "after": last["seq"]}
+    assert (saved["seq"], saved["record"]) == (None, "checkpoint")
+    assert saved["after"] == last["seq"] < 1200
     resume = {"files": [str(tmp_path / "c" / saved["file"])], "after": saved["after"]}
     again = start({**envelope, "resume": resume})
     second = rest_of(again)
     assert again.wait(timeout=60) == 0
     assert again.stdin is not None
     again.stdin.close()
-    joined = [record for record in first + second if record["seq"] is not None]
+    joined = [record for record in [*first, last, *second] if record["seq"] is not None]
     assert [record["seq"] for record in joined] == list(range(1, len(joined) + 1))
     undisturbed = start({**envelope, "checkpoint_dir": None})
     assert rest_of(undisturbed) == joined

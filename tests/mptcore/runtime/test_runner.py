@@ -2,20 +2,21 @@
 
 import io
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mptcore.protocol.exit_codes import COMPLETE, FAILED
+from mptcore.protocol.exit_codes import COMPLETE, FAILED, STOPPED
 from mptcore.protocol.orders import Assignment, parse_assignment
-from mptcore.protocol.records import Checkpoint
-from mptcore.runtime import checkpoint, runner
+from mptcore.protocol.records import Checkpoint, Log
+from mptcore.runtime import runner
+from mptcore.runtime.checkpoint import Snapshot, files
 from mptcore.runtime.runner import SpecRunner
-from mptcore.runtime.session import Session
-from mptcore.specs import ExperimentSpec
 from tests.support.runs import spec_of
 from tests.support.specs import SMALL, line
 
@@ -33,9 +34,7 @@ def test_memory_that_torch_does_not_get_is_told() -> None:
     assert (failure["record"], failure["cause"]) == ("failure", "oom")
 
 
-@pytest.mark.parametrize(
-    ("saving_s", "saved_at"), [(0.5, [30, 60.5, 91, 121.5, 152]), (11, [30, 151])]
-)
+@pytest.mark.parametrize(("saving_s", "saved_at"), [(0.5, [30, 60, 90, 120, 150]), (11, [30, 140])])
 def test_what_takes_long_is_saved_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving_s: float, saved_at: list[float]
 ) -> None:
@@ -49,16 +48,84 @@ def test_what_takes_long_is_saved_less_often(
         while at < 155:
             at += 1
             yield None
+            if began._being_written is not None:
+                wait([began._being_written])
+                at = found[-1]
 
-    def save(session: Session, spec: ExperimentSpec, folder: Path) -> Checkpoint:
+    def save(snapshot: Snapshot, folder: Path) -> Checkpoint:
         nonlocal at
         found.append(at)
         at += saving_s
-        return Checkpoint("file", "digest", session.seq)
+        return Checkpoint("file", "digest", snapshot.after)
 
-    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(Snapshot, "save", save)
     assignment = Assignment(spec_of(SMALL), checkpoint_dir=tmp_path, save_every_s=30.0)
     began = SpecRunner(steps, assignment, io.StringIO())
     began._saved_at = at
     assert began.run() == COMPLETE
     assert found == saved_at
+
+
+@pytest.fixture
+def pen(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """What is being written waits for it."""
+    held = threading.Semaphore(0)
+    real = Snapshot.save
+
+    def save(snapshot: Snapshot, folder: Path) -> Checkpoint:
+        assert held.acquire(timeout=10)
+        return real(snapshot, folder)
+
+    monkeypatch.setattr(Snapshot, "save", save)
+    return held
+
+
+def saving_each_step(steps: Callable[..., Iterator[Log]], folder: Path) -> SpecRunner:
+    assignment = Assignment(spec_of(SMALL), checkpoint_dir=folder, save_every_s=1e-9)
+    made = SpecRunner(steps, assignment, io.StringIO())
+    made._session.at_safe_point = True
+    return made
+
+
+def told(runner: SpecRunner) -> list[tuple[str, int]]:
+    """The kinds of its lines, and the records that they are about."""
+    assert isinstance(runner.out, io.StringIO)
+    lines = map(json.loads, runner.out.getvalue().splitlines())
+    return [(line["record"], line["seq"] or line["after"]) for line in lines]
+
+
+def test_a_run_goes_on_while_it_is_saved(tmp_path: Path, pen: threading.Semaphore) -> None:
+    """And is not saved again meanwhile."""
+
+    def steps(*arguments: object) -> Iterator[Log]:
+        yield Log("info", "one")
+        yield Log("info", "two")
+        pen.release()
+        assert began._being_written is not None
+        wait([began._being_written])
+        yield Log("info", "three")
+
+    began = saving_each_step(steps, tmp_path)
+    assert began.run() == COMPLETE
+    assert told(began) == [
+        ("log", 1), ("snapshot", 1), ("log", 2), ("log", 3), ("checkpoint", 1),
+    ]  # fmt: skip
+
+
+def test_a_stop_waits_for_what_is_being_saved(tmp_path: Path, pen: threading.Semaphore) -> None:
+    """And for what is saved then."""
+
+    def steps(*arguments: object) -> Iterator[Log]:
+        yield Log("info", "one")
+        began.stop_requested = True
+        pen.release(2)
+        yield Log("info", "two")
+        raise AssertionError("it was to stop")
+
+    began = saving_each_step(steps, tmp_path)
+    assert began.run() == STOPPED
+    assert told(began) == [
+        ("log", 1), ("snapshot", 1), ("log", 2),
+        ("checkpoint", 1), ("snapshot", 2), ("checkpoint", 2),
+    ]  # fmt: skip
+    assert len(files(tmp_path)) == 2

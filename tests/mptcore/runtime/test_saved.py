@@ -1,15 +1,18 @@
 """A session by hand, saved to a file and found again, beside files that are not taken."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save as as_bytes
 
 from mptcore.protocol.records import Checkpoint
 from mptcore.runtime import checkpoint
-from mptcore.runtime.checkpoint import files, first_whole
+from mptcore.runtime.checkpoint import Snapshot, files, first_whole
 from mptcore.runtime.session import MaskPlan, ScoreCache, Session, TrainingState
 from tests.support.ppca_spec import ppca_spec
 from tests.support.runs import spec_of
@@ -24,7 +27,7 @@ def saved(folder: Path, **changes: Any) -> tuple[Path, Session]:
     scores = ScoreCache.of(torch.arange(12.0).view(1, 2, 6), [4, 2])
     own: dict[str, Any] = {"training": lambda: training, "scores": scores, "device": "cpu"}
     session = Session(seq=45, **(own | changes))
-    return folder / checkpoint.save(session, SPEC, folder).file, session
+    return folder / Snapshot.of(session, SPEC).save(folder).file, session
 
 
 def test_what_is_saved_is_what_is_found(tmp_path: Path) -> None:
@@ -44,6 +47,42 @@ def test_what_is_saved_is_what_is_found(tmp_path: Path) -> None:
         assert torch.equal(mine, kept)
 
 
+def test_what_is_saved_is_what_the_run_was_when_the_snapshot_was_taken(tmp_path: Path) -> None:
+    """It may be written while the training goes on."""
+    weights = torch.zeros(3)
+    training = TrainingState(7, 40, 90, (), {"weights": weights, "transposed": torch.ones(2, 3).T})
+    session = Session(seq=45, training=lambda: training)
+    snapshot = Snapshot.of(session, SPEC)
+    weights += 1
+    session.seq += 1
+    found = first_whole(SPEC, [tmp_path / snapshot.save(tmp_path).file])
+    assert found is not None
+    assert found.training is not None
+    assert found.after == 45
+    assert found.training.tensors["weights"].tolist() == [0, 0, 0]
+    assert found.training.tensors["transposed"].shape == (3, 2)
+
+
+def test_nothing_is_left_of_what_could_not_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the disk is full for safetensors, which says it in its own way, or at the end."""
+
+    def full(*arguments: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    def broken(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    snapshot = Snapshot.of(Session(), SPEC)
+    for module, name, failing in ((checkpoint, "save_file", full), (os, "fsync", broken)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, failing)
+            with pytest.raises(OSError, match=r"No space|Input/output"):
+                snapshot.save(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_a_session_that_has_nothing_yet_is_saved(tmp_path: Path) -> None:
     path, _ = saved(tmp_path, training=None, scores=ScoreCache())
     found = first_whole(SPEC, [path])
@@ -54,12 +93,12 @@ def test_a_session_that_has_nothing_yet_is_saved(tmp_path: Path) -> None:
 
 def test_a_file_is_named_by_its_number_and_its_digest(tmp_path: Path) -> None:
     session = Session(seq=3)
-    first = checkpoint.save(session, SPEC, tmp_path)
+    first = Snapshot.of(session, SPEC).save(tmp_path)
     digest = hashlib.sha256((tmp_path / first.file).read_bytes()).hexdigest()
     assert first == Checkpoint(f"000000001-{digest[:16]}.safetensors", digest, 3)
     (tmp_path / first.file).rename(tmp_path / "000000009-0.safetensors")
     (tmp_path / "other.safetensors").touch()
-    later = checkpoint.save(session, SPEC, tmp_path)
+    later = Snapshot.of(session, SPEC).save(tmp_path)
     assert later.file.startswith("000000010-")
     assert [path.name for path in files(tmp_path)] == [later.file, "000000009-0.safetensors"]
 
