@@ -25,6 +25,8 @@ SENTENCES = 1024
 HOST_RATES = {"rates": [0.1, 0.3, 0.5, 0.7, 0.9]}
 GPU_BYTES = 24 * 2**30
 """Of memory for a batch: of a GPU of 80 GB."""
+STEP_BATCHES, STEPS = (32, 1024), 5
+"""Sentences of a training step, and the steps that are looked at."""
 SORTED = "batches of 64 sorted by length"
 PILOT, PILOT_RATES = 150, [round(0.025 + 0.05 * i, 3) for i in range(20)]
 """Sequences and rates that tell how the area varies over sequences."""
@@ -115,6 +117,22 @@ def host(_: int) -> Iterator[Row]:
         yield Row("lm-host", work, seconds, "", None, "40 ns", per_token <= 40, remark)
 
 
+def steps(_: int) -> Iterator[Row]:
+    """In how many parts a training step is computed: packed, and as it would be if sequences of one
+    length were a part."""
+    spec = _spec(
+        {"checkpoint": "bert-uncased-tokenizer"}, {"file": "rotten_tomatoes.txt"}, {}, threads=1
+    )
+    parts = _Parts(spec)
+    for batch in STEP_BATCHES:
+        began = time.perf_counter()
+        packed, alike = parts.parts_of_steps(batch)
+        seconds = time.perf_counter() - began
+        work = f"parts of a training step of bert-base on a GPU, {batch} sentences: {packed:.3g}"
+        against = f"sentences of one length each: {alike:.3g}"
+        yield Row("lm-steps", work, seconds, against, alike / packed, "2 parts", packed <= 2)
+
+
 class _Parts:
     """The model and the text of a spec, for both ways."""
 
@@ -155,19 +173,40 @@ class _Parts:
         one_pass(sequences)
         return time.perf_counter() - began
 
-    def host_time(self) -> float:
-        """Seconds of processor time for the curve, the network left out: the best of three."""
-        draws = importlib.import_module("mptcore.families.masked_lm.masked_batch")
+    def bare_model(self) -> Any:
+        """What cuts batches as bert-base does on a GPU, without a network."""
         lm = importlib.import_module("mptcore.families.masked_lm.model")
-        evaluations = importlib.import_module("mptcore.families.masked_lm.evaluation")
-        config = self.pretrained.transformers.BertConfig(**BERT_BASE)
         bare = self.pretrained.transformers.BertForMaskedLM(
             self.pretrained.transformers.BertConfig(
                 hidden_size=4, num_hidden_layers=0, num_attention_heads=1, intermediate_size=4
             )
         )
         model = lm.MaskedLm(bare.eval(), torch.device("cpu"), torch.float32, GPU_BYTES)
-        model.config = config
+        model.config = self.pretrained.transformers.BertConfig(**BERT_BASE)
+        return model
+
+    def parts_of_steps(self, batch: int) -> tuple[float, float]:
+        """Of a training step of so many sentences, in the mean over some; and their lengths."""
+        draws = importlib.import_module("mptcore.families.masked_lm.masked_batch")
+        masker = draws.Masker(self.corpus, self.tokenizer.mask_token_id, len(self.tokenizer))
+        model = self.bare_model()
+        model.network.train()
+        generator = torch.Generator().manual_seed(1)
+        packed, alike = [], []
+        order = torch.randperm(len(self.corpus), generator=generator)
+        for chosen in torch.split(order, batch)[:STEPS]:
+            rates = torch.full((len(chosen),), 0.15, dtype=torch.float64)
+            masks, _ = masker.at_rates(chosen, rates, generator)
+            packed.append(len(list(model.parts(masks))))
+            alike.append(len(masks.lengths.unique()))
+        return sum(packed) / len(packed), sum(alike) / len(alike)
+
+    def host_time(self) -> float:
+        """Seconds of processor time for the curve, the network left out: the best of three."""
+        draws = importlib.import_module("mptcore.families.masked_lm.masked_batch")
+        lm = importlib.import_module("mptcore.families.masked_lm.model")
+        evaluations = importlib.import_module("mptcore.families.masked_lm.evaluation")
+        model = self.bare_model()
 
         def laid_out(masks: Any) -> torch.Tensor:
             row = lm.Row.of(masks, model.device)
@@ -247,4 +286,9 @@ def _measured(spec: TextExperiment) -> dict[str, Metric]:
     return {r.name: r for r in run(spec) if isinstance(r, Metric)}
 
 
-BENCHMARKS = {"lm-throughput": throughput, "lm-area": area, "lm-host": host}
+BENCHMARKS = {
+    "lm-throughput": throughput,
+    "lm-area": area,
+    "lm-host": host,
+    "lm-steps": steps,
+}
