@@ -67,8 +67,10 @@ class PostgreSQL:
             )
 
     def create(self, name: str, template: str = "template1") -> None:
+        """Copy a database, as files: through the log it takes ten times the processor time."""
+        copied = f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy'
         with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"'.encode())
+            connection.execute(copied.encode())
 
     def url(self, name: str) -> str:
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{name}"
