@@ -158,9 +158,9 @@ class TextEvaluation:
 
     def _chunks(self, sequences: Tensor) -> Sequence[Tensor]:
         """The places of sequences (B,), about CHUNK_TOKENS at a time."""
-        chunk = (self.corpus.lengths[sequences].cumsum(0) - 1) // CHUNK_TOKENS
-        counts: list[int] = torch.unique_consecutive(chunk, return_counts=True)[1].tolist()
-        return torch.split(torch.arange(len(sequences)), counts)
+        tokens = self.corpus.lengths.index_select(0, sequences).cumsum(0)
+        begins = torch.searchsorted(tokens, torch.arange(1, int(tokens[-1]) + 1, CHUNK_TOKENS))
+        return torch.tensor_split(torch.arange(len(sequences)), torch.unique(begins)[1:])
 
     def _score_to_target(self, generator: torch.Generator, target: float) -> Work[None]:
         """The rates are strata, or equal parts of the sizes from 1 to D."""

@@ -1,14 +1,16 @@
 """Masked sequences: which tokens are hidden, and what the model then sees."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from mptcore.families.masked_lm.corpus import Corpus, counted_from, repeated
 
-CHUNK_TOKENS = 2**20
-"""Masks are drawn for about so many tokens at a time."""
+CHUNK_TOKENS = 2**18
+"""Masks are drawn for about so many tokens at a time: as many as a large GPU computes at once, and
+few enough for a processor's cache."""
 HIDDEN, RANDOM = 0.8, 0.1
 """Of the tokens that BERT's corruption selects: replaced by the mask token, by a random one."""
 KEY_BITS = 31
@@ -30,15 +32,15 @@ class MaskedBatch:
     def __len__(self) -> int:
         return len(self.sequences)
 
-    @property
+    @cached_property
     def lengths(self) -> Tensor:
         """Tokens of each, (B,)."""
-        return self.corpus.lengths[self.sequences]
+        return self.corpus.lengths.index_select(0, self.sequences)
 
-    @property
+    @cached_property
     def sizes(self) -> Tensor:
         """Tokens of each that could be masked, (B,)."""
-        return self.corpus.sizes[self.sequences]
+        return self.corpus.sizes.index_select(0, self.sequences)
 
     @property
     def expected(self) -> Tensor:
