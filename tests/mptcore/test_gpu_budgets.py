@@ -89,6 +89,28 @@ def test_a_batch_of_masks_for_a_gaussian(observations: int, launches: int) -> No
     assert asked_for_masks(lambda: gaussian(observations), 4) == found
 
 
+def test_a_gpu_scores_four_times_as_many_masks_by_the_same_launches(tmp_path: Path) -> None:
+    """A batch as large as a processor's caches is no work for it: here 160 masks, of 768."""
+    found = []
+    for per_size in (4, 16):
+        spec = {
+            "model": {"family": "ppca", "latent_dim": 12, "noise_precision": 5.0, "init": "random"},
+            "data": {
+                "source": "ppca",
+                "n": 100,
+                "dim": 48,
+                "latent_dim": 4,
+                "noise_precision": 5.0,
+            },
+            "evaluate": {"masks": {"schedule": "all", "per_size": per_size}},
+            "compute": {"device": "cuda", "threads": 1},
+        }
+        with pretended_gpu() as gpu:
+            records(spec_of(spec), tmp_path / str(per_size))
+        found.append(asked(gpu))
+    assert found[0] == found[1]
+
+
 def test_a_batch_of_masks_for_a_grid() -> None:
     """Mask by mask: their columns, and what is lost to rounding, are of sizes that vary."""
     found = asked_for_masks(grid_vae, 16)
