@@ -42,8 +42,9 @@ def score_gradient(conditionals: Conditionals, masked: Tensor) -> ScoreGradient:
     gain = seen.posterior @ seen.cross  # M, (S, B, K, Q)
     spread = gain @ gain.mT
     variance, residual = conditionals.moments_of(seen.posterior, spread, gain)
-    share = 1 / (masked.sum(-1, keepdim=True) * masked.shape[1])  # (S, B, 1)
-    misfit, by = _misfit(variance, residual, 1 - weight, share)
+    hidden = 1 - weight
+    share = 1 / (hidden.sum(-1, keepdim=True) * masked.shape[1])  # (S, B, 1)
+    misfit, by = _misfit(variance, residual, hidden, share)
     loadings, noise = _through_tables(conditionals, weight, seen, gain, spread, by)
     return ScoreGradient(-0.5 * (LOG_2PI + misfit), loadings, noise)
 
