@@ -126,11 +126,23 @@ def _score(
         models,
         batch.masked,
         cache,
-        lambda model, masks: in_halves(partial(scores_of, model), masks),
+        lambda model, masks: _in_parts(scores_of, model, masks),
     )
     lengths = [count for _, count in batch.runs]
     split = torch.split(values, lengths, dim=2)
     return ((size, part) for (size, _), part in zip(batch.runs, split, strict=True))
+
+
+def _in_parts(
+    scores_of: Callable[[VectorModel, Tensor], Tensor], model: VectorModel, masked: Tensor
+) -> Tensor:
+    """The scores of a batch (B, D), cut to what the memory has shown to hold: (R, B)."""
+
+    def too_large(part: Tensor) -> None:
+        model.together = -(-len(part) // 2)
+
+    parts = torch.split(masked, model.together or len(masked))
+    return torch.cat([in_halves(partial(scores_of, model), part, too_large) for part in parts], 1)
 
 
 def _scores_alone(model: VectorModel, masked: Tensor) -> Tensor:  # (1, B)

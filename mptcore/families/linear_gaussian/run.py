@@ -85,7 +85,7 @@ class LinearGaussianRun:
         if models.dataset.heldout is None:
             return
         for name, density in models.densities.items():
-            held = scorable(density, models.dataset.heldout, CPU).evidence()
+            held = scorable(density, models.dataset.heldout, self.device).evidence()
             for record in lml_metrics("lml_heldout", held, evaluation.labels_of(name)):
                 yield Step(record)
 
