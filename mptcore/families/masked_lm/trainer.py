@@ -43,7 +43,8 @@ class MaskedLmTrainer:
             {"params": decayed, "weight_decay": spec.weight_decay},
             {"params": plain, "weight_decay": 0.0},
         ]
-        self.adam = torch.optim.AdamW(groups, lr=spec.learning_rate)
+        fused = model.device.type == "cuda"  # in one kernel for all, where launching them costs
+        self.adam = torch.optim.AdamW(groups, lr=spec.learning_rate, fused=fused)
         self.generator = generator_for(seed, "train masks")
         self.learned = Learned(self._parameters(), self.adam, {"masks": self.generator})
         self.dropout = int(generator_for(seed, "dropout").initial_seed())
