@@ -1,7 +1,7 @@
 """What a GPU is asked for: kernels, synchronisations and copies. Counted on a pretended one, so
 that a number that is brought back inside a loop, or a mask that is copied by itself, is seen."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -87,14 +87,31 @@ def asked_for_masks(make: Callable[[], VectorModel], count: int) -> dict[str, in
         return asked(gpu)
 
 
-@pytest.mark.parametrize(("observations", "launches"), [(60, 36), (5, 28)])
+@pytest.mark.parametrize(("observations", "launches"), [(60, 37), (5, 29)])
 def test_a_batch_of_masks_for_a_gaussian(observations: int, launches: int) -> None:
     """Whatever its size. One synchronisation is that of the scores' copy, one Cholesky's."""
     found = asked_for_masks(lambda: gaussian(observations), 64)
     assert found["launches"] <= launches
     assert found["synchronisations"] <= 2
-    assert (found["to_device"], found["to_host"]) == (1, 1)
+    assert (found["to_device"], found["waited"], found["to_host"]) == (1, 0, 1)
     assert asked_for_masks(lambda: gaussian(observations), 4) == found
+
+
+def test_the_next_masks_of_vectors_are_drawn_while_the_device_has_work() -> None:
+    """Of two models, whose scores are fetched together; joint scores wait for nothing else."""
+    fetched: list[int] = []
+
+    def drawn() -> Iterator[SizedMasks]:
+        for _ in range(3):
+            fetched.append(gpu.to_host)
+            yield SizedMasks([(3, 16)], masks(16))
+
+    with pretended_gpu() as gpu:
+        models = [gaussian(60), gaussian(5)]
+        gpu.reset()
+        result_of(score_masks(models, drawn(), ScoreCache(), joint=True))
+    assert fetched == [0, 0, 1]
+    assert (gpu.to_host, gpu.to_device, gpu.waited) == (3, 3, 0)
 
 
 def test_a_gpu_scores_four_times_as_many_masks_by_the_same_launches(tmp_path: Path) -> None:
