@@ -58,7 +58,8 @@ OF_SPECS = {
     "max_masks": "masks scored at most, for each seed, where there is a target",
     "max_position_embeddings": "the longest sequence the model takes, in tokens",
     "max_runtime_s": "the time limit of one attempt",
-    "memory_mib": "for masks that are scored together; null: about what a processor's caches hold",
+    "memory_mib": "for masks that are scored together; null: about what a processor's caches hold, "
+    "on a GPU 512 MiB, for language models three tenths of what it has",
     "method": "how it is computed",
     "model": "the model that is scored",
     "n": "so many observations or texts; null: all",

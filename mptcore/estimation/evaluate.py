@@ -35,7 +35,7 @@ from mptcore.specs.evaluate import MaskEvaluation, pilot_masks
 from mptcore.specs.masks import masks_of_size
 
 BATCH_BYTES = 4 * 2**20
-"""Memory for the masks that are scored together: about what a processor's caches hold."""
+"""About what a processor's caches hold."""
 DEPENDENT = "masks of one permutation depend on each other"
 
 
@@ -58,6 +58,7 @@ class Evaluation:
     labels: Labels
     cache: ScoreCache
     memory_bytes: int | None = None
+    """For the masks that are scored together; None: what a processor's caches hold."""
 
     @property
     def first(self) -> VectorModel:

@@ -51,6 +51,8 @@ class VectorModel(Model[Tensor]):
 
     note: str | None = None
     """What a reader of the log should know of how this model is scored."""
+    together: int | None = None
+    """Masks that the memory has held at once, where it could not hold a whole batch."""
     masks_scored = 0
     """So far, by earlier attempts too, for models that draw numbers for each mask."""
 

@@ -3,15 +3,16 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from mptcore.estimation.ahead import Ahead
 from mptcore.estimation.estimate import Estimate, total_of
 from mptcore.estimation.masks import SizedMasks
-from mptcore.estimation.model import BatchT, Model, SampledModel, TractableModel, VectorModel
+from mptcore.estimation.model import SampledModel, TractableModel, VectorModel
 from mptcore.protocol.records import Record
+from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves
 from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import Masks
@@ -46,8 +47,6 @@ def joined(parts: Sequence[SizeScores]) -> SizeScores:
     return SizeScores(parts[0].size, values, grades=torch.cat(graded, 1) if graded else None)
 
 
-AnyModel = TypeVar("AnyModel", bound=Model[Any])
-
 ScoredSizes = Sequence[tuple[SizeScores, ...]]
 """For each size, the scores by each model."""
 
@@ -55,19 +54,6 @@ ScoredSizes = Sequence[tuple[SizeScores, ...]]
 def with_difference(scores: tuple[SizeScores, ...]) -> tuple[SizeScores, ...]:
     """The scores by each model and, of two, their differences."""
     return (*scores, *(scores[0] - other for other in scores[1:]))
-
-
-@torch.no_grad()
-def cached_scores(
-    models: Sequence[AnyModel],
-    masks: BatchT,
-    cache: ScoreCache,
-    scores_of: Callable[[AnyModel, BatchT], Tensor],  # (R, B), the scores first
-) -> Tensor:
-    """The scores of a batch by each model, from the cache or computed: (models, R, B)."""
-    return cache.get_or_compute(
-        lambda: torch.stack([scores_of(model, masks) for model in models]), len(masks)
-    )
 
 
 def _no_records(scores: tuple[SizeScores, ...]) -> Iterator[Record]:
@@ -93,8 +79,9 @@ def score_masks(
         parts.clear()
         return (Step(record) for record in records_of(curve[-1]))
 
-    for batch in batches:
-        for size, part in _score(models, batch, cache, joint):
+    drawn = Ahead(iter(batches))
+    for batch in drawn:
+        for size, part in _score(models, batch, cache, joint, drawn.draw):
             if parts and size != last:
                 yield from ended()
             parts.append(part)
@@ -112,42 +99,61 @@ def _of_size(size: int, values: Tensor, joint: bool) -> SizeScores:
 
 
 def _score(
-    models: Sequence[VectorModel], batch: SizedMasks, cache: ScoreCache, joint: bool
+    models: Sequence[VectorModel],
+    batch: SizedMasks,
+    cache: ScoreCache,
+    joint: bool,
+    meanwhile: Callable[[], None],
 ) -> Iterator[tuple[int, Tensor]]:
     """(size, scores (models, 1, b), with the joint scores (models, 2, b), or with the grades of
-    models that are sampled (models, 4, b)) of each run."""
+    models that are sampled (models, 4, b)) of each run. `meanwhile` is done while a GPU computes
+    them."""
     if cache.holds_next(len(batch.masked)):
         for model in models:
             model.skip(len(batch.masked))
     scores_of = _scores_and_joint if joint else _scores_alone
     if any(isinstance(model, SampledModel) for model in models):
         scores_of = _graded_scores
-    values = cached_scores(
-        models,
-        batch.masked,
-        cache,
-        lambda model, masks: in_halves(partial(scores_of, model), masks),
-    )
+
+    @torch.no_grad()
+    def scored() -> Tensor:
+        masked = sent(batch.masked, models[0].device)
+        found = torch.stack([_in_parts(scores_of, model, masked) for model in models])
+        meanwhile()
+        return found.cpu()
+
+    values = cache.get_or_compute(scored, len(batch.masked))
     lengths = [count for _, count in batch.runs]
     split = torch.split(values, lengths, dim=2)
     return ((size, part) for (size, _), part in zip(batch.runs, split, strict=True))
 
 
+def _in_parts(
+    scores_of: Callable[[VectorModel, Tensor], Tensor], model: VectorModel, masked: Tensor
+) -> Tensor:
+    """The scores of a batch (B, D), cut to what the memory has shown to hold: (R, B)."""
+
+    def too_large(part: Tensor) -> None:
+        model.together = -(-len(part) // 2)
+
+    parts = torch.split(masked, model.together or len(masked))
+    found = [in_halves(partial(scores_of, model), part, too_large) for part in parts]
+    return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+
 def _scores_alone(model: VectorModel, masked: Tensor) -> Tensor:  # (1, B)
-    return model.scores(masked.to(model.device))[None].cpu()
+    return model.scores(masked)[None]
 
 
 def _graded_scores(model: VectorModel, masked: Tensor) -> Tensor:  # (4, B)
-    masked = masked.to(model.device)
     if isinstance(model, SampledModel):
-        return model.graded_scores(masked).cpu()
-    return torch.nn.functional.pad(model.scores(masked)[None], (0, 0, 0, 3)).cpu()
+        return model.graded_scores(masked)
+    return torch.nn.functional.pad(model.scores(masked)[None], (0, 0, 0, 3))
 
 
 def _scores_and_joint(model: VectorModel, masked: Tensor) -> Tensor:  # (2, B)
     assert isinstance(model, TractableModel)
-    masked = masked.to(model.device)
-    return torch.stack([model.scores(masked), model.joint_scores(masked)]).cpu()
+    return torch.stack([model.scores(masked), model.joint_scores(masked)])
 
 
 def size_estimate(scores: SizeScores, masks: Masks) -> Estimate:

@@ -3,6 +3,7 @@
 import os
 
 import torch
+from torch import Tensor
 
 from mptcore.protocol.records import RunError
 from mptcore.specs.compute import Machine
@@ -27,6 +28,13 @@ def dtype_of(precision: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if has_bfloat16 else torch.float32
     dtype: torch.dtype = getattr(torch, precision)
     return dtype
+
+
+def sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """On a device. A GPU takes them from pinned memory as it gets there, and is not waited for."""
+    if device.type == "cuda" and not numbers.is_cuda:
+        numbers = numbers.pin_memory()
+    return numbers.to(device, non_blocking=True)
 
 
 def name_of(device: torch.device) -> str:

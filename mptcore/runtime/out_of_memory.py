@@ -36,22 +36,48 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def in_halves(compute: Callable[[WorkT], Tensor], whole: WorkT) -> Tensor:
+def _forget(_: object) -> None:
+    """For work that never is as large again."""
+
+
+def in_halves(
+    compute: Callable[[WorkT], Tensor],
+    whole: WorkT,
+    too_large: Callable[[WorkT], None] = _forget,
+) -> Tensor:
     """What is computed of the whole, (..., B); where the memory does not do, of its halves, down to
-    single parts."""
+    single parts. `too_large` is told what did not fit, so that what comes later is cut before."""
+    found: list[Tensor] = []
+    left, most = torch.arange(len(whole)), len(whole)
+    while len(left):
+        part = whole if most == len(whole) else whole[left[:most]]
+        computed = _if_it_fits(compute, part)
+        if computed is None:
+            too_large(part)
+            most = -(-len(part) // 2)
+        else:
+            found.append(computed)
+            left = left[most:]
+    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+
+def _if_it_fits(compute: Callable[[WorkT], Tensor], part: WorkT) -> Tensor | None:
     try:
-        return compute(whole)
+        return compute(part)
     except (MemoryError, RuntimeError) as error:
-        if len(whole) < 2 or not is_out_of_memory(error):
+        if len(part) < 2 or not is_out_of_memory(error):
             raise
     free_memory()  # once the error, which holds on to what had been computed, is gone
-    halves = torch.arange(len(whole)).chunk(2)
-    return torch.cat([in_halves(compute, whole[half]) for half in halves], dim=-1)
+    return None
 
 
-def in_smaller_parts(compute: Callable[[list[Tensor]], Result], parts: list[Tensor]) -> Result:
+def in_smaller_parts(
+    compute: Callable[[list[Tensor]], Result],
+    parts: list[Tensor],
+    too_large: Callable[[list[Tensor]], None] = _forget,
+) -> Result:
     """What is computed part by part; where the memory does not do, from the beginning with halves
-    of all parts, down to parts of length 1."""
+    of all parts, down to parts of length 1. `too_large` is told of parts that did not fit."""
     while True:
         try:
             return compute(parts)
@@ -59,6 +85,7 @@ def in_smaller_parts(compute: Callable[[list[Tensor]], Result], parts: list[Tens
             if all(len(part) < 2 for part in parts) or not is_out_of_memory(error):
                 raise
         free_memory()
+        too_large(parts)
         parts = [half for part in parts for half in part.chunk(2)]
 
 

@@ -6,11 +6,16 @@ from pydantic import Field
 
 from mptcore.specs.base import Spec
 
+GPU_BATCH_BYTES = 2**29
+"""For the masks on vectors that are scored together on a GPU: its kernels then compute for longer
+than it takes to launch them, and not for long."""
+
 
 class Machine(Spec):
     """`threads` fixes the result to the last bit on a CPU; `max_runtime_s` is the time limit of one
     attempt, in seconds; `memory_mib` the memory for the masks that are scored together, by default
-    about what a processor's caches hold. `determinism`, for GPUs: exact gives the same bits each
+    about what a processor's caches hold, and on a GPU 512 MiB, for language models three tenths of
+    what it has. `determinism`, for GPUs: exact gives the same bits each
     time on the same device, with float32 in full; fast lets products and convolutions round their
     factors to TF32 (10 bits), and takes the quickest kernels."""
 
@@ -36,10 +41,10 @@ class Limits(Spec):
 
     elements: int = 200_000_000
     """Numbers in the data, N · D."""
-    mask_work: int = 10_000_000_000
-    """Masks times dimensions times latent dimensions; P · D² · K where all sizes are scored."""
-    train_work: int = 1_000_000_000_000
-    """The same for the masks of all training steps, over all seeds."""
+    mask_work: int = 3 * 10**16
+    """Multiplications of the masks that one seed scores, masks · D² · K: 30 days of two cores."""
+    train_work: int = 10**16
+    """The same for the masks of all training steps, over all seeds: 40 days of two cores."""
     latent_work: int = 10**16
     """For VAEs: N · D · (nodes or draws) for each mask, of training too."""
     memory_bytes: int = 16 * 2**30

@@ -1,7 +1,7 @@
 """What a GPU is asked for: kernels, synchronisations and copies. Counted on a pretended one, so
 that a number that is brought back inside a loop, or a mask that is copied by itself, is seen."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from mptcore.data.dataset import Dataset
 from mptcore.estimation.masks import SizedMasks
 from mptcore.estimation.model import Evidence, VectorModel
 from mptcore.estimation.scores import score_masks
 from mptcore.families.linear_gaussian.densities import scorable
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.starts import random_start
+from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
 from mptcore.families.masked_lm import evaluation
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm, score_sequences
@@ -24,13 +27,18 @@ from mptcore.families.vae.grid_vae import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood
 from mptcore.families.vae.networks import linear_decoder
 from mptcore.runtime.session import ScoreCache
-from mptcore.specs import RateMasks, TextEvaluate, TextTrain, UniformGrid
+from mptcore.specs import PpcaModel, RateMasks, TextEvaluate, TextTrain, Train, UniformGrid
 from tests.support import tiny_lm
 from tests.support.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
 from tests.support.runs import records, result_of, spec_of
 from tests.support.texts import corpus_of
 
+CPU = torch.device("cpu")
 DIM = 12
+WITHOUT_DROPOUT: dict[str, Any] = {
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 
 
 def gaussian(observations: int) -> VectorModel:
@@ -79,14 +87,53 @@ def asked_for_masks(make: Callable[[], VectorModel], count: int) -> dict[str, in
         return asked(gpu)
 
 
-@pytest.mark.parametrize(("observations", "launches"), [(60, 36), (5, 28)])
+@pytest.mark.parametrize(("observations", "launches"), [(60, 37), (5, 29)])
 def test_a_batch_of_masks_for_a_gaussian(observations: int, launches: int) -> None:
     """Whatever its size. One synchronisation is that of the scores' copy, one Cholesky's."""
     found = asked_for_masks(lambda: gaussian(observations), 64)
     assert found["launches"] <= launches
     assert found["synchronisations"] <= 2
-    assert (found["to_device"], found["to_host"]) == (1, 1)
+    assert (found["to_device"], found["waited"], found["to_host"]) == (1, 0, 1)
     assert asked_for_masks(lambda: gaussian(observations), 4) == found
+
+
+def test_the_next_masks_of_vectors_are_drawn_while_the_device_has_work() -> None:
+    """Of two models, whose scores are fetched together; joint scores wait for nothing else."""
+    fetched: list[int] = []
+
+    def drawn() -> Iterator[SizedMasks]:
+        for _ in range(3):
+            fetched.append(gpu.to_host)
+            yield SizedMasks([(3, 16)], masks(16))
+
+    with pretended_gpu() as gpu:
+        models = [gaussian(60), gaussian(5)]
+        gpu.reset()
+        result_of(score_masks(models, drawn(), ScoreCache(), joint=True))
+    assert fetched == [0, 0, 1]
+    assert (gpu.to_host, gpu.to_device, gpu.waited) == (3, 3, 0)
+
+
+def test_a_gpu_scores_four_times_as_many_masks_by_the_same_launches(tmp_path: Path) -> None:
+    """A batch as large as a processor's caches is no work for it: here 160 masks, of 768."""
+    found = []
+    for per_size in (4, 16):
+        spec = {
+            "model": {"family": "ppca", "latent_dim": 12, "noise_precision": 5.0, "init": "random"},
+            "data": {
+                "source": "ppca",
+                "n": 100,
+                "dim": 48,
+                "latent_dim": 4,
+                "noise_precision": 5.0,
+            },
+            "evaluate": {"masks": {"schedule": "all", "per_size": per_size}},
+            "compute": {"device": "cuda", "threads": 1},
+        }
+        with pretended_gpu() as gpu:
+            records(spec_of(spec), tmp_path / str(per_size))
+        found.append(asked(gpu))
+    assert found[0] == found[1]
 
 
 def test_a_batch_of_masks_for_a_grid() -> None:
@@ -212,9 +259,9 @@ def test_a_language_model_on_a_gpu_is_in_bfloat16_unless_told(
     assert set(made) == {(torch.float32, computed)}
 
 
-def trainer_of(count: int, **sizes: Any) -> MaskedLmTrainer:
+def trainer_of(count: int, device: torch.device = DEVICE, **sizes: Any) -> MaskedLmTrainer:
     spec = TextTrain(steps=4, batch_size=count, warmup_steps=1)
-    model = MaskedLm(tiny_lm.network(**sizes), DEVICE, torch.float32)
+    model = MaskedLm(tiny_lm.network(**sizes), device, torch.float32)
     return MaskedLmTrainer(spec, model, Masker(corpus_of(tiny_lm.lines(40)), 4, 15), None, 1)
 
 
@@ -236,8 +283,29 @@ def test_a_training_step_of_a_language_model(monkeypatch: pytest.MonkeyPatch) ->
         assert gpu.synchronisations == 1
         assert gpu.to_device == 2
         assert gpu.waited == 0
-        assert gpu.launches <= 730  # 240 of the network, the rest of the optimizer
+        assert gpu.launches <= 460  # 240 of the network, the rest of the gradient's norm
         assert gpu.forks == [DEVICE]  # and no other GPU's generator was looked at
+        gpu.reset()
+        trainer.adam.step()
+        assert gpu.launches <= 4  # for the weights that decay, and for the others
+
+
+def test_a_language_model_is_trained_on_by_another_device() -> None:
+    """Whose optimizer is another one: from a CPU to a GPU, and back."""
+    moves = ((DEVICE, DEVICE, DEVICE), (CPU, DEVICE, CPU))
+    found = []
+    with pretended_gpu():
+        for devices in moves:
+            kept = None
+            for step, device in enumerate(devices):
+                trainer = trainer_of(8, device, **WITHOUT_DROPOUT)
+                if kept is not None:
+                    trainer.restore(kept)
+                trainer.epoch = step
+                loss = trainer.step()
+                kept = {name: value.cpu() for name, value in trainer.tensors().items()}
+            found.append(loss)
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 def gradients(trainer: MaskedLmTrainer) -> list[Tensor]:
@@ -246,16 +314,19 @@ def gradients(trainer: MaskedLmTrainer) -> list[Tensor]:
 
 
 def test_a_step_that_is_short_of_memory_has_the_same_gradient() -> None:
-    without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     with pretended_gpu() as gpu:
-        trainer = trainer_of(16, **without)
+        trainer = trainer_of(16, **WITHOUT_DROPOUT)
         expected = trainer.step()
         whole = gradients(trainer)
         gpu.most_numbers = 700  # all weights, and the layers of two or three sentences
-        trainer = trainer_of(16, **without)
+        trainer = trainer_of(16, **WITHOUT_DROPOUT)
         assert trainer.step() == pytest.approx(expected, rel=1e-6)
         for found, other in zip(gradients(trainer), whole, strict=True):
             torch.testing.assert_close(found, other, rtol=1e-4, atol=1e-6)
+        assert gpu.refused > 0
+        gpu.refused = 0
+        trainer.step()
+        assert gpu.refused == 0  # cut before, from now on
         gpu.most_numbers = 100
         with pytest.raises(torch.OutOfMemoryError):
             trainer.step()
@@ -273,6 +344,102 @@ def test_scores_that_are_short_of_memory_are_the_same() -> None:
             found.append(result_of(score_sequences(language, sequences(8), ScoreCache())))
     torch.testing.assert_close(found[2], found[0])
     torch.testing.assert_close(found[3], found[1])
+
+
+def test_what_did_not_fit_is_not_tried_again() -> None:
+    """By the model that met it: not in the batch of then, and not in those that follow."""
+    batches = [SizedMasks([(3, 32)], masks(32)) for _ in range(4)]
+    with pretended_gpu() as gpu:
+        model, language = gaussian(60), {"model": language_model()}
+        gpu.most_numbers = 700
+        result_of(score_masks([model], batches, ScoreCache()))
+        assert gpu.refused == 1
+        gpu.refused = 0
+        for _ in range(2):
+            result_of(score_sequences(language, sequences(32), ScoreCache()))
+            assert gpu.refused == 4  # of 32, 16, 8 and 4 sequences
+
+
+def gaussian_trainer(
+    dim: int = DIM, observations: int = 20, **changes: Any
+) -> LinearGaussianTrainer:
+    """Of two starts on data of their own."""
+    spec = Train.model_validate({"epochs": 4, "batch_size": 5, **changes})
+    draws = torch.Generator().manual_seed(1)
+    data = [Dataset(torch.randn(observations, dim, generator=draws)) for _ in range(2)]
+    model = PpcaModel(family="ppca", latent_dim=4, noise_precision=5.0, init="random")
+    starts = [random_start(model, one, draws) for one in data]
+    return LinearGaussianTrainer(model, spec, (1, 2), starts, data, DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("launches", "changes"),
+    [
+        (107, {}),
+        (114, {"batch_size": 15}),  # more observations than dimensions
+        (108, {"dim": 80}),
+        (144, {"learn_mean": True, "learn_noise_precision": True}),
+        (70, {"objective": "lml"}),
+    ],
+)
+def test_a_training_step_of_a_gaussian(launches: int, changes: dict[str, Any]) -> None:
+    """The numbers of its observations and its masks go to the device; what comes back is whether
+    sums of moments keep their digits, and the loss. Cholesky's check is waited for too."""
+    with pretended_gpu() as gpu:
+        trainer = gaussian_trainer(**{"evaluate_every": 4, **changes})
+        trainer.advance()
+        trainer.epoch = 1
+        gpu.reset()
+        trainer.advance()
+    steps = trainer.spec.steps_per_epoch(20)
+    assert gpu.launches <= launches * steps
+    assert gpu.synchronisations == 3 * steps + 1  # and once of all data
+    assert gpu.to_host == 2 * steps + 1
+    assert gpu.to_device == (1 if "objective" in changes else 2) * steps
+    assert gpu.waited == 0
+
+
+def test_data_that_leave_a_gpu_no_room_are_sent_step_by_step() -> None:
+    """The same numbers, of data of which the device holds a quarter."""
+    found = []
+    for memory_bytes in (2**20, 3 * 20 * DIM * 4):
+        with pretended_gpu(memory_bytes) as gpu:
+            trainer = gaussian_trainer()
+            held = {x.device for x in trainer._x}
+            gpu.reset()
+            points, _ = trainer.advance()
+            found.append([point.value for point in points])
+        assert (held == {DEVICE}) == (memory_bytes == 2**20)
+        assert gpu.waited == 0
+        assert gpu.to_device == 2 * 4
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("learn_mean", [False, True])
+def test_a_step_of_a_gaussian_that_is_short_of_memory_has_the_same_gradient(
+    learn_mean: bool,
+) -> None:
+    """By hand, and by autograd."""
+    with pretended_gpu() as gpu:
+        found = []
+        for most in (None, 1000):  # all masks, and what is computed of a part
+            trainer = gaussian_trainer(
+                learn_mean=learn_mean,
+                learn_noise_precision=True,
+                masks={"schedule": "all", "per_size": 3},
+            )
+            gpu.most_numbers = most
+            loss = trainer._descent(next(trainer._batches()), 0).cpu()
+            assert (gpu.refused > 0) == (most == 1000)
+            gpu.most_numbers = None
+            found.append([loss, *(one.grad.cpu() for one in trainer.parameters.values())])
+        torch.testing.assert_close(found[0], found[1])
+        gpu.most_numbers, gpu.refused = 1000, 0
+        trainer.advance()
+        assert gpu.refused == 0
+        gpu.most_numbers = 20
+        with pytest.raises(torch.OutOfMemoryError):
+            trainer.advance()
 
 
 def test_a_network_that_is_made_anew_touches_no_generator_of_a_gpu(

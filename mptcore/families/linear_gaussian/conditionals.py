@@ -208,7 +208,7 @@ class LinearGaussianModel(TractableModel):
         return self.conditionals.log_prob().item()
 
     def joint_scores(self, masked: Tensor) -> Tensor:
-        return self.log_marginal_likelihood() - self.conditionals.log_probs(~masked)
+        return self.conditionals.log_prob() - self.conditionals.log_probs(~masked)
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:

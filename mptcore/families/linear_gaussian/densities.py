@@ -41,11 +41,11 @@ def scorable(
 ) -> LinearGaussianModel:
     """A density together with data: by sums of moments where they keep their digits, else by
     residuals."""
-    diagonal = variances(x, density.mean)
     placed = density.to(device, torch.float64)
-    if keeps_digits(density.loadings, density.noise_variance, diagonal):
-        moment = moment_of(x, density.mean, density.noise_variance.min().item())
+    diagonal = variances(x, placed.mean)
+    if keeps_digits(placed.loadings, placed.noise_variance, diagonal):
+        moment = moment_of(x, placed.mean, density.noise_variance.min().item())
         return LinearGaussianModel(placed, moment)
-    factor = data_factor(x.to(device), placed.mean)
+    factor = data_factor(x, placed.mean)
     residuals = Residuals(placed.loadings, placed.noise_variance, factor).compressed()
     return LinearGaussianModel(placed, residuals, BY_RESIDUALS)

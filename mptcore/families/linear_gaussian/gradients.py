@@ -12,7 +12,7 @@ from mptcore.families.linear_gaussian.moments import FactoredMoment
 
 @dataclass(frozen=True)
 class ScoreGradient:
-    """The mean score of some masks, for each start, and its gradient."""
+    """What some masks add to the mean score, for each start, and to its gradient."""
 
     score: Tensor  # (S,)
     loadings: Tensor  # (S, D, K)
@@ -28,8 +28,9 @@ class _Cotangents:
 
 
 @torch.no_grad()
-def score_gradient(conditionals: Conditionals, masked: Tensor) -> ScoreGradient:
-    """For stacked models on a factored moment and their masks (S, B, D).
+def score_gradient(conditionals: Conditionals, masked: Tensor, count: int) -> ScoreGradient:
+    """For stacked models on a factored moment and their masks (S, B, D), of `count` in all that the
+    mean is taken over.
 
     With M = Σ L (a mask's K × Q) the score is a function of
         v = psi + ⟨Σ, w wᵀ⟩,   e = C_jj − 2 ⟨M, w fᵀ⟩ + ⟨M Mᵀ, w wᵀ⟩,
@@ -42,10 +43,12 @@ def score_gradient(conditionals: Conditionals, masked: Tensor) -> ScoreGradient:
     gain = seen.posterior @ seen.cross  # M, (S, B, K, Q)
     spread = gain @ gain.mT
     variance, residual = conditionals.moments_of(seen.posterior, spread, gain)
-    share = 1 / (masked.sum(-1, keepdim=True) * masked.shape[1])  # (S, B, 1)
-    misfit, by = _misfit(variance, residual, 1 - weight, share)
+    hidden = 1 - weight
+    share = 1 / (hidden.sum(-1, keepdim=True) * count)  # (S, B, 1)
+    misfit, by = _misfit(variance, residual, hidden, share)
     loadings, noise = _through_tables(conditionals, weight, seen, gain, spread, by)
-    return ScoreGradient(-0.5 * (LOG_2PI + misfit), loadings, noise)
+    constant = LOG_2PI * (masked.shape[1] / count)
+    return ScoreGradient(-0.5 * (constant + misfit), loadings, noise)
 
 
 def _misfit(

@@ -11,6 +11,8 @@ from torch.nn.functional import pad
 
 ROWS = 8192
 """Observations that are centred and multiplied at a time."""
+MOST_RANK = 128
+"""Of a moment that is taken for one of low rank."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,12 @@ Moment = DenseMoment | FactoredMoment
 
 def second_moment(x: Tensor, mean: Tensor) -> Tensor:
     """C = (x − mean)ᵀ (x − mean) / N of x (N, D) about a mean (D,): (D, D), in float64. Data of
-    several models may be stacked along a leading dimension."""
+    several models may be stacked along a leading dimension. Data may be too many for the mean's
+    device, and lie elsewhere."""
     observations, dim = x.shape[-2:]
-    total = torch.zeros(*x.shape[:-2], dim, dim, dtype=torch.float64, device=x.device)
+    total = torch.zeros(*x.shape[:-2], dim, dim, dtype=torch.float64, device=mean.device)
     for rows in torch.split(x, ROWS, -2):
-        centred = rows.double() - mean[..., None, :]
+        centred = rows.to(mean.device).double() - mean[..., None, :]
         total += centred.mT @ centred
     return total / observations
 
@@ -57,8 +60,7 @@ def moment_of(x: Tensor, mean: Tensor, least_variance: float) -> Moment:
     models whose noise variance is `least_variance` or more."""
     observations, dim = x.shape
     if 3 * observations <= dim:
-        factor = (x - mean).double().mT / math.sqrt(observations)
-        return FactoredMoment(factor, factor.square().sum(1))
+        return of_factor(rows_factor(x, mean))
     return compressed(second_moment(x, mean), least_variance)
 
 
@@ -71,7 +73,7 @@ def compressed(matrix: Tensor, least_variance: float) -> Moment:
     """
     dim = len(matrix)
     negligible = 1e-8 / dim * least_variance
-    factor = _pivoted_cholesky(matrix, min(dim // 3, 128), negligible / 16)
+    factor = _pivoted_cholesky(matrix, min(dim // 3, MOST_RANK), negligible / 16)
     left_out = matrix.diagonal().sum() - factor.square().sum()
     if left_out > negligible * dim or _spectral_norm(matrix - factor @ factor.mT) > negligible:
         return DenseMoment(matrix)
@@ -80,7 +82,8 @@ def compressed(matrix: Tensor, least_variance: float) -> Moment:
 
 def variances(x: Tensor, mean: Tensor) -> Tensor:
     """The diagonal of the second moment of x (N, D) about a mean, (D,), in float64."""
-    parts = [(rows.double() - mean).square().sum(0) for rows in torch.split(x, ROWS)]
+    chunks = (rows.to(mean.device).double() for rows in torch.split(x, ROWS))
+    parts = [(rows - mean).square().sum(0) for rows in chunks]
     return torch.stack(parts).sum(0) / len(x)
 
 
@@ -89,11 +92,21 @@ def data_factor(x: Tensor, mean: Tensor) -> Tensor:
     reflections, with their digits: those of C are half as many. Data of several models may be
     stacked along a leading dimension."""
     observations, dim = x.shape[-2:]
-    factor = torch.zeros(*x.shape[:-2], 0, dim, dtype=torch.float64, device=x.device)
+    factor = torch.zeros(*x.shape[:-2], 0, dim, dtype=torch.float64, device=mean.device)
     for rows in torch.split(x, max(ROWS, 2 * dim), -2):
-        centred = rows.double() - mean[..., None, :]
+        centred = rows.to(mean.device).double() - mean[..., None, :]
         factor = torch.linalg.qr(torch.cat([factor, centred], -2), mode="r").R
     return factor.mT / math.sqrt(observations)
+
+
+def rows_factor(x: Tensor, mean: Tensor) -> Tensor:
+    """F (D, N) with C = F Fᵀ for x (N, D): the observations themselves."""
+    return (x.to(mean.device) - mean[..., None, :]).double().mT / math.sqrt(x.shape[-2])
+
+
+def of_factor(factor: Tensor) -> FactoredMoment:
+    """F Fᵀ."""
+    return FactoredMoment(factor, factor.square().sum(-1))
 
 
 def stacked(moments: Sequence[FactoredMoment]) -> FactoredMoment:

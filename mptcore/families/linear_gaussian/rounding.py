@@ -1,6 +1,7 @@
 """How much rounding can cost the quick formulas of `Conditionals`, measured on model and data."""
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,20 +21,26 @@ def rounding(
     by ε a w²; and M = Σ_R L_R has |M| ≤ f / 2, so that the terms of e_j / psi_j have the sizes c
     and w² f² / 4, and an error ε a |M| of M moves its root by ε a w f / 2.
     """
-    deviation = _numbers(noise_variance) ** 0.5
-    scaled = _numbers(loadings) / deviation[..., None]
+    weights, noise, moment = _numbers(loadings, noise_variance, diagonal)
+    deviation = noise**0.5
+    scaled = weights / deviation[..., None]
     own = np.square(scaled).sum(-1)
     power = 1 + np.linalg.eigvalsh(np.matmul(scaled.swapaxes(-1, -2), scaled))[..., -1]
-    data = _numbers(diagonal) / deviation**2
+    data = moment / deviation**2
     loading, variance, half = own.max(-1), data.max(-1), data.sum(-1) / 4
     terms = power * (loading + np.sqrt(loading * half)) + variance + loading * half
     bound: NDArray[np.float64] = np.finfo(np.float64).eps * terms
     return bound
 
 
-def _numbers(tensor: Tensor) -> NDArray[np.float64]:
-    """In numpy, whose steps on small arrays cost a third of torch's."""
-    return tensor.detach().cpu().double().numpy()
+def _numbers(*tensors: Tensor) -> list[NDArray[np.float64]]:
+    """In numpy, whose steps on small arrays cost a third of torch's; from a GPU in one copy."""
+    found = [tensor.detach().double() for tensor in tensors]
+    if found[0].is_cuda:
+        together = torch.cat([one.flatten() for one in found]).cpu()
+        parts = torch.split(together, [one.numel() for one in found])
+        found = [part.view(one.shape) for part, one in zip(parts, found, strict=True)]
+    return [one.numpy() for one in found]
 
 
 def keeps_digits(

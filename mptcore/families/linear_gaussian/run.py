@@ -17,6 +17,7 @@ from mptcore.protocol.records import Labels, Log, RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
 from mptcore.specs import VectorExperiment
+from mptcore.specs.compute import GPU_BATCH_BYTES
 from mptcore.training.loop import train
 
 CPU = torch.device("cpu")
@@ -77,13 +78,14 @@ class LinearGaussianRun:
             name: scorable(density, models.dataset.x, self.device)
             for name, density in models.densities.items()
         }
-        memory = self.spec.compute.memory_bytes
+        on_gpu = self.device.type == "cuda"
+        memory = self.spec.compute.memory_bytes or (GPU_BATCH_BYTES if on_gpu else None)
         evaluation = Evaluation(self.spec.evaluate, scored, labels, cache, memory)
         yield from evaluation.records(models.masks)
         if models.dataset.heldout is None:
             return
         for name, density in models.densities.items():
-            held = scorable(density, models.dataset.heldout, CPU).evidence()
+            held = scorable(density, models.dataset.heldout, self.device).evidence()
             for record in lml_metrics("lml_heldout", held, evaluation.labels_of(name)):
                 yield Step(record)
 

@@ -9,19 +9,24 @@ from torch import Tensor
 from mptcore.data.arrays import Dataset
 from mptcore.families.linear_gaussian.conditionals import Conditionals
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.gradients import score_gradient
+from mptcore.families.linear_gaussian.gradients import ScoreGradient, score_gradient
 from mptcore.families.linear_gaussian.moments import (
+    MOST_RANK,
     DenseMoment,
     FactoredMoment,
     Moment,
     compressed,
     data_factor,
+    of_factor,
+    rows_factor,
     second_moment,
     stacked,
 )
 from mptcore.families.linear_gaussian.residuals import Residuals
 from mptcore.families.linear_gaussian.rounding import keeps_digits
 from mptcore.protocol.records import Point, SeriesName
+from mptcore.runtime.device import sent
+from mptcore.runtime.out_of_memory import in_smaller_parts
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, Train
 from mptcore.training.learned import Learned
 from mptcore.training.loop import Schedule, diverged
@@ -31,6 +36,9 @@ from mptcore.training.step_rows import StepRows
 
 SMALL = 64
 """Up to so many dimensions a moment has its factor, whatever its rank, for gradients by hand."""
+
+DATA_SHARE = 0.25
+"""Of a GPU's memory. Larger data stay in main memory, and the observations of a step are sent."""
 
 NEVER = -1
 ROUTE = "by residuals from"
@@ -76,9 +84,11 @@ class LinearGaussianTrainer:
         self.device = device
         self.by_residuals_from = NEVER
         """The epoch from which sums of moments do not keep their digits."""
+        self._together: int | None = None
+        """Masks of a start that the memory has held at once, where it could not hold all."""
         shared = all(dataset is datasets[0] for dataset in datasets)
         self._datasets = datasets[:1] if shared else datasets
-        self._of_starts = datasets
+        self._x = placed([dataset.x for dataset in self._datasets], device)
         self.loadings = self._tensor([d.loadings for d in starts], True)
         self.mean = self._tensor([d.mean for d in starts], spec.learn_mean)
         per_dimension = isinstance(model, FactorAnalysisModel)
@@ -100,10 +110,11 @@ class LinearGaussianTrainer:
 
     def _take_data(self) -> None:
         fixed_noise = not self.spec.learn_noise_precision
-        self._full = self._centred([dataset.x[None] for dataset in self._datasets], fixed_noise)
-        # In few dimensions it costs more to find a batch's rank than a low one saves.
+        self._full = self._centred([x[None] for x in self._x], fixed_noise)
+        # In few dimensions it costs more to find a batch's rank than a low one saves; and a GPU is
+        # waited for at each step of the search.
         low_rank = isinstance(self._full.moment, FactoredMoment)
-        self._low_rank_batches = low_rank and self.dim > SMALL
+        self._low_rank_batches = low_rank and self.dim > SMALL and self.device.type == "cpu"
         held = [d.heldout[None] for d in self._datasets if d.heldout is not None]
         self._heldout = self._centred(held, fixed_noise) if held else None
 
@@ -137,7 +148,7 @@ class LinearGaussianTrainer:
         for i, batch in enumerate(self._batches()):
             fraction = self.epoch / self.spec.epochs
             try:
-                loss = self._descent(batch, fraction)
+                loss = self._descent(batch, fraction).cpu()
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                 raise diverged(self.epoch, self.seeds, points) from None
             if i == 0 and recorded:
@@ -163,37 +174,53 @@ class LinearGaussianTrainer:
         return True
 
     def _check_finite(self, loss: Tensor, points: list[Point]) -> None:
-        bad = (~loss.isfinite()).nonzero().flatten().tolist()
-        if bad:
-            raise diverged(self.epoch, [self.seeds[i] for i in bad], points)
+        finite = zip(self.seeds, loss.isfinite().tolist(), strict=True)
+        if bad := [seed for seed, is_finite in finite if not is_finite]:
+            raise diverged(self.epoch, bad, points)
 
     def _descent(self, data: _Centred, fraction: float) -> Tensor:  # (S,)
         """The loss; its gradient is left with the parameters."""
-        conditionals = self._conditionals(data)
+        if not self._by_score:
+            self._forget_gradient()
+            return self._backward(-self._log_marginal(self._conditionals(data)))
+        masks = self._masks(fraction).transpose(0, 1)  # (B, S, D)
+        parts = list(torch.split(masks, self._together or len(masks)))
+        return in_smaller_parts(lambda parts: self._by_masks(data, parts), parts, self._too_many)
+
+    def _forget_gradient(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def _too_many(self, parts: list[Tensor]) -> None:
+        self._together = -(-len(parts[0]) // 2)
+
+    def _by_masks(self, data: _Centred, parts: Sequence[Tensor]) -> Tensor:  # (S,)
+        """The same for the score of the masks of all parts, (b, S, D) each."""
+        self._forget_gradient()
+        count = sum(map(len, parts))
         by_hand = isinstance(data.moment, FactoredMoment) and not self.spec.learn_mean
-        if by_hand and self._by_score and isinstance(conditionals, Conditionals):
-            return self._descent_by_hand(conditionals, fraction)
-        self.adam.zero_grad(set_to_none=True)
-        loss = self._loss(data, fraction)
+        losses = []
+        for part in parts:
+            masks, conditionals = part.transpose(0, 1), self._conditionals(data)
+            if by_hand and isinstance(conditionals, Conditionals):
+                losses.append(self._descend_by_hand(score_gradient(conditionals, masks, count)))
+            else:
+                scores = conditionals.scores(masks)
+                losses.append(self._backward(-self.dim * (scores.sum(-1) / count)))
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
+
+    def _backward(self, loss: Tensor) -> Tensor:
         loss.sum().backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _descent_by_hand(self, conditionals: Conditionals, fraction: float) -> Tensor:
-        with torch.no_grad():
-            score = score_gradient(conditionals, self._masks(fraction))
-            self.loadings.grad = -self.dim * score.loadings
-            if self.log_noise.requires_grad:
-                gradient = -self.dim * score.noise_variance * self._noise()
-                alike = self.log_noise.shape[1] == 1
-                self.log_noise.grad = gradient.sum(-1, keepdim=True) if alike else gradient
+    @torch.no_grad()
+    def _descend_by_hand(self, score: ScoreGradient) -> Tensor:
+        _add(self.loadings, -self.dim * score.loadings)
+        if self.log_noise.requires_grad:
+            gradient = -self.dim * score.noise_variance * self._noise()
+            alike = self.log_noise.shape[1] == 1
+            _add(self.log_noise, gradient.sum(-1, keepdim=True) if alike else gradient)
         return -self.dim * score.score
-
-    def _loss(self, data: _Centred, fraction: float) -> Tensor:  # (S,)
-        conditionals = self._conditionals(data)
-        if not self._by_score:
-            return -self._log_marginal(conditionals)
-        scores = conditionals.scores(self._masks(fraction))
-        return -self.dim * scores.mean(-1)
 
     def _points(self, loss: Tensor) -> Iterator[Point]:
         """The series of this epoch, one point for each start."""
@@ -241,7 +268,7 @@ class LinearGaussianTrainer:
         return self._noise().expand(len(self.seeds), self.dim)
 
     def _masks(self, fraction: float) -> Tensor:  # (S, B, D)
-        return self.masks.draw(fraction).to(self.device)
+        return sent(self.masks.draw(fraction), self.device)
 
     def _batches(self) -> Iterator[_Centred]:
         """The moments of the observations of each step of an epoch."""
@@ -249,26 +276,40 @@ class LinearGaussianTrainer:
             yield self._full
             return
         for rows in self.rows.epoch():
-            pairs = zip(self._of_starts, rows, strict=True)
-            x = [torch.stack([dataset.x[own] for dataset, own in pairs])]
-            batch = self._centred(x, self._low_rank_batches)
+            x = self._observations(torch.stack(rows))
+            batch = self._batch(x)
             route_changed = self._choose_route(batch)
-            yield self._centred(x, self._low_rank_batches) if route_changed else batch
+            yield self._batch(x) if route_changed else batch
+
+    def _observations(self, rows: Tensor) -> Tensor:  # (S, B) to (S, B, D), on the device
+        rows = sent(rows, self._x[0].device)
+        if len(self._x) == 1:
+            return sent(self._x[0][rows], self.device)
+        of_starts = [x[own] for x, own in zip(self._x, rows, strict=True)]
+        return sent(torch.stack(of_starts), self.device)
+
+    def _batch(self, x: Tensor) -> _Centred:
+        """The moment of a step's observations (S, B, D)."""
+        if self.spec.learn_mean:
+            return self._centred([x], self._low_rank_batches)
+        return _Centred(self.mean, self._moment([x], [self.mean], self._low_rank_batches))
 
     def _centred(self, data: Sequence[Tensor], low_rank: bool) -> _Centred:
         """Of sets of observations (s, N, D), one after the other, for they may be large. Where
         `low_rank`, their moment may be."""
-        means = [x.double().mean(-2) for x in data]
-        quick = self.by_residuals_from == NEVER
-        moment = self._moment(data, means, low_rank) if quick else _factors(data, means)
-        centred = _Centred(torch.cat(means).to(self.loadings), moment.to(self.loadings))
+        means = [x.double().mean(-2).to(self.device) for x in data]
+        centred = _Centred(torch.cat(means), self._moment(data, means, low_rank))
         if self.spec.learn_mean:
             return centred
         return _Centred(self.mean, centred.about(self.mean))  # once for all steps
 
     def _moment(self, data: Sequence[Tensor], means: Sequence[Tensor], low_rank: bool) -> Moment:
         """About their means, in the form that is quickest to descend by."""
-        pairs = zip(data, means, strict=True)
+        if self.by_residuals_from != NEVER:
+            return _factors(data, means)
+        pairs = list(zip(data, means, strict=True))
+        if self.device.type == "cuda" and data[0].shape[-2] <= min(self.dim, MOST_RANK):
+            return of_factor(torch.cat([rows_factor(x, mean) for x, mean in pairs]))
         matrices = torch.cat([second_moment(x, mean) for x, mean in pairs])
         if low_rank:
             least = self._noise().min().item()
@@ -291,7 +332,19 @@ class LinearGaussianTrainer:
         self._take_data()
 
 
+def _add(parameter: Tensor, gradient: Tensor) -> None:
+    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
 def _factors(data: Sequence[Tensor], means: Sequence[Tensor]) -> FactoredMoment:
     """The moments of sets of observations about their means, by the data's factors."""
-    factor = torch.cat([data_factor(x, mean) for x, mean in zip(data, means, strict=True)])
-    return FactoredMoment(factor, factor.square().sum(-1))
+    return of_factor(torch.cat([data_factor(x, m) for x, m in zip(data, means, strict=True)]))
+
+
+def placed(data: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Data on a device, if they leave room there for what is computed with them."""
+    if device.type == "cuda":
+        most = DATA_SHARE * torch.cuda.mem_get_info(device)[1]
+        if sum(x.nbytes for x in data) > most:
+            return list(data)
+    return [x.to(device) for x in data]

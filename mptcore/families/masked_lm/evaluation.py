@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from mptcore.estimation.ahead import Ahead
 from mptcore.estimation.allocation import (
     Draw,
     StratifiedSample,
@@ -34,26 +33,6 @@ PIECE_TOKENS = 2**17
 """Of the least piece: batches of it are still full."""
 MasksOf = Callable[[Tensor, Tensor, torch.Generator], tuple[MaskedBatch, Tensor]]
 """Masks of a stratum each (B,) of sequences (B,), and the weight of each mask's score."""
-ItemT = TypeVar("ItemT")
-
-
-class Ahead(Iterator[ItemT]):
-    """The items of an iterator, of which one may be drawn before it is asked for."""
-
-    def __init__(self, items: Iterator[ItemT]):
-        self._items = items
-        self._drawn: list[ItemT] = []
-
-    def draw(self) -> None:
-        """The next item, if it is not there yet."""
-        if not self._drawn:
-            self._drawn.extend(islice(self._items, 1))
-
-    def __next__(self) -> ItemT:
-        self.draw()
-        if not self._drawn:
-            raise StopIteration
-        return self._drawn.pop()
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from mptcore.estimation.model import Model
 from mptcore.families.masked_lm.masked_batch import MaskedBatch
-from mptcore.families.masked_lm.packing import PACKED, Row, inputs_of, sent
+from mptcore.families.masked_lm.packing import PACKED, Row, inputs_of
 from mptcore.families.masked_lm.pretrained import Network
+from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves
 from mptcore.runtime.session import ScoreCache, Step, Work
 
@@ -52,10 +53,13 @@ class MaskedLm(Model[MaskedBatch]):
         """The scores, and log p of the first masked token of each, 0 where there is none: (2, B),
         on the device, which may still be at work on them."""
         values = torch.zeros(2, len(masks), dtype=torch.float64, device=self.device)
-        parts = list(self.parts(masks))
+        parts: list[Tensor] = []
+        found: list[Tensor] = []
+        for chosen in self.parts(masks):
+            parts.append(chosen)
+            found.append(in_halves(self._score, masks[chosen], self.take_fewer))
         if not parts:
             return values
-        found = [in_halves(self._score, masks[chosen]) for chosen in parts]
         return values.index_copy(1, sent(torch.cat(parts), self.device), torch.cat(found, 1))
 
     @torch.inference_mode()
@@ -96,13 +100,18 @@ class MaskedLm(Model[MaskedBatch]):
         order = torch.argsort(masks.lengths, stable=True, descending=True)
         order = order[masks.counts[order] > 0]
         taken = self.bytes_per_sequence(masks)[order].cumsum(0)
-        memory = self._memory or CPU_BYTES["training" if self.network.training else "scores"]
+        of_cpu = CPU_BYTES["training" if self.network.training else "scores"]
         start, before = 0, 0
         while start < len(order):
+            memory = self._memory or of_cpu  # which may have shown to be too much by now
             end = int(torch.searchsorted(taken, before + memory, right=True))
             end = max(end, start + 1)
             yield order[start:end]
             start, before = end, int(taken[end - 1])
+
+    def take_fewer(self, masks: MaskedBatch) -> None:
+        """Cut parts half as large from now on: these sequences were too many for the memory."""
+        self._memory = int(self.bytes_per_sequence(masks).sum()) // 2
 
     def _gather(self, module: Any, given: Any, output: Any) -> Any:
         if self._masked is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from mptcore.families.masked_lm.corpus import counted_from, repeated
 from mptcore.families.masked_lm.masked_batch import MaskedBatch
 from mptcore.families.masked_lm.pretrained import transformers
+from mptcore.runtime.device import sent
 
 PACKED = "mpt_packed"
 """What transformers knows `attention` by."""
@@ -141,13 +142,6 @@ def _copied(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     whole = torch.empty(sum(sizes), dtype=torch.int32)
     torch.cat(list(tensors), out=whole)
     return list(torch.split(sent(whole, device), sizes))
-
-
-def sent(numbers: Tensor, device: torch.device) -> Tensor:
-    """On a device. A GPU takes them from pinned memory as it gets there, and is not waited for."""
-    if device.type == "cuda":
-        numbers = numbers.pin_memory()
-    return numbers.to(device, non_blocking=True)
 
 
 def attention(

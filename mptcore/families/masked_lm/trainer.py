@@ -10,8 +10,8 @@ from torch import Tensor
 from mptcore.estimation.estimate import ONE_DRAW
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm
-from mptcore.families.masked_lm.packing import sent
 from mptcore.protocol.records import Labels, Point
+from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves, in_smaller_parts
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import FixedRate, RateChoice, RateRamp, TextTrain, UniformRate
@@ -43,7 +43,8 @@ class MaskedLmTrainer:
             {"params": decayed, "weight_decay": spec.weight_decay},
             {"params": plain, "weight_decay": 0.0},
         ]
-        self.adam = torch.optim.AdamW(groups, lr=spec.learning_rate)
+        fused = model.device.type == "cuda"  # in one kernel for all, where launching them costs
+        self.adam = torch.optim.AdamW(groups, lr=spec.learning_rate, fused=fused)
         self.generator = generator_for(seed, "train masks")
         self.learned = Learned(self._parameters(), self.adam, {"masks": self.generator})
         self.dropout = int(generator_for(seed, "dropout").initial_seed())
@@ -86,7 +87,11 @@ class MaskedLmTrainer:
         self.network.train()
         with torch.random.fork_rng(devices=_devices(self.model.device)):
             parts = list(self.model.parts(masks))
-            total = in_smaller_parts(lambda parts: self._gradient(masks, parts), parts)
+            total = in_smaller_parts(
+                lambda parts: self._gradient(masks, parts),
+                parts,
+                lambda parts: self.model.take_fewer(masks[max(parts, key=len)]),
+            )
         self.network.eval()
         if not math.isfinite(total):
             return total
@@ -113,7 +118,9 @@ class MaskedLmTrainer:
         """The loss on given masks, without dropout."""
         with torch.inference_mode():
             parts = [
-                in_halves(lambda part: self._loss(part)[None], masks[chosen]).sum()
+                in_halves(
+                    lambda part: self._loss(part)[None], masks[chosen], self.model.take_fewer
+                ).sum()
                 for chosen in self.model.parts(masks)
             ]
         return math.fsum(torch.stack(parts).tolist()) / int(masks.sizes.sum())

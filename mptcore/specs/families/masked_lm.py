@@ -224,6 +224,11 @@ class TextCompute(Machine):
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
+    @property
+    def in_bfloat16(self) -> bool:
+        """As far as the spec tells: what may run on a GPU goes to one first."""
+        return self.precision == "bfloat16" or (self.precision == "auto" and self.device != "cpu")
+
 
 class TextExperiment(Spec):
     """One experiment: a masked language model, trained first where `train` says how, is scored on
@@ -287,13 +292,13 @@ class TextExperiment(Spec):
 
     def memory_estimate(self) -> int:
         """About how many bytes a run takes: the weights, in training with gradients and two
-        moments, and the sequences that are computed together. A checkpoint is taken for a
-        BERT-base."""
+        moments, and the sequences that are computed together. Weights that are trained are in
+        float32; products in bfloat16 take a copy of them. A checkpoint is taken for a BERT-base."""
         models = [self.model, *([self.baseline] if self.baseline else [])]
         sizes = [m.architecture.least_parameters() if m.architecture else BASE for m in models]
-        trained = 3 * sizes[0] if self.train else 0
-        together = self.compute.memory_bytes or TOGETHER_BYTES
-        return 4 * (sum(sizes) + trained) + together
+        kept, trained = (2, 18) if self.compute.in_bfloat16 else (4, 16)
+        weights = (trained if self.train else kept) * sizes[0] + kept * sum(sizes[1:])
+        return weights + (self.compute.memory_bytes or TOGETHER_BYTES)
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
         """What is too large, as far as the spec tells."""

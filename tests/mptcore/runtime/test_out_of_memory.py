@@ -46,13 +46,16 @@ def squares(most: int, seen: list[int], numbers: Tensor) -> Tensor:
     return numbers.square()[None]
 
 
-@pytest.mark.parametrize(("most", "parts"), [(9, [9]), (4, [9, 5, 3, 2, 4]), (1, None)])
+@pytest.mark.parametrize(("most", "parts"), [(9, [9]), (4, [9, 5, 3, 3, 3]), (1, None)])
 def test_halves_down_to_one(most: int, parts: list[int] | None) -> None:
-    numbers, seen = torch.arange(9.0), list[int]()
-    found = in_halves(lambda some: squares(most, seen, some), numbers)
+    numbers, seen, told = torch.arange(9.0), list[int](), list[int]()
+    found = in_halves(
+        lambda some: squares(most, seen, some), numbers, lambda some: told.append(len(some))
+    )
     assert torch.equal(found, numbers.square()[None])
     assert parts in (None, seen)
     assert min(seen) >= 1
+    assert told == [one for one in seen if one > most]
 
 
 def test_one_that_is_too_large_is_an_error() -> None:
@@ -81,4 +84,8 @@ def test_all_begins_again_with_smaller_parts() -> None:
             squares(2, [], part)
         return [len(part) for part in parts]
 
-    assert in_smaller_parts(compute, [torch.arange(5), torch.arange(1)]) == [2, 1, 1, 1, 1]
+    told: list[list[int]] = []
+    parts = [torch.arange(5), torch.arange(1)]
+    found = in_smaller_parts(compute, parts, lambda parts: told.append([len(p) for p in parts]))
+    assert found == [2, 1, 1, 1, 1]
+    assert told == [[5, 1], [3, 2, 1]]

@@ -126,6 +126,31 @@ def test_limits_name_what_is_too_large() -> None:
     text = json.dumps(GOOD).encode()
     assert "/data" in problems(text, Limits(elements=100))
     assert "lower per_size" in problems(text, Limits(mask_work=10))["/evaluate/masks/per_size"]
+    few = problems(text, Limits(memory_bytes=2**10))
+    assert "at most 0 MiB" in few["/data"]
+
+
+LARGE = "/evaluate/masks/per_size"
+
+
+def test_the_work_that_is_accepted_is_that_of_thirty_days() -> None:
+    """By two cores, as docs/speed.md has them."""
+    spec = deepcopy(GOOD)
+    spec["model"] |= {"latent_dim": 50, "init": "random"}
+    spec["data"]["dim"] = 784
+    spec["evaluate"]["masks"]["per_size"] = 1_245_000
+    parse_spec(json.dumps(spec).encode(), Limits(memory_bytes=2**37))
+    spec["evaluate"]["masks"]["per_size"] = 2_500_000
+    assert problems(json.dumps(spec).encode(), Limits(memory_bytes=2**37)) == {
+        LARGE: "1960000000 masks of 30732800 multiplications (D² · K, at least 20000) take two "
+        "cores 58.1 days; at most 28.9 are accepted: lower per_size; "
+    }
+
+
+def test_masks_of_few_dimensions_count_for_what_it_takes_to_draw_them() -> None:
+    limits = Limits(mask_work=6 * 3 * 20_000)
+    parse_spec(json.dumps(GOOD).encode(), limits)
+    assert list(problems(changed("/evaluate/masks/per_size", 4), limits)) == [LARGE]
 
 
 @pytest.mark.parametrize(

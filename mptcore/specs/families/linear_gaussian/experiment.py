@@ -5,11 +5,18 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from mptcore.specs.base import Problem, Seeds, Spec, reject, seed_problems
-from mptcore.specs.compute import Compute, Limits
+from mptcore.specs.compute import GPU_BATCH_BYTES, Compute, Limits
 from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.families.linear_gaussian.models import LinearGaussianSpec
 from mptcore.specs.train import Train
+
+SCORED_A_SECOND, TRAINED_A_SECOND = 1.2e10, 3e9
+"""Multiplications by two cores, about: docs/speed.md."""
+LEAST_WORK = 20_000
+"""Multiplications that a mask counts for, however few its dimensions: it has to be drawn."""
+BYTES_PER_SCORE = 32
+"""A mask's score is kept to the end, and copied where the run is saved."""
 
 
 class ExactLml(Spec):
@@ -73,13 +80,33 @@ class VectorExperiment(Spec):
     @property
     def memory_field(self) -> str:
         """The part of the spec that most of the memory depends on."""
-        return "/data"
+        by_scores = 2 * self._score_bytes() > self.memory_estimate()
+        return "/evaluate/masks/per_size" if by_scores else "/data"
 
     def memory_estimate(self) -> int:
-        """About how many bytes a run takes, but for the masks scored together."""
+        """About how many bytes a run takes; on a CPU few of them for the masks scored together."""
         n, dim, latent_dim = self.data.n, self.data.dim, self._latent_dims()
         starts = len(self.seeds) * self._train_bytes_per_start() if self.train else 0
-        return 8 * (4 * n * dim + 2 * dim**2 + 2 * dim * latent_dim**2) + starts
+        numbers = 4 * n * dim + 2 * dim**2 + 2 * dim * latent_dim**2
+        return 8 * numbers + starts + self._score_bytes() + self._together_bytes()
+
+    def _score_bytes(self) -> int:
+        """Of all scores; with a target, which the fewest masks may reach, they are not known."""
+        if self.evaluate.target_std_err is not None:
+            return 0
+        models = 2 if self.baseline else 1
+        return BYTES_PER_SCORE * models * len(self.seeds) * self.evaluate.count(self.data.dim)
+
+    def _together_bytes(self) -> int:
+        if self.compute.device == "cpu":
+            return self.compute.memory_bytes or 0
+        most = self.compute.memory_bytes or GPU_BATCH_BYTES
+        return min(most, self.evaluate.count(self.data.dim) * self._bytes_per_mask())
+
+    def _bytes_per_mask(self) -> int:
+        """At most."""
+        baseline = self.baseline.latent_dim if self.baseline else 0
+        return 8 * self.data.dim * (6 + 4 * max(self.model.latent_dim, baseline))
 
     def _train_bytes_per_start(self) -> int:
         assert self.train is not None
@@ -90,40 +117,47 @@ class VectorExperiment(Spec):
     def limit_problems(self, limits: Limits) -> list[Problem]:
         """What is too large."""
         problems = []
-        n, dim, latent_dim = self.data.n, self.data.dim, self._latent_dims()
+        n, dim = self.data.n, self.data.dim
         if n * dim > limits.elements:
             detail = f"N · D is at most {limits.elements}; {n} · {dim} is more"
             problems.append(Problem("/data", detail))
-        work = self.evaluate.count(dim) * dim * latent_dim
-        if work > limits.mask_work:
-            field = "per_size" if self.evaluate.target_std_err is None else "max_masks"
-            detail = (
-                f"masks · D · K (P · D² · K for all sizes) is at most {limits.mask_work}; "
-                f"this is {work}: lower {field}"
-            )
-            pointer = "/evaluate/masks/per_size" if field == "per_size" else "/evaluate/max_masks"
-            problems.append(Problem(pointer, detail))
-        training = len(self.seeds) * self._train_masks() * dim * latent_dim
-        if training > limits.train_work:
-            detail = (
-                f"steps · masks · D · K over all seeds is at most {limits.train_work}; "
-                f"this is {training}: lower epochs or train.masks.per_size"
-            )
-            problems.append(Problem("/train/epochs", detail))
+        target = self.evaluate.target_std_err is not None
+        pointer = "/evaluate/max_masks" if target else "/evaluate/masks/per_size"
+        lower = "max_masks" if target else "per_size"
+        masks, most = self.evaluate.count(dim), limits.mask_work
+        problems += self._work_problems(masks, most, SCORED_A_SECOND, pointer, lower)
+        masks, most = len(self.seeds) * self._train_masks(), limits.train_work
+        lower = "epochs or train.masks.per_size"
+        problems += self._work_problems(masks, most, TRAINED_A_SECOND, "/train/epochs", lower)
         return problems + self._memory_problems(limits)
 
+    def _work_problems(
+        self, masks: int, most: int, a_second: float, pointer: str, lower: str
+    ) -> list[Problem]:
+        """Whether the multiplications of so many masks are more than `most`."""
+        dim, latent_dim = self.data.dim, self._latent_dims()
+        each = max(LEAST_WORK, dim**2 * latent_dim)
+        if masks * each <= most:
+            return []
+        days, allowed = (number / a_second / 86_400 for number in (masks * each, most))
+        detail = (
+            f"{masks} masks of {each} multiplications (D² · K, at least {LEAST_WORK}) take two "
+            f"cores {days:.3g} days; at most {allowed:.3g} are accepted: lower {lower}"
+        )
+        return [Problem(pointer, detail)]
+
     def _memory_problems(self, limits: Limits) -> list[Problem]:
+        if (self.compute.memory_bytes or 0) > limits.memory_bytes:
+            detail = f"at most {limits.memory_bytes >> 20}, as for the whole run"
+            return [Problem("/compute/memory_mib", detail)]
         needed = self.memory_estimate()
         if needed > limits.memory_bytes:
             detail = (
                 f"a run takes at most {limits.memory_bytes >> 20} MiB; this takes about "
-                f"{needed >> 20}: N · D, D², D · K² and the masks of a step count"
+                f"{needed >> 20}: N · D, D², D · K², the masks of a step and all scores count"
             )
             return [Problem(self.memory_field, detail)]
-        if (self.compute.memory_bytes or 0) > limits.memory_bytes:
-            detail = f"at most {limits.memory_bytes >> 20}, as for the whole run"
-            return [Problem("/compute/memory_mib", detail)]
-        one_mask = 8 * self.data.dim * (6 + 4 * self.model.latent_dim)
+        one_mask = self._bytes_per_mask()
         if self.compute.memory_bytes is not None and self.compute.memory_bytes < one_mask:
             detail = f"one mask takes up to {(one_mask >> 20) + 1} MiB here: give that or more"
             return [Problem("/compute/memory_mib", detail)]
