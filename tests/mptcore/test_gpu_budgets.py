@@ -361,15 +361,15 @@ def test_what_did_not_fit_is_not_tried_again() -> None:
 
 
 def gaussian_trainer(
-    dim: int = DIM, observations: int = 20, **changes: Any
+    dim: int = DIM, device: torch.device = DEVICE, **changes: Any
 ) -> LinearGaussianTrainer:
     """Of two starts on data of their own."""
     spec = Train.model_validate({"epochs": 4, "batch_size": 5, **changes})
     draws = torch.Generator().manual_seed(1)
-    data = [Dataset(torch.randn(observations, dim, generator=draws)) for _ in range(2)]
+    data = [Dataset(torch.randn(20, dim, generator=draws)) for _ in range(2)]
     model = PpcaModel(family="ppca", latent_dim=4, noise_precision=5.0, init="random")
     starts = [random_start(model, one, draws) for one in data]
-    return LinearGaussianTrainer(model, spec, (1, 2), starts, data, DEVICE)
+    return LinearGaussianTrainer(model, spec, (1, 2), starts, data, device)
 
 
 @pytest.mark.parametrize(
@@ -397,6 +397,21 @@ def test_a_training_step_of_a_gaussian(launches: int, changes: dict[str, Any]) -
     assert gpu.to_host == 2 * steps + 1
     assert gpu.to_device == (1 if "objective" in changes else 2) * steps
     assert gpu.waited == 0
+
+
+@pytest.mark.parametrize(("dim", "batch_size"), [(DIM, 5), (DIM, 15), (80, 5), (150, None)])
+def test_whatever_the_form_of_its_moment_a_step_is_that_of_a_cpu(
+    dim: int, batch_size: int | None
+) -> None:
+    """Which looks for a low rank, where a GPU takes the observations themselves."""
+
+    def trained(device: torch.device) -> list[float | None]:
+        trainer = gaussian_trainer(dim, device, batch_size=batch_size, learn_noise_precision=True)
+        return [point.value for _ in range(2) for point in trainer.advance()[0]]
+
+    expected = trained(CPU)
+    with pretended_gpu():
+        assert trained(DEVICE) == pytest.approx(expected, rel=1e-9)
 
 
 def test_data_that_leave_a_gpu_no_room_are_sent_step_by_step() -> None:

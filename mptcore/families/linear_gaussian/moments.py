@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mptcore.specs.families.linear_gaussian.experiment import MOST_RANK
+
 ROWS = 8192
 """Observations that are centred and multiplied at a time."""
-MOST_RANK = 128
-"""Of a moment that is taken for one of low rank."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from mptcore.families.linear_gaussian.conditionals import Conditionals
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.gradients import ScoreGradient, score_gradient
 from mptcore.families.linear_gaussian.moments import (
-    MOST_RANK,
     DenseMoment,
     FactoredMoment,
     Moment,
@@ -28,6 +27,7 @@ from mptcore.protocol.records import Point, SeriesName
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_smaller_parts
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, Train
+from mptcore.specs.families.linear_gaussian.experiment import MOST_RANK
 from mptcore.training.learned import Learned
 from mptcore.training.loop import Schedule, diverged
 from mptcore.training.step_masks import StepMasks

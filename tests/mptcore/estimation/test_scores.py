@@ -57,6 +57,19 @@ class SampledNumbers(Numbers, SampledModel):
         return torch.stack([10 * number, -number, 0.5 * number, 0.01 * number])
 
 
+class Crowded(Numbers):
+    """Of two at a time, for which the memory does."""
+
+    def __init__(self) -> None:
+        self.tried: list[int] = []
+
+    def scores(self, masks: Tensor) -> Tensor:
+        self.tried.append(len(masks))
+        if len(masks) > 2:
+            raise MemoryError
+        return super().scores(masks)
+
+
 class JointNumbers(Numbers, TractableModel):
     def log_marginal_likelihood(self) -> float:
         raise NotImplementedError
@@ -71,6 +84,16 @@ def scored(
     """All masks of each size, in batches that cut a size or end with it."""
     masks = enumerate_masks((1, 2, 3), DIM, max_masks)
     return result_of(score_masks(models, masks, cache or ScoreCache(), **options))
+
+
+def test_what_did_not_fit_is_not_tried_again() -> None:
+    """Each model by itself."""
+    crowded, roomy = Crowded(), Numbers()
+    (one, two, three) = scored(crowded, roomy, max_masks=8)
+    assert crowded.tried == [3, 2, 1, 2, 1, 1]
+    assert (crowded.together, roomy.together) == (2, None)
+    for size, found in zip((1, 2, 3), (one, two, three), strict=True):
+        assert [row.values.tolist() for row in found] == [NUMBERS[size]] * 2
 
 
 @pytest.mark.parametrize("max_masks", [1, 2, 3, 8])

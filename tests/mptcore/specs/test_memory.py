@@ -49,6 +49,18 @@ def test_scores_are_kept_of_each_seed_and_model() -> None:
     assert taken(target) < 2**20
 
 
+def test_tables_of_a_moment_of_low_rank_are_made_of_each_dimension() -> None:
+    """For D = 200, K = 10 and a rank of 128 at most; in training for each seed."""
+    value = vectors(1)
+    value["model"] |= {"latent_dim": 10, "init": "random"}
+    value["data"]["dim"] = 200
+    scored = 8 * (4 * 20 * 200 + 2 * 200**2 + 200 * 10 * (2 * 10 + 3 * 128)) + 2 * 200 * 32
+    assert taken(value) == scored
+    value["train"] = {"epochs": 1, "masks": {"schedule": "fixed", "size": 2, "per_size": 1}}
+    trained = 8 * (200 * 10 * (6 * 10 + 3 * 128) + 20 * 200 + 6 * 200 * 10)
+    assert taken(value) == scored + 2 * trained
+
+
 def test_what_is_refused_for_its_memory_names_what_takes_it() -> None:
     large = vectors(10**6)
     parsed(large, taken(large))

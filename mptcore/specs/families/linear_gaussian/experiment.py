@@ -13,6 +13,8 @@ from mptcore.specs.train import Train
 
 SCORED_A_SECOND, TRAINED_A_SECOND = 1.2e10, 3e9
 """Multiplications by two cores, about: docs/speed.md."""
+MOST_RANK = 128
+"""Of a moment that is taken for one of low rank."""
 LEAST_WORK = 20_000
 """Multiplications that a mask counts for, however few its dimensions: it has to be drawn."""
 BYTES_PER_SCORE = 32
@@ -87,7 +89,8 @@ class VectorExperiment(Spec):
         """About how many bytes a run takes; on a CPU few of them for the masks scored together."""
         n, dim, latent_dim = self.data.n, self.data.dim, self._latent_dims()
         starts = len(self.seeds) * self._train_bytes_per_start() if self.train else 0
-        numbers = 4 * n * dim + 2 * dim**2 + 2 * dim * latent_dim**2
+        tables = dim * latent_dim * (2 * latent_dim + 3 * min(dim, MOST_RANK))
+        numbers = 4 * n * dim + 2 * dim**2 + tables
         return 8 * numbers + starts + self._score_bytes() + self._together_bytes()
 
     def _score_bytes(self) -> int:
@@ -111,8 +114,9 @@ class VectorExperiment(Spec):
     def _train_bytes_per_start(self) -> int:
         assert self.train is not None
         dim, latent_dim = self.data.dim, self.model.latent_dim
-        per_mask = 8 * (20 * dim + 6 * dim * latent_dim)
-        return 8 * 6 * dim * latent_dim**2 + per_mask * self.train.masks_per_step(dim)
+        per_mask = 20 * dim + 6 * dim * latent_dim
+        tables = dim * latent_dim * (6 * latent_dim + 3 * min(dim, MOST_RANK))
+        return 8 * (tables + per_mask * self.train.masks_per_step(dim))
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
         """What is too large."""
