@@ -3,6 +3,7 @@
 import os
 
 import torch
+from torch import Tensor
 
 from mptcore.protocol.records import RunError
 from mptcore.specs.compute import Machine
@@ -29,8 +30,15 @@ def dtype_of(precision: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
+def sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """On a device. A GPU takes them from pinned memory as it gets there, and is not waited for."""
+    if device.type == "cuda" and not numbers.is_cuda:
+        numbers = numbers.pin_memory()
+    return numbers.to(device, non_blocking=True)
+
+
 def name_of(device: torch.device) -> str:
-    """What it is, as far as the last digits of a result depend on it."""
+    """What it is, as far as draws and the last digits of a result depend on it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({torch.backends.cpu.get_cpu_capability()})"
