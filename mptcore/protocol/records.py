@@ -172,7 +172,8 @@ class Environment:
     """The SHA-256 of what was read, by where it lies."""
     resumed_from: str | None
     """The device that the checkpoint was computed on that it goes on from, where that is another:
-    the last digits may differ from those of a run on one of them."""
+    the last digits may differ from those of a run on one of them, and between a CPU and a GPU what
+    VAEs draw does."""
 
 
 @dataclass(frozen=True, slots=True)

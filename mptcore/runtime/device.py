@@ -38,7 +38,7 @@ def sent(numbers: Tensor, device: torch.device) -> Tensor:
 
 
 def name_of(device: torch.device) -> str:
-    """What it is, as far as the last digits of a result depend on it."""
+    """What it is, as far as draws and the last digits of a result depend on it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({torch.backends.cpu.get_cpu_capability()})"

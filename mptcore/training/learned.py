@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mptcore.runtime.checkpoint import under
+from mptcore.runtime.rng import restore_generator
 
 OPTIMIZER = "optimizer/"
 """Names of tensors that a training needs no more once it is over begin so."""
@@ -34,7 +35,7 @@ class Learned:
             for name, parameter in self.parameters.items():
                 parameter.copy_(kept[name])
         for name, generator in self.generators.items():
-            generator.set_state(tensors[f"generator/{name}"].cpu())
+            restore_generator(generator, tensors[f"generator/{name}"])
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in under(OPTIMIZER, tensors).items():
             index, _, moment = name.partition("/")

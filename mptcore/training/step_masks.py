@@ -12,7 +12,8 @@ from mptcore.specs.train import EpochSchedule
 
 
 class StepMasks:
-    """The masks of each training step, drawn for each seed by a generator of its own."""
+    """The masks of each training step, drawn for each seed by a generator of its own; on the CPU,
+    since all starts of a seed share them and one copy takes those of a step to a GPU."""
 
     def __init__(self, spec: EpochSchedule, dim: int, seeds: Sequence[int]):
         self.spec, self.dim = spec, dim

@@ -22,7 +22,8 @@ mptcore comes with mptlab-server. Its records are then compared by
 
 which says nothing where they are the same: progress is not kept, so it is left out. With the same
 core, packages, vector instructions and threads a CPU gives the same lines, bit for bit. Elsewhere,
-and on a GPU, the last digits differ, and the first line names another machine.
+and on a GPU, the last digits differ, between a CPU and a GPU what VAEs draw too, and the first line
+names another machine.
 
 It was computed with:
 {environment}
@@ -74,6 +75,7 @@ def _computed_with(found: EnvironmentOut) -> str:
         where += f"; {found.gpu}, driver {found.gpu_driver}, CUDA {found.cuda}"
     if found.resumed_from is not None:
         where += f"; begun on {found.resumed_from}, so that the last digits may differ"
+        where += ", and between a CPU and a GPU what VAEs draw"
     packages = (f"{name} {version}" for name, version in found.packages.items())
     return "\n".join([f"core {found.core}", where, found.platform, *packages])
 

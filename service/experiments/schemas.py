@@ -298,7 +298,7 @@ class ListedWithMetrics(ExperimentOut):
 class EnvironmentOut(BaseModel):
     """What an attempt is computed with. `gpu`, `gpu_driver` and `cuda` are null on a CPU.
     `resumed_from` names the device of the checkpoint that it goes on from, where that is another:
-    the last digits may then differ."""
+    the last digits may then differ, and between a CPU and a GPU what VAEs draw does."""
 
     core: str
     packages: dict[str, str]

@@ -2,10 +2,11 @@
 nothing."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.support.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
 
@@ -28,6 +29,47 @@ def test_what_it_refuses(mixed: str) -> None:
             attempts[mixed]()
         with pytest.raises((RuntimeError, TypeError)):
             gpu.numpy()
+
+
+def draw(way: str, device: str | torch.device, generator: torch.Generator) -> Tensor:
+    given: dict[str, Any] = {"device": device, "generator": generator}
+    match way:
+        case "randn":
+            return torch.randn(5, dtype=torch.float64, **given)
+        case "randperm":
+            return torch.randperm(5, **given)
+        case "multinomial":
+            return torch.ones(5, device=device).multinomial(2, generator=generator)
+        case "bernoulli":
+            return torch.full((5,), 0.5, device=device).bernoulli(generator=generator)
+    return torch.empty(5, device=device).normal_(generator=generator)
+
+
+@pytest.mark.parametrize("way", ["randn", "randperm", "multinomial", "bernoulli", "normal_"])
+def test_a_generator_draws_on_its_own_device(way: str) -> None:
+    """Without a copy; and it goes on from a state that it had."""
+    outside = torch.Generator().manual_seed(3)
+    expected = draw(way, "cpu", torch.Generator().manual_seed(3))
+    with pretended_gpu() as gpu:
+        on_cpu, on_gpu = (torch.Generator(device) for device in ("cpu", "cuda"))
+        assert (on_cpu.device.type, on_gpu.device) == ("cpu", DEVICE)
+        for generator in (on_gpu.manual_seed(3), torch.Generator(DEVICE).manual_seed(3)):
+            state = generator.get_state()
+            gpu.reset()
+            first = draw(way, DEVICE, generator)
+            assert gpu.to_device == gpu.synchronisations == 0
+            assert gpu.launches > 0
+            assert torch.equal(first.cpu(), expected)
+            generator.set_state(state)
+            assert torch.equal(draw(way, DEVICE, generator).cpu(), expected)
+            with pytest.raises(RuntimeError, match="ImplState of size"):
+                generator.set_state(on_cpu.get_state())
+            with pytest.raises(RuntimeError, match="'cpu' device type for generator"):
+                draw(way, "cpu", generator)
+        for generator in (outside, on_cpu):
+            with pytest.raises(RuntimeError, match="'cuda' device type for generator"):
+                draw(way, DEVICE, generator)
+            draw(way, "cpu", generator)
 
 
 def counts(gpu: PretendedGpu) -> tuple[int, int, int, int]:
@@ -84,6 +126,7 @@ def test_it_is_gone_afterwards() -> None:
         assert torch.cuda.is_available()
         assert torch.equal(x.mT @ x, 2 * x)
     assert torch.cuda.is_available() == before
+    assert type(torch.Generator()) is torch.Generator
     assert not torch.are_deterministic_algorithms_enabled()
     with pytest.raises(AssertionError, match="pretended before"):
         x + 1

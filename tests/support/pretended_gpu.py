@@ -15,14 +15,17 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar
 from unittest.mock import patch
+from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEVICE = torch.device("cuda", 0)
 GIB = 2**30
+CpuGenerator = torch.Generator
+"""As it is where no GPU is pretended."""
 
 NO_KERNEL = {"_local_scalar_dense", "_unsafe_view", "is_same_size", "lift_fresh"}
 """What moves no number; also whatever makes an empty tensor or gives a view."""
@@ -101,6 +104,28 @@ class OnGpu(Tensor):
         raise AssertionError(f"{func} on a tensor of a GPU that was pretended before")
 
 
+class OnGpuGenerator(CpuGenerator):
+    """What torch.Generator is meanwhile. That of the pretended device draws by the CPU's kernels,
+    the numbers that a generator of the CPU with its seed draws."""
+
+    device = DEVICE
+    made: ClassVar[WeakValueDictionary[int, "OnGpuGenerator"]] = WeakValueDictionary()
+    """By the address that torch's own C++ knows them by: it passes on no class of Python."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        if torch.device(device).type == "cpu":
+            return CpuGenerator()
+        one = super().__new__(cls)
+        cls.made[_address(one)] = one
+        return one
+
+    def get_state(self) -> Tensor:
+        return nn.functional.pad(super().get_state(), (0, 1))  # of another length, as CUDA's is
+
+    def set_state(self, state: Tensor) -> Any:
+        return super().set_state(state[:-1])
+
+
 class Operation:
     """What an operation of torch is to a device."""
 
@@ -135,7 +160,9 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         options = dict(kwargs or {})
-        if OnGpu not in types and not _is_gpu(func, options.get("device")):
+        here = OnGpu in types or _is_gpu(func, options.get("device"))
+        _check_generators(here, [*args, *options.values()])
+        if not here:
             return func(*args, **options)
         operation = Operation.of(func)
         if operation.is_composite:  # in inference mode torch leaves its parts to us
@@ -182,8 +209,6 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         tensors = list(_tensors([*args, *options.values()]))
         self._check_devices(operation, args, tensors)
-        if any(isinstance(one, torch.Generator) for one in [*args, *options.values()]):
-            raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
         if operation.reshapes:
             with no_dispatch():
                 func(*args, **options)  # what is seen from outside
@@ -231,6 +256,20 @@ def _is_gpu(func: Any, device: Any) -> bool:
     from a tensor, it asks for `meta`; others ask for that to make a network without weights."""
     kind = None if device is None else torch.device(device).type
     return kind == "cuda" or (kind == "meta" and func.overloadpacket.__name__ in LIKE_ANOTHER)
+
+
+def _address(generator: Any) -> int:
+    return int(generator._cdata)
+
+
+def _check_generators(here: bool, given: Iterable[Any]) -> None:
+    """As torch's kernels do: a generator draws on its own device alone."""
+    for one in given:
+        if isinstance(one, CpuGenerator) and (_address(one) in OnGpuGenerator.made) != here:
+            asked, found = ("cuda", "cpu") if here else ("cpu", "cuda")
+            raise RuntimeError(
+                f"Expected a '{asked}' device type for generator but found '{found}'"
+            )
 
 
 def _held(given: Any) -> Any:
@@ -287,6 +326,7 @@ def pretended_gpu(memory_bytes: int = 80 * GIB) -> Iterator[PretendedGpu]:
     lifts = torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:
         stack.enter_context(patch.multiple(torch.cuda, **answers))
+        stack.enter_context(patch.object(torch, "Generator", OnGpuGenerator))
         stack.enter_context(patch.object(Tensor, "pin_memory", lambda held: gpu.pin(held)))
         # A parameter that moves stays the same object: what is tied stays tied.
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)

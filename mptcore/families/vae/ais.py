@@ -6,7 +6,7 @@ fitted to x to the posterior (Neal 2001), and backwards from a draw of the model
 import torch
 from torch import Tensor
 
-from mptcore.families.vae.networks import draw_normal
+from mptcore.families.vae.networks import draw_normal, draw_uniform
 from mptcore.families.vae.proposal import Proposal
 from mptcore.families.vae.sampled_vae import SampledVae
 from mptcore.runtime.session import Step, Work
@@ -91,8 +91,7 @@ class Annealing:
             momentum = momentum - (step / 2 if last else step) * slope
         change = before - energy - momentum.square().sum(-1) / 2
         acceptance = change.nan_to_num(nan=-torch.inf).clamp(max=0).exp()
-        uniform = torch.rand(acceptance.shape, generator=self.generator, dtype=z.dtype)
-        accepted = uniform.to(z.device) < acceptance
+        accepted = draw_uniform(acceptance.shape, z, self.generator) < acceptance
         return torch.where(accepted[..., None], proposal, z), acceptance
 
     def _energy(self, z: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -124,5 +123,4 @@ class Annealing:
         return draw_normal(self.shape, self.x, self.generator)
 
     def _jitter(self) -> Tensor:
-        uniform = torch.rand(self.shape[:2], generator=self.generator, dtype=self.x.dtype)
-        return 1 + JITTER * (2 * uniform.to(self.x.device) - 1)
+        return 1 + JITTER * (2 * draw_uniform(self.shape[:2], self.x, self.generator) - 1)

@@ -108,7 +108,7 @@ class Ratios:
             pairs = stratum.nonzero()  # (P, 2)
             if len(pairs) == 0:
                 continue
-            chosen = _sample(len(pairs), len(stratum), generator).to(pairs.device)
+            chosen = _sample(len(pairs), len(stratum), generator)
             own = from_own(pairs[chosen])
             # What is hopeless may be thousands of nats too low, and tells nothing of the others.
             rough = torch.where(hopeless, 0, log_probs)[stratum].double()
@@ -124,8 +124,9 @@ class Ratios:
 
     def _doubtful(self) -> Tensor:
         """The share (N,) that the doubtful are of an observation, without the narrow."""
-        places = self.joint.shape[-1]
-        chosen = torch.linspace(0, places - 1, min(places, GRADED_COLUMNS)).round().long()
+        places, device = self.joint.shape[-1], self.joint.device
+        count = min(places, GRADED_COLUMNS)
+        chosen = torch.linspace(0, places - 1, count, device=device).round().long()
         rest = ~self.narrow[:, chosen]
         joint = self.joint[..., chosen]
         bad = (uneven(joint) | (khats(joint) > NO_MEAN)) & rest
@@ -142,7 +143,7 @@ class Ratios:
 
 def _sample(pairs: int, observations: int, generator: torch.Generator) -> Tensor:
     most = max(LEAST_NARROW, MOST_NARROW * observations)
-    return torch.randperm(pairs, generator=generator)[:most]
+    return torch.randperm(pairs, generator=generator, device=generator.device)[:most]
 
 
 def _regressed(values: Tensor, rough: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

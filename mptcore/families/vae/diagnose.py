@@ -11,7 +11,7 @@ from mptcore.estimation.estimate import Estimate, lml_metrics, metric
 from mptcore.estimation.model import Evidence
 from mptcore.families.vae.ais import Annealing
 from mptcore.families.vae.importance import WeightSummary, summary_of, weight_evidence
-from mptcore.families.vae.networks import Encoder
+from mptcore.families.vae.networks import Encoder, draw_normal
 from mptcore.families.vae.sampled_vae import SampledVae
 from mptcore.families.vae.trainer import TrainingStart
 from mptcore.families.vae.variational import ACTIVE, ROWS, divergence
@@ -46,7 +46,7 @@ def annealed(start: TrainingStart, spec: Ais) -> Work[None]:
     vae, labels = start.vae, start.labels
     assert isinstance(vae, SampledVae), "the spec's check refuses a grid"
     x = start.held_or_seen[: spec.observations]
-    generator = generator_for(start.seed, "ais")
+    generator = generator_for(start.seed, "ais", start.x.device)
     forward, _ = yield from _both_ways(vae, x, None, spec, generator)
     sampled = yield from vae.evidence(x, generator)
     annealed, sampled = compared(_by_chains(forward), sampled)
@@ -83,8 +83,8 @@ def _bracket(vae: SampledVae, start: TrainingStart, spec: Ais, like: Tensor) -> 
     """The LML of simulated observations, from below and from above. All backward chains of an
     observation start at the one z that it was drawn with, so that their spread does not tell of
     their error: the spread over observations of what is between the two does."""
-    generator = generator_for(start.seed, "simulated")
-    z = torch.randn(spec.simulated, vae.latent_dim, generator=generator, dtype=like.dtype).to(like)
+    generator = generator_for(start.seed, "simulated", like.device)
+    z = draw_normal((spec.simulated, vae.latent_dim), like, generator)
     with torch.no_grad():
         simulated = vae.likelihood.sample(vae.decoder(z), generator)
     forward, backward = yield from _both_ways(vae, simulated, z, spec, generator)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from mptcore.families.vae.networks import draw_normal, draw_uniform
 from mptcore.specs import Bernoulli, Gaussian
 
 CHUNK = 2**24
@@ -98,8 +99,8 @@ class BernoulliLikelihood(Likelihood):
         return outputs.sigmoid()
 
     def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        uniform = torch.rand(outputs.shape, generator=generator, dtype=outputs.dtype)
-        return (uniform.to(outputs.device) < outputs.sigmoid()).to(outputs)
+        uniform = draw_uniform(outputs.shape, outputs, generator)
+        return (uniform < outputs.sigmoid()).to(outputs)
 
 
 class GaussianLikelihood(Likelihood):
@@ -147,8 +148,8 @@ class GaussianLikelihood(Likelihood):
         return outputs
 
     def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        noise = torch.randn(outputs.shape, generator=generator, dtype=outputs.dtype)
-        return outputs + noise.to(outputs.device) / math.sqrt(self.precision)
+        noise = draw_normal(outputs.shape, outputs, generator)
+        return outputs + noise / math.sqrt(self.precision)
 
 
 def likelihood_of(spec: Bernoulli | Gaussian) -> Likelihood:

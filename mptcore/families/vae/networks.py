@@ -126,5 +126,12 @@ def _stack(spec: Dense, widths: list[int]) -> nn.Sequential:
 def draw_normal(
     shape: torch.Size | tuple[int, ...], like: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Standard normal numbers, the same on every device."""
-    return torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)
+    """Standard normal numbers."""
+    return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def draw_uniform(
+    shape: torch.Size | tuple[int, ...], like: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Numbers from 0 to 1."""
+    return torch.rand(shape, generator=generator, dtype=like.dtype, device=like.device)

@@ -30,16 +30,17 @@ def pictures(start: TrainingStart, folder: Path) -> Iterator[Artifact]:
     dim = start.x.shape[1]
     if math.isqrt(dim) ** 2 != dim:
         return
-    generator = generator_for(start.seed, "pictures")
+    generator = generator_for(start.seed, "pictures", start.x.device)
     x = start.held_or_seen[:SHOWN]
     low, high = start.x.min(), start.x.max()
-    masked = (torch.rand(dim, generator=generator) < MASKED).to(x.device)
+    masked = torch.rand(dim, generator=generator, device=x.device) < MASKED
     expected = start.vae.reconstruction(x, masked, generator)
     hidden = torch.where(masked, low + GREY * (high - low), x)
     rows = torch.stack([x, hidden, expected])  # (3, SHOWN, D)
     yield _written(rows, low, high, folder, f"reconstructions-{start.objective}.png")
     with torch.no_grad():
-        z = torch.randn(5 * SHOWN, start.vae.latent_dim, generator=generator).to(x)
+        shape = (5 * SHOWN, start.vae.latent_dim)
+        z = torch.randn(shape, generator=generator, device=x.device).to(x)
         samples = start.vae.likelihood.mean(start.vae.decoder(z)).view(5, SHOWN, dim)
     yield _written(samples, low, high, folder, f"samples-{start.objective}.png")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.linearised import linearised
-from mptcore.families.vae.networks import Decoder, draw_normal
+from mptcore.families.vae.networks import Decoder, draw_normal, draw_uniform
 from mptcore.families.vae.variational import log_prior
 
 FREEDOM = 5
@@ -57,9 +57,8 @@ class Proposal:
 
     def _picks(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Components, drawn by their shares."""
-        uniform = torch.rand(shape, generator=generator, dtype=self.log_shares.dtype)
-        above = uniform.to(self.log_shares.device) > self.log_shares.exp().cumsum(0)[:-1, None]
-        return above.sum(0)
+        uniform = draw_uniform(shape, self.log_shares, generator)
+        return (uniform > self.log_shares.exp().cumsum(0)[:-1, None]).sum(0)
 
     def of(self, rows: Tensor) -> "Proposal":
         """Of some observations."""

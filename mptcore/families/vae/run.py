@@ -125,7 +125,7 @@ class VaeRun:
     ) -> Work[None]:
         """Scores, and the LML on the data and on what is held out."""
         vae = for_scores(start.vae, self.spec)
-        evidence = yield from vae.evidence(start.x, generator_for(start.seed, "lml"))
+        evidence = yield from vae.evidence(start.x, generator_for(start.seed, "lml", self.device))
         models: dict[str, VectorModel] = {"model": vae.scored_on(start.x, start.seed, evidence)}
         baseline = self._baseline(self.spec.baseline, start) if self.spec.baseline else None
         if baseline is not None:
@@ -134,7 +134,8 @@ class VaeRun:
         yield from evaluation.records(masks)
         if start.heldout is None:
             return
-        evidence = yield from vae.evidence(start.heldout, generator_for(start.seed, "held"))
+        generator = generator_for(start.seed, "held", self.device)
+        evidence = yield from vae.evidence(start.heldout, generator)
         for record in lml_metrics("lml_heldout", evidence, evaluation.labels_of("model")):
             yield Step(record)
         if baseline is not None and start.dataset.heldout is not None:

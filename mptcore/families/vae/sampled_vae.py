@@ -145,7 +145,9 @@ class SampledVae(Vae):
                 self._narrow(
                     x[rows[p]], masked, columns[p], best[p], proposal.of(rows[p]), method, generator
                 )
-                for p in torch.split(torch.arange(len(rows)), self.rows(method.draws))
+                for p in torch.split(
+                    torch.arange(len(rows), device=rows.device), self.rows(method.draws)
+                )
             ]
             return Ratio(*(torch.cat(column) for column in zip(*found, strict=True)))
 
@@ -366,17 +368,19 @@ class SampledVaeModel(SampledModel):
         return found
 
     def _graded(self, mask: Tensor, number: int) -> Tensor:  # (4,)
-        generator = generator_for(self.seed, f"conditionals {number}")
+        generator = generator_for(self.seed, f"conditionals {number}", self.device)
         parts = self.vae.parts(self.x, self.vae.conditionals.draws)
         found = [self.vae.conditional(x, mask, generator) for x in parts]
-        rows = torch.tensor([len(x) for x in parts], dtype=torch.float64) / len(self.x)
-        variances = torch.stack([one.variance.double().cpu() for one in found])
+        shares = [len(x) / len(self.x) for x in parts]
+        variances = [
+            share * share * one.variance.double() for share, one in zip(shares, found, strict=True)
+        ]
         means = [
             torch.cat([one.log_probs for one in found]).double().mean(),
             torch.cat([one.bias for one in found]).double().mean(),
             torch.cat([one.doubtful for one in found]).double().mean(),
         ]
-        return torch.stack([*means, (rows.square() * variances).sum().to(means[0])])
+        return torch.stack([*means, torch.stack(variances).sum()])
 
     def evidence(self) -> Evidence:
         return self._evidence

@@ -12,6 +12,7 @@ from mptcore.estimation.estimate import ONE_DRAW, Estimate, point
 from mptcore.families.vae.vae import Vae
 from mptcore.families.vae.variational import ROWS
 from mptcore.protocol.records import Labels, Point, SeriesName
+from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_smaller_parts
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import LatentTrain
@@ -56,7 +57,10 @@ class VaeTrainer:
         }
         self.adam = torch.optim.Adam(parameters.values(), lr=spec.learning_rate, fused=True)
         self.masks = StepMasks(spec, self.dim, seeds)
-        self.draws = [generator_for(start.seed, f"{start.objective} draws") for start in starts]
+        self.device = starts[0].x.device
+        self.draws = [
+            generator_for(start.seed, f"{start.objective} draws", self.device) for start in starts
+        ]
         observations = len(starts[0].x)
         self.rows = StepRows(observations, spec.batch_size or observations, seeds)
         draws = {f"draws/{i}": generator for i, generator in enumerate(self.draws)}
@@ -106,11 +110,10 @@ class VaeTrainer:
             drawn = self.masks.draw_each(fraction, observations)  # (S, B, N, D)
         else:
             drawn = self.masks.draw(fraction)  # (S, B, D)
-        masks = dict(zip(self.seeds, drawn, strict=True))
+        masks = dict(zip(self.seeds, sent(drawn, self.device), strict=True))
         losses = []
         for start, generator in zip(self.starts, self.draws, strict=True):
-            of_start = masks[start.seed].to(start.x.device)
-            x = start.x[rows[start.seed]]
+            of_start, x = masks[start.seed], start.x[rows[start.seed]]
             recorded = [] if points is None else list(self._recorded(start, x, of_start))
             objective = self._descent(start, x, of_start, generator)
             losses.append(-objective)
@@ -124,7 +127,7 @@ class VaeTrainer:
             yield dict.fromkeys(self.seeds, slice(None))
             return
         for rows in self.rows.epoch():
-            yield dict(zip(self.seeds, rows, strict=True))
+            yield dict(zip(self.seeds, sent(torch.stack(rows), self.device), strict=True))
 
     def _descent(
         self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
@@ -168,7 +171,7 @@ class VaeTrainer:
     def _recorded(self, start: TrainingStart, x: Tensor, masks: Tensor) -> Iterator[Point]:
         """What is recorded beside the objective: the score of the same step, the ELBO over all
         data, and the LML. Training does not depend on it."""
-        generator = generator_for(start.seed, f"recorded {self.epoch}")
+        generator = generator_for(start.seed, f"recorded {self.epoch}", self.device)
         if start.objective != "mpt":
             score = self.dim * start.vae.score(x, masks, generator)
             yield self._score_point(start, score)
@@ -190,7 +193,7 @@ class VaeTrainer:
         return point("elbo", self.epoch, Estimate(mean, error, 2, len(first)), start.labels)
 
     def _lml_point(self, name: SeriesName, start: TrainingStart, x: Tensor) -> Point:
-        generator = generator_for(start.seed, f"{name} {self.epoch}")
+        generator = generator_for(start.seed, f"{name} {self.epoch}", self.device)
         lml = start.vae.quick_lml(x, self.spec.lml_samples, generator)
         reason, draws = lml.unconverged_reason, self.spec.lml_samples if lml.std_err else 0
         error = lml.std_err if reason is None else None

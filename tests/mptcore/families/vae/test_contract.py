@@ -12,7 +12,13 @@ from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikeli
 from mptcore.families.vae.networks import dense, linear_decoder
 from mptcore.families.vae.sampled_vae import SampledVae
 from mptcore.specs import Dense, ExperimentSpec, Importance, Recursive, UniformGrid
-from tests.support.contract import ModelContract, SpecPart, TractableContract, every_mask
+from tests.support.contract import (
+    DEVICES,
+    ModelContract,
+    SpecPart,
+    TractableContract,
+    every_mask,
+)
 from tests.support.runs import spec_of
 
 DIM = 6
@@ -81,6 +87,12 @@ class SampledContract(ModelContract):
     @pytest.fixture
     def masks(self) -> Tensor:
         return every_mask(DIM)[::9]
+
+    @pytest.mark.parametrize("device", DEVICES)
+    def test_the_device_does_not_matter(self, masks: Tensor, device: str) -> None:
+        """But for the noise, which is drawn there: other numbers, and the same each time."""
+        assert self.model(torch.device(device)).device.type == device
+        self.assert_same(self.scores(masks, device), self.scores(masks, device))
 
     @pytest.fixture
     def spec(self) -> ExperimentSpec:

@@ -1,0 +1,163 @@
+"""VAEs on a pretended GPU: where they draw, and how many kernels and copies they ask for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.estimation.masks import SizedMasks
+from mptcore.estimation.model import Evidence, VectorModel
+from mptcore.estimation.scores import score_masks
+from mptcore.families.vae.run import VaeRun
+from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
+from mptcore.runtime.rng import generator_for, restore_generator
+from mptcore.runtime.session import ScoreCache, Session
+from mptcore.specs import LatentExperiment
+from tests.support.contract import assert_alike
+from tests.support.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
+from tests.support.runs import records, result_of, spec_of
+
+DIM = 12
+IMPORTANCE = {"method": "importance", "draws": 20, "steps": 5}
+RECURSIVE = {"method": "recursive", "draws": 3, "rounds": 2}
+GRID = {"method": "uniform_grid", "nodes": 5}
+
+
+def spec(conditionals: dict[str, Any], **changes: Any) -> LatentExperiment:
+    model = {"latent_dim": 2, "conditionals": conditionals}
+    likelihood = {"distribution": "gaussian", "noise_precision": 3.0}
+    if conditionals is GRID:
+        model |= {"family": "linear_vae", "likelihood": likelihood}
+    else:
+        network = {"layers": "dense", "widths": [5]}
+        model |= {"family": "vae", "likelihood": likelihood, "network": network}
+    data = {"source": "ppca", "n": 40, "dim": DIM, "latent_dim": 2, "noise_precision": 2.0}
+    found = spec_of(
+        {
+            "model": model,
+            "data": data,
+            "evaluate": {"masks": {"schedule": "sizes", "sizes": [3], "per_size": 2}},
+            "compute": {"device": "auto", "threads": 1, "precision": "float32"},
+            **changes,
+        }
+    )
+    assert isinstance(found, LatentExperiment)
+    return found
+
+
+def starts(of: LatentExperiment) -> list[TrainingStart]:
+    run = VaeRun(of, Session(), DEVICE, torch.float32)
+    return [start for seed in of.seeds for start in run._starts(seed)]
+
+
+def masks(count: int) -> Tensor:
+    return torch.rand(count, DIM, generator=torch.Generator().manual_seed(2)) < 0.5
+
+
+def scored(gpu: PretendedGpu, model: VectorModel, masked: Tensor) -> Tensor:
+    gpu.reset()
+    batch = SizedMasks([(3, len(masked))], masked)
+    ((scores,),) = result_of(score_masks([model], [batch], ScoreCache()))
+    return scores.values
+
+
+@pytest.mark.parametrize("conditionals", [IMPORTANCE, RECURSIVE])
+def test_the_noise_of_scores_is_drawn_where_they_are_computed(
+    conditionals: dict[str, Any],
+) -> None:
+    """The masks are copied there, and the scores back."""
+    with pretended_gpu() as gpu:
+        (start,) = starts(spec(conditionals))
+        scored(gpu, start.vae.scored_on(start.x, 4, Evidence(0.0)), masks(2))
+        assert (gpu.to_device, gpu.to_host) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("conditionals", "objective", "launches"),
+    [
+        (IMPORTANCE, ["mpt"], 3210),
+        (RECURSIVE, ["mpt"], 730),
+        (GRID, ["mpt"], 425),
+        (RECURSIVE, ["elbo"], 355),
+        (RECURSIVE, ["mpt", "elbo"], 1080),
+    ],
+)
+def test_a_training_step_of_five_seeds(
+    conditionals: dict[str, Any], objective: list[str], launches: int
+) -> None:
+    """Its masks and the numbers of its observations are copied there, and are not waited for; the
+    losses are copied back."""
+    train = {"objective": objective, "epochs": 4, "evaluate_every": 4, "batch_size": 20}
+    with pretended_gpu() as gpu:
+        of = spec(conditionals, train=train, seeds=[1, 2, 3, 4, 5])
+        assert of.train is not None
+        trainer = VaeTrainer(of.train, starts(of), of.seeds)
+        trainer.epoch = 1
+        trainer.advance()  # which makes the moments too
+        gpu.reset()
+        trainer.advance()
+        assert (gpu.to_device, gpu.waited, gpu.to_host) == (2 * 2, 0, 2)
+        assert gpu.launches <= 2 * launches
+        gpu.reset()
+        trainer.adam.step()
+        assert gpu.launches <= 2
+
+
+def test_annealing_and_pictures_on_a_gpu(tmp_path: Path) -> None:
+    """Whatever draws there has a generator of the device."""
+    value = {
+        "model": {
+            "family": "linear_vae",
+            "latent_dim": 2,
+            "likelihood": {"distribution": "bernoulli"},
+            "conditionals": {**RECURSIVE, "rounds": 1},
+        },
+        "data": {"source": "digits", "binarize": "threshold"},
+        "evaluate": {
+            "masks": {"schedule": "sizes", "sizes": [3], "per_size": 1},
+            "lml": {"method": "iwae", "samples": 4, "steps": 2},
+            "ais": {"temperatures": 3, "chains": 2, "observations": 5, "simulated": 2},
+        },
+        "compute": {"device": "auto", "threads": 1, "precision": "float32"},
+    }
+    with pretended_gpu():
+        found = records(spec_of(value), tmp_path / "gpu")
+    on_cpu = {**value, "compute": {**value["compute"], "device": "cpu"}}
+    assert_alike(found, records(spec_of(on_cpu), tmp_path / "cpu"))
+
+
+def test_a_generator_goes_on_from_a_state_of_its_own_kind_alone() -> None:
+    """From another's state it has a seed, the same each time, that no generator began with."""
+    with pretended_gpu():
+        on_cpu, on_gpu = (generator_for(1, "draws", torch.device(kind)) for kind in ("cpu", "cuda"))
+        state = on_cpu.get_state()
+        expected = torch.rand(3, generator=on_cpu)
+        restore_generator(on_cpu, state)
+        assert torch.equal(torch.rand(3, generator=on_cpu), expected)
+        seeds = []
+        for _ in range(2):
+            restore_generator(on_gpu, state)
+            seeds.append(on_gpu.initial_seed())
+        assert seeds[0] == seeds[1] != on_cpu.initial_seed()
+        torch.rand(1, generator=on_cpu)
+        restore_generator(on_gpu, on_cpu.get_state())
+        assert on_gpu.initial_seed() != seeds[0]
+
+
+def test_training_goes_on_elsewhere(tmp_path: Path) -> None:
+    """From a CPU to a GPU and back: with other draws, to its end."""
+    train = {"objective": ["elbo"], "epochs": 6, "lml_samples": 2}
+    of = spec(RECURSIVE, train=train)
+    found = records(of, tmp_path, stop_after=5)
+    with pretended_gpu() as gpu:
+        found += records(of, tmp_path, stop_after=9)
+        assert gpu.launches > 0
+    found += records(of, tmp_path)
+    undisturbed = records(of, tmp_path / "undisturbed")
+    assert len(found) == len(undisturbed)
+    values = [[json.loads(line).get("value") for line in lines] for lines in (found, undisturbed)]
+    assert values[0][:5] == values[1][:5]
+    assert values[0][9:] != values[1][9:]
