@@ -23,6 +23,7 @@ from mptcore.families.linear_gaussian.residuals import Residuals
 from mptcore.families.linear_gaussian.rounding import keeps_digits
 from mptcore.protocol.records import Point, SeriesName
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, Train
+from mptcore.training.adam import Adam
 from mptcore.training.learned import Learned
 from mptcore.training.loop import Schedule, diverged
 from mptcore.training.step_masks import StepMasks
@@ -89,7 +90,7 @@ class LinearGaussianTrainer:
             for name in ("loadings", "mean", "log_noise")
             if (parameter := getattr(self, name)).requires_grad
         }
-        self.adam = torch.optim.Adam(self.parameters.values(), lr=spec.learning_rate, fused=True)
+        self.adam = Adam(self.parameters.values(), lr=spec.learning_rate, fused=True)
         self.masks = StepMasks(spec, self.dim, seeds)
         observations = len(datasets[0].x)
         self.rows = StepRows(observations, spec.batch_size or observations, seeds)
