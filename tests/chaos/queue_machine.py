@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 from sqlalchemy.orm import aliased
 
 from service.database import Database
@@ -30,6 +30,7 @@ from tests.support.fake_clock import FakeClock
 from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec
 from tests.support.records import RECORDS
+from tests.support.shared_lab import not_for_ever
 from worker.supervisor import UNSTORABLE
 
 LEASE_S, DISPATCH_TIMEOUT_S, MAX_LOST = 10.0, 30.0, 3
@@ -59,6 +60,7 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.database = type(self).new_database()
         self._clock = FakeClock(self.database.engine)
+        event.listen(self.database.engine, "connect", not_for_ever)
         with self.database.transaction() as session:
             for user, limit in LIMITS.items():
                 session.add(User(id=user, name=f"user {user}", max_running=limit))
