@@ -128,6 +128,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]
         yield folder, port
 
 
+FEWER = {"range(200)": "range(30)"}
+"""A document's loop may be longer than what shows that it runs."""
 PROGRAMS = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
 
 
@@ -147,8 +149,10 @@ def printed(language: str, text: str, folder: Path, port: int) -> str:
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {"PATH": path, "HOME": str(folder), "PYTHONPATH": str(ROOT),
                    "MPT_URL": f"http://127.0.0.1:{port}", "GOMP_SPINCOUNT": "10000"}  # fmt: skip
+    for shown, here in {":8765": f":{port}", **FEWER}.items():
+        text = text.replace(shown, here)
     return subprocess.run(
-        [*PROGRAMS[language], text.replace(":8765", f":{port}")],
+        [*PROGRAMS[language], text],
         cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True,
     ).stdout  # fmt: skip
 
@@ -175,7 +179,7 @@ def test_the_page_of_the_client_runs(home: tuple[Path, int]) -> None:
     by_python, of_sweep, by_asyncio, by_stream, _, by_command = typed(
         ROOT / "docs" / "client.md", folder, port
     )
-    assert by_stream == 200 * "."
+    assert by_stream == 30 * "."
     assert (folder / "two-hundred.pdf").read_bytes().startswith(b"%PDF")
     assert by_python.startswith("succeeded -")
     assert "lml[seed=4]" in of_sweep

@@ -1,5 +1,5 @@
-"""A local worker, or a reaper, that exits at a durable step: just before the transaction of that
-step commits, or just after."""
+"""A local worker, a reaper or an API that exits at a durable step: just before the transaction of
+that step commits, or just after."""
 
 import os
 import threading
@@ -10,8 +10,10 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from service.database import Database
-from service.experiments import dispatch, lease
+from service.experiments import dispatch, lease, store
+from service.experiments.schemas import Submission
 from service.settings import Settings
+from tests.support.ppca_spec import ppca_spec
 from tests.support.records import CHECKPOINT_AFTER
 from tests.support.stub import stub
 from worker import reaper, supervisor
@@ -67,6 +69,15 @@ def _noting_record(function: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return noting
+
+
+def submit(settings: Settings, when: str) -> None:
+    """What an API's process does, and its exit before or after it commits."""
+    with Database(settings.url).transaction() as session:
+        store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}), "key")
+        if when == "before":
+            os._exit(EXIT)
+    os._exit(EXIT)
 
 
 def main(settings: Settings, step: str, when: str, *options: str) -> None:

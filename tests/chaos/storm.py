@@ -127,7 +127,7 @@ class Storm:
             ]
             while not self._calm.is_set():
                 client = pick.choice(clients)
-                if self._outstanding(client) < 3:
+                if self._outstanding(client) < self.plan.waiting:
                     kind = pick.choice(sorted(SPECS))
                     made = self._insist(client, SPECS[kind], f"storm-{uuid.uuid4().hex}")
                     if made is not None:
@@ -174,7 +174,7 @@ class Storm:
         if plan.database_away_s:
             deeds.insert(len(deeds) // 2, self._database_away)
         for i, deed in enumerate(deeds):
-            time.sleep(self.random.uniform(0.3, 2.5))
+            time.sleep(self.random.uniform(*self.plan.every_s))
             deed()
             self._revive()
             self.tally.count(deed.__name__.strip("_").replace("_", " "))

@@ -2,8 +2,6 @@
 
 import json
 import multiprocessing
-import subprocess
-import sys
 import threading
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mptcore.protocol.exit_codes import COMPLETE
 from service.database import Database
 from service.experiments import lease, states, store
 from service.experiments.dispatch import dispatch_next
@@ -18,18 +17,20 @@ from service.experiments.listing import Wanted, page_of
 from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
-from tests.chaos import failing_worker
+from tests.chaos import failing_runner, failing_worker
+from tests.chaos.failing_runner import SAVE_STEPS
 from tests.chaos.failing_worker import EXIT, STEPS
 from tests.support.invariants import Record, check
 from tests.support.ppca_spec import ppca_spec
-from tests.support.processes import environment, wait_until
+from tests.support.processes import wait_until
 from tests.support.records import RECORDS
 from tests.support.stub import stub
 from tests.support.undisturbed import TRAINING, undisturbed_records
 from worker.local import LocalWorker
 from worker.slot import Slot
 
-QUICK = {"lease_s": 0.8, "heartbeat_s": 0.1, "dispatch_timeout_s": 0.5, "max_lost": 1000}
+QUICK = {"lease_s": 0.8, "heartbeat_s": 0.1, "dispatch_timeout_s": 0.5, "max_lost": 1000,
+         "warm_parent": False}  # fmt: skip
 
 SCENARIO = {"release": "--slow", "mark_lost": "--die", "finish": "", "reap": ""}
 """How the stub runner behaves, where a step needs it to."""
@@ -43,7 +44,7 @@ def quick(request: pytest.FixtureRequest) -> Settings:
 
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.chaos.failing_worker"])
+PROCESSES.set_forkserver_preload(["tests.chaos.failing_worker", "tests.chaos.failing_runner"])
 """Each a process of its own, that does not import everything again."""
 
 
@@ -116,23 +117,10 @@ def test_exit_at_a_step(
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_api_exits_around_its_commit(quick: Settings, when: str) -> None:
     """A caller that got no answer sends the request again under its key: one experiment."""
-    program = f"""
-import json, os, sys
-from service.database import Database
-from service.experiments import store
-from service.experiments.schemas import Submission
-from service.settings import Settings
-with Database(Settings().url).transaction() as session:
-    store.submit(session, 1, Submission.model_validate(json.load(sys.stdin)), "key")
-    if {when!r} == "before":
-        os._exit({EXIT})
-os._exit({EXIT})
-"""
-    body = json.dumps({"spec": ppca_spec()}).encode()
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(quick), input=body, check=False
-    )
-    assert done.returncode == EXIT
+    failing = PROCESSES.Process(target=failing_worker.submit, args=(quick, when))
+    failing.start()
+    failing.join(60)
+    assert failing.exitcode == EXIT
     database = Database(quick.url)
     for _ in range(2):
         with database.transaction() as session:
@@ -142,56 +130,28 @@ os._exit({EXIT})
     database.close()
 
 
+SHORT = {**TRAINING, "train": {**TRAINING["train"], "epochs": 100, "curve_at": [0, 50]}}
+
+
 @pytest.fixture(scope="module")
 def expected() -> list[Record]:
-    return undisturbed_records(TRAINING)
-
-
-SAVE_STEPS = ["write", "fsync", "rename", "renamed"]
+    return undisturbed_records(SHORT)
 
 
 @pytest.mark.parametrize("at", SAVE_STEPS)
 def test_the_runner_exits_while_it_saves(at: str, tmp_path: Path, expected: list[Record]) -> None:
     """A checkpoint is whole or not there: what is resumed ends with the undisturbed records."""
-    order = {"spec": TRAINING, "checkpoint_dir": str(tmp_path / "checkpoints"),
-             "work_dir": str(tmp_path / "work"), "save_every_s": 0.05}  # fmt: skip
-    patch = f"""
-import os, pathlib, sys
-calls = 0
-def exiting(name, function):
-    def call(*arguments, **named):
-        global calls
-        if name == {at!r}:
-            calls += 1
-            if calls == 3:
-                os._exit({EXIT})
-        found = function(*arguments, **named)
-        if name == "rename" and {at!r} == "renamed":
-            calls += 1
-            if calls == 3:
-                os._exit({EXIT})
-        return found
-    return call
-os.fsync = exiting("fsync", os.fsync)
-os.rename = exiting("rename", os.rename)
-from mptcore.runtime import checkpoint
-checkpoint.save_file = exiting("write", checkpoint.save_file)
-from mptcore.__main__ import main
-status = main()
-sys.stdout.flush()
-os._exit(status)
-"""
-    text = json.dumps(order).encode()
-    first = subprocess.run(
-        [sys.executable, "-c", patch], input=text, stdout=subprocess.PIPE, check=False
-    )
-    assert first.returncode == EXIT
-    second = subprocess.run(
-        [sys.executable, "-m", "mptcore"], input=text, stdout=subprocess.PIPE, check=True
-    )
+    order = {"spec": SHORT, "checkpoint_dir": str(tmp_path / "checkpoints"),
+             "work_dir": str(tmp_path / "work")}  # fmt: skip
+    output = tmp_path / "records.ndjson"
     given: dict[int, Any] = {}
-    for output in (first.stdout, second.stdout):
-        for line in output.decode().splitlines():
+    for step, status, every_s in ((at, EXIT, 0.02), (None, COMPLETE, 60.0)):
+        arguments = ({**order, "save_every_s": every_s}, output, step)
+        runner = PROCESSES.Process(target=failing_runner.main, args=arguments)
+        runner.start()
+        runner.join(60)
+        assert runner.exitcode == status
+        for line in output.read_text().splitlines():
             record = json.loads(line)
             if record["seq"] is not None:
                 assert given.setdefault(record["seq"], record) == record

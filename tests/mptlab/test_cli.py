@@ -1,4 +1,4 @@
-"""The command line, as a user types it."""
+"""The command line, as a user types it: a few commands as processes, the others here."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mptlab import Client, Refused, serve
-from tests.support.commands import mpt
+from tests.support.commands import mpt, mpt_here
 from tests.support.ppca_spec import ppca_spec
 
 
@@ -28,7 +28,7 @@ def test_submit_wait_curves(environment: dict[str, str], tmp_path: Path) -> None
 def test_the_queue_and_ones_share_of_it(environment: dict[str, str], client: Client) -> None:
     spec = ppca_spec(compute__device="cuda")
     waiting = client.submit(spec)["id"]
-    code, output, _ = mpt(environment, "queue")
+    code, output, _ = mpt_here(environment, "queue")
     client.cancel(waiting)
     assert code == 0
     names, figures, limits, *items = output.splitlines()
@@ -49,15 +49,15 @@ def test_what_is_refused_is_one_line(environment: dict[str, str], tmp_path: Path
     code, output, error = mpt(environment, "submit", "-", text=text)
     assert (code, output) == (1, "")
     assert error.startswith("mpt: /spec/model/latent_dim: latent_dim is less than")
-    code, _, error = mpt(environment, "wait", "nothing")
+    code, _, error = mpt_here(environment, "wait", "nothing")
     assert (code, error) == (1, "mpt: you have no experiment of this id\n")
     lost = {**environment, "MPT_STORE": str(tmp_path)}
-    code, _, error = mpt(lost, "wait", "nothing")
+    code, _, error = mpt_here(lost, "wait", "nothing")
     assert code == 1
     assert "set MPT_API_KEY" in error
     url = f"http://127.0.0.1:{serve.free_port()}"
     down = {**environment, "MPT_URL": url, "MPT_RETRY_S": "0"}
-    code, _, error = mpt(down, "wait", "nothing")
+    code, _, error = mpt_here(down, "wait", "nothing")
     assert code == 4
     assert error.startswith(f"mpt: {url} does not answer (")
     assert "`mpt serve` starts" in error
@@ -83,13 +83,13 @@ def test_the_python_client(client: Client) -> None:
 
 
 def test_an_admin_adds_a_user_and_revokes_a_key(environment: dict[str, str]) -> None:
-    code, key, _ = mpt(environment, "admin", "user", "add", "ann")
+    code, key, _ = mpt_here(environment, "admin", "user", "add", "ann")
     assert code == 0
     ann = {**environment, "MPT_API_KEY": key.strip()}
     arguments = ("--label", "\x1b[31mnight", "--scope", "read", "--days", "2")
-    code, second, error = mpt(environment, "admin", "key", "add", "ann", *arguments)
+    code, second, error = mpt_here(environment, "admin", "key", "add", "ann", *arguments)
     assert (code, second.startswith("mpt_")) == (0, True), error
-    code, shown, _ = mpt(ann, "admin", "key", "list", "ann")
+    code, shown, _ = mpt_here(ann, "admin", "key", "list", "ann")
     assert code == 0
     assert [line.split()[2:4] for line in shown.splitlines() if "night" in line] == [
         ["read", shown.split("night")[1].split()[1]]
@@ -97,19 +97,19 @@ def test_an_admin_adds_a_user_and_revokes_a_key(environment: dict[str, str]) -> 
     assert "\x1b" not in shown
     spec = json.dumps(ppca_spec())
     reading = {**environment, "MPT_API_KEY": second.strip()}
-    code, _, error = mpt(reading, "submit", "-", text=spec)
+    code, _, error = mpt_here(reading, "submit", "-", text=spec)
     assert (code, error.count("\n")) == (1, 1)
     assert error.startswith("mpt: this API key lacks the scope submit: ask an admin")
-    code, _, error = mpt(ann, "admin", "user", "list")
+    code, _, error = mpt_here(ann, "admin", "user", "list")
     assert code == 1
     assert "which a member cannot have" in error
-    code, experiment_id, _ = mpt(ann, "submit", "-", "--share", text=spec)
+    code, experiment_id, _ = mpt_here(ann, "submit", "-", "--share", text=spec)
     assert code == 0
     key_id = key.split("_")[1]
-    assert mpt(environment, "admin", "key", "revoke", "ann", key_id)[0] == 0
-    code, _, error = mpt(ann, "wait", experiment_id.strip())
+    assert mpt_here(environment, "admin", "key", "revoke", "ann", key_id)[0] == 0
+    code, _, error = mpt_here(ann, "wait", experiment_id.strip())
     assert (code, error) == (1, "mpt: this API key was revoked: ask an admin for another\n")
-    code, shown, _ = mpt(environment, "admin", "audit", "--object", key_id)
+    code, shown, _ = mpt_here(environment, "admin", "audit", "--object", key_id)
     assert code == 0
     assert [line.split()[2] for line in shown.splitlines() if "key." in line] == [
         line.split()[2] for line in shown.splitlines() if " local " in line
@@ -123,23 +123,23 @@ def words(shown: str) -> list[list[str]]:
 
 
 def test_an_admin_changes_a_user(environment: dict[str, str]) -> None:
-    _, key, _ = mpt(environment, "admin", "user", "add", "bob", "--role", "viewer")
-    code, shown, _ = mpt(environment, "admin", "user", "set", "bob", "--disabled")
+    _, key, _ = mpt_here(environment, "admin", "user", "add", "bob", "--role", "viewer")
+    code, shown, _ = mpt_here(environment, "admin", "user", "set", "bob", "--disabled")
     assert code == 0
     assert ["bob", "viewer", "no", "1", "-", "-", "-", "no"] in words(shown)
     for limit, stored in (("4", "4"), ("0", "-")):
         standing = ("--shares", "2", "--max-running", limit, "--may-jump")
-        _, shown, _ = mpt(environment, "admin", "user", "set", "bob", *standing)
+        _, shown, _ = mpt_here(environment, "admin", "user", "set", "bob", *standing)
         assert ["bob", "viewer", "no", "2", stored, "-", "-", "yes"] in words(shown)
-    code, _, error = mpt({**environment, "MPT_API_KEY": key.strip()}, "wait", "a")
+    code, _, error = mpt_here({**environment, "MPT_API_KEY": key.strip()}, "wait", "a")
     assert (code, error) == (1, "mpt: the user of this API key was disabled: ask an admin\n")
-    code, _, error = mpt(environment, "admin", "user", "set", "bob")
+    code, _, error = mpt_here(environment, "admin", "user", "set", "bob")
     assert code == 2
     assert "nothing to set" in error
-    code, _, error = mpt(environment, "admin", "key", "add", "bob", "--days", "0")
+    code, _, error = mpt_here(environment, "admin", "key", "add", "bob", "--days", "0")
     assert code == 1
     assert error.startswith("mpt: /lasts_days:")
-    code, _, error = mpt(environment, "admin", "user", "add", "bob")
+    code, _, error = mpt_here(environment, "admin", "user", "add", "bob")
     assert (code, error) == (1, "mpt: there is a user bob already: choose another name\n")
 
 

@@ -33,7 +33,7 @@ class SharedLab:
     def __init__(self, database: Database, sharing: FairShare, cpus: int = 1, gpus: int = 0):
         self.database = database
         self.sharing = sharing
-        event.listen(database.engine, "connect", _not_for_ever)
+        event.listen(database.engine, "connect", not_for_ever)
         self.clock = FakeClock(database.engine)
         self.began = self.clock.now
         self.idle = {Queue.CPU: [f"cpu{i}" for i in range(cpus)],
@@ -131,7 +131,7 @@ class SharedLab:
         self.idle[queue].append(worker)
 
 
-def _not_for_ever(connection: Any, record: object) -> None:
+def not_for_ever(connection: Any, record: object) -> None:
     """No power cut is tested here: SQLite need not wait for the disk."""
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous=OFF")

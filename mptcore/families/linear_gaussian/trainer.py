@@ -28,6 +28,7 @@ from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_smaller_parts
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, Train
 from mptcore.specs.families.linear_gaussian.experiment import MOST_RANK
+from mptcore.training.adam import Adam
 from mptcore.training.learned import Learned
 from mptcore.training.loop import Schedule, diverged
 from mptcore.training.step_masks import StepMasks
@@ -99,7 +100,7 @@ class LinearGaussianTrainer:
             for name in ("loadings", "mean", "log_noise")
             if (parameter := getattr(self, name)).requires_grad
         }
-        self.adam = torch.optim.Adam(self.parameters.values(), lr=spec.learning_rate, fused=True)
+        self.adam = Adam(self.parameters.values(), lr=spec.learning_rate, fused=True)
         self.masks = StepMasks(spec, self.dim, seeds)
         observations = len(datasets[0].x)
         self.rows = StepRows(observations, spec.batch_size or observations, seeds)

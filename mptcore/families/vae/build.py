@@ -39,7 +39,7 @@ def build_vae(spec: LatentExperiment, x: Tensor, seed: int, objective: Objective
     not fit."""
     model = spec.model
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(generator_for(seed, "init").initial_seed() % 2**63)
+        torch.default_generator.manual_seed(generator_for(seed, "init").initial_seed() % 2**63)
         encoder, decoder = _networks(model, x.shape[1])
     likelihood = likelihood_of(model.likelihood)
     with torch.no_grad():

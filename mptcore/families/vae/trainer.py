@@ -17,6 +17,7 @@ from mptcore.runtime.out_of_memory import in_smaller_parts
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import LatentTrain
 from mptcore.specs.families.vae.models import Objective
+from mptcore.training.adam import Adam
 from mptcore.training.learned import Learned
 from mptcore.training.loop import Schedule, diverged
 from mptcore.training.step_masks import StepMasks
@@ -55,7 +56,7 @@ class VaeTrainer:
             for i, start in enumerate(starts)
             for name, parameter in start.vae.named_parameters()
         }
-        self.adam = torch.optim.Adam(parameters.values(), lr=spec.learning_rate, fused=True)
+        self.adam = Adam(parameters.values(), lr=spec.learning_rate, fused=True)
         self.masks = StepMasks(spec, self.dim, seeds)
         self.device = starts[0].x.device
         self.draws = [

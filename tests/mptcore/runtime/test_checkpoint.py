@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from mptcore import run
+from mptcore import __main__, run
+from mptcore.protocol.exit_codes import INVALID
 from mptcore.protocol.orders import Assignment
 from mptcore.runtime import checkpoint
 from mptcore.runtime.checkpoint import files, first_whole
@@ -139,21 +140,21 @@ def test_a_supervisor_stops_a_run_and_another_goes_on(tmp_path: Path) -> None:
     again.stdin.close()
     joined = [record for record in [*first, last, *second] if record["seq"] is not None]
     assert [record["seq"] for record in joined] == list(range(1, len(joined) + 1))
-    undisturbed = start({**envelope, "checkpoint_dir": None})
-    assert rest_of(undisturbed) == joined
-    assert undisturbed.wait(timeout=60) == 0
-    assert undisturbed.stdin is not None
-    undisturbed.stdin.close()
+    undisturbed = records(spec_of(spec), tmp_path / "undisturbed")
+    assert [json.loads(line) for line in undisturbed] == joined
     artifact = next(record for record in joined if record["record"] == "artifact")
     assert (tmp_path / artifact["file"]).exists()
 
 
-def test_a_bad_envelope_ends_with_2() -> None:
-    process = start({"spec": BASE, "checkpoint": "x"})
-    assert rest_of(process) == []
-    assert process.wait(timeout=60) == 2
-    assert process.stdin is not None
-    process.stdin.close()
+def test_a_bad_envelope_ends_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = json.dumps({"spec": BASE, "checkpoint": "x"}).encode() + b"\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert __main__.supervised() == INVALID
+    said, told = capsys.readouterr()
+    assert json.loads(said)["record"] == "ready"
+    assert told.startswith("/checkpoint: ")
 
 
 def supervised(spec: Any, folder: Path, out: io.StringIO) -> SpecRunner:

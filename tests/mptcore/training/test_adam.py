@@ -1,0 +1,52 @@
+"""Adam is torch's, without torch's compiler, which takes two seconds to import."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.run import run
+from mptcore.training.adam import Adam
+from tests.mptcore.training.test_seeds_apart import FAMILIES
+from tests.support.runs import points, spec_of
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be imported."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)
+
+
+def stepped(optimizer_class: Any) -> Tensor:
+    """A parameter after steps by two optimizers, of which the second goes on from the first."""
+    parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    state: dict[str, Any] | None = None
+    for _ in range(2):
+        optimizer = optimizer_class([parameter], lr=0.1, fused=True)
+        if state is not None:
+            optimizer.load_state_dict(state)
+        for target in (1.0, -3.0, 0.5):
+            optimizer.zero_grad(set_to_none=True)
+            (parameter - target).square().sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        state = optimizer.state_dict()
+    return parameter.detach()
+
+
+def test_it_steps_as_torch_s() -> None:
+    assert torch.equal(stepped(Adam), stepped(torch.optim.Adam))
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_it_asks_for_no_compiler() -> None:
+    stepped(Adam)
+    with pytest.raises(ImportError, match="_dynamo"):
+        stepped(torch.optim.Adam)
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize("family", ["ppca", "vae"])
+def test_a_training_asks_for_no_compiler(family: str) -> None:
+    assert points(list(run(spec_of(FAMILIES[family]))), "lml")
