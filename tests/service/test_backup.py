@@ -7,6 +7,7 @@ import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ from service.experiments.models import Attempt, DesiredState, Event, Experiment,
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from tests.support.forks import fork
+from tests.support.invariants import Record
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, environment, wait_until
 from tests.support.servers import PostgreSQL
 from tests.support.undisturbed import undisturbed_records
 
-LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=5000)
+LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=3000)
 ROWS = b"0.1,0.2,0.3\n0.4,0.5,0.7\n0.7,0.8,0.9\n0.3,0.1,0.2\n"
 LEFT_OUT = ("incoming/half/data.csv", "hub/models/weights")
 
@@ -87,6 +89,11 @@ def run_mpt(settings: Settings, folder: Path, *words: str) -> str:
     assert status == 0, said.read_text()
     lines = said.read_text().splitlines(True)
     return "".join(line for line in lines if not line.startswith("{"))
+
+
+@cache
+def undisturbed() -> list[Record]:
+    return undisturbed_records(LONG)
 
 
 def points(client: Client, experiment_id: str) -> list[tuple[float, float]]:
@@ -147,7 +154,7 @@ def test_all_is_lost_and_restored(there: Settings, elsewhere: Settings, tmp_path
         assert (again["status"], again["attempt"]) == ("succeeded", lease.BEYOND + 2)
         assert points(client, run) == [
             (one["x"], one["value"])
-            for one in undisturbed_records(LONG)
+            for one in undisturbed()
             if one["record"] == "point" and one["series"] == "score"
         ]
         assert client.get(ended["id"])["metrics"] == ended["metrics"]

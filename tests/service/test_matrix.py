@@ -33,6 +33,8 @@ from service.webhooks.models import Webhook
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL
 
+pytestmark = pytest.mark.usefixtures("inspected_here")
+
 CALLERS = (
     "owner", "other", "shared", "admin", "viewer", "no key", "revoked", "expired", "wrong scope"
 )  # fmt: skip
