@@ -3,6 +3,7 @@ one engine. Each test has engines of its own, and a quarter of the time of the t
 was compiling the same statements again."""
 
 from functools import partial
+from typing import Any
 
 from sqlalchemy import create_engine
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
@@ -19,9 +20,9 @@ def compile_once() -> None:
     """Have all engines that the service makes from now on share what is compiled: its key in the
     cache has the dialect in it, and these are alike."""
     for dialect in (PGDialect_psycopg, SQLiteDialect_pysqlite):
-        dialect.__eq__ = _are_alike  # type: ignore[assignment, method-assign]
+        dialect.__eq__ = _are_alike  # type: ignore[method-assign]
         dialect.__hash__ = _hash  # type: ignore[assignment, method-assign]
-    options = {"compiled_cache": LRUCache(SIZE)}
+    options: dict[str, Any] = {"compiled_cache": LRUCache(SIZE)}
     database.create_engine = partial(create_engine, execution_options=options)  # type: ignore
 
 
