@@ -42,7 +42,7 @@ def streams(settings: Settings) -> Iterator[Figure]:
 
 
 def _figures(
-    process: psutil.Popen, port: int, key: str, experiment_id: str, how: str,
+    process: psutil.Process, port: int, key: str, experiment_id: str, how: str,
     at_most: float | None = None,
 ) -> Iterator[Figure]:  # fmt: skip
     took = looks(port, key, experiment_id)
@@ -70,7 +70,7 @@ def looks(port: int, key: str, experiment_id: str) -> list[float]:
     return found[LOOKS:]
 
 
-def _cpu_s(process: psutil.Popen) -> float:
+def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
 

@@ -15,6 +15,7 @@ from service.database import Database
 from service.prepare import prepare
 from service.settings import Settings
 from tests.support.servers import PostgreSQL, Redis
+from tests.support.statements import compile_once
 from tests.support.warm import warm_parent
 from worker import slot
 
@@ -23,6 +24,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as worker.runner, before tor
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes compile our modules once
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test asks a hub
+
+compile_once()
 
 REQUIRE_ALL = os.environ.get("MPT_TEST_REQUIRE_ALL") == "1"
 

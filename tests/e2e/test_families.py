@@ -1,32 +1,36 @@
 """Language models and VAEs through the whole service: uploaded, trained, scored, over HTTP."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mptlab import Client, Refused, serve
+from mptlab import Client, Refused
+from service.settings import Settings
 from tests.support import tiny_lm
+from tests.support.forks import fork
+from tests.support.processes import Lab
 
 TINY = {"family": "masked_lm", "checkpoint": "tiny"}
 COMPUTE = {"threads": 1}
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """An embedded service that has one checkpoint."""
+def client(prepared_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Of an embedded service that has one checkpoint."""
     folder = tmp_path_factory.mktemp("language")
     tiny_lm.checkpoint(folder / "models" / "tiny")
-    port = serve.free_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MPT_MODELS_DIR", str(folder / "models"))
-        with serve.embedded(folder / "store", port, folder / "log"):
-            key = (folder / "store" / "api-key").read_text().strip()
-            with Client(f"http://127.0.0.1:{port}", key) as client:
-                serve.wait_until(client.is_ready)
-                yield client
+    store = shutil.copytree(prepared_store, folder / "store")
+    lab = Lab(Settings(store=store, database_url=None), folder / "log", fork)
+    models = {"MPT_MODELS_DIR": str(folder / "models")}
+    lab.start("api", "api", "--port", str(lab.port), **models)
+    lab.start("worker", "-m", "worker.local", **models)
+    with lab.client() as client:
+        yield client
+    lab.stop()
 
 
 def upload(client: Client, path: Path, content: str) -> dict[str, Any]:

@@ -17,22 +17,24 @@ from service.experiments.curves import read_series
 from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
+from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import Process, Start, start_fresh
 
 SHORT_LEASE = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3"}
 
 
 @contextmanager
-def local_worker(settings: Settings) -> Iterator[psutil.Popen]:
+def local_worker(settings: Settings, start: Start = fork) -> Iterator[Process]:
     one_gpu = {"CUDA_VISIBLE_DEVICES": "0"}  # which is none of the local worker's
     environment = {**os.environ, **SHORT_LEASE, **one_gpu, "MPT_STORE": str(settings.store)}
-    with psutil.Popen([sys.executable, "-m", "worker.local"], env=environment) as process:
-        try:
-            yield process
-        finally:
-            if process.is_running():
-                process.terminate()
-                process.wait(15)
+    process = start(["-m", "worker.local"], environment, settings.store / "log")
+    try:
+        yield process
+    finally:
+        if process.is_running():
+            process.terminate()
+            process.wait(15)
 
 
 def submit(database: Database, **changes: object) -> str:
@@ -92,7 +94,7 @@ def test_cancel_ends_a_run_within_5_s(database: Database, settings: Settings) ->
 
 def test_told_to_stop_it_hands_back(database: Database, settings: Settings) -> None:
     experiment_id = submit(database, data__dim=150, evaluate__masks__per_size=20_000)
-    with local_worker(settings) as worker:
+    with local_worker(settings, start_fresh) as worker:
         wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
         runners = [child.environ()["CUDA_VISIBLE_DEVICES"] for child in worker.children()]
         assert set(runners) == {""}

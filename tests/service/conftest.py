@@ -5,6 +5,9 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
+from mptcore.data.inspect import look
+from mptcore.data.tables import as_json
+from service.datasets import files
 from service.main import create_app
 from service.settings import Settings
 
@@ -19,3 +22,10 @@ def api(settings: Settings) -> Iterator[TestClient]:
         raise_server_exceptions=False,
     ) as client:
         yield client
+
+
+@pytest.fixture
+def inspected_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads are looked at in this process: where more is tested than that. A fresh one takes a
+    third of a second to import numpy and the specs."""
+    monkeypatch.setattr(files, "_inspected", lambda file: as_json(look(file)).encode())

@@ -10,6 +10,8 @@ from service.database import Database
 from tests.service.test_users import admin, bearer, member, place, processes
 from tests.support.ppca_spec import ppca_spec
 
+pytestmark = pytest.mark.usefixtures("inspected_here")
+
 __all__ = ["admin", "place", "processes"]  # fixtures
 
 

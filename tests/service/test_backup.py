@@ -4,18 +4,19 @@ either database."""
 import os
 import shutil
 import signal
-import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from mptlab import Client, serve
+from mptlab import Client
 from service import backup
 from service.backup import BackupFailed
 from service.database import Database
@@ -25,12 +26,14 @@ from service.experiments.lease import LeaseLost
 from service.experiments.models import Attempt, DesiredState, Event, Experiment, Status
 from service.experiments.schemas import Submission
 from service.settings import Settings
+from tests.support.forks import fork
+from tests.support.invariants import Record
 from tests.support.ppca_spec import ppca_spec
-from tests.support.processes import MPT, Lab, environment, wait_until
+from tests.support.processes import Lab, environment, wait_until
 from tests.support.servers import PostgreSQL
 from tests.support.undisturbed import undisturbed_records
 
-LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=5000)
+LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=3000)
 ROWS = b"0.1,0.2,0.3\n0.4,0.5,0.7\n0.7,0.8,0.9\n0.3,0.1,0.2\n"
 LEFT_OUT = ("incoming/half/data.csv", "hub/models/weights")
 
@@ -56,9 +59,10 @@ def elsewhere(there: Settings, postgresql: PostgreSQL, tmp_path: Path) -> Settin
 @contextmanager
 def service(settings: Settings) -> Iterator[tuple[Lab, Client]]:
     """All processes of a service while the block runs; then they are killed."""
-    lab = Lab(settings, settings.store / "lab.log")
+    lab = Lab(settings, settings.store / "lab.log", fork)
     if settings.database_url is None:
-        lab.start("serve", "serve", "--port", str(lab.port))
+        lab.start("api", "api", "--port", str(lab.port))
+        lab.start("worker", "-m", "worker.local")
     else:
         lab.start_all()
     try:
@@ -78,13 +82,18 @@ def mpt(postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
-def run_mpt(settings: Settings, *words: str) -> str:
-    """The command on these settings: what it says on stderr that is no line of a log."""
-    done = subprocess.run(
-        [*MPT, *words], env=environment(settings), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return "".join(line for line in done.stderr.splitlines(True) if not line.startswith("{"))
+def run_mpt(settings: Settings, folder: Path, *words: str) -> str:
+    """The command on these settings: what it says that is no line of a log."""
+    said = folder / "said"
+    status = fork(words, environment(settings), said).wait()
+    assert status == 0, said.read_text()
+    lines = said.read_text().splitlines(True)
+    return "".join(line for line in lines if not line.startswith("{"))
+
+
+@cache
+def undisturbed() -> list[Record]:
+    return undisturbed_records(LONG)
 
 
 def points(client: Client, experiment_id: str) -> list[tuple[float, float]]:
@@ -136,16 +145,16 @@ def test_all_is_lost_and_restored(there: Settings, elsewhere: Settings, tmp_path
         run = client.submit(LONG)["id"]
         wait_until(lambda: known_checkpoints(there, run) > 0, what="a checkpoint")
         suspend_runs(lab)
-        assert run_mpt(there, "backup", folder) == ""
+        assert run_mpt(there, tmp_path, "backup", folder) == ""
     shutil.rmtree(there.store)
 
-    assert "missing" not in run_mpt(elsewhere, "restore", folder)
+    assert "missing" not in run_mpt(elsewhere, tmp_path, "restore", folder)
     with service(elsewhere) as (_, client):
         again = client.wait(run, timeout_s=150)
         assert (again["status"], again["attempt"]) == ("succeeded", lease.BEYOND + 2)
         assert points(client, run) == [
             (one["x"], one["value"])
-            for one in undisturbed_records(LONG)
+            for one in undisturbed()
             if one["record"] == "point" and one["series"] == "score"
         ]
         assert client.get(ended["id"])["metrics"] == ended["metrics"]
@@ -238,13 +247,8 @@ def test_files_are_copied_before_the_database_and_after(
     assert (saved / "new" / "file").exists()
 
 
-def test_what_is_damaged_is_told(settings: Settings, tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_bytes(ROWS)
-    with serve.embedded(settings.store, port := serve.free_port(), tmp_path / "log"):
-        key = settings.key_file.read_text().strip()
-        with Client(f"http://127.0.0.1:{port}", key) as client:
-            serve.wait_until(client.is_ready)
-            made = client.upload(tmp_path / "rows.csv")["id"]
+def test_what_is_damaged_is_told(api: TestClient, settings: Settings, tmp_path: Path) -> None:
+    made = api.post("/v1/datasets", params={"name": "rows.csv"}, content=ROWS).json()["id"]
     folder = tmp_path / "backup"
     backup.save(settings, folder)
     place = f"datasets/{made}/data.csv"

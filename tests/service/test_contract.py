@@ -36,6 +36,8 @@ from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change
 
+pytestmark = pytest.mark.usefixtures("inspected_here")
+
 PROBLEM = "application/problem+json"
 
 

@@ -3,6 +3,7 @@
 A route that the application has and the matrix has not is an error, and so is the reverse.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -13,25 +14,29 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 from sqlalchemy import update
+from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from service import accounts
 from service.database import Database
 from service.datasets.models import Dataset
 from service.experiments import store
-from service.experiments.models import Artifact, Status
+from service.experiments.models import Artifact, Experiment, Status
 from service.experiments.schemas import Submission
 from service.main import create_app
 from service.prepare import prepare
 from service.settings import Settings
 from service.sharing import Visibility
 from service.sweeps import store as sweeps
+from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
 from service.ui.pages import PAGES
 from service.users import MAY, ApiKey, Role, Scope, User
 from service.webhooks.models import Webhook
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL
+
+pytestmark = pytest.mark.usefixtures("inspected_here")
 
 CALLERS = (
     "owner", "other", "shared", "admin", "viewer", "no key", "revoked", "expired", "wrong scope"
@@ -58,6 +63,11 @@ class Row:
     @property
     def name(self) -> str:
         return f"{self.method} {self.path}"
+
+    @property
+    def ids(self) -> set[str]:
+        """The names of those in its path and its body."""
+        return set(re.findall(r"{(\w+_id)}", f"{self.path} {self.body}"))
 
 
 def row(method: str, path: str, statuses: str, **how: Any) -> Row:
@@ -183,28 +193,42 @@ class Lab:
     settings: Settings
     keys: dict[str, str]
 
-    def objects(self, one: Row, visibility: Visibility) -> dict[str, str]:
-        """An experiment, an upload, a sweep and a key of the owner's, made anew, by their ids."""
+    def objects(
+        self, ids: set[str], visibility: Visibility, status: Status = Status.QUEUED
+    ) -> dict[str, str]:
+        """Objects of the owner's, made anew: those whose ids have these names, by them."""
         with self.database.transaction() as session:
             owner = accounts.find(session, "owner")
             assert owner is not None
-            submission = Submission.model_validate({"spec": ppca_spec(), "visibility": visibility})
-            experiment = store.submit(session, owner.id, submission)
-            experiment.status = one.status
-            session.add(_artifact(self.settings, experiment.id))
-            upload = _upload(owner.id, visibility)
-            session.add(upload)
-            scopes = MAY[Role.MEMBER]
-            key, _ = accounts.add_key(session, owner, name=None, scopes=scopes, lasts_s=None)
-            sweep = sweeps.create(session, owner.id, SweepSubmission.model_validate(
-                {**SPEC, **TWO_POINTS, "visibility": visibility}
-            ))  # fmt: skip
-            webhook_id = uuid7().hex
-            if "webhook_id" in one.path:  # a user may have but a few
+            return {id_: self._object(session, owner, id_, visibility, status) for id_ in ids}
+
+    def _object(
+        self, session: Session, owner: User, id_: str, visibility: Visibility, status: Status
+    ) -> str:
+        made: Experiment | Dataset | Sweep | ApiKey | Webhook
+        match id_:
+            case "experiment_id":
+                made = store.submit(
+                    session,
+                    owner.id,
+                    Submission.model_validate({"spec": ppca_spec(), "visibility": visibility}),
+                )
+                made.status = status
+                session.add(_artifact(self.settings, made.id))
+            case "dataset_id":
+                session.add(made := _upload(owner.id, visibility))
+            case "key_id":
+                scopes = MAY[Role.MEMBER]
+                made, _ = accounts.add_key(session, owner, name=None, scopes=scopes, lasts_s=None)
+            case "sweep_id":
+                points = {**SPEC, **TWO_POINTS, "visibility": visibility}
+                made = sweeps.create(session, owner.id, SweepSubmission.model_validate(points))
+            case "webhook_id":
                 hook = {"owner_id": owner.id, "url": "", "secret": "", "statuses": "failed"}
-                session.add(Webhook(id=webhook_id, **hook))
-            return {"experiment_id": experiment.id, "dataset_id": upload.id, "key_id": key.id,
-                    "sweep_id": sweep.id, "webhook_id": webhook_id}  # fmt: skip
+                session.add(made := Webhook(id=uuid7().hex, **hook))
+            case _:
+                raise ValueError(id_)
+        return made.id
 
 
 def _artifact(settings: Settings, experiment_id: str) -> Artifact:
@@ -314,7 +338,7 @@ BY_METHOD = {
 
 def ask(lab: Lab, one: Row, caller: str) -> int:
     visibility = Visibility.LAB if caller == "shared" else Visibility.PRIVATE
-    objects = lab.objects(one, visibility)
+    objects = lab.objects(one.ids, visibility, one.status)
     path = one.path.format_map(_Names(objects))
     if one.path.startswith("/v1/presets/"):
         path = path.replace("a.txt", "table1")
@@ -357,8 +381,8 @@ def _fresh(body: dict[str, Any], objects: dict[str, str]) -> dict[str, Any]:
 )
 def test_what_is_private_is_as_if_it_were_not_there(lab: Lab, one: Row) -> None:
     """To another member, word for word."""
-    there = lab.objects(one, Visibility.PRIVATE)
-    nowhere = dict.fromkeys(there, "0" * 32) | {"key_id": "0" * 16}
+    there = lab.objects(one.ids, Visibility.PRIVATE, one.status)
+    nowhere = {name: "0" * (16 if name == "key_id" else 32) for name in there}
     answers = []
     for names in (there, nowhere):
         path = one.path.format_map(_Names({**names, "series": "score", "name": "owner"}))
@@ -374,8 +398,8 @@ def test_what_is_private_is_as_if_it_were_not_there(lab: Lab, one: Row) -> None:
 
 def test_a_viewer_reads_what_is_shared(lab: Lab) -> None:
     headers = {"Authorization": f"Bearer {lab.keys['viewer']}"}
-    one = lab.objects(MATRIX[0], Visibility.LAB)
-    hidden = lab.objects(MATRIX[0], Visibility.PRIVATE)
+    ids = {"experiment_id", "dataset_id"}
+    one, hidden = (lab.objects(ids, of) for of in (Visibility.LAB, Visibility.PRIVATE))
     for place, name in (("experiments", "experiment_id"), ("datasets", "dataset_id")):
         assert lab.api.get(f"/v1/{place}/{one[name]}", headers=headers).json()["owner"] == "owner"
         listed = lab.api.get(f"/v1/{place}?whose=lab&limit=500", headers=headers).json()["items"]

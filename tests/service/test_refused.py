@@ -17,6 +17,8 @@ from service.settings import Settings
 from service.users import ApiKey, ensure_key
 from tests.support.ppca_spec import ppca_spec
 
+pytestmark = pytest.mark.usefixtures("inspected_here")
+
 TRAINED = ppca_spec(model__init="random", train={"objective": "lml", "epochs": 1})
 
 

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from service.settings import SECRETS, Settings
+from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until
 from tests.support.servers import Redis
@@ -102,7 +103,7 @@ def test_processes_read_them_and_log_none(lab: Settings, guarded: Redis, tmp_pat
         (tmp_path / name).write_text(value)
         more[f"MPT_{name}_FILE".upper()] = str(tmp_path / name)
     unnamed = lab.model_copy(update={"database_url": None, "redis_url": None})
-    running = Lab(unnamed, lab.store / "lab.log")
+    running = Lab(unnamed, lab.store / "lab.log", fork)
     running.start_all(1, **more)
     said = running.log.read_text
     try:

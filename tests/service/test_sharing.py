@@ -17,6 +17,8 @@ from tests.service.test_users import admin, bearer, database_of, member, place, 
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy
 
+pytestmark = pytest.mark.usefixtures("inspected_here")
+
 __all__ = ["admin", "place", "processes"]  # fixtures
 
 

@@ -17,6 +17,7 @@ from service.database import AWAY, Database
 from service.main import create_app
 from service.prepare import migrate, prepare
 from service.settings import Settings
+from tests.support.forks import fork
 from tests.support.processes import environment
 from tests.support.servers import PostgreSQL
 
@@ -102,16 +103,9 @@ def test_a_key_is_on_the_disk_before_it_has_its_name(
 def test_a_process_refuses_tables_of_another_version(settings: Settings, module: str) -> None:
     with closing(Database(settings.url)) as database, database.transaction() as session:
         session.execute(text("ALTER TABLE experiments RENAME COLUMN note TO remark"))
-    done = subprocess.run(
-        [sys.executable, "-m", module],
-        env=environment(settings),
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "run `mpt migrate`" in done.stderr
+    said = settings.store / "said"
+    assert fork(["-m", module], environment(settings), said).wait(30) == 1
+    assert "run `mpt migrate`" in said.read_text()
 
 
 def test_the_api_says_what_to_do_about_an_unmigrated_database(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""The service's commands as plain processes, as a lab runs them."""
+"""The service's commands as processes of their own, as a lab runs them."""
 
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import psutil
 
 from mptlab import Client, serve
 from service.settings import Settings
+from tests.support.forks import Forked, fork
 
 MPT = [sys.executable, "-c", "from mptlab.cli import main; main()"]
 
@@ -31,22 +32,35 @@ def environment(settings: Settings, **more: str) -> dict[str, str]:
     return given
 
 
+Process = Forked | psutil.Popen
+Start = Callable[[Sequence[str], dict[str, str], Path], Process]
+"""Of `mpt` with the words of a command, or of `python` where they are -m and a module, in an
+environment; what it says goes to the end of a file."""
+
+
+def start_fresh(command: Sequence[str], environ: dict[str, str], log: Path) -> psutil.Popen:
+    """As a user starts it."""
+    program = MPT if command[0] != "-m" else [sys.executable]
+    with open(log, "ab") as output:
+        return psutil.Popen(
+            [*program, *command], env=environ, stdout=output, stderr=subprocess.STDOUT
+        )
+
+
 class Lab:
     """The processes of a lab on one machine, by name; output goes to one log."""
 
-    def __init__(self, settings: Settings, log: Path):
+    def __init__(self, settings: Settings, log: Path, start: Start = start_fresh):
         self.settings = settings
         self.log = log
         self.port = serve.free_port()
-        self.processes: dict[str, psutil.Popen] = {}
+        self.processes: dict[str, Process] = {}
+        self._start = start
 
-    def start(self, name: str, *command: str, **more: str) -> psutil.Popen:
-        with open(self.log, "ab") as output:
-            self.processes[name] = psutil.Popen(
-                [*MPT, *command], env=environment(self.settings, **more), stdout=output,
-                stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        return self.processes[name]
+    def start(self, name: str, *command: str, **more: str) -> Process:
+        process = self._start(command, environment(self.settings, **more), self.log)
+        self.processes[name] = process
+        return process
 
     def start_all(self, workers: int = 1, **more: str) -> None:
         self.start("api", "api", "--port", str(self.port), **more)
@@ -81,9 +95,11 @@ class Lab:
 
 
 @contextmanager
-def lab_processes(settings: Settings, workers: int = 1, **more: str) -> Iterator[Lab]:
+def lab_processes(
+    settings: Settings, workers: int = 1, start: Start = fork, **more: str
+) -> Iterator[Lab]:
     """A whole lab while the block runs."""
-    lab = Lab(settings, settings.store / "lab.log")
+    lab = Lab(settings, settings.store / "lab.log", start)
     lab.start_all(workers, **more)
     try:
         yield lab

@@ -50,6 +50,7 @@ def test_upload_list_use_delete(api: TestClient, settings: Settings) -> None:
     assert api.delete(f"/v1/datasets/{made['id']}").status_code == 404
 
 
+@pytest.mark.usefixtures("inspected_here")
 def test_a_submission_sent_again_after_its_data_set_was_deleted(api: TestClient) -> None:
     """Its key answers as before: what it names is looked at only where the key is new."""
     made = post(api, "good.npy", npy(GOOD)).json()
@@ -66,6 +67,7 @@ def test_a_submission_sent_again_after_its_data_set_was_deleted(api: TestClient)
     assert api.post("/v1/experiments", json=body).status_code == 422
 
 
+@pytest.mark.usefixtures("inspected_here")
 def test_the_same_bytes_deleted_while_they_came_again(
     api: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +80,7 @@ def test_the_same_bytes_deleted_while_they_came_again(
     assert stored(settings) == [settings.datasets(first["id"])]
 
 
+@pytest.mark.usefixtures("inspected_here")
 def test_the_list_is_paged(api: TestClient) -> None:
     made = [post(api, "good.npy", npy(GOOD + i)).json()["id"] for i in range(3)]
     first = api.get("/v1/datasets?limit=2").json()
@@ -86,6 +89,7 @@ def test_the_list_is_paged(api: TestClient) -> None:
     assert second["next_cursor"] is None
 
 
+@pytest.mark.usefixtures("inspected_here")
 @pytest.mark.parametrize(
     ("changes", "pointer", "words"),
     [
@@ -119,6 +123,7 @@ def pickled() -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.usefixtures("inspected_here")
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -159,6 +164,7 @@ def test_too_large(settings: Settings) -> None:
     assert stored(settings) == []
 
 
+@pytest.mark.usefixtures("inspected_here")
 def test_others_uploads_are_not_there(
     api: TestClient, database: Database, settings: Settings, tmp_path: Path
 ) -> None:
@@ -206,6 +212,7 @@ def test_text_is_uploaded(
     assert "holds text" in numbers["errors"][0]["detail"]
 
 
+@pytest.mark.usefixtures("inspected_here")
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -228,6 +235,7 @@ def test_text_that_is_none_is_refused(
     assert stored(settings) == []
 
 
+@pytest.mark.usefixtures("inspected_here")
 def test_numbers_are_not_read_as_text(api: TestClient) -> None:
     made = post(api, "good.npy", npy(GOOD)).json()
     model = {"family": "masked_lm", "checkpoint": "any"}

@@ -18,6 +18,8 @@ from service.settings import Settings
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy, post, stored
 
+pytestmark = pytest.mark.usefixtures("inspected_here")
+
 ONE = len(npy(GOOD))
 
 

@@ -15,6 +15,8 @@ from service.users import ensure_key
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy, post
 
+pytestmark = pytest.mark.usefixtures("inspected_here")
+
 CSV = "a,b,c\n" + "".join(f"{i},{i * i},{-i}\n" for i in range(7))
 
 

@@ -26,6 +26,8 @@ from service.settings import Settings
 from tests.support.processes import wait_until
 from tests.support.uploads import GOOD, npy, post, stored
 
+pytestmark = pytest.mark.usefixtures("inspected_here")
+
 SQLITE_ROWS = "SELECT count(*) FROM datasets"
 
 

@@ -23,6 +23,7 @@ from service.streams.changes import Changes, Subject
 from service.users import MAY, Role, Scope
 from tests.service.test_users import bearer, place
 from tests.support.attempts import claim_next, claimed, submitted
+from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until
 from tests.support.stored import change
@@ -295,7 +296,7 @@ def test_what_happens_while_keys_cannot_be_looked_at(
 
 def test_a_server_that_stops_ends_its_streams(settings: Settings) -> None:
     """At SIGTERM: without an `end`, so that who listens comes again."""
-    lab = Lab(settings, settings.store / "log")
+    lab = Lab(settings, settings.store / "log", fork)
     api = lab.start("api", "api", "--port", str(lab.port))
     try:
         with lab.client() as ready:

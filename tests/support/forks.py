@@ -1,0 +1,128 @@
+"""The processes of a service, forked from one that has imported what they need.
+
+A fresh interpreter takes seconds of a processor to import torch, Celery and FastAPI, and a lab has
+five. From its `main` on, a fork does what a fresh process does; a worker's warm parent is a fork of
+the worker.
+"""
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from multiprocessing.context import ForkProcess, ForkServerProcess
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+from mptlab import cli, serve
+from worker import slot, warm_parent
+from worker.children import SECRETS, WarmParent
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["__main__", "tests.support.preloaded"])
+
+
+class Forked(psutil.Process):
+    """A process whose exit status the server of forks tells, for it is not ours to wait for."""
+
+    def __init__(self, process: ForkServerProcess):
+        self._told = process
+        super().__init__(process.pid)
+
+    def poll(self) -> int | None:
+        """Its exit status (negative: the signal that ended it), or None while it lives."""
+        return self._told.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._told.join(timeout)
+        status = self._told.exitcode
+        if status is None:
+            assert timeout is not None
+            raise psutil.TimeoutExpired(timeout, self.pid)
+        return status
+
+
+def fork(command: Sequence[str], environment: dict[str, str], log: Path) -> Forked:
+    """As tests.support.processes.start_fresh, in seconds less."""
+    process = CONTEXT.Process(target=_run, args=(command, environment, log))
+    process.start()
+    return Forked(process)
+
+
+def _run(command: Sequence[str], environment: dict[str, str], log: Path) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    _say_into(log)
+    slot.WarmParent = ForkedWarmParent  # type: ignore[attr-defined]
+    if command[0] == "-m":
+        return _run_module(*command[1:])
+    serve.become = _become
+    sys.argv = ["mpt", *command]
+    try:
+        cli.main()
+    except Becoming as becoming:
+        _run_module(*becoming.args)
+
+
+def _run_module(module: str, *arguments: str) -> None:
+    sys.argv = [module, *arguments]
+    found = import_module(module)
+    (import_module(f"{module}.__main__") if hasattr(found, "__path__") else found).main()
+
+
+class Becoming(BaseException):
+    """Raised where a fresh process would go on as another program."""
+
+
+def _become(module: str, *arguments: str) -> NoReturn:
+    raise Becoming(module, *arguments)
+
+
+def _say_into(log: Path) -> None:
+    with open(os.devnull) as nothing, open(log, "ab") as output:
+        for number, file in enumerate((nothing, output, output)):
+            os.dup2(file.fileno(), number)
+
+
+class ForkedWarmParent(WarmParent):
+    """Of this process, which has torch."""
+
+    def __init__(self, *, transformers: bool = False) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        words = [warm_parent.TRANSFORMERS] if transformers else []
+        child = Child(target=_be_warm_parent, args=[theirs.fileno(), *words], daemon=True)
+        child.start()
+        self._process = child  # type: ignore[assignment]
+        theirs.close()
+
+
+class Child(ForkProcess):
+    """As subprocess knows its own."""
+
+    def poll(self) -> int | None:
+        return self.exitcode
+
+    def wait(self) -> None:
+        self.join()
+
+
+def _be_warm_parent(requests: int, *words: str) -> None:
+    """What subprocess does for a fresh one, and its main."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd != requests:
+            with suppress(OSError):  # that of the listing itself
+                os.close(fd)
+    for name in SECRETS:
+        os.environ.pop(name, None)
+    # multiprocessing and Celery have put others in their place
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")
+    sys.argv = ["worker.warm_parent", str(requests), *words]
+    warm_parent.main()

@@ -1,0 +1,26 @@
+"""Imports all that the processes of a lab do, and begins no thread: for tests.support.forks."""
+
+import gc
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in worker.warm_parent
+
+import celery.apps.worker
+import celery.bin.celery
+import kombu.transport.redis
+import uvicorn.lifespan.on
+import uvicorn.loops.auto
+
+import mptcore.run  # and torch
+import mptlab.cli
+import service.__main__
+import worker.dispatcher
+import worker.local
+import worker.node
+import worker.reaper
+import worker.warm_parent
+
+__all__ = ["celery", "kombu", "mptcore", "mptlab", "service", "uvicorn", "worker"]
+
+gc.collect()
+gc.freeze()
