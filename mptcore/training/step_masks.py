@@ -1,6 +1,7 @@
 """The masks of training steps on vectors."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +12,15 @@ from mptcore.specs import Ramp, UniformSize
 from mptcore.specs.train import EpochSchedule
 
 
+class _Ready(NamedTuple):
+    """Masks that were drawn before they are asked for, and the generators' states."""
+
+    fraction: float
+    before: list[Tensor]
+    after: list[Tensor]
+    masks: Tensor
+
+
 class StepMasks:
     """The masks of each training step, drawn for each seed by a generator of its own; on the CPU,
     since all starts of a seed share them and one copy takes those of a step to a GPU."""
@@ -18,10 +28,33 @@ class StepMasks:
     def __init__(self, spec: EpochSchedule, dim: int, seeds: Sequence[int]):
         self.spec, self.dim = spec, dim
         self._generators = [generator_for(seed, "train masks") for seed in seeds]
+        self._ready: _Ready | None = None
 
     def draw(self, fraction: float) -> Tensor:  # (S, B, D)
         """When this fraction of the training is done."""
-        return self.draw_each(fraction, 1).squeeze(2)
+        ready, self._ready = self._ready, None
+        if ready is None or ready.fraction != fraction or not self._stand_at(ready.before):
+            return self.draw_each(fraction, 1).squeeze(2)
+        self._go_to(ready.after)
+        return ready.masks
+
+    def draw_ahead(self, fraction: float) -> None:
+        """The next masks, while a device has work. The generators, which may be saved before these
+        are asked for, do not show it."""
+        before = self._states()
+        masks = self.draw_each(fraction, 1).squeeze(2)
+        self._ready = _Ready(fraction, before, self._states(), masks)
+        self._go_to(before)
+
+    def _states(self) -> list[Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+    def _stand_at(self, states: list[Tensor]) -> bool:
+        return all(map(torch.equal, self._states(), states))
+
+    def _go_to(self, states: list[Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
 
     def draw_each(self, fraction: float, observations: int) -> Tensor:  # (S, B, N, D)
         """B masks for each of N observations. A mask covers the places of its smallest keys."""

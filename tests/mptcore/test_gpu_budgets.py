@@ -28,6 +28,7 @@ from mptcore.families.vae.likelihoods import BernoulliLikelihood
 from mptcore.families.vae.networks import linear_decoder
 from mptcore.runtime.session import ScoreCache
 from mptcore.specs import PpcaModel, RateMasks, TextEvaluate, TextTrain, Train, UniformGrid
+from mptcore.training.step_masks import StepMasks
 from tests.support import tiny_lm
 from tests.support.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
 from tests.support.runs import records, result_of, spec_of
@@ -397,6 +398,29 @@ def test_a_training_step_of_a_gaussian(launches: int, changes: dict[str, Any]) -
     assert gpu.to_host == 2 * steps + 1
     assert gpu.to_device == (1 if "objective" in changes else 2) * steps
     assert gpu.waited == 0
+
+
+def test_the_masks_of_the_next_step_are_drawn_before_the_loss_is_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each step looks at its digits, then at its loss."""
+    fetched: list[int] = []
+    draw = StepMasks.draw_each
+
+    def noted(masks: StepMasks, *given: Any) -> Tensor:
+        fetched.append(gpu.to_host)
+        return draw(masks, *given)
+
+    monkeypatch.setattr(StepMasks, "draw_each", noted)
+    with pretended_gpu() as gpu:
+        trainer = gaussian_trainer(evaluate_every=4)
+        trainer.epoch = 1
+        gpu.reset()
+        trainer.advance()
+        assert fetched == [2, 2, 4, 6, 8]  # 1 for the digits of all data
+        trainer.epoch = 4
+        trainer.advance()
+    assert len(fetched) == 6  # after the last step there is none
 
 
 @pytest.mark.parametrize(("dim", "batch_size"), [(DIM, 5), (DIM, 15), (80, 5), (150, None)])

@@ -149,9 +149,12 @@ class LinearGaussianTrainer:
         for i, batch in enumerate(self._batches()):
             fraction = self.epoch / self.spec.epochs
             try:
-                loss = self._descent(batch, fraction).cpu()
+                loss = self._descent(batch, fraction)
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                 raise diverged(self.epoch, self.seeds, points) from None
+            if not last:
+                self._draw_ahead(i + 1)
+            loss = loss.cpu()
             if i == 0 and recorded:
                 points = list(self._points(loss))
             self._check_finite(loss, points)
@@ -161,6 +164,12 @@ class LinearGaussianTrainer:
         observations = len(self._datasets[0].x)
         masks = self.spec.masks_of_epoch(self.epoch, observations, self.dim)
         return points, len(self.seeds) * masks
+
+    def _draw_ahead(self, step: int) -> None:
+        """The masks of a step of this epoch, or of the next one's first, while a GPU computes."""
+        if self.device.type == "cuda" and self._by_score:
+            over = step == self.spec.steps_per_epoch(len(self._datasets[0].x))
+            self.masks.draw_ahead((self.epoch + over) / self.spec.epochs)
 
     def _choose_route(self, data: _Centred) -> bool:
         """Whether the route changes before a step on these data. Once by residuals, always by
