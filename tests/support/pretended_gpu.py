@@ -58,6 +58,8 @@ class PretendedGpu:
     """Memory that was pinned."""
     most_numbers: int | None = None
     """In a tensor that the device has memory for; None: any number."""
+    refused: int = 0
+    """Tensors that it had no memory for."""
 
     def pin(self, held: Tensor) -> Tensor:
         """As Tensor.pin_memory: a copy."""
@@ -244,6 +246,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _allocated(self, held: Tensor) -> OnGpu:
         most = self.gpu.most_numbers
         if most is not None and held.numel() > most:
+            self.gpu.refused += 1
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {held.nbytes} B")
         return OnGpu(held)
 
