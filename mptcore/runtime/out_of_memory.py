@@ -1,7 +1,7 @@
 """Running out of memory: how it is known, and the same work in smaller parts."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -87,6 +87,25 @@ def in_smaller_parts(
         free_memory()
         too_large(parts)
         parts = [half for part in parts for half in part.chunk(2)]
+
+
+def by_rows(compute: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[Tensor, ...]:
+    """What is computed of each row of tensors (B, ...), itself (B, ...); where the memory does not
+    do, of fewer rows at a time."""
+
+    def computed(parts: list[Tensor]) -> tuple[Tensor, ...]:
+        found = [compute(*some) for some in cut_alike(rows, parts)]
+        if len(found) == 1:
+            return found[0]
+        return tuple(torch.cat(column) for column in zip(*found, strict=True))
+
+    return in_smaller_parts(computed, [torch.arange(len(rows[0]))])
+
+
+def cut_alike(rows: tuple[Tensor, ...], parts: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Rows of tensors (B, ...), in parts that are as long as these."""
+    sizes = [len(part) for part in parts]
+    return zip(*(torch.split(one, sizes) for one in rows), strict=True)
 
 
 def free_memory() -> None:

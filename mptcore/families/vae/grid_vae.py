@@ -8,6 +8,7 @@ from mptcore.families.vae.grid import nodes_of
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder
 from mptcore.families.vae.vae import Vae
+from mptcore.runtime.out_of_memory import by_rows
 from mptcore.runtime.session import Step, Work
 from mptcore.specs.families.vae.models import AnyGrid
 
@@ -145,12 +146,18 @@ def _over(vae: GridVae, grid: AnyGrid, x: Tensor) -> float:
 
 @torch.no_grad()
 def mean_log_marginal(vae: GridVae, x: Tensor, observed: Tensor | None = None) -> float:
-    """The mean over observations of log p(x_R), for observed dimensions (D,) or all. It goes
-    through the nodes in parts, whose outputs are computed once."""
+    """The mean over observations of log p(x_R), for observed dimensions (D,) or all."""
+    (found,) = by_rows(lambda some: (_log_marginals(vae, some, observed),), x)
+    return found.double().mean().item()
+
+
+def _log_marginals(vae: GridVae, x: Tensor, observed: Tensor | None) -> Tensor:
+    """Of each observation, (N,). It goes through the nodes in parts, whose outputs are computed
+    once."""
     size = max(1, CHUNK_BYTES // (4 * max(x.shape) * x.element_size()))
     total = torch.full_like(x[:, 0], -torch.inf)
     nodes = zip(torch.split(vae.z, size), torch.split(vae.log_weights, size), strict=True)
     for z, log_weights in nodes:
         joint = vae.likelihood.node_log_probs(x, vae.decoder(z), observed) + log_weights
         total = torch.logaddexp(total, joint.logsumexp(-1))
-    return total.double().mean().item()
+    return total

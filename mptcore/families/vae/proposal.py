@@ -14,6 +14,7 @@ from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.linearised import linearised
 from mptcore.families.vae.networks import Decoder, draw_normal, draw_uniform
 from mptcore.families.vae.variational import log_prior
+from mptcore.runtime.out_of_memory import by_rows
 
 FREEDOM = 5
 """Degrees of freedom of the t: on MNIST its tails keep Pareto's k̂ below 0.7 for 98 % of the
@@ -243,6 +244,9 @@ class Fit:
         return about
 
     def _quadratic(self, z: Tensor, x: Tensor, observed: Tensor) -> Quadratic:
+        return Quadratic(*by_rows(self._expanded, z, x, observed))
+
+    def _expanded(self, z: Tensor, x: Tensor, observed: Tensor) -> Quadratic:
         outputs, jacobian = linearised(self.decoder, z)
         log_probs = self.likelihood.log_prob(x, outputs)
         value = (log_probs * observed).sum(-1) + log_prior(z)

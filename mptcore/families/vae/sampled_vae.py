@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence, SampledModel
+from mptcore.families.vae.ascent import ascend
 from mptcore.families.vae.conditionals import (
     Conditionals,
     Ratio,
@@ -16,10 +17,7 @@ from mptcore.families.vae.conditionals import (
     expected_ess,
     ratio_of,
 )
-from mptcore.families.vae.importance import (
-    WeightSummary,
-    weight_evidence,
-)
+from mptcore.families.vae.importance import WeightSummary, weight_evidence
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 from mptcore.families.vae.proposal import Fit, Proposal
@@ -263,7 +261,8 @@ class SampledVae(Vae):
         decoder = list(self.decoder.parameters())
         for parameter in decoder:
             parameter.requires_grad_(False)
-        (-self.elbo(x, generator).mean()).backward()  # type: ignore[no-untyped-call]
+        rows = x, self.normal(x, generator)
+        ascend(lambda *some: self.elbo(*some).mean(), rows, self.encoder)
         for parameter in decoder:
             parameter.requires_grad_(True)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from mptcore.families.vae.importance import WeightSummary, doubtful, summary_of
 from mptcore.families.vae.proposal import Fit, Proposal
 from mptcore.families.vae.variational import log_prior
+from mptcore.runtime.out_of_memory import by_rows
 
 RETRIES, REFITS, MORE_DRAWS = 2, 3, 2
 """Of observations whose weights are in doubt: how often they are drawn again, how often the
@@ -37,7 +38,8 @@ class Sampler:
         """z (draws, N, K), and the logarithms of their weights (draws, N)."""
         z = proposal.draw(draws, self.generator)
         parts = torch.split(z, max(1, self.at_once // len(self.fit.x)))
-        return z, torch.cat([self.weighed(part, proposal)[0] for part in parts])
+        weights = [by_rows(lambda some: (self.weighed(some, proposal)[0],), one) for one in parts]
+        return z, torch.cat([of_part for (of_part,) in weights])
 
     def settle(self, proposal: Proposal, draws: int) -> Tensor:
         """Refit a proposal where trial draws leave its weights in doubt; where that was, (N,)."""

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from mptcore.data.dataset import Dataset
 from mptcore.estimation.estimate import ONE_DRAW, Estimate, point
+from mptcore.families.vae.ascent import ascend
 from mptcore.families.vae.vae import Vae
 from mptcore.families.vae.variational import ROWS
 from mptcore.protocol.records import Labels, Point, SeriesName
 from mptcore.runtime.device import sent
-from mptcore.runtime.out_of_memory import in_smaller_parts
+from mptcore.runtime.out_of_memory import by_rows
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import LatentTrain
 from mptcore.specs.families.vae.models import Objective
@@ -134,39 +135,32 @@ class VaeTrainer:
         self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
     ) -> Tensor:
         """The start's objective, whose descent is left with its parameters as a gradient."""
+        vae = start.vae
         match start.objective:
             case "mpt":
-                objective = self._score_descent(start, x, masks, generator)
-                start.vae.fit_encoder(x, generator)
+                objective = self._score_ascent(start, x, masks, generator)
+                vae.fit_encoder(x, generator)
                 return objective
             case "elbo":
-                objective = start.vae.elbo(x, generator).mean()
+                rows = x, vae.normal(x, generator)
+                return ascend(lambda *some: vae.elbo(*some).mean(), rows, vae)
             case "lml":
-                objective = start.vae.log_marginal(x).mean()
+                return ascend(lambda some: vae.log_marginal(some).mean(), (x,), vae)
             case _:
                 assert_never(start.objective)
-        (-objective).backward()  # type: ignore[no-untyped-call]
-        return objective
 
-    def _score_descent(
+    def _score_ascent(
         self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """The same for the score, mask by mask where all together take too much memory: each mask
-        has the draws that it has among the others."""
+        """The same for the score, by parts of the masks: each mask has the draws that it has among
+        the others."""
         begun = generator.get_state()
-
-        def descend(parts: list[Tensor]) -> Tensor:
-            generator.set_state(begun)
-            start.vae.zero_grad(set_to_none=True)
-            scores = []
-            for part in parts:
-                share = len(part) / len(masks)
-                score = self.dim * start.vae.score(x, part, generator) * share
-                (-score).backward()  # type: ignore[no-untyped-call]
-                scores.append(score.detach())
-            return torch.stack(scores).sum()
-
-        return in_smaller_parts(descend, [masks])
+        return ascend(
+            lambda some: self.dim * start.vae.score(x, some, generator),
+            (masks,),
+            start.vae,
+            lambda: generator.set_state(begun),
+        )
 
     @torch.no_grad()
     def _recorded(self, start: TrainingStart, x: Tensor, masks: Tensor) -> Iterator[Point]:
@@ -186,12 +180,15 @@ class VaeTrainer:
         """From two draws for each observation, whose difference gives the error."""
         parts = torch.split(start.x, ROWS)
         first, second = (
-            torch.cat([start.vae.elbo(part, generator) for part in parts]).double()
+            torch.cat([self._elbos(start.vae, part, generator) for part in parts]).double()
             for _ in range(2)
         )
         mean = (first + second).mean().item() / 2
         error = (first - second).norm().item() / 2 / len(first)
         return point("elbo", self.epoch, Estimate(mean, error, 2, len(first)), start.labels)
+
+    def _elbos(self, vae: Vae, x: Tensor, generator: torch.Generator) -> Tensor:
+        return by_rows(lambda *some: (vae.elbo(*some),), x, vae.normal(x, generator))[0]
 
     def _lml_point(self, name: SeriesName, start: TrainingStart, x: Tensor) -> Point:
         generator = generator_for(start.seed, f"{name} {self.epoch}", self.device)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mptcore.estimation.model import Evidence, VectorModel
 from mptcore.families.vae.likelihoods import Likelihood
-from mptcore.families.vae.networks import Decoder, Encoder
+from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 from mptcore.families.vae.variational import elbo
 from mptcore.runtime.session import Work
 
@@ -46,10 +46,14 @@ class Vae(nn.Module, ABC):
         Eq. (5) of the paper. Masks are (B, D), or (B, N, D) where each observation has its own
         (not over grids, nor by recursion). Differentiable."""
 
-    def elbo(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """The evidence lower bound of each observation from one draw, (N,)."""
+    def elbo(self, x: Tensor, normal: Tensor) -> Tensor:
+        """The evidence lower bound of each observation from one draw, by its `normal`: (N,)."""
         assert self.encoder is not None
-        return elbo(self.encoder, self.decoder, self.likelihood, x, generator)
+        return elbo(self.encoder, self.decoder, self.likelihood, x, normal)
+
+    def normal(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Standard normal numbers (N, K), for a draw of z for each observation."""
+        return draw_normal((len(x), self.latent_dim), x, generator)
 
     @abstractmethod
     def log_marginal(self, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.estimation.model import Evidence, VectorModel
+from mptcore.estimation.model import Evidence, MaskBatch, VectorModel
 from mptcore.families.vae.grid_vae import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from mptcore.families.vae.networks import dense, linear_decoder
@@ -89,7 +89,7 @@ class SampledContract(ModelContract):
         return every_mask(DIM)[::9]
 
     @pytest.mark.parametrize("device", DEVICES)
-    def test_the_device_does_not_matter(self, masks: Tensor, device: str) -> None:
+    def test_the_device_does_not_matter(self, masks: MaskBatch, device: str) -> None:
         """But for the noise, which is drawn there: other numbers, and the same each time."""
         assert self.model(torch.device(device)).device.type == device
         self.assert_same(self.scores(masks, device), self.scores(masks, device))

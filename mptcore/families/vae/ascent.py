@@ -1,0 +1,35 @@
+"""Gradients of means over masks or observations, by parts where the memory asks for it."""
+
+from collections.abc import Callable
+from functools import reduce
+
+import torch
+from torch import Tensor, nn
+
+from mptcore.runtime.out_of_memory import cut_alike, in_smaller_parts
+
+
+def _nothing() -> None:
+    """Where no part draws numbers."""
+
+
+def ascend(
+    objective: Callable[..., Tensor],
+    rows: tuple[Tensor, ...],
+    module: nn.Module,
+    begin: Callable[[], object] = _nothing,
+) -> Tensor:
+    """An objective that is a mean over the rows of tensors (B, ...); its descent is left with the
+    parameters of a module. `begin` puts back what an attempt without enough memory has drawn."""
+
+    def of_parts(parts: list[Tensor]) -> Tensor:
+        begin()
+        module.zero_grad(set_to_none=True)
+        values = []
+        for some in cut_alike(rows, parts):
+            share, value = len(some[0]) / len(rows[0]), objective(*some)
+            value.backward(torch.full_like(value, -share))  # type: ignore[no-untyped-call]
+            values.append(share * value.detach())
+        return reduce(torch.add, values)
+
+    return in_smaller_parts(of_parts, [torch.arange(len(rows[0]))])
