@@ -114,9 +114,10 @@ def test_every_command_of_the_file(compose: Compose, postgresql: PostgreSQL) -> 
     for name in ("api", "dispatcher", "reaper", "worker-cpu", "worker-gpu"):
         compose.start(name)
     assert set(compose.processes) | {"postgres"} == set(compose.services)
-    wait_until(lambda: compose.is_healthy("api"))
     key = Path(compose.elsewhere["/var/lib/mptlab"], "api-key").read_text().strip()
     with Client(f"http://127.0.0.1:{compose.elsewhere['8765']}", key) as client:
+        wait_until(client.is_ready)
+        assert compose.is_healthy("api")
         expected: dict[str, str | None] = {"cpu": None}
         if torch.cuda.is_available():
             expected["gpu"] = vitals(Queue.GPU).gpu

@@ -26,7 +26,7 @@ from service.main import create_app
 from service.settings import SECRETS, Settings
 from tests.deployment.test_compose import PATH
 from tests.support.ppca_spec import ppca_spec
-from tests.support.processes import wait_until
+from tests.support.processes import Lab, wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
@@ -123,16 +123,16 @@ def test_systemd_verifies_the_units(tmp_path: Path) -> None:
 def proxy(settings: Settings, tmp_path: Path) -> Iterator[tuple[str, ssl.SSLContext]]:
     """The API behind the Caddyfile, on loopback: its address and what trusts its certificate."""
     caddy = program("caddy")
-    upstream, port = serve.free_port(), serve.free_port()
+    lab, port = Lab(settings, tmp_path / "log"), serve.free_port()
     options = f"{{\nskip_install_trust\nadmin off\nhttp_port {serve.free_port()}\n}}\n"
     (tmp_path / "Caddyfile").write_text(options + (DEPLOY / "Caddyfile").read_text())
     environment = {
         **os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path),
-        "MPT_SITE": f"https://localhost:{port}", "MPT_UPSTREAM": f"127.0.0.1:{upstream}",
+        "MPT_SITE": f"https://localhost:{port}", "MPT_UPSTREAM": f"127.0.0.1:{lab.port}",
     }  # fmt: skip
     root = tmp_path / "caddy/pki/authorities/local/root.crt"
+    lab.start("api", "api", "--port", str(lab.port))
     with (
-        serve.embedded(settings.store, upstream, tmp_path / "log"),
         open(tmp_path / "caddy.log", "wb") as log,
         subprocess.Popen(
             [caddy, "run", "--config", str(tmp_path / "Caddyfile"), "--adapter", "caddyfile"],
@@ -144,6 +144,7 @@ def proxy(settings: Settings, tmp_path: Path) -> Iterator[tuple[str, ssl.SSLCont
             yield f"https://localhost:{port}", ssl.create_default_context(cafile=str(root))
         finally:
             process.terminate()
+            lab.stop()
 
 
 def test_the_proxy_speaks_tls(

@@ -1,5 +1,7 @@
-"""`python -m mptcore` as its users know it: a process, its lines and its exit status."""
+"""`python -m mptcore` as its users know it: a process, its lines and its exit status. What needs no
+process of its own to show is asked of its functions."""
 
+import io
 import json
 import math
 import subprocess
@@ -10,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from mptcore import __main__
+from mptcore.protocol.exit_codes import COMPLETE, FAILED
 from mptcore.protocol.records import Metric, Point, encode
 from tests.support.specs import SMALL, line
 
@@ -50,10 +54,6 @@ def test_a_run_gives_its_records_in_order_and_ends_with_0() -> None:
     assert progress["done"] == progress["total"] == 36
 
 
-def test_the_same_spec_gives_the_same_bytes() -> None:
-    assert run(line(SMALL)) == once()
-
-
 def test_a_bad_spec_ends_with_2_and_a_sentence_for_each_field() -> None:
     spec = {**SMALL, "bogus": 1, "seeds": []}
     status, records, errors = run(line(spec))
@@ -70,15 +70,19 @@ def test_what_is_no_spec_ends_with_2(text: bytes) -> None:
     assert errors.startswith("/: ")
 
 
-def test_a_failure_is_the_last_record_and_ends_with_1() -> None:
+def test_a_failure_is_the_last_record_and_ends_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Data of rank 2 leave no variance to a model of 4 dimensions."""
     spec = {
         **SMALL,
         "model": {"family": "ppca", "latent_dim": 4, "init": "maximum_likelihood"},
         "data": {**SMALL["data"], "n": 3},
     }
-    status, records, _ = run(line(spec))
-    assert status == 1
+    monkeypatch.setattr(sys, "argv", ["mptcore"])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line(spec))))
+    assert __main__.main() == FAILED == 1
+    records = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
     assert records[-1]["record"] == "failure"
     assert "lower latent_dim" in records[-1]["message"]
     assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
@@ -99,7 +103,7 @@ def test_supervised_the_spec_is_the_first_line() -> None:
     ready, first, environment, *rest = records
     assert ready == READY
     assert (environment["seq"], environment["record"]) == (None, "environment")
-    assert [first, *rest] == once()[1]  # those of a run that nobody supervises
+    assert [first, *rest] == once()[1]  # those of another process, that nobody supervises
 
 
 def test_supervised_the_end_of_the_file_ends_the_run() -> None:
@@ -118,8 +122,13 @@ def test_supervised_the_end_of_the_file_ends_the_run() -> None:
     process.stderr.close()
 
 
-def test_a_spare_that_gets_no_spec_ends_with_0() -> None:
-    assert run(b"", "--supervised") == (0, [READY], "")
+def test_a_spare_that_gets_no_spec_ends_with_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    assert __main__.supervised() == COMPLETE == 0
+    said, told = capsys.readouterr()
+    assert (json.loads(said), told) == (READY, "")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
