@@ -1,7 +1,6 @@
 """A GPU worker on a machine where no GPU can be used, which CUDA_VISIBLE_DEVICES makes of any."""
 
 import subprocess
-import sys
 from contextlib import closing
 
 import pytest
@@ -13,29 +12,27 @@ from service.experiments.models import Experiment, Queue
 from service.settings import Settings
 from service.workers import Worker
 from tests.service.experiments.test_place import submit
+from tests.support.forks import fork
 from tests.support.processes import MPT, environment
 from worker.node import Node
 
 
 def refusal(lab: Settings, *command: str) -> str:
     """What a command says that ends with status 1 where there is no GPU."""
-    environ = environment(lab, CUDA_VISIBLE_DEVICES="")
-    done = subprocess.run(
-        command, env=environ, stderr=subprocess.PIPE, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 1
-    return done.stderr
+    said = lab.store / "said"
+    assert fork(command, environment(lab, CUDA_VISIBLE_DEVICES=""), said).wait(60) == 1
+    return said.read_text()
 
 
 def test_a_gpu_worker_without_a_gpu_refuses_to_start(lab: Settings) -> None:
-    told = refusal(lab, sys.executable, "-m", "worker.node", "gpu")
+    told = refusal(lab, "-m", "worker.node", "gpu")
     assert "this worker can use no GPU" in told
     with closing(Database(lab.url)) as database, database.snapshot() as session:
         assert session.scalar(select(Worker.id)) is None
 
 
 def test_where_there_is_no_gpu_there_is_no_worker_for_each(lab: Settings) -> None:
-    assert "NVML tells of no GPU here" in refusal(lab, *MPT, "worker", "gpu", "--all")
+    assert "NVML tells of no GPU here" in refusal(lab, "worker", "gpu", "--all")
 
 
 def test_a_worker_for_each_is_of_gpus() -> None:
