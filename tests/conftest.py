@@ -83,11 +83,13 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
 
 
 @pytest.fixture
-def lab(postgresql: PostgreSQL, redis: Redis, lab_store: Path, tmp_path: Path) -> Settings:
+def lab(
+    postgresql: PostgreSQL, redis: Redis, lab_store: Path, tmp_path: Path
+) -> Iterator[Settings]:
     """Settings of lab mode on real servers, with a database and a broker number of its own."""
     name = f"test_{uuid.uuid4().hex}"
     postgresql.create(name, template="prepared")
-    return Settings(
+    yield Settings(
         store=shutil.copytree(lab_store, tmp_path / "lab"),
         database_url=postgresql.url(name),
         redis_url=redis.new_url(),
@@ -95,6 +97,7 @@ def lab(postgresql: PostgreSQL, redis: Redis, lab_store: Path, tmp_path: Path) -
         models_dir=None,
         places_for_s=0,
     )
+    postgresql.drop(name)  # or the disk is given hundreds of them, and they are deleted at the end
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

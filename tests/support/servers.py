@@ -72,6 +72,11 @@ class PostgreSQL:
         with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
             connection.execute(copied.encode())
 
+    def drop(self, name: str) -> None:
+        """With whoever is connected to it."""
+        with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
     def url(self, name: str) -> str:
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{name}"
 
