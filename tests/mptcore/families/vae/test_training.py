@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from mptcore.data.dataset import Dataset
+from mptcore.families.vae.ascent import ascend
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
 from mptcore.specs import Importance, LatentTrain, Recursive
 from tests.mptcore.families.vae.test_sampling import linear_gaussian, simulated
@@ -34,6 +36,26 @@ def test_fitting_the_encoder_leaves_the_decoder_alone() -> None:
         assert second is not None
         assert torch.equal(first, second)
     assert all(parameter.requires_grad for parameter in vae.decoder.parameters())
+
+
+def test_an_ascent_begins_again_where_its_second_part_does_not_fit() -> None:
+    """With nothing of what the first part left, and with the draws of the beginning."""
+    x, module = torch.arange(12.0).view(6, 2), nn.Linear(2, 1, bias=False)
+    seen: list[int] = []
+    begun: list[int] = []
+
+    def objective(some: Tensor) -> Tensor:
+        seen.append(len(some))
+        if len(some) > 3 or len(seen) == 3:
+            raise torch.OutOfMemoryError
+        found: Tensor = module(some).mean()
+        return found
+
+    value = ascend(objective, (x,), module, lambda: begun.append(len(seen)))
+    assert seen == [6, 3, 3, 2, 1, 2, 1]
+    assert begun == [0, 1, 3]
+    assert value.item() == pytest.approx(module(x).mean().item())
+    torch.testing.assert_close(module.weight.grad, -x.mean(0)[None])
 
 
 def test_the_error_of_the_elbo_is_calibrated() -> None:
