@@ -8,7 +8,7 @@ import torch
 
 from mptcore.families.linear_gaussian.run import LinearGaussianRun
 from mptcore.families.vae.run import VaeRun
-from mptcore.protocol.records import Log, Record
+from mptcore.protocol.records import Log, Progress, Record
 from mptcore.runtime.device import device_of, dtype_of, name_of, set_arithmetic
 from mptcore.runtime.process import keep_freed_memory
 from mptcore.runtime.session import ExperimentRun, Session, TrainingState, with_progress
@@ -46,7 +46,7 @@ def run(spec: ExperimentSpec, implementation: Implementation = implementation) -
     session = Session()
     for record in resumable(spec, session, None, implementation):
         if record is not None:
-            session.seq += 1
+            session.seq += not isinstance(record, Progress)
             yield record
 
 
@@ -57,7 +57,7 @@ def resumable(
     implementation: Implementation = implementation,
 ) -> Iterator[Record | None]:
     """The same with a None for each step without a record: where session.at_safe_point is true it
-    may be saved there. The caller raises session.seq with every record."""
+    may be saved there. The caller raises session.seq with every record but those of progress."""
     keep_freed_memory()
     torch.set_num_threads(spec.compute.threads)
     device = device_of(spec.compute)

@@ -71,8 +71,9 @@ class Stage:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far the whole run is, over its seeds and objectives, and within its present stage.
-    Emitted at fixed points of the work, never by the clock, so that every run of a spec gives the
-    same records."""
+    Emitted at fixed points of the work, never by the clock. It comes where a batch of masks ends,
+    and a GPU takes larger ones than a processor: so it has no place in the run's sequence either,
+    and a run that goes on elsewhere gives the very records of an undisturbed one."""
 
     kind: ClassVar = "progress"
     done: int

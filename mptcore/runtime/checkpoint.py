@@ -24,7 +24,7 @@ from mptcore.runtime.session import MaskPlan, ScoreCache, Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
 KEPT = 2
-FORMAT = "3"
+FORMAT = "4"
 """Of the file; a run starts again from its first record where it finds another."""
 
 

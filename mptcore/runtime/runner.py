@@ -84,9 +84,7 @@ class SpecRunner:
     def _run(self) -> int:
         try:
             for record in self._records():
-                if record is not None:
-                    self._session.seq += 1
-                    self._write(record)
+                self._take(record)
                 self._tell_environment()
                 if self._must_stop():
                     self.out.flush()
@@ -100,6 +98,15 @@ class SpecRunner:
             return self._fail(Failure("oom", f"out of memory: {advice} ({error})"))
         self.out.flush()
         return COMPLETE
+
+    def _take(self, record: Record | None) -> None:
+        """Give a record its number, and write it if it was not given before."""
+        if isinstance(record, Progress):
+            if self._session.seq >= self._given:
+                self._emit_unnumbered(record)
+        elif record is not None:
+            self._session.seq += 1
+            self._write(record)
 
     def _tell_environment(self) -> None:
         """Once the run has begun, and where it has read more since."""
@@ -182,7 +189,7 @@ class SpecRunner:
         if seq <= self._given:
             return
         self.out.write(encode(seq, record) + "\n")
-        if isinstance(record, Progress) or seq == 1:
+        if seq == 1:
             self.out.flush()
 
     def _fail(self, failure: Failure) -> int:

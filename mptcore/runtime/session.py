@@ -89,7 +89,7 @@ class Session:
     """A run as it goes on."""
 
     seq: int = 0
-    """Records given so far; whoever takes them raises it."""
+    """Records given so far, those of progress left out; whoever takes them raises it."""
     masks: int = 0
     """Masks scored so far; `with_progress` raises it."""
     plans: list[MaskPlan] = field(default_factory=list)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mptcore.protocol.records import encode
+from mptcore.protocol.records import Progress, encode
 from mptcore.run import resumable
 from mptcore.runtime.session import Session
 from mptcore.specs import ExperimentSpec, parse_spec
@@ -249,8 +249,10 @@ def lines_of(spec: ExperimentSpec, work_dir: Path) -> list[dict[str, Any]]:
     lines = []
     for record in resumable(spec, session):
         if record is not None:
-            session.seq += 1
-            text = re.sub(r"\b[0-9a-f]{64}\b", "<sha256>", encode(session.seq, record))
+            is_numbered = not isinstance(record, Progress)
+            session.seq += is_numbered
+            line = encode(session.seq if is_numbered else None, record)
+            text = re.sub(r"\b[0-9a-f]{64}\b", "<sha256>", line)
             lines.append(json.loads(text))
     return lines[1:]
 

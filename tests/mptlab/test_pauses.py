@@ -106,9 +106,10 @@ def test_no_defect_of_the_request_is_tried_again() -> None:
 
 def test_at_the_end_of_its_time_comes_the_last_outcome() -> None:
     service = Service(*[answer(503)] * 1000)
+    began = time.monotonic()
     assert service.ask(for_s=0.5).status_code == 503
     assert len(service.asked_at) > 1
-    assert service.asked_at[-1] - service.asked_at[0] >= 0.5
+    assert time.monotonic() - began >= 0.5
     service = Service(*[httpx.ConnectError("refused")] * 1000)
     with pytest.raises(httpx.ConnectError, match="refused"):
         service.ask(for_s=0.0)

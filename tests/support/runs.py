@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mptcore.protocol.records import Metric, Point, Record, encode
+from mptcore.protocol.records import Metric, Point, Progress, Record, encode
 from mptcore.run import Implementation, implementation, resumable
 from mptcore.runtime.checkpoint import Snapshot, files, first_whole
 from mptcore.runtime.session import Session, Work
@@ -33,7 +33,7 @@ def records(
     lines = []
     training = found.training if found else None
     for record in resumable(spec, session, training, implementation):
-        if record is not None:
+        if record is not None and not isinstance(record, Progress):
             session.seq += 1
             if session.seq > given:
                 lines.append(encode(session.seq, record))

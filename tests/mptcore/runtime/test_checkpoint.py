@@ -17,6 +17,7 @@ from mptcore.protocol.orders import Assignment
 from mptcore.runtime import checkpoint
 from mptcore.runtime.checkpoint import files, first_whole
 from mptcore.runtime.runner import SpecRunner
+from tests.support.pretended_gpu import pretended_gpu
 from tests.support.runs import records, spec_of
 
 ROOT = Path(__file__).parents[3]
@@ -51,6 +52,30 @@ def test_resumed_records_are_those_of_an_undisturbed_run(name: str, tmp_path: Pa
         first = records(spec, folder, stop_after)
         assert len(first) < len(whole)
         assert first + records(spec, folder) == whole
+
+
+def test_a_run_that_goes_on_on_a_gpu_gives_each_point_once(tmp_path: Path) -> None:
+    """Though it scores more masks at a time there."""
+    spec = spec_of(
+        {
+            **BASE,
+            "data": {**BASE["data"], "dim": 48},
+            "evaluate": {"masks": {"schedule": "all", "per_size": 100}},
+            "compute": {"threads": 1},
+        }
+    )
+    whole = records(spec, tmp_path / "whole")
+    given = records(spec, tmp_path / "both", 20)
+    assert 20 <= len(given) < 60
+    with pretended_gpu():
+        given += records(spec, tmp_path / "both")
+    assert places(given) == places(whole)
+
+
+def places(lines: list[str]) -> list[tuple[Any, ...]]:
+    """Which records they are, whatever they measured."""
+    found = map(json.loads, lines)
+    return [(one["seq"], one["record"], one.get("x"), one.get("name")) for one in found]
 
 
 def test_stopping_again_and_again_changes_nothing(tmp_path: Path) -> None:

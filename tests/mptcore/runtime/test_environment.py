@@ -73,9 +73,9 @@ def test_it_comes_once_the_run_has_begun() -> None:
     assert [line["record"] for line in lines[:2]] == ["log", "environment"]
 
 
-def test_a_run_of_its_own_prints_numbered_records_alone() -> None:
+def test_a_run_of_its_own_prints_beside_its_records_its_progress_alone() -> None:
     lines = lines_of(ppca_spec(compute=COMPUTE), supervised=False)
-    assert None not in [line["seq"] for line in lines]
+    assert {line["record"] for line in lines if line["seq"] is None} == {"progress"}
 
 
 def test_texts_and_checkpoints_are_named_by_their_digests(

@@ -13,7 +13,7 @@ import torch
 
 from mptcore.protocol.exit_codes import COMPLETE, FAILED, STOPPED
 from mptcore.protocol.orders import Assignment, parse_assignment
-from mptcore.protocol.records import Checkpoint, Log
+from mptcore.protocol.records import Checkpoint, Log, Progress
 from mptcore.runtime import runner
 from mptcore.runtime.checkpoint import Snapshot, files
 from mptcore.runtime.runner import SpecRunner
@@ -92,6 +92,24 @@ def told(runner: SpecRunner) -> list[tuple[str, int]]:
     assert isinstance(runner.out, io.StringIO)
     lines = map(json.loads, runner.out.getvalue().splitlines())
     return [(line["record"], line["seq"] or line["after"]) for line in lines]
+
+
+def test_progress_has_no_place_among_the_records(tmp_path: Path) -> None:
+    """It comes where batches end, which are of other sizes on a GPU. What was told is not again."""
+
+    def steps(*arguments: object) -> Iterator[Log | Progress]:
+        began._given = 1
+        yield Progress(1, 3, "masks")
+        yield Log("info", "one")
+        yield Progress(2, 3, "masks")
+        yield Log("info", "two")
+
+    out = io.StringIO()
+    began = SpecRunner(steps, Assignment(spec_of(SMALL)), out)
+    assert began.run() == COMPLETE
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [(line["record"], line["seq"]) for line in lines] == [("progress", None), ("log", 2)]
+    assert lines[0]["done"] == 2
 
 
 def test_a_run_goes_on_while_it_is_saved(tmp_path: Path, pen: threading.Semaphore) -> None:

@@ -148,7 +148,7 @@ class Server:
 
 @pytest.fixture
 def hasty(settings: Settings) -> Iterator[tuple[Server, Settings]]:
-    quick = settings.model_copy(update={"upload_stall_s": 0.5, "max_uploads": 2})
+    quick = settings.model_copy(update={"upload_stall_s": 1.5, "max_uploads": 2})
     with Server(quick) as server:
         yield server, quick
 
@@ -165,7 +165,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(hasty: tuple[Server, Settings]
     server, settings = hasty
     with server.begin(10_000, b"half"):
         wait_until(lambda: bool(stored(settings)))
-    wait_until(lambda: stored(settings) == [], timeout_s=0.4)  # before it is taken to stall
+    wait_until(lambda: stored(settings) == [], timeout_s=1.2)  # before it is taken to stall
 
 
 def test_so_many_at_once_and_no_more(hasty: tuple[Server, Settings]) -> None:
