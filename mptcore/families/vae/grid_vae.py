@@ -44,17 +44,18 @@ class GridVae(Vae):
     def conditional(self, x: Tensor, outputs: Tensor, masked: Tensor) -> Tensor:
         """log p(x_j | x_R) for each masked j of one mask (D,), (N, M), given the decoder's outputs
         at all nodes (G, D)."""
-        joint = self._joint(x, outputs, (~masked).to(x))
+        joint = self.joint(x, outputs, (~masked).to(x))
         share = joint.log_softmax(-1)  # log p(z_g | x_R), (N, G)
         columns = masked.nonzero().flatten()  # once: a GPU is waited for here
         return self.likelihood.mixed_log_probs(x[:, columns], outputs[:, columns], share)
 
-    def _joint(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:  # (N, G)
+    def joint(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:  # (N, G)
+        """log p(x_R, z_g), of the observed dimensions (D,) or (N, D) or all."""
         return self.likelihood.node_log_probs(x, outputs, observed) + self.log_weights
 
     def log_marginal(self, x: Tensor, observed: Tensor | None = None) -> Tensor:
         """log p(x_R) for each observation, of the observed dimensions (D,) or all: (N,)."""
-        return self._joint(x, self.decoder(self.z), observed).logsumexp(-1)
+        return self.joint(x, self.decoder(self.z), observed).logsumexp(-1)
 
     def fit_encoder(self, x: Tensor, generator: torch.Generator) -> None:
         """The grid needs none."""
@@ -70,7 +71,7 @@ class GridVae(Vae):
     @torch.no_grad()
     def reconstruction(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
         outputs = self.decoder(self.z)
-        share = self._joint(x, outputs, (~masked).to(x)).softmax(-1)  # (N, G)
+        share = self.joint(x, outputs, (~masked).to(x)).softmax(-1)  # (N, G)
         return torch.where(masked, share @ self.likelihood.mean(outputs), x)
 
     def scored_on(self, x: Tensor, seed: int, evidence: Evidence) -> VectorModel:
@@ -91,13 +92,33 @@ class GridVaeModel(TractableModel):
 
     @property
     def bytes_per_mask(self) -> int:
-        """Masks are scored one at a time; a batch is what a run does between two safe points."""
+        """A CPU scores masks one at a time; a batch is what a run does between two safe points."""
         return 2**22
 
+    @property
+    def least_batch(self) -> int:
+        """A GPU computes many masks about as soon as it is asked for one."""
+        if self.device.type == "cpu":
+            return 1
+        numbers = len(self.x) * max(len(self.vae.z), self.dim)
+        return max(1, CHUNK_BYTES // (8 * numbers * self.x.element_size()))
+
+    @torch.no_grad()
     def scores(self, masks: Tensor) -> Tensor:
-        with torch.no_grad():
-            outputs = self.vae.decoder(self.vae.z)
+        outputs = self.vae.decoder(self.vae.z)
+        if self.least_batch == 1:
             return torch.stack([self._over_observations(outputs, mask) for mask in masks])
+        parts = torch.split(masks, self.least_batch)
+        return torch.cat([self._together(outputs, part) for part in parts])
+
+    def _together(self, outputs: Tensor, masks: Tensor) -> Tensor:
+        """Of masks (B, D), whatever their sizes: what is observed is computed too, and left out."""
+        x = self.x.repeat(len(masks), 1)
+        hidden = masks[:, None].expand(-1, len(self.x), -1)  # (B, N, D)
+        share = self.vae.joint(x, outputs, (~hidden).to(x).flatten(0, 1)).log_softmax(-1)
+        log_probs = self.vae.likelihood.mixed_log_probs(x, outputs, share).view(hidden.shape)
+        sums = torch.where(hidden, log_probs, 0).sum((1, 2), dtype=torch.float64)
+        return sums / (len(self.x) * masks.sum(1))
 
     def _over_observations(self, outputs: Tensor, mask: Tensor) -> Tensor:
         rows = max(1, CHUNK_BYTES // (4 * len(outputs) * self.x.element_size()))
@@ -115,8 +136,8 @@ class GridVaeModel(TractableModel):
 
     def joint_scores(self, masks: Tensor) -> Tensor:
         whole = self.log_marginal_likelihood()
-        rest = [mean_log_marginal(self.vae, self.x, (~mask).to(self.x)) for mask in masks]
-        return whole - torch.tensor(rest, dtype=torch.float64, device=self.device)
+        rest = [_mean_log_marginal(self.vae, self.x, (~mask).to(self.x)) for mask in masks]
+        return whole - torch.stack(rest)
 
 
 def grid_evidence(vae: GridVae, x: Tensor) -> Evidence:
@@ -144,11 +165,16 @@ def _over(vae: GridVae, grid: AnyGrid, x: Tensor) -> float:
     return mean_log_marginal(other, x)
 
 
+def mean_log_marginal(vae: GridVae, x: Tensor) -> float:
+    """The mean over observations of log p(x)."""
+    return _mean_log_marginal(vae, x, None).item()
+
+
 @torch.no_grad()
-def mean_log_marginal(vae: GridVae, x: Tensor, observed: Tensor | None = None) -> float:
-    """The mean over observations of log p(x_R), for observed dimensions (D,) or all."""
+def _mean_log_marginal(vae: GridVae, x: Tensor, observed: Tensor | None) -> Tensor:
+    """That of log p(x_R), for observed dimensions (D,) or all: float64, ()."""
     (found,) = by_rows(lambda some: (_log_marginals(vae, some, observed),), x)
-    return found.double().mean().item()
+    return found.double().mean()
 
 
 def _log_marginals(vae: GridVae, x: Tensor, observed: Tensor | None) -> Tensor:

@@ -117,7 +117,7 @@ class LatentExperiment(Spec):
         problems += self._evaluate_problems()
         problems += seed_problems(self.seeds)
         if self.compute.memory_mib is not None:
-            detail = "a VAE scores one mask at a time: leave it null"
+            detail = "a VAE takes what its draws or nodes need: leave it null"
             problems.append(Problem("/compute/memory_mib", detail))
         if problems:
             reject(problems)

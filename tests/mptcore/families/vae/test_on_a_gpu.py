@@ -11,11 +11,15 @@ from torch import Tensor
 from mptcore.estimation.masks import SizedMasks
 from mptcore.estimation.model import Evidence, VectorModel
 from mptcore.estimation.scores import score_masks
+from mptcore.families.vae import grid_vae
+from mptcore.families.vae.grid_vae import GridVae
+from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
+from mptcore.families.vae.networks import linear_decoder
 from mptcore.families.vae.run import VaeRun
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
 from mptcore.runtime.rng import generator_for, restore_generator
 from mptcore.runtime.session import ScoreCache, Session
-from mptcore.specs import LatentExperiment
+from mptcore.specs import LatentExperiment, UniformGrid
 from tests.support.contract import assert_alike
 from tests.support.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
 from tests.support.runs import records, result_of, spec_of
@@ -225,3 +229,26 @@ def test_what_is_measured_while_memory_is_short_is_the_same(
             gpu.most_numbers = None
             found.append([evidence.value, evidence.std_err, curve.value, elbo.value, elbo.std_err])
     assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("likelihood", [BernoulliLikelihood(), GaussianLikelihood(3.0)])
+def test_masks_scored_together_have_the_scores_of_a_cpu(
+    likelihood: Likelihood, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a grid: a few at a time, and with values that are nearly impossible."""
+    monkeypatch.setattr(grid_vae, "CHUNK_BYTES", 8 * 8 * 9 * 25 * 3)  # of three masks
+    x = (torch.arange(9 * DIM).view(9, DIM) % 3 == 0).double()
+    found = []
+    with pretended_gpu() as gpu:
+        for device in (torch.device("cpu"), DEVICE):
+            torch.manual_seed(3)
+            grid = UniformGrid.model_validate(GRID)
+            vae = GridVae(None, linear_decoder(DIM, 2), likelihood, 2, grid).double()
+            with torch.no_grad():
+                vae.decoder.get_parameter("last.weight").mul_(400)
+            model = vae.to(device).scored_on(x.to(device), 4, Evidence(0.0))
+            assert model.least_batch == (1 if device.type == "cpu" else 3)
+            gpu.reset()
+            found.append(model.scores(masks(7).to(device)).cpu())
+    torch.testing.assert_close(found[1], found[0])
+    assert gpu.launches < 7 * 31
