@@ -66,6 +66,11 @@ class PretendedGpu:
         self.pinned.append(held.clone())
         return self.pinned[-1]
 
+    @property
+    def asked(self) -> dict[str, int]:
+        """What is counted."""
+        return {one.name: getattr(self, one.name) for one in fields(self)[:5]}
+
     def reset(self) -> None:
         """Count from nothing."""
         for one in fields(self)[:5]:

@@ -1,0 +1,260 @@
+"""What language models ask of a GPU: kernels, synchronisations and copies, on a pretended one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.families.masked_lm import evaluation
+from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
+from mptcore.families.masked_lm.model import MaskedLm, score_sequences
+from mptcore.families.masked_lm.packing import Row
+from mptcore.families.masked_lm.trainer import MaskedLmTrainer
+from mptcore.runtime.session import ScoreCache
+from mptcore.specs import RateMasks, TextEvaluate, TextTrain
+from tests.support import tiny_lm
+from tests.support.pretended_gpu import DEVICE, pretended_gpu
+from tests.support.runs import records, result_of, spec_of
+from tests.support.texts import corpus_of
+
+CPU = torch.device("cpu")
+DIM = 12
+WITHOUT_DROPOUT: dict[str, Any] = {
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+
+def language_model() -> MaskedLm:
+    return MaskedLm(tiny_lm.network(), DEVICE, torch.float32)
+
+
+def sequences(count: int) -> MaskedBatch:
+    """Masked sequences of one length."""
+    masker = Masker(corpus_of(["the cat sat on a red mat"] * count), 4, 15)
+    rates = torch.full((count,), 0.4, dtype=torch.float64)
+    return masker.at_rates(torch.arange(count), rates, torch.Generator().manual_seed(1))[0]
+
+
+def test_a_batch_of_sequences() -> None:
+    """Of a network of two layers: the sequences go to the device in one copy, their order in
+    another, and nothing is waited for but the scores."""
+    with pretended_gpu() as gpu:
+        model = language_model()
+        found = []
+        for count in (4, 32):
+            gpu.reset()
+            result_of(score_sequences({"model": model}, sequences(count), ScoreCache()))
+            found.append(gpu.asked)
+    assert found[0] == found[1]
+    assert found[0]["launches"] <= 76
+    assert found[0]["synchronisations"] == found[0]["to_host"] == 1
+    assert found[0]["to_device"] == 2
+    assert found[0]["waited"] == 0
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_the_scores_of_many_parts_are_fetched_once(models: int) -> None:
+    """And what is to be done meanwhile, the next masks, is done while the device has work."""
+    masker = Masker(corpus_of(tiny_lm.lines(40)), 4, 15)
+    rates = torch.full((40,), 0.4, dtype=torch.float64)
+    batch, _ = masker.at_rates(torch.arange(40), rates, torch.Generator().manual_seed(1))
+    with pretended_gpu() as gpu:
+        made = [MaskedLm(tiny_lm.network(), DEVICE, torch.float32, 40_000) for _ in range(models)]
+        parts = len(list(made[0].parts(batch)))
+        gpu.reset()
+        begun: list[int] = []
+
+        def meanwhile() -> None:
+            assert gpu.synchronisations == 0
+            begun.append(gpu.launches)
+
+        steps = score_sequences(dict(zip("ab", made, strict=False)), batch, ScoreCache(), meanwhile)
+        found = result_of(steps)
+    assert parts > 4
+    assert begun[0] > 40 * parts * models
+    assert gpu.synchronisations == gpu.to_host == 1
+    assert gpu.to_device == models * (parts + 1)
+    assert gpu.waited == 0
+    assert found.shape == (models, 2, 40)
+
+
+@pytest.mark.parametrize("target", [None, 20.0])
+def test_the_next_masks_are_drawn_while_the_device_has_work(
+    target: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a curve, and of a round of masks towards a target."""
+    monkeypatch.setattr(evaluation, "CHUNK_TOKENS", 200)
+    spec = TextEvaluate(
+        masks=RateMasks(rates=(0.2, 0.5)), target_std_err=target, dimensions=10, max_masks=100
+    )
+    masker = Masker(corpus_of(tiny_lm.lines(60)), 4, 15)
+    fetched: list[int] = []
+    draw = Masker.at_rates
+
+    def noted(masker: Masker, *given: Any) -> tuple[MaskedBatch, Tensor]:
+        fetched.append(gpu.to_host)
+        return draw(masker, *given)
+
+    monkeypatch.setattr(Masker, "at_rates", noted)
+    with pretended_gpu() as gpu:
+        models = {"model": language_model()}
+        text = evaluation.TextEvaluation(spec, models, masker, {"seed": 1}, ScoreCache())
+        gpu.reset()
+        for _ in text.records(torch.Generator().manual_seed(1)):
+            pass
+    assert fetched[:3] == [0, 0, 1]
+    assert gpu.to_host == len(fetched)
+
+
+def computed_in(found: Tensor) -> torch.dtype:
+    """Autocasts are asked for; they pass by the tensors of a pretended GPU."""
+    autocast = torch.is_autocast_enabled("cuda")
+    return torch.get_autocast_dtype("cuda") if autocast else found.dtype
+
+
+@pytest.mark.parametrize("precision", ["auto", "float32"])
+def test_a_language_model_on_a_gpu_is_in_bfloat16_unless_told(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and products; weights that are trained stay in float32."""
+    tiny_lm.checkpoint(tmp_path / "tiny")
+    monkeypatch.setenv("MPT_MODELS_DIR", str(tmp_path))
+    made: list[tuple[torch.dtype, torch.dtype]] = []
+    own = MaskedLm._log_probs
+
+    def noted(model: MaskedLm, row: Row) -> Tensor:
+        seen: list[torch.dtype] = []
+        first = next(m for m in model.network.modules() if isinstance(m, torch.nn.Linear))
+        hook = first.register_forward_hook(lambda *given: seen.append(computed_in(given[-1])))
+        found = own(model, row)
+        hook.remove()
+        made.append((first.weight.dtype, seen[0]))
+        assert found.dtype == torch.float32
+        return found
+
+    monkeypatch.setattr(MaskedLm, "_log_probs", noted)
+    spec: dict[str, Any] = {
+        "model": {"family": "masked_lm", "checkpoint": "tiny"},
+        "data": {"source": "text", "lines": tiny_lm.lines(6)},
+        "evaluate": {"masks": {"schedule": "rates", "rates": [0.5]}, "dimensions": 10},
+        "compute": {"device": "cuda", "threads": 1, "precision": precision},
+    }
+    with pretended_gpu():
+        (log, *_) = records(spec_of(spec), tmp_path / "evaluated")
+        evaluated = set(made)
+        made.clear()
+        records(spec_of({**spec, "train": {"steps": 1, "batch_size": 4}}), tmp_path / "trained")
+    computed = torch.bfloat16 if precision == "auto" else torch.float32
+    assert f"{computed}".removeprefix("torch.") in log
+    assert evaluated == {(computed, computed)}
+    assert set(made) == {(torch.float32, computed)}
+
+
+def trainer_of(count: int, device: torch.device = DEVICE, **sizes: Any) -> MaskedLmTrainer:
+    spec = TextTrain(steps=4, batch_size=count, warmup_steps=1)
+    model = MaskedLm(tiny_lm.network(**sizes), device, torch.float32)
+    return MaskedLmTrainer(spec, model, Masker(corpus_of(tiny_lm.lines(40)), 4, 15), None, 1)
+
+
+def test_a_training_step_of_a_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 sentences of 5 to 11 tokens are one part, and the device is waited for once."""
+    with pretended_gpu() as gpu:
+        trainer = trainer_of(32)
+        parts: list[Tensor] = []
+        cut = trainer.model.parts
+
+        def cut_and_kept(masks: MaskedBatch) -> list[Tensor]:
+            parts[:] = cut(masks)
+            return parts
+
+        monkeypatch.setattr(trainer.model, "parts", cut_and_kept)
+        gpu.reset()
+        trainer.advance()
+        assert len(parts) == 1
+        assert gpu.synchronisations == 1
+        assert gpu.to_device == 2
+        assert gpu.waited == 0
+        assert gpu.launches <= 460  # 240 of the network, the rest of the gradient's norm
+        assert gpu.forks == [DEVICE]  # and no other GPU's generator was looked at
+        gpu.reset()
+        trainer.adam.step()
+        assert gpu.launches <= 4  # for the weights that decay, and for the others
+
+
+def test_a_language_model_is_trained_on_by_another_device() -> None:
+    """Whose optimizer is another one: from a CPU to a GPU, and back."""
+    moves = ((DEVICE, DEVICE, DEVICE), (CPU, DEVICE, CPU))
+    found = []
+    with pretended_gpu():
+        for devices in moves:
+            kept = None
+            for step, device in enumerate(devices):
+                trainer = trainer_of(8, device, **WITHOUT_DROPOUT)
+                if kept is not None:
+                    trainer.restore(kept)
+                trainer.epoch = step
+                loss = trainer.step()
+                kept = {name: value.cpu() for name, value in trainer.tensors().items()}
+            found.append(loss)
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def gradients(trainer: MaskedLmTrainer) -> list[Tensor]:
+    found = [p.grad for p in trainer.network.parameters()]
+    return [one.cpu() for one in found if one is not None]
+
+
+def test_a_step_that_is_short_of_memory_has_the_same_gradient() -> None:
+    with pretended_gpu() as gpu:
+        trainer = trainer_of(16, **WITHOUT_DROPOUT)
+        expected = trainer.step()
+        whole = gradients(trainer)
+        gpu.most_numbers = 700  # all weights, and the layers of two or three sentences
+        trainer = trainer_of(16, **WITHOUT_DROPOUT)
+        assert trainer.step() == pytest.approx(expected, rel=1e-6)
+        for found, other in zip(gradients(trainer), whole, strict=True):
+            torch.testing.assert_close(found, other, rtol=1e-4, atol=1e-6)
+        assert gpu.refused > 0
+        gpu.refused = 0
+        trainer.step()
+        assert gpu.refused == 0  # cut before, from now on
+        gpu.most_numbers = 100
+        with pytest.raises(torch.OutOfMemoryError):
+            trainer.step()
+
+
+def test_a_network_that_is_made_anew_touches_no_generator_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_lm.checkpoint(tmp_path / "tiny")
+    monkeypatch.setenv("MPT_MODELS_DIR", str(tmp_path))
+    spec = {
+        "model": {"family": "masked_lm", "checkpoint": "tiny", "init": "random"},
+        "data": {"source": "text", "lines": tiny_lm.lines(6)},
+        "evaluate": {"masks": {"schedule": "rates", "rates": [0.5]}, "dimensions": 10},
+        "compute": {"device": "cuda", "threads": 1},
+    }
+    with pretended_gpu() as gpu:
+        records(spec_of(spec), tmp_path)
+    assert gpu.forks == []
+
+
+def test_scores_that_are_short_of_memory_are_the_same() -> None:
+    with pretended_gpu() as gpu:
+        model, found = language_model(), []
+        for gpu.most_numbers in (None, 700):
+            found.append(result_of(score_sequences({"model": model}, sequences(8), ScoreCache())))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_what_did_not_fit_is_not_tried_again() -> None:
+    """Not in the batch of then, and not in those that follow."""
+    with pretended_gpu() as gpu:
+        model = {"model": language_model()}
+        gpu.most_numbers = 700
+        for _ in range(2):
+            result_of(score_sequences(model, sequences(32), ScoreCache()))
+            assert gpu.refused == 4  # of 32, 16, 8 and 4 sequences
