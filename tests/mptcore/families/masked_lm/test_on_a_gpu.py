@@ -20,7 +20,6 @@ from tests.support.runs import records, result_of, spec_of
 from tests.support.texts import corpus_of
 
 CPU = torch.device("cpu")
-DIM = 12
 WITHOUT_DROPOUT: dict[str, Any] = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
