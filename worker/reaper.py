@@ -44,9 +44,9 @@ class Reaper:
 
     def _tick(self) -> None:
         with self.database.transaction() as session:
+            workers.forget_silent(session, FORGET_S)  # first: what can only be read is away
             if not self._has_been_up(session):
                 return
-            workers.forget_silent(session, FORGET_S)
             limits = self.settings.dispatch_timeout_s, self.settings.max_lost
             reaped = lease.reap(session, *limits, as_of=self._last_tick)
         for experiment_id, status in reaped:

@@ -1,7 +1,7 @@
 """The reaper waits a whole lease after the database was away."""
 
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ from service.experiments.dispatch import dispatch_next
 from service.experiments.models import Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
+from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec
+from tests.support.servers import PostgreSQL
 from worker.reaper import Reaper
 
 LEASE_S = 0.6
@@ -67,6 +69,25 @@ def test_grace_after_the_database_was_away(
     time.sleep(LEASE_S)
     reaper.tick()
     assert status(database, running) == "queued"
+
+
+def test_grace_after_a_failover(lab: Settings, postgresql: PostgreSQL) -> None:
+    """A standby that takes no writes yet can be read, but no worker can renew its lease there."""
+    with closing(Database(lab.url)) as database:
+        claim = claimed(database, lease_s=-1)
+        reaper = Reaper(database, lab.model_copy(update={"lease_s": LEASE_S}))
+        reaper.tick()
+        postgresql.set_read_only(name := lab.url.rpartition("/")[2], True)
+        for _ in range(2):  # the first finds its connection closed
+            reaper.tick()
+        time.sleep(LEASE_S)
+        postgresql.set_read_only(name, False)
+        for _ in range(2):
+            reaper.tick()
+        assert status(database, claim.experiment_id) == "running"
+        time.sleep(LEASE_S)
+        reaper.tick()
+        assert status(database, claim.experiment_id) == "queued"
 
 
 def test_grace_after_a_gap(
