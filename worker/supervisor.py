@@ -178,7 +178,7 @@ class Supervision:
         self._is_away = False
         self._batches.popleft()
         self._spooled -= batch.size
-        if batch.size:
+        if batch.last_seq:
             self.runner.acknowledge(batch.last_seq)
         if batch.checkpoint is not None:
             self._forget_old_checkpoints(batch.checkpoint["file"])

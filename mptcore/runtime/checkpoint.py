@@ -33,6 +33,8 @@ class Resumed:
     """A session as it was saved, when `after` records had been given."""
 
     after: int
+    masks: int
+    """Scored by then."""
     scores: ScoreCache
     training: TrainingState | None
     device: str | None
@@ -52,7 +54,7 @@ class Snapshot:
     def of(cls, session: Session, spec: ExperimentSpec) -> "Snapshot":
         tensors, header = _of(session)
         header |= {"format": FORMAT, "spec": spec.model_dump_json(), "after": str(session.seq)}
-        header["device"] = session.device
+        header |= {"device": session.device, "masks": str(session.masks)}
         return cls(session.seq, tensors, header)
 
     def save(self, folder: Path) -> Checkpoint:
@@ -131,7 +133,8 @@ def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
         epoch, seq, masks = json.loads(header["training"])
         plans = tuple(MaskPlan(*plan) for plan in json.loads(header["plans"]))
         training = TrainingState(epoch, seq, masks, plans, under("training/", tensors))
-    return Resumed(int(header["after"]), scores, training, header.get("device"))
+    after, masks = int(header["after"]), int(header["masks"])
+    return Resumed(after, masks, scores, training, header.get("device"))
 
 
 def _is_of(text: str, spec: ExperimentSpec) -> bool:

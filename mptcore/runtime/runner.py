@@ -57,6 +57,8 @@ class SpecRunner:
     stop_requested: bool = False
     _session: Session = field(default_factory=Session)
     _given: int = 0
+    _scored: int = 0
+    """Masks whose progress was told before."""
     _inputs_told: int | None = None
     _saved_at: float = field(default_factory=time.monotonic)
     _saving_took_s: float = 0.0
@@ -68,7 +70,7 @@ class SpecRunner:
         """Take an order; from any thread."""
         if order.committed is not None:
             self.committed = order.committed
-        if order.checkpoint == self._unacknowledged:
+        if order.checkpoint is not None and order.checkpoint == self._unacknowledged:
             self._unacknowledged = None
         if order.stop is not None:
             self.stop_requested = True
@@ -76,6 +78,8 @@ class SpecRunner:
     def run(self) -> int:
         """The exit status. Failures that the user can mend end as a failure record."""
         status = self._run()
+        if not self.supervised:
+            self._tell_saved(wait=True)
         if self.supervised and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             with suppress(BrokenPipeError):
                 self._emit_unnumbered(DeviceMemory(torch.cuda.max_memory_reserved()))
@@ -102,7 +106,7 @@ class SpecRunner:
     def _take(self, record: Record | None) -> None:
         """Give a record its number, and write it if it was not given before."""
         if isinstance(record, Progress):
-            if self._session.seq >= self._given:
+            if record.done > self._scored:
                 self._emit_unnumbered(record)
         elif record is not None:
             self._session.seq += 1
@@ -128,7 +132,7 @@ class SpecRunner:
         found = checkpoint.first_whole(assignment.spec, files)
         if found is not None:
             session.scores, session.saved_on = found.scores, found.device
-            self._given = max(self._given, found.after)
+            self._given, self._scored = max(self._given, found.after), found.masks
         elif self._given:
             self._given = 0
             self._emit_unnumbered(Restart())

@@ -17,6 +17,7 @@ from mptcore.protocol.records import Checkpoint, Log, Progress
 from mptcore.runtime import runner
 from mptcore.runtime.checkpoint import Snapshot, files
 from mptcore.runtime.runner import SpecRunner
+from mptcore.runtime.session import Session
 from tests.support.runs import spec_of
 from tests.support.specs import SMALL, line
 
@@ -96,20 +97,21 @@ def told(runner: SpecRunner) -> list[tuple[str, int]]:
 
 def test_progress_has_no_place_among_the_records(tmp_path: Path) -> None:
     """It comes where batches end, which are of other sizes on a GPU. What was told is not again."""
+    spec = spec_of(SMALL)
+    Snapshot.of(Session(seq=1, masks=20), spec).save(tmp_path)
 
     def steps(*arguments: object) -> Iterator[Log | Progress]:
-        began._given = 1
-        yield Progress(1, 3, "masks")
         yield Log("info", "one")
-        yield Progress(2, 3, "masks")
+        yield Progress(10, 40, "masks")
+        yield Progress(20, 40, "masks")
+        yield Progress(30, 40, "masks")
         yield Log("info", "two")
 
     out = io.StringIO()
-    began = SpecRunner(steps, Assignment(spec_of(SMALL)), out)
-    assert began.run() == COMPLETE
+    assert SpecRunner(steps, Assignment(spec, checkpoint_dir=tmp_path), out).run() == COMPLETE
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [(line["record"], line["seq"]) for line in lines] == [("progress", None), ("log", 2)]
-    assert lines[0]["done"] == 2
+    assert lines[0]["done"] == 30
 
 
 def test_a_run_goes_on_while_it_is_saved(tmp_path: Path, pen: threading.Semaphore) -> None:
@@ -128,6 +130,17 @@ def test_a_run_goes_on_while_it_is_saved(tmp_path: Path, pen: threading.Semaphor
     assert told(began) == [
         ("log", 1), ("snapshot", 1), ("log", 2), ("log", 3), ("checkpoint", 1),
     ]  # fmt: skip
+
+
+def test_a_run_of_its_own_tells_of_all_that_it_saves(
+    tmp_path: Path, pen: threading.Semaphore
+) -> None:
+    def steps(*arguments: object) -> Iterator[Log]:
+        yield Log("info", "one")
+        pen.release()
+
+    assert (began := saving_each_step(steps, tmp_path)).run() == COMPLETE
+    assert told(began) == [("log", 1), ("snapshot", 1), ("checkpoint", 1)]
 
 
 def test_a_stop_waits_for_what_is_being_saved(tmp_path: Path, pen: threading.Semaphore) -> None:

@@ -26,7 +26,7 @@ def saved(folder: Path, **changes: Any) -> tuple[Path, Session]:
     training = TrainingState(7, 40, 90, (MaskPlan(50, 20), MaskPlan(60, 60)), tensors)
     scores = ScoreCache.of(torch.arange(12.0).view(1, 2, 6), [4, 2])
     own: dict[str, Any] = {"training": lambda: training, "scores": scores, "device": "cpu"}
-    session = Session(seq=45, **(own | changes))
+    session = Session(seq=45, masks=110, **(own | changes))
     return folder / Snapshot.of(session, SPEC).save(folder).file, session
 
 
@@ -34,7 +34,7 @@ def test_what_is_saved_is_what_is_found(tmp_path: Path) -> None:
     path, session = saved(tmp_path / "a" / "b")
     found = first_whole(SPEC, [path])
     assert found is not None
-    assert (found.after, found.device) == (45, "cpu")
+    assert (found.after, found.masks, found.device) == (45, 110, "cpu")
     assert found.training is not None
     assert session.training is not None
     state = session.training()
@@ -133,7 +133,8 @@ def test_what_is_no_checkpoint_is_not_taken(tmp_path: Path) -> None:
     assert first_whole(SPEC, [renamed(b"x" * 100, tmp_path)]) is None
     content = as_bytes({"scores": torch.zeros(1)})
     assert first_whole(SPEC, [renamed(content, tmp_path)]) is None
-    header = {"format": checkpoint.FORMAT, "spec": SPEC.model_dump_json(), "after": "3"}
+    header = {"format": checkpoint.FORMAT, "spec": SPEC.model_dump_json()}
+    header |= {"after": "3", "masks": "7"}
     old = first_whole(SPEC, [renamed(as_bytes({}, header), tmp_path)])
     assert old is not None
     assert old.device is None  # of before this was kept
