@@ -47,6 +47,8 @@ def in_halves(
 ) -> Tensor:
     """What is computed of the whole, (..., B); where the memory does not do, of its halves, down to
     single parts. `too_large` is told what did not fit, so that what comes later is cut before."""
+    if len(whole) < 2:
+        return compute(whole)
     found: list[Tensor] = []
     left, most = torch.arange(len(whole)), len(whole)
     while len(left):

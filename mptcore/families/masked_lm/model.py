@@ -41,6 +41,7 @@ class MaskedLm(Model[MaskedBatch]):
         self.config = network.config
         self._autocast_to = dtype if trained and dtype != torch.float32 else None
         self._memory = memory_bytes or _gpu_share(device)
+        self._fits: int | None = None  # bytes of scores, where those did not all fit
         self._masked: Tensor | None = None
         network.set_attn_implementation(PACKED)
         network.base_model.register_forward_hook(self._gather)
@@ -96,22 +97,24 @@ class MaskedLm(Model[MaskedBatch]):
 
     def parts(self, masks: MaskedBatch) -> Iterator[Tensor]:
         """Indices of the sequences that are computed together: by length, and within the memory.
-        Those without a masked token are left out."""
+        Those without a masked token are left out. Steps of training are cut alike always: dropout
+        is drawn part by part, and a resumed run does not know what did not fit."""
         order = torch.argsort(masks.lengths, stable=True, descending=True)
         order = order[masks.counts[order] > 0]
         taken = self.bytes_per_sequence(masks)[order].cumsum(0)
-        of_cpu = CPU_BYTES["training" if self.network.training else "scores"]
+        training = self.network.training
+        whole = self._memory or CPU_BYTES["training" if training else "scores"]
         start, before = 0, 0
         while start < len(order):
-            memory = self._memory or of_cpu  # which may have shown to be too much by now
+            memory = whole if training else self._fits or whole  # as it has shown by now
             end = int(torch.searchsorted(taken, before + memory, right=True))
             end = max(end, start + 1)
             yield order[start:end]
             start, before = end, int(taken[end - 1])
 
     def take_fewer(self, masks: MaskedBatch) -> None:
-        """Cut parts half as large from now on: these sequences were too many for the memory."""
-        self._memory = int(self.bytes_per_sequence(masks).sum()) // 2
+        """Cut scores into parts half as large from now on: these were too many for the memory."""
+        self._fits = int(self.bytes_per_sequence(masks).sum()) // 2
 
     def _gather(self, module: Any, given: Any, output: Any) -> Any:
         if self._masked is not None:

@@ -87,11 +87,7 @@ class MaskedLmTrainer:
         self.network.train()
         with torch.random.fork_rng(devices=_devices(self.model.device)):
             parts = list(self.model.parts(masks))
-            total = in_smaller_parts(
-                lambda parts: self._gradient(masks, parts),
-                parts,
-                lambda parts: self.model.take_fewer(masks[max(parts, key=len)]),
-            )
+            total = in_smaller_parts(lambda parts: self._gradient(masks, parts), parts)
         self.network.eval()
         if not math.isfinite(total):
             return total

@@ -225,9 +225,11 @@ class TextCompute(Machine):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
     @property
-    def in_bfloat16(self) -> bool:
-        """As far as the spec tells: what may run on a GPU goes to one first."""
-        return self.precision == "bfloat16" or (self.precision == "auto" and self.device != "cpu")
+    def in_bfloat16(self) -> bool | None:
+        """As far as the spec tells; None where it depends on the worker that takes the run."""
+        if self.precision == "auto":
+            return {"cpu": False, "cuda": True, "auto": None}[self.device]
+        return self.precision == "bfloat16"
 
 
 class TextExperiment(Spec):
@@ -296,7 +298,8 @@ class TextExperiment(Spec):
         float32; products in bfloat16 take a copy of them. A checkpoint is taken for a BERT-base."""
         models = [self.model, *([self.baseline] if self.baseline else [])]
         sizes = [m.architecture.least_parameters() if m.architecture else BASE for m in models]
-        kept, trained = (2, 18) if self.compute.in_bfloat16 else (4, 16)
+        bfloat16 = self.compute.in_bfloat16
+        kept, trained = 2 if bfloat16 else 4, 16 if bfloat16 is False else 18
         weights = (trained if self.train else kept) * sizes[0] + kept * sum(sizes[1:])
         return weights + (self.compute.memory_bytes or TOGETHER_BYTES)
 
