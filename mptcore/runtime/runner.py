@@ -80,7 +80,7 @@ class SpecRunner:
         status = self._run()
         if not self.supervised:
             self._tell_saved(wait=True)
-        if self.supervised and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             with suppress(BrokenPipeError):
                 self._emit_unnumbered(DeviceMemory(torch.cuda.max_memory_reserved()))
         return status
@@ -163,7 +163,10 @@ class SpecRunner:
 
     def _saved(self, snapshot: checkpoint.Snapshot, folder: Path) -> Checkpoint:
         try:
-            return snapshot.save(folder)
+            saved = snapshot.save(folder)
+            if not self.supervised:
+                checkpoint.prune(folder)
+            return saved
         finally:
             self._saving_took_s = time.monotonic() - self._saved_at
 
@@ -180,8 +183,6 @@ class SpecRunner:
             return
         if self.supervised:
             self._unacknowledged = saved.file
-        elif self.assignment.checkpoint_dir is not None:
-            checkpoint.prune(self.assignment.checkpoint_dir)
         self._emit_unnumbered(saved)
 
     def _emit_unnumbered(self, record: Record) -> None:

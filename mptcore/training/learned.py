@@ -22,10 +22,10 @@ class Learned:
     generators: Mapping[str, torch.Generator]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, as copies."""
-        tensors = {f"parameter/{k}": p.detach().clone() for k, p in self.parameters.items()}
+        """All of it, which the next step changes: whoever keeps it copies it."""
+        tensors = {f"parameter/{k}": p.detach() for k, p in self.parameters.items()}
         for i, moments in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"{OPTIMIZER}{i}/{k}": value.clone() for k, value in moments.items()}
+            tensors |= {f"{OPTIMIZER}{i}/{k}": value for k, value in moments.items()}
         return tensors | {f"generator/{k}": g.get_state() for k, g in self.generators.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

@@ -252,7 +252,7 @@ class QueueMachine(RuleBasedStateMachine):
         batch = Batch()
         for r in RECORDS[run.written : run.written + 2]:
             batch.add(dict(r))
-        batch.add({"seq": 99, "record": "progress", "done": 1, "total": 2**70, "unit": "x"})
+        batch.add({"seq": None, "record": "progress", "done": 1, "total": 2**70, "unit": "x"})
         try:
             with self.database.transaction() as session:
                 record(session, run.claim, batch, LEASE_S)

@@ -60,7 +60,7 @@ def points(
                        **({} if value else {"reason": "non-finite"})})  # fmt: skip
             seq += 1
     done = {"done": xs.stop - 1, "total": 64, "unit": "masks"}
-    batch.add({"seq": seq, "record": "progress", **done})
+    batch.add({"seq": None, "record": "progress", **done})
     with database.transaction() as session:
         record(session, claim, batch, LEASE_S)
     return seq + 1

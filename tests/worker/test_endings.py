@@ -211,7 +211,13 @@ def test_a_record_that_cannot_be_stored_fails_the_run(
         records = read(self, timeout_s)
         for i, one in enumerate(records or ()):
             if one["seq"] == 9:
-                monster = {"seq": 9, "record": "progress", "done": 1, "total": 2**70, "unit": "x"}
+                monster = {
+                    "seq": None,
+                    "record": "progress",
+                    "done": 1,
+                    "total": 2**70,
+                    "unit": "x",
+                }
                 return [*records[:i], monster, *records[i + 1 :]]  # type: ignore[index]
         return records
 

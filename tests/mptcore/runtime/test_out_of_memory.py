@@ -58,6 +58,11 @@ def test_halves_down_to_one(most: int, parts: list[int] | None) -> None:
     assert told == [one for one in seen if one > most]
 
 
+def test_of_nothing_there_are_no_halves() -> None:
+    nothing = torch.zeros(0)
+    assert torch.equal(in_halves(lambda some: squares(1, [], some), nothing), nothing[None])
+
+
 def test_one_that_is_too_large_is_an_error() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         in_halves(lambda some: squares(0, [], some), torch.arange(4.0))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
@@ -141,6 +142,23 @@ def test_a_run_of_its_own_tells_of_all_that_it_saves(
 
     assert (began := saving_each_step(steps, tmp_path)).run() == COMPLETE
     assert told(began) == [("log", 1), ("snapshot", 1), ("checkpoint", 1)]
+
+
+def test_a_run_of_its_own_keeps_the_two_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MOST_SAVING", math.inf)
+
+    def steps(*arguments: object) -> Iterator[Log]:
+        for number in range(5):
+            yield Log("info", str(number))
+            assert began._being_written is not None
+            wait([began._being_written])
+
+    began = saving_each_step(steps, tmp_path)
+    assert began.run() == COMPLETE
+    assert [kind for kind, _ in told(began)].count("checkpoint") == 5
+    assert [int(path.name[:9]) for path in files(tmp_path)] == [5, 4]
 
 
 def test_a_stop_waits_for_what_is_being_saved(tmp_path: Path, pen: threading.Semaphore) -> None:

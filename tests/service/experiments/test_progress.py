@@ -17,7 +17,7 @@ STAGE = {"name": "training", "done": 2, "total": 5, "unit": "epochs"}
 
 def tell(database: Database, claim: Claim, eta: Eta | None, **parts: Any) -> None:
     batch = Batch()
-    batch.add({"seq": 1, "record": "progress", "done": 3, "total": 9, "unit": "masks", **parts})
+    batch.add({"seq": None, "record": "progress", "done": 3, "total": 9, "unit": "masks", **parts})
     batch.eta = eta
     with database.transaction() as session:
         record(session, claim, batch, 60)

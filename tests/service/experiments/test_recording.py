@@ -74,7 +74,7 @@ def test_labels_are_one_text_in_whatever_order() -> None:
 def test_a_batch_sorts_its_records() -> None:
     metric = {"seq": 3, "record": "metric"}
     artifact = {"seq": 4, "record": "artifact"}
-    progress = {"seq": 5, "record": "progress"}
+    progress = {"seq": None, "record": "progress"}
     last = checkpoint(5, "a")
     batch = batch_of(point(1), log(2), metric, artifact, progress, point(6), last)
     assert batch.points == {("score", '{"model":"a","seed":4}'): [point(1), point(6)]}
@@ -225,7 +225,9 @@ def test_no_more_logs_than_are_kept(
 
 
 def test_progress_stays_until_there_is_more(database: Database, claim: Claim) -> None:
-    write(database, claim, {"seq": 2, "record": "progress", "done": 3, "total": 9, "unit": "masks"})
+    write(
+        database, claim, {"seq": None, "record": "progress", "done": 3, "total": 9, "unit": "masks"}
+    )
     write(database, claim, log(3))
     found = row(database, claim.experiment_id)
     assert (found.progress_done, found.progress_total, found.progress_unit) == (3, 9, "masks")
@@ -234,7 +236,7 @@ def test_progress_stays_until_there_is_more(database: Database, claim: Claim) ->
 
 def test_progress_says_its_stage_and_when_it_ends(database: Database, claim: Claim) -> None:
     """And not that of earlier progress."""
-    told = {"seq": 2, "record": "progress", "done": 3, "total": 9, "unit": "masks"}
+    told = {"seq": None, "record": "progress", "done": 3, "total": 9, "unit": "masks"}
     staged = batch_of(told | {"stage": {"seed": 4}})
     staged.eta = Eta(60.0, 2.5)
     for one, expected in (

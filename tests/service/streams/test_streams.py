@@ -51,7 +51,7 @@ def recorded(database: Database, claim: Claim, *seqs: int) -> None:
     for seq in seqs:
         batch.add({"seq": seq, "record": "point", "series": "score", "labels": {}, "x": seq,
                    "value": -1.0, "std_err": 0.1, "n": 1})  # fmt: skip
-        batch.add({"seq": seq, "record": "progress", "done": seq, "total": 9, "unit": "masks"})
+        batch.add({"seq": None, "record": "progress", "done": seq, "total": 9, "unit": "masks"})
     with database.transaction() as session:
         record(session, claim, batch, 60)
 

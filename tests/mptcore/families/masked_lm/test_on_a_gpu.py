@@ -230,7 +230,7 @@ def test_training_that_is_short_of_memory_resumes_to_the_same_bits() -> None:
         undisturbed, resumed = trainer_of(16), trainer_of(16)
         undisturbed.advance()
         undisturbed.loss_on(sequences(32))
-        resumed.restore(undisturbed.tensors())
+        resumed.restore({name: one.clone() for name, one in undisturbed.tensors().items()})
         resumed.epoch = undisturbed.epoch
         assert gpu.refused > 0
         losses = [[trainer.step() for _ in range(2)] for trainer in (undisturbed, resumed)]
