@@ -1,10 +1,10 @@
 """`make mutants`: small changes to the code that tests should notice, and those that none did.
 
-mutmut makes the mutants and asks the tests that reach each. It works in a folder of its own for
-each module, where its results stay: cut it off at any time, and call it again. What survived is
-asked again once the tests have changed; what was killed, once its function has. With `--one-in 5`
-only the first, the sixth, … of each function are asked: what share is killed, to within a few
-percent, in a fifth of the time.
+mutmut makes the mutants and runs the tests that reach each. Modules with the same tests share a
+working folder, where the results stay: interrupt the command at any time, and call it again. A
+survivor is asked again once the tests have changed; a killed mutant once its function has. With
+`--one-in 5` a random fifth is asked, always the same one: it gives the share of killed mutants to
+within a few percent in a fifth of the time. `--part 1` to `--part 4` are the other fifths.
 """
 
 import argparse
@@ -13,28 +13,22 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
 
-from tests.mutants.modules import MODULES
-from tests.mutants.results import forget_survivors, load, report
+from tests.mutants.modules import MODULES, NARROWER, PACKAGES, ROOT, folder_of_tests
+from tests.mutants.results import Sample, forget_survivors, load, mutants_of, report
 
-ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / ".mutants"
 IN_MEMORY = Path("/dev/shm")
-PACKAGES = ("mptcore", "service", "worker", "mptlab")
 BESIDE = ("tests", "benchmarks", "docs", "migrations", "Makefile", "README.md", "CHANGELOG.md",
           "CONTRIBUTING.md", "alembic.ini", "constraints.txt")  # fmt: skip
-
-ENDINGS = {1: "0-9", 2: "13579", 5: "16", 10: "1"}
-"""How the numbers end of one in so many mutants, the first of each function among them."""
 
 CONFIG = """
 [tool.mutmut]
 source_paths = {packages}
-only_mutate = ["{module}"]
+only_mutate = {modules}
 also_copy = {beside}
 do_not_mutate_patterns = ['\\blog\\.(debug|info|warning|error|exception)\\(', '^\\s*assert ']
 pytest_add_cli_args_test_selection = {tests}
@@ -52,33 +46,43 @@ timeout_constant = 4.0
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("only", nargs="*", metavar="MODULE", help="files, e.g. service/users.py")
+    parser.add_argument("only", nargs="*", metavar="MODULE", help="e.g. service/users.py, mptlab/")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--one-in", type=int, default=1, choices=ENDINGS, help="of each function's")
+    parser.add_argument("--one-in", type=int, default=1, help="ask a random sample of this share")
+    parser.add_argument("--part", type=int, default=0, help="which of the samples, from 0")
     parser.add_argument("--report", action="store_true", help="print what is known, run nothing")
     given = parser.parse_args(arguments)
-    if unknown := [module for module in given.only if module not in MODULES]:
+    modules = [one for one in MODULES if not given.only or one.startswith(tuple(given.only))]
+    if unknown := [one for one in given.only if not any(m.startswith(one) for m in modules)]:
         parser.error(f"not among tests/mutants/modules.py: {', '.join(unknown)}")
-    modules = given.only or list(MODULES)
+    sample = Sample(given.one_in, given.part)
+    groups: dict[Path, list[str]] = {}
+    for module in modules:
+        groups.setdefault(folder(module), []).append(module)
     with suppress(KeyboardInterrupt):
-        for module in () if given.report else modules:
-            ask(module, given.jobs, given.one_in)
-    print(report({module: folder(module) for module in modules}))
+        for work, members in {} if given.report else groups.items():
+            ask(work, members, given.jobs, sample)
+    print(report({module: folder(module) for module in modules}, sample))
 
 
-def ask(module: str, jobs: int, one_in: int = 1) -> None:
-    """Ask the tests about the mutants of a module that have no answer yet, or a part of these."""
-    print(f"\n== {module}", flush=True)
-    work = folder(module)
-    prepare(work, module)
-    digest = tests_digest(MODULES[module])
+def ask(work: Path, modules: Sequence[str], jobs: int, sample: Sample) -> None:
+    """Ask the tests about the mutants of a sample that have no answer yet.
+
+    The modules share their tests, and the working folder.
+    """
+    print(f"\n== {work.name}: {', '.join(modules)}", flush=True)
+    tests = MODULES[modules[0]]
+    together = [module for module in MODULES if folder(module) == work]
+    prepare(work, together, tests)
+    digest = tests_digest(tests)
     known = work / "tests.sha256"
     if not known.exists() or known.read_text() != digest:
         (work / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
-        forget_survivors(work, module)
+        for module in together:
+            forget_survivors(work, module)
     known.write_text(digest)
-    names = unasked(work, module, one_in) if one_in > 1 else []
-    if names is None:
+    names = [name for module in modules for name in unasked(work, module, sample)]
+    if not names:
         return
     command = [str(Path(sys.executable).with_name("mutmut")), "run", "--max-children", str(jobs)]
     command += names
@@ -88,38 +92,37 @@ def ask(module: str, jobs: int, one_in: int = 1) -> None:
     if IN_MEMORY.is_dir():
         environment["TMPDIR"] = str(IN_MEMORY)  # databases that no power cut needs to find again
     if subprocess.run(command, cwd=work, env=environment, check=False).returncode:
-        print(f"{module}: mutmut ended early; what it found so far is kept", flush=True)
+        print(f"{work.name}: mutmut ended early; what it found so far is kept", flush=True)
 
 
-def unasked(work: Path, module: str, one_in: int) -> list[str] | None:
-    """The names, or a pattern where none is known yet; None where all were asked."""
-    pattern = f"*__mutmut_*[{ENDINGS[one_in]}]"
-    known = load(work, module).get("exit_code_by_key", {})
-    if not known:
-        return [pattern]
-    return [one for one, code in known.items() if code is None and fnmatch(one, pattern)] or None
+def unasked(work: Path, module: str, sample: Sample) -> list[str]:
+    """Return the mutants of a sample that have no answer yet."""
+    answers = load(work, module).get("exit_code_by_key", {})
+    names = mutants_of(work, module)
+    return [name for name in names if name in sample and answers.get(name) is None]
 
 
 def folder(module: str) -> Path:
-    """Where a module's mutants and their results are kept."""
-    return KEPT / module.removesuffix(".py").replace("/", ".")
+    """Return where a module's mutants and their results are kept."""
+    place = module.removesuffix(".py") if module in NARROWER else folder_of_tests(module)
+    return KEPT / place.replace("/", ".")
 
 
-def prepare(work: Path, module: str) -> None:
-    """Give mutmut the repository as it stands, and its settings for this module."""
+def prepare(work: Path, modules: Sequence[str], tests: Sequence[str]) -> None:
+    """Give mutmut the repository as it stands, and its settings for these modules."""
     work.mkdir(parents=True, exist_ok=True)
     for name in (*PACKAGES, *BESIDE):
         if not (work / name).is_symlink():
             (work / name).symlink_to(ROOT / name)
     settings = CONFIG.format(
-        packages=list(PACKAGES), module=module, beside=list(BESIDE), tests=list(MODULES[module])
+        packages=list(PACKAGES), modules=list(modules), beside=list(BESIDE), tests=list(tests)
     )
     (work / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)
     rmtree(work / "mutants" / "tests", ignore_errors=True)  # mutmut leaves what is gone from here
 
 
 def tests_digest(tests: Sequence[str]) -> str:
-    """The digest of a module's tests and of what they share."""
+    """Return the digest of these tests and of what they share."""
     roots = [ROOT / path for path in (*tests, "tests/support", "tests/conftest.py")]
     files = sorted(file for root in roots for file in (*root.rglob("*.py"), root) if file.is_file())
     return sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()

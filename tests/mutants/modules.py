@@ -1,8 +1,23 @@
-"""The modules that carry the promises, each with the tests that hold it.
+"""All modules that `make mutants` changes, each with the tests that are asked.
 
-Only these tests are asked about a module's mutants, so that its statistics take a minute, and of
-these only the ones that reach the mutant.
+The tests of `mptcore/data/texts.py` are the files of `tests/mptcore/data`: the folder at the same
+place, or the nearest one above it that has tests. `NARROWER` names fewer, or others, where these
+take too long or are elsewhere. Of a module's tests only those run that reach the mutant.
 """
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("mptcore", "service", "worker", "mptlab")
+
+LEFT_OUT = {
+    "mptlab/_async/api.py": "`make client` writes mptlab/api.py from it, which is asked",
+    "mptlab/_async/connection.py": "`make client` writes mptlab/connection.py from it",
+    "mptlab/_async/events.py": "`make client` writes mptlab/events.py from it",
+    "mptlab/_async/experiments.py": "`make client` writes mptlab/experiments.py from it",
+    "mptlab/_async/sweeps.py": "`make client` writes mptlab/sweeps.py from it",
+}
+"""Modules with functions that are not asked about, and the reason."""
 
 EXPERIMENTS = "tests/service/experiments"
 LEASE = tuple(
@@ -15,7 +30,7 @@ KEYS = ("tests/service/test_whose_key.py", "tests/service/test_users.py")
 CALLS = ("tests/mptlab/test_calls.py", "tests/mptlab/test_requests.py")
 JUDGES = ("tests/mptcore/presets/test_judges.py", "tests/mptcore/presets/test_comparisons.py")
 
-MODULES: dict[str, tuple[str, ...]] = {
+NARROWER: dict[str, tuple[str, ...]] = {
     "service/experiments/states.py": ("tests/service/experiments/test_states.py",),
     "service/experiments/lease.py": LEASE,
     "service/experiments/recording.py": (
@@ -62,3 +77,28 @@ MODULES: dict[str, tuple[str, ...]] = {
     "mptcore/runtime/session.py": ("tests/mptcore/runtime/test_session.py",),
     "mptcore/training/step_masks.py": ("tests/mptcore/training/test_step_masks.py",),
 }
+
+
+def folder_of_tests(module: str) -> str:
+    """Return the test folder that is at the same place as a module, or the nearest above it."""
+    folder = Path("tests", module).parent
+    while not any((ROOT / folder).glob("test_*.py")):
+        folder = folder.parent
+    return folder.as_posix()
+
+
+def _modules() -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for file in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+        module = file.relative_to(ROOT).as_posix()
+        if module not in LEFT_OUT and "def " in file.read_text():
+            found[module] = NARROWER.get(module) or _direct_tests(folder_of_tests(module))
+    return found
+
+
+def _direct_tests(folder: str) -> tuple[str, ...]:
+    files = (ROOT / folder).glob("test_*.py")
+    return tuple(sorted(file.relative_to(ROOT).as_posix() for file in files))
+
+
+MODULES = _modules()

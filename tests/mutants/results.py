@@ -7,14 +7,29 @@ from contextlib import chdir
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
+from mutmut.configuration import reset_config
 from mutmut.mutation.diff_apply import get_diff_for_mutant
-from mutmut.utils.format_utils import orig_function_and_class_names_from_key
+from mutmut.mutation.file_mutation import mutate_file_contents
+from mutmut.utils.format_utils import get_mutant_name, orig_function_and_class_names_from_key
 
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
+FORM = "{:44} {:>6} {:>8} {:>10} {:>7} {:>6}"
 SURVIVED = (0, 5, 33)
 """Its tests passed, or none was collected, or none reaches it. Any other end is a kill: tests that
 failed, that could not be imported, a time limit, a signal."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One mutant in so many, chosen by its name: the same each time."""
+
+    one_in: int = 1
+    part: int = 0
+
+    def __contains__(self, mutant: str) -> bool:
+        return crc32(mutant.encode()) % self.one_in == self.part
 
 
 @dataclass
@@ -26,11 +41,26 @@ class Tally:
     equivalent: list[str] = field(default_factory=list)
     survived: list[str] = field(default_factory=list)
 
+    def add(self, other: "Tally") -> None:
+        """Count another tally's mutants, too."""
+        self.killed += other.killed
+        self.unasked += other.unasked
+        self.equivalent += other.equivalent
+        self.survived += other.survived
+
     @property
     def share(self) -> str:
         """Killed, of those that were asked and are not equivalent."""
         asked = self.killed + len(self.survived)
         return f"{self.killed / asked:.0%}" if asked else "-"
+
+
+def mutants_of(work: Path, module: str) -> list[str]:
+    """Return the names of all mutants that mutmut makes of a module."""
+    with chdir(work):
+        reset_config()
+        made = mutate_file_contents(module, Path(module).read_text())
+    return [get_mutant_name(Path(module), name) for name in made.mutant_names]
 
 
 def meta_file(work: Path, module: str) -> Path:
@@ -55,9 +85,11 @@ def forget_survivors(work: Path, module: str) -> None:
     os.replace(written, meta_file(work, module))
 
 
-def tally(work: Path, module: str, equivalent: Mapping[str, str]) -> Tally:
+def tally(work: Path, module: str, equivalent: Mapping[str, str], sample: Sample) -> Tally:
     found = Tally()
     for mutant, code in load(work, module).get("exit_code_by_key", {}).items():
+        if mutant not in sample:
+            continue
         if code is None:
             found.unasked += 1
         elif code not in SURVIVED:
@@ -85,14 +117,19 @@ def equivalents() -> dict[str, str]:
     return {mutant: reason for mutant, _, reason in parts}
 
 
-def report(folders: Mapping[str, Path]) -> str:
-    """Figures by module, and the survivors."""
+def report(folders: Mapping[str, Path], sample: Sample) -> str:
+    """Return the survivors of a sample, and the figures by module and by folder."""
     equivalent = equivalents()
-    tallies = {module: tally(work, module, equivalent) for module, work in folders.items()}
-    form = "{:44} {:>6} {:>8} {:>10} {:>7} {:>6}"
+    tallies = {module: tally(work, module, equivalent, sample) for module, work in folders.items()}
     lines = ["", *(change for found in tallies.values() for change in found.survived), ""]
-    lines.append(form.format("module", "killed", "survived", "equivalent", "unasked", "share"))
+    lines.append(FORM.format("module", "killed", "survived", "equivalent", "unasked", "share"))
+    packages: dict[str, Tally] = {}
     for module, found in tallies.items():
-        figures = (found.killed, len(found.survived), len(found.equivalent), found.unasked)
-        lines.append(form.format(module, *figures, found.share))
-    return "\n".join(lines)
+        lines.append(_figures(module, found))
+        packages.setdefault(f"{module.rpartition('/')[0]}/", Tally()).add(found)
+    return "\n".join([*lines, "", *(_figures(*one) for one in packages.items())])
+
+
+def _figures(name: str, found: Tally) -> str:
+    counts = (found.killed, len(found.survived), len(found.equivalent), found.unasked)
+    return FORM.format(name, *counts, found.share)

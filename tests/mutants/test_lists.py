@@ -1,20 +1,47 @@
 """The lists of `make mutants` name what is there."""
 
+import ast
 import json
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import ENDINGS, ROOT, unasked
-from tests.mutants.modules import MODULES
-from tests.mutants.results import EQUIVALENT, equivalents, meta_file
+from tests.mutants import results
+from tests.mutants.__main__ import folder, prepare, unasked
+from tests.mutants.modules import LEFT_OUT, MODULES, NARROWER, PACKAGES, ROOT
+from tests.mutants.results import EQUIVALENT, Sample, equivalents, meta_file
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_and_its_tests_are_there(module: str) -> None:
-    for path in (module, *MODULES[module]):
+def test_each_module_with_a_function_is_asked_or_left_out_with_a_reason() -> None:
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    with_functions = {
+        file.relative_to(ROOT).as_posix()
+        for file in files
+        if any(isinstance(node, FUNCTIONS) for node in ast.walk(ast.parse(file.read_text())))
+    }
+    assert with_functions == MODULES.keys() | LEFT_OUT.keys()
+    assert not MODULES.keys() & LEFT_OUT.keys()
+    assert all(LEFT_OUT.values())
+    assert NARROWER.keys() <= MODULES.keys()
+
+
+@pytest.mark.parametrize("module", NARROWER)
+def test_a_modules_tests_are_there(module: str) -> None:
+    for path in NARROWER[module]:
         assert (ROOT / path).exists(), path
+
+
+def test_the_tests_of_a_module_are_those_at_its_place_or_above() -> None:
+    assert set(MODULES["mptcore/data/texts.py"]) == files_in("tests/mptcore/data")
+    assert set(MODULES["mptlab/commands/reading.py"]) == files_in("tests/mptlab")
+    assert folder("mptlab/commands/reading.py") == folder("mptlab/plots.py")
+    assert folder("mptlab/tables.py") != folder("mptlab/plots.py")  # it has fewer tests
+
+
+def files_in(folder: str) -> set[str]:
+    return {file.relative_to(ROOT).as_posix() for file in (ROOT / folder).glob("test_*.py")}
 
 
 def test_each_equivalent_mutant_has_a_reason_and_is_of_a_module_that_is_asked() -> None:
@@ -27,17 +54,23 @@ def test_each_equivalent_mutant_has_a_reason_and_is_of_a_module_that_is_asked() 
         assert f"def {function}(" in (ROOT / mutant.split()[0]).read_text()
 
 
-@pytest.mark.parametrize("one_in", [2, 5, 10])
-def test_a_part_has_the_first_of_each_function_and_its_share(tmp_path: Path, one_in: int) -> None:
-    """What has no answer yet, of those; none where all have one."""
-    names = [f"m.x_f__mutmut_{i}" for i in range(1, 101)]
-    (pattern,) = unasked(tmp_path, "m.py", one_in) or []
-    part = [name for name in names if fnmatch(name, pattern)]
-    assert part == names[::one_in]
-    file = meta_file(tmp_path, "m.py")
-    file.parent.mkdir()
+def test_the_parts_of_a_sample_are_equal_and_make_the_whole() -> None:
+    names = [f"m.x_f__mutmut_{number}" for number in range(1000)]
+    parts = [{name for name in names if name in Sample(5, part)} for part in range(5)]
+    assert set.union(*parts) == set(names)
+    assert sum(map(len, parts)) == len(names)
+    assert all(170 < len(part) < 230 for part in parts)
+
+
+def test_only_what_has_no_answer_is_asked(tmp_path: Path) -> None:
+    module = "mptcore/data/digits.py"
+    prepare(tmp_path, [module], MODULES[module])
+    names = results.mutants_of(tmp_path, module)
+    assert len(names) > 4
+    assert unasked(tmp_path, module, Sample()) == names
+    file = meta_file(tmp_path, module)
+    file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"exit_code_by_key": dict.fromkeys(names) | {names[0]: 1}}))
-    assert unasked(tmp_path, "m.py", one_in) == part[1:]
-    file.write_text(json.dumps({"exit_code_by_key": dict.fromkeys(names, 1)}))
-    assert unasked(tmp_path, "m.py", one_in) is None
-    assert set(ENDINGS) == {1, 2, 5, 10}
+    assert unasked(tmp_path, module, Sample()) == names[1:]
+    second = [name for name in names[1:] if name in Sample(2, 1)]
+    assert unasked(tmp_path, module, Sample(2, 1)) == second
