@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy.exc import DataError
 from sqlalchemy.orm import Session
 
-from mptcore.protocol.exit_codes import INVALID, STOPPED
+from mptcore.protocol.exit_codes import COMPLETE, INVALID, STOPPED
 from service.database import AWAY, Database
 from service.experiments import lease
 from service.experiments.lease import Claim, FailureCause, LeaseLost
@@ -73,6 +73,10 @@ class Supervision:
         self._kernel_kills = kernel_kills()
         self._decided: Outcome | None = None  # from here, whatever the runner's exit status
         self._refused = False
+        self._received = claim.after_seq
+        """Numbered records of the whole run that have arrived."""
+        self._announced: int | None = None
+        """Numbered records of the whole run, by the runner's end record."""
         self._device_peak: int | None = None
         self._pace = Pace()
         self._kill_at: float | None = None
@@ -133,27 +137,32 @@ class Supervision:
         return FLUSH_S if len(self._batches) == 1 else 0.0
 
     def _take(self, line: Record) -> None:
+        """Keep a record until it is committed; one that is malformed ends the run."""
         if self._refused:
             return
-        if line["record"] == "failure":
-            self.failure = FailureCause(line["cause"], line["message"])
-            return
-        if line["record"] == "memory":
-            self._device_peak = line["device_bytes"]
-            return
-        if line["record"] == "snapshot":  # of the checkpoint to come, which no block reaches over
-            self._batches.append(Batch())
-            return
-        batch = self._batches[-1]
         try:
-            batch.add(line)
-            if line["record"] == "progress":
-                batch.eta = self._pace.eta(line["done"], line["total"], time.monotonic())
-            elif line["record"] == "restart":
-                self._pace = Pace()
+            match line["record"]:
+                case "failure":
+                    self.failure = FailureCause(line["cause"], line["message"])
+                case "memory":
+                    self._device_peak = line["device_bytes"]
+                case "end":
+                    self._announced = line["count"]
+                case "snapshot":  # no block of points may reach over the checkpoint to come
+                    self._batches.append(Batch())
+                case _:
+                    self._spool(line)
         except UNSTORABLE as error:
             self._refuse_records(error)
-            return
+
+    def _spool(self, line: Record) -> None:
+        batch = self._batches[-1]
+        batch.add(line)
+        if line["record"] == "progress":
+            batch.eta = self._pace.eta(line["done"], line["total"], time.monotonic())
+        elif line["record"] == "restart":
+            self._pace, self._received = Pace(), 0
+        self._received += line["seq"] is not None
         self._spooled += 1
         if batch.checkpoint is not None or batch.size >= BATCH_RECORDS:
             self._batches.append(Batch())
@@ -251,8 +260,8 @@ class Supervision:
 
     def _outcome_of_exit(self) -> Outcome:
         status = self.runner.kill()
-        if status == 0:
-            return self._finish(Status.SUCCEEDED)
+        if status == COMPLETE:
+            return self._outcome_of_complete_run()
         if status == STOPPED:
             return self._release()
         if self.failure is not None and self.failure.kind == NO_GPU:
@@ -276,6 +285,16 @@ class Supervision:
         kind = "invalid" if status == INVALID else "error"
         message = self.runner.stderr[-4000:] or f"the runner ended with status {status}"
         return self._finish(Status.FAILED, FailureCause(kind, message))
+
+    def _outcome_of_complete_run(self) -> Outcome:
+        """Succeed only if every record has arrived."""
+        if self._announced == self._received:
+            return self._finish(Status.SUCCEEDED)
+        if self._announced is None:
+            message = f"it ended after {self._received} records without its final record"
+        else:
+            message = f"{self._received} of its {self._announced} records arrived"
+        return self._finish(Status.FAILED, FailureCause("error", f"the runner crashed: {message}"))
 
     @property
     def _peak(self) -> int | None:

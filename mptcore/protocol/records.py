@@ -186,6 +186,15 @@ class Failure:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last record of a complete run: `count` numbered records precede it. An exit status of 0
+    without it, or another count, is a crash. It has no number itself ("seq": null)."""
+
+    kind: ClassVar = "end"
+    count: int
+
+
 Record = (
     Point
     | Metric
@@ -199,6 +208,7 @@ Record = (
     | DeviceMemory
     | Environment
     | Failure
+    | End
 )
 
 

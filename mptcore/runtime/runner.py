@@ -16,6 +16,7 @@ from mptcore.protocol.orders import Assignment, Order
 from mptcore.protocol.records import (
     Checkpoint,
     DeviceMemory,
+    End,
     Failure,
     Progress,
     Record,
@@ -76,14 +77,20 @@ class SpecRunner:
             self.stop_requested = True
 
     def run(self) -> int:
-        """The exit status. Failures that the user can mend end as a failure record."""
+        """Return the exit status. Failures that the user can mend end as a failure record."""
         status = self._run()
-        if not self.supervised:
-            self._tell_saved(wait=True)
-        elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if self.supervised:
             with suppress(BrokenPipeError):
-                self._emit_unnumbered(DeviceMemory(torch.cuda.max_memory_reserved()))
+                self._emit_last_records(status)
+        else:
+            self._tell_saved(wait=True)
         return status
+
+    def _emit_last_records(self, status: int) -> None:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._emit_unnumbered(DeviceMemory(torch.cuda.max_memory_reserved()))
+        if status == COMPLETE:
+            self._emit_unnumbered(End(self._session.seq))
 
     def _run(self) -> int:
         try:

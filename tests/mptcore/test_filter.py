@@ -102,9 +102,10 @@ def test_supervised_the_spec_is_the_first_line() -> None:
     records = [json.loads(row) for row in process.stdout]
     assert process.wait(timeout=60) == 0
     process.communicate()
-    ready, first, environment, *rest = records
+    ready, first, environment, *rest, end = records
     assert ready == READY
     assert (environment["seq"], environment["record"]) == (None, "environment")
+    assert end == {"seq": None, "record": "end", "count": rest[-1]["seq"]}
     assert [first, *rest] == once()[1]  # those of another process, that nobody supervises
 
 

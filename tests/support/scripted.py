@@ -44,9 +44,18 @@ class ScriptedRunner:
     """Gives its records look by look, then ends with a status; without one it is silent until it
     is killed. What it is told, and when, is kept."""
 
-    def __init__(self, clock: Clock, *looks: Sequence[Record], status: int | None = 0):
+    def __init__(
+        self,
+        clock: Clock,
+        *looks: Sequence[Record],
+        status: int | None = 0,
+        is_complete: bool = True,
+    ):
+        """A complete run that exits with 0 also gives its end record."""
         self.clock = clock
         self.looks = [*looks]
+        if status == 0 and is_complete:
+            self.looks[-1:] = [[*(looks[-1] if looks else []), end(*looks)]]
         self.status = status
         self.ready = True
         self.stderr = ""
@@ -108,7 +117,8 @@ class Watch:
         self, *looks: Any, is_stopping: Callable[[], bool] = lambda: False, **more: Any
     ) -> tuple[str, ScriptedRunner]:
         status = more.pop("status", 0)
-        runner = ScriptedRunner(self.clock, *looks, status=status)
+        is_complete = more.pop("is_complete", True)
+        runner = ScriptedRunner(self.clock, *looks, status=status, is_complete=is_complete)
         for name, value in more.items():
             setattr(runner, name, value)
         watched = Supervision(self.database, self.settings, self.claim, cast(Runner, runner))
@@ -121,6 +131,12 @@ class Watch:
     @property
     def failure(self) -> tuple[str | None, str | None]:
         return self.found.failure_kind, self.found.failure_message
+
+
+def end(*looks: Sequence[Record]) -> Record:
+    """The final record after these."""
+    numbered = sum(line["seq"] is not None for look in looks for line in look)
+    return {"seq": None, "record": "end", "count": numbered}
 
 
 def points(*seqs: int) -> list[dict[str, Any]]:

@@ -51,6 +51,7 @@ def main() -> int:
         if stopping.is_set():
             _save(Path(order["checkpoint_dir"]), record["seq"])
             return 3
+    _end(len(RECORDS))
     return 0
 
 
@@ -69,7 +70,12 @@ def _end_politely() -> None:
     asked.wait()
     time.sleep(POLITE_S)
     print(json.dumps(point(2)), flush=True)
+    _end(2)
     os._exit(0)
+
+
+def _end(count: int) -> None:
+    print(json.dumps({"seq": None, "record": "end", "count": count}), flush=True)
 
 
 def _follow(stopping: threading.Event) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from service.experiments.models import Attempt, Queue
-from tests.support.scripted import Watch, points
+from tests.support.attempts import claim_next
+from tests.support.scripted import Watch, checkpoint, points
 from tests.support.stored import change
 from worker import supervisor
 from worker.children import GONE
@@ -38,6 +39,49 @@ def test_how_a_run_ended_is_what_its_process_says(
     assert watch.run([*points(1), *records], **how)[0] == ended
     assert (watch.found.status, watch.failure) == (status, why)
     assert (watch.found.last_seq, watch.found.lost) == (1, 0)
+
+
+def end(count: object) -> dict[str, Any]:
+    return {"seq": None, "record": "end", "count": count}
+
+
+RESTART = {"seq": None, "record": "restart"}
+INCOMPLETE: list[tuple[list[Any], str]] = [
+    ([], "it ended after 0 records without its final record"),
+    (points(1, 2), "it ended after 2 records without its final record"),
+    ([*points(1, 3), end(3)], "2 of its 3 records arrived"),
+    ([*points(1, 2), end(1)], "2 of its 1 records arrived"),
+    ([*points(1, 2), RESTART, *points(1), end(3)], "1 of its 3 records arrived"),
+    ([*points(1), {**end(1), "seq": 2}, *points(2)], "2 of its 1 records arrived"),
+]
+
+
+@pytest.mark.parametrize(("records", "why"), INCOMPLETE)
+def test_an_exit_status_of_0_without_all_records_is_a_crash(
+    watch: Watch, records: list[Any], why: str
+) -> None:
+    assert watch.run(records, is_complete=False)[0] == "failed"
+    assert watch.found.status == "failed"
+    assert watch.failure == ("error", f"the runner crashed: {why}")
+
+
+def test_a_resumed_run_counts_the_records_of_earlier_attempts(watch: Watch) -> None:
+    assert watch.run([*points(1), checkpoint(1, "a")], status=3)[0] == "unfinished"
+    watch.claim = claim_next(watch.database)
+    assert watch.run([*points(2), end(2)], is_complete=False)[0] == "succeeded"
+
+
+def test_a_restarted_run_counts_from_the_first_record(watch: Watch) -> None:
+    assert watch.run([*points(1, 2), checkpoint(2, "a")], status=3)[0] == "unfinished"
+    watch.claim = claim_next(watch.database)
+    assert watch.run([RESTART, *points(1, 2, 3), end(3)], is_complete=False)[0] == "succeeded"
+
+
+@pytest.mark.parametrize("kind", ["failure", "memory", "end", "progress", "point"])
+def test_a_malformed_record_fails_its_run(watch: Watch, kind: str) -> None:
+    """It does not end the worker."""
+    assert watch.run([*points(1), {"record": kind}], is_complete=False)[0] == "failed"
+    assert "a record of the run cannot be stored" in (watch.failure[1] or "")
 
 
 def test_out_of_memory_is_said_with_the_peak(watch: Watch) -> None:

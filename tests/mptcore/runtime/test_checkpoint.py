@@ -159,7 +159,7 @@ def test_a_supervisor_stops_a_run_and_another_goes_on(tmp_path: Path) -> None:
     assert saved["after"] == last["seq"] < 1200
     resume = {"files": [str(tmp_path / "c" / saved["file"])], "after": saved["after"]}
     again = start({**envelope, "resume": resume})
-    second = rest_of(again)
+    *second, end = rest_of(again)
     assert again.wait(timeout=60) == 0
     assert again.stdin is not None
     again.stdin.close()
@@ -167,6 +167,7 @@ def test_a_supervisor_stops_a_run_and_another_goes_on(tmp_path: Path) -> None:
     assert [record["seq"] for record in joined] == list(range(1, len(joined) + 1))
     undisturbed = records(spec_of(spec), tmp_path / "undisturbed")
     assert [json.loads(line) for line in undisturbed] == joined
+    assert end == {"seq": None, "record": "end", "count": len(joined)}
     artifact = next(record for record in joined if record["record"] == "artifact")
     assert (tmp_path / artifact["file"]).exists()
 
