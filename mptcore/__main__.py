@@ -35,8 +35,8 @@ from mptcore.specs import ExperimentSpec, SpecError
 
 
 def main(union: Any = ExperimentSpec, implementation: Any = None) -> int:
-    """The exit status of the filter, for the specs of a union; where `implementation` is given, it
-    stands for that of mptcore.run."""
+    """Run the filter for the specs of a union and return its exit status. `implementation` replaces
+    the one of mptcore.run if it is given."""
     options = _options()
     if options.supervised:
         importlib.import_module("mptcore.run")  # and torch, before there is a spec
@@ -52,8 +52,8 @@ def main(union: Any = ExperimentSpec, implementation: Any = None) -> int:
 
 
 def supervised(union: Any = ExperimentSpec, implementation: Any = None) -> int:
-    """Run what the first line of stdin says, by the orders of those that follow; the exit status.
-    The process is to end by os._exit then."""
+    """Run the spec on the first line of stdin under the orders on the later lines, and return the
+    exit status. The caller must end the process with os._exit."""
     print(encode(None, Ready()), flush=True)  # noqa: T201
     text = sys.stdin.buffer.readline()
     if not text:
@@ -75,7 +75,7 @@ def supervised(union: Any = ExperimentSpec, implementation: Any = None) -> int:
 
 
 def _read(text: bytes, union: Any) -> Assignment | None:
-    """What is to be done; None for a bad spec, whose problems go to stderr."""
+    """Parse an assignment. Return None for a bad spec and write its problems to stderr."""
     try:
         return parse_assignment(text, union)
     except SpecError as error:

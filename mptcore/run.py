@@ -1,4 +1,4 @@
-"""From a spec to its records: the one file that knows all families."""
+"""Compute the records of a spec. This is the only file that knows all families."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -20,13 +20,13 @@ from mptcore.specs import (
 )
 
 Implementation = Callable[[Any, Session, torch.device, torch.dtype], ExperimentRun]
-"""From a spec, and where and how precisely it is computed, to what runs it."""
+"""Build the run of an experiment from its spec, session, device and number type."""
 
 
 def implementation(
     spec: ExperimentSpec, session: Session, device: torch.device, dtype: torch.dtype
 ) -> ExperimentRun:
-    """What runs a spec of each family."""
+    """Return the run that computes a spec, by its family."""
     match spec:
         case VectorExperiment():
             return LinearGaussianRun(spec, session, device, dtype)
@@ -42,7 +42,7 @@ def implementation(
 
 
 def run(spec: ExperimentSpec, implementation: Implementation = implementation) -> Iterator[Record]:
-    """All records of an experiment, in order. Raises RunError where it cannot go on."""
+    """Yield all records of an experiment in order. Raises RunError if it cannot go on."""
     session = Session()
     for record in resumable(spec, session, None, implementation):
         if record is not None:
@@ -56,8 +56,9 @@ def resumable(
     resumed: TrainingState | None = None,
     implementation: Implementation = implementation,
 ) -> Iterator[Record | None]:
-    """The same with a None for each step without a record: where session.at_safe_point is true it
-    may be saved there. The caller raises session.seq with every record but those of progress."""
+    """Yield records as `run` does, and None for each step without a record. The session may be
+    saved wherever `session.at_safe_point` is true. The caller increments `session.seq` for every
+    record except progress records."""
     keep_freed_memory()
     torch.set_num_threads(spec.compute.threads)
     device = device_of(spec.compute)

@@ -1,2 +1,2 @@
-"""Data from every source: simulated, in files, uploaded, from hubs. What
-inspects an upload imports no torch."""
+"""Data from every source: simulated, files, uploads and hubs. The inspection of uploads does not
+import torch."""

@@ -1,4 +1,4 @@
-"""The data a spec names, as one tensor."""
+"""Load the data of a spec as one tensor."""
 
 from typing import assert_never
 
@@ -24,8 +24,8 @@ __all__ = ["Dataset", "load_arrays"]
 
 
 def load_arrays(spec: DataSource, seed: int, generator: torch.Generator) -> Dataset:
-    """The data of a spec; what is simulated is drawn from the generator, what is held out is chosen
-    by the seed. Raises RunError where they cannot be had."""
+    """Load the data of a spec. Simulated data are drawn from the generator; held-out observations
+    are chosen by the seed. Raises RunError if the data cannot be loaded."""
     dataset = _load(spec, generator)
     if isinstance(spec, MeasuredData):
         dataset = prepared(dataset, spec)

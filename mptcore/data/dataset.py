@@ -1,4 +1,4 @@
-"""Data, and the parameters they were drawn with where these are known."""
+"""Data and, if known, the parameters they were drawn with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from torch import Tensor
 class Dataset:
     x: Tensor  # (N, D): what is trained on and scored
     parameters: Mapping[str, Tensor] | None = None
-    """Those of the generator of simulated data, by name."""
+    """Parameters of simulated data's generator, by name."""
     heldout: Tensor | None = None  # (H, D)
 
     @property
@@ -19,7 +19,7 @@ class Dataset:
         return self.x.shape[1]
 
     def held_out(self, count: int, seed: int) -> "Dataset":
-        """The same data with `count` observations, chosen at random, set aside."""
+        """Return the data with `count` randomly chosen observations held out."""
         if count == 0:
             return self
         order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed))

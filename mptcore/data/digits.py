@@ -12,8 +12,8 @@ FILE = "datasets/data/digits.csv.gz"
 
 
 def digits() -> Dataset:
-    """All 1797 images as rows of 64 pixels, 0 to 16. The file is read without the package, which
-    takes nearly a second to import."""
+    """Return all 1797 images as rows of 64 pixels, 0 to 16. The file is read directly, because
+    importing scikit-learn takes nearly a second."""
     found = find_spec("sklearn")
     assert found is not None
     assert found.submodule_search_locations is not None

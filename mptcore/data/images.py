@@ -14,8 +14,8 @@ from mptcore.specs import FashionMnistData, MnistData
 
 
 def images(spec: MnistData | FashionMnistData, generator: torch.Generator) -> Dataset:
-    """The training images as rows of 784 pixels, 0 to 1, in float32: they are multiples of 1/255,
-    and what is computed from them is computed in float64."""
+    """Return the training images as rows of 784 pixels, 0 to 1, in float32. They are multiples of
+    1/255; computations with them use float64."""
     pixels = _pixels(spec)
     if spec.n < len(pixels):
         pixels = pixels[torch.randperm(len(pixels), generator=generator)[: spec.n]]

@@ -19,15 +19,16 @@ from mptcore.data.tables import Inspection, as_json
 from mptcore.runtime.process import be_expendable
 
 MEMORY_BYTES = 4 * 2**30
-"""What a file may take beyond the program itself."""
+"""Memory limit for a file, in addition to the program itself."""
 CPU_S = 240
 OPEN_FILES = 64
 MOST_NAMED = 5
 
 
 def look(path: Path) -> Inspection:
-    """What a file holds: numbers, or text. A text may have a score beside it; what has several
-    columns of fractions is a table of numbers, from which text is to be left out."""
+    """Return what a file holds: numbers or text. A file with text may also have one score column. A
+    file with several columns of fractions is a table of numbers, from which the text is to be
+    removed."""
     text, fractions = _kinds(path) if path.suffix == ".parquet" else ([], [])
     if text and len(fractions) > 1:
         told = f"it holds numbers ({_listed(fractions)}) and text ({_listed(text)}): which is it? "
@@ -38,7 +39,7 @@ def look(path: Path) -> Inspection:
 
 
 def _kinds(path: Path) -> tuple[list[str], list[str]]:
-    """The columns that hold text, and those that hold fractions."""
+    """Return the columns that hold text, and those that hold fractions."""
     arrow: Any = importlib.import_module("pyarrow")
     with suppress(arrow.ArrowException, OSError):
         return texts.text_columns(path), texts.columns_of(path, "is_floating")
@@ -50,7 +51,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _limit_itself() -> None:
-    """Not the number of processes, for Linux counts all of the user's there."""
+    """Limit the resources of this process. The number of processes is not limited, because Linux
+    counts all processes of the user."""
     own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     for limit, most in (
         (resource.RLIMIT_AS, own + MEMORY_BYTES),

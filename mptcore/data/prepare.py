@@ -1,4 +1,4 @@
-"""Data made binary, or shifted and scaled."""
+"""Binarize or standardize data."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from mptcore.specs import MeasuredData
 
 
 def prepared(data: Dataset, spec: MeasuredData) -> Dataset:
-    """Binarized or standardized as the spec asks. Raises RunError where the values do not allow
+    """Binarize or standardize data as the spec says. Raises RunError if the values do not allow
     it."""
     if spec.binarize is not None:
         return replace(data, x=_binary(data.x, spec))

@@ -1,4 +1,4 @@
-"""Data drawn from a PPCA."""
+"""Simulate data from a PPCA."""
 
 import torch
 

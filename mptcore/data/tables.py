@@ -1,4 +1,4 @@
-"""Reading an uploaded file: numbers only, nothing is ever unpickled."""
+"""Read uploaded files of numbers. Nothing is ever unpickled."""
 
 import importlib
 import json
@@ -24,7 +24,7 @@ LONGEST_LINE = 10_000_000
 BEGINNINGS = {"npy": b"\x93NUMPY", "npz": b"PK", "parquet": b"PAR1"}
 WRITERS = {"npy": "numpy.save", "npz": "numpy.savez", "parquet": "DataFrame.to_parquet"}
 INDEX_NAMES = {"", "Unnamed: 0", "__index_level_0__"}
-"""What a column is called that was the index of a pandas table."""
+"""Names of columns that were the index of a pandas table."""
 TOO_LONG = "a line is longer than 1 MiB: line breaks are missing, or so wide a table is for .npy"
 
 UNREADABLE = (
@@ -40,12 +40,13 @@ UNREADABLE = (
 
 
 class UnreadableError(ValueError):
-    """A file that is not what its name says, or holds what is no number. Says why."""
+    """A file has the wrong format or contains values that are not numbers. The message says
+    which."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is in a file; `n` and `dim` are those of its first array."""
+    """Contents of a file. `n` and `dim` are those of its first array."""
 
     format: str | None = None
     n: int | None = None
@@ -56,7 +57,7 @@ class Inspection:
 
 
 def inspect(path: Path) -> Inspection:
-    """What a file holds, and what is wrong with it."""
+    """Return the contents of a file, and its problems."""
     suffix = path.suffix.lstrip(".").lower()
     if suffix not in FORMATS:
         return Inspection(problems=[f"a file is one of .npy, .npz, .csv, .parquet, not .{suffix}"])
@@ -78,7 +79,8 @@ def inspect(path: Path) -> Inspection:
 
 
 def uploaded(spec: UploadData) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The observations (N, D) of an upload, from $MPT_STORE/datasets/<id>/. Raises RunError."""
+    """Return the observations (N, D) of an upload, from $MPT_STORE/datasets/<id>/. Raises
+    RunError."""
     try:
         array = _array(stored_file(spec.dataset, FORMATS), spec)
     except UnreadableError as error:
@@ -91,7 +93,7 @@ def uploaded(spec: UploadData) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def stored_file(dataset: str, formats: Sequence[str]) -> Path:
-    """The file of an upload. Raises UnreadableError where there is none of these formats."""
+    """Return the file of an upload. Raises UnreadableError if it has none of these formats."""
     try:
         path = input_file(dataset, f"datasets/{dataset}/*")
     except InputError as error:
@@ -125,7 +127,7 @@ def _places(wanted: Sequence[str], columns: list[str] | None) -> list[int]:
 
 
 def _read(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]], list[str] | None]:
-    """The arrays of a file, by name, and its columns' names. Raises UnreadableError."""
+    """Return the arrays of a file by name, and the names of its columns. Raises UnreadableError."""
     try:
         _check_beginning(path, suffix)
         match suffix:
@@ -147,12 +149,12 @@ def _read(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]], lis
 
 
 def told_of(path: Path, error: Exception) -> str:
-    """What an error says of a file, on one line and without where it lies."""
+    """Return an error's message about a file as one line, without its path."""
     return " ".join(str(error).replace(str(path), path.name).split())[:200]
 
 
 def _check_beginning(path: Path, suffix: str) -> None:
-    """Raises UnreadableError where a file is of another kind than its name says."""
+    """Raises UnreadableError if the content of a file does not match its extension."""
     with path.open("rb") as file:
         begin = file.read(16)
     kind = next((kind for kind, first in BEGINNINGS.items() if begin.startswith(first)), "csv")
@@ -189,19 +191,20 @@ def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]
 
 
 def _chunked(column: Any) -> Any:
-    """The column as floating point, in which a missing value is NaN."""
+    """Return the column as floating point, with NaN for missing values."""
     return column.cast("float64").combine_chunks()
 
 
 def _semicolons(path: Path) -> str:
-    """What is told of a .csv file whose first line has them."""
+    """Return a hint for a .csv file with semicolons in its first line."""
     with path.open("rb") as file:
         has_some = path.suffix == ".csv" and b";" in file.readline(LONGEST_LINE)
     return "; cells are separated by commas, not by semicolons" if has_some else ""
 
 
 def _first_text(column: Any, text: Path | None) -> str:
-    """Where the first cell is that is no number: one is enough to make a column text."""
+    """Return the position of the first cell that is not a number. One such cell makes the whole
+    column text."""
     for row, cell in enumerate(column):
         if not _is_number(cell.as_py()):
             return f": {_named([row], text)[0]} is {str(cell.as_py())[:40]!r}"
@@ -209,7 +212,7 @@ def _first_text(column: Any, text: Path | None) -> str:
 
 
 def _named(rows: Sequence[int], text: Path | None) -> list[str]:
-    """What rows are called: in a .csv file by the numbers of their lines, from 1; else from 0."""
+    """Return names for rows: line numbers from 1 in a .csv file, else indices from 0."""
     if text is None:
         return [f"row {row}" for row in rows]
     with text.open("rb") as file:
@@ -228,7 +231,7 @@ def _is_number(cell: object) -> bool:
 
 
 def _headless(path: Path) -> bool:
-    """Whether the first line is numbers, not names."""
+    """Return whether the first line holds numbers instead of names."""
     with path.open("rb") as file:
         first = file.readline(LONGEST_LINE)
     try:
@@ -238,7 +241,7 @@ def _headless(path: Path) -> bool:
 
 
 def _matrix(array: Any) -> np.ndarray[Any, Any]:
-    """The array, if it is a table of numbers with something in it."""
+    """Return the array if it is a non-empty table of numbers."""
     if array.dtype.kind not in "fiub":
         raise UnreadableError(f"an array holds real numbers, not {array.dtype}")
     if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2:
@@ -254,8 +257,8 @@ def _cell_problems(
     columns: Sequence[str] | None,
     text: Path | None = None,
 ) -> list[str]:
-    """The cells that are NaN or infinite: by their index in an array, in a table by row and the
-    column's name, in a .csv file by line."""
+    """Return the problems of cells that are NaN or infinite, located by index in an array, by row
+    and column name in a table, by line in a .csv file."""
     if array.dtype.kind != "f":
         return []
     bad = np.argwhere(~np.isfinite(array))

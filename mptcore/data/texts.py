@@ -1,4 +1,4 @@
-"""Texts: from GLUE, from files, from uploads, from the spec itself."""
+"""Read texts from GLUE, files, uploads, or the spec itself."""
 
 import hashlib
 import importlib
@@ -16,12 +16,12 @@ from mptcore.specs import GlueText, PlainText, SpecError, TextSource, parse_json
 FORMATS = ("txt", "jsonl", "parquet")
 GLUE_HUB = "nyu-mll/glue"
 NO_TEXT = ("label", "idx")
-"""Columns of GLUE that are no text; the one or two others are."""
+"""Columns of GLUE that hold no text. The other one or two do."""
 LINES = "lines"
-"""The column that the lines of a .txt file make."""
+"""Name of the column for the lines of a .txt file."""
 
 Rows = Sequence[tuple[str, ...]]
-"""Texts: single, or in pairs."""
+"""Single texts, or pairs of texts."""
 
 
 class Table(NamedTuple):
@@ -31,7 +31,7 @@ class Table(NamedTuple):
     rows: list[tuple[str | None, ...]]
 
     def of(self, wanted: Sequence[str]) -> Rows:
-        """The texts of these columns, where none is empty. Raises UnreadableError."""
+        """Return the texts of these columns. Raises UnreadableError if one is empty."""
         if missing := [name for name in wanted if name not in self.columns]:
             have = ", ".join(self.columns) or "none"
             raise UnreadableError(f"it has no column of text {missing[0]}; it has {have}")
@@ -44,7 +44,7 @@ class Table(NamedTuple):
 
 
 def texts(spec: TextSource) -> Rows:
-    """The texts of a source, in their order. Raises RunError."""
+    """Return the texts of a source, in order. Raises RunError."""
     match spec:
         case GlueText():
             return _glue(spec)
@@ -59,7 +59,7 @@ def texts(spec: TextSource) -> Rows:
 
 
 def inspect(path: Path) -> Inspection:
-    """What a file of text holds, and what is wrong with it."""
+    """Return the contents of a text file, and its problems."""
     suffix = path.suffix.lstrip(".")
     try:
         found = read(path)
@@ -72,7 +72,7 @@ def inspect(path: Path) -> Inspection:
 
 
 def read(path: Path) -> Table:
-    """A .txt file, one text a line, as one column LINES; .jsonl or .parquet. Raises
+    """Read a .jsonl or .parquet file, or a .txt file, whose lines form the column LINES. Raises
     UnreadableError."""
     match path.suffix:
         case ".txt":
@@ -123,12 +123,13 @@ def _parquet(path: Path) -> tuple[list[dict[str, Any]], dict[str, None]]:
 
 
 def text_columns(path: Path) -> list[str]:
-    """The columns of a .parquet file that hold text. Raises ArrowException."""
+    """Return the columns of a .parquet file that hold text. Raises ArrowException."""
     return columns_of(path, "is_string", "is_large_string", "is_string_view")
 
 
 def columns_of(path: Path, *kinds: str) -> list[str]:
-    """The columns of a .parquet file that are of one of Arrow's kinds. Raises ArrowException."""
+    """Return the columns of a .parquet file with one of the given Arrow types. Raises
+    ArrowException."""
     arrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
     tests = [getattr(arrow.types, kind) for kind in kinds]
@@ -164,7 +165,7 @@ def _texts_of(path: Path, column: str, what: str) -> Rows:
 
 
 def _pairs(path: Path, what: str) -> Rows:
-    """The one or two texts of each row of GLUE."""
+    """Return the one or two texts of each GLUE row."""
     try:
         found = read(path)
         return found.of([name for name in found.columns if name not in NO_TEXT][:2])
@@ -173,7 +174,7 @@ def _pairs(path: Path, what: str) -> Rows:
 
 
 def _glue(spec: GlueText) -> Rows:
-    """A local copy first, then the hub."""
+    """Load a GLUE subset from a local copy or, if there is none, from the hub."""
     folder = os.environ.get("MPT_DATA_DIR")
     what = f"glue/{spec.subset}/{spec.split}"
     for suffix in FORMATS:

@@ -1,4 +1,4 @@
-"""The one place that imports torchvision."""
+"""The only module that imports torchvision."""
 
 import importlib
 from types import ModuleType

@@ -1,1 +1,1 @@
-"""From a model that can be scored to estimates with their errors."""
+"""Estimates with errors, from any model that scores masks."""

@@ -1,4 +1,4 @@
-"""Drawing the next masks while a device has work."""
+"""Draw the next masks while the device is busy."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -8,14 +8,14 @@ ItemT = TypeVar("ItemT")
 
 
 class Ahead(Iterator[ItemT]):
-    """The items of an iterator, of which one may be drawn before it is asked for."""
+    """Iterator whose next item can be drawn before it is requested."""
 
     def __init__(self, items: Iterator[ItemT]):
         self._items = items
         self._drawn: list[ItemT] = []
 
     def draw(self) -> None:
-        """The next item, if it is not there yet."""
+        """Draw the next item, unless it is already drawn."""
         if not self._drawn:
             self._drawn.extend(islice(self._items, 1))
 

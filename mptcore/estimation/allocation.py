@@ -1,4 +1,4 @@
-"""Spending masks where they reduce the error most, until a target standard error is reached."""
+"""Allocate masks to strata until a target standard error is reached."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,32 +11,34 @@ from mptcore.protocol.records import Labels, Log, Metric, Record
 from mptcore.runtime.session import MaskPlan, Step, Work
 
 SHARES = (0.25, 0.5, 1.0)
-"""What each round draws of the masks that the plan still wants: the last one all of them."""
+"""Fraction of the masks still planned that each round draws. The last round draws all of them."""
 LEAST_KURTOSIS = 4.0
-"""About that of scores; a few draws measure less."""
+"""Lower bound on the kurtosis of scores: a few draws measure too small a value."""
 NEIGHBOURS = 21
-"""Strata next to each other, with the one itself, that tell how its scores vary."""
+"""Number of adjacent strata, including the stratum itself, that are pooled to estimate a variance.
+"""
 PRIOR_DEGREES = 2.0
-"""Degrees of freedom for which the variance of the neighbours counts."""
+"""Degrees of freedom given to the neighbours' variance."""
 SAFETY = 3.0
-"""Standard deviations by which variances may still move before the target is missed."""
+"""Number of standard deviations by which the variances may still change before the target is
+missed."""
 LEAST_LEFT = 1 / 8
-"""Of the variance asked for: where earlier rounds leave less of it, the target is missed, and the
-rest costs no more than this."""
+"""Smallest share of the target variance left for the last round. If earlier rounds leave less, the
+target is missed, and the last round costs no more than this share would."""
 
 Draw = Callable[[Tensor, Tensor], Work[list[Tensor]]]
-"""Scores so many masks of each stratum, (strata,), 0 among them, and all the masks that there are
-of those that are to be enumerated, (strata,) bool: the values of each, (rows, n). A row is a model,
-or the difference of two."""
+"""Score a number of masks of each stratum, (strata,), which may be 0, and all masks of the strata
+to enumerate, (strata,) bool. Return the values of each stratum, (rows, n). A row is a model or the
+difference of two models."""
 
 
 Interim = Callable[["StratifiedSample"], Iterable[Record]]
-"""What a sample shows on the way."""
+"""Records to emit after a round, from the sample so far."""
 
 
 @dataclass
 class StratifiedSample:
-    """The sum over strata of width × mean, from rounds of masks.
+    """Stratified estimate of Σ width × mean, built from rounds of masks.
 
     A stratum's mean is Σ_k λ_k · mean of round k with Σ_k λ_k = 1. Both λ_k and the number of masks
     of a round are fixed before it is drawn, so that each round adds λ_k · S in expectation whatever
@@ -51,7 +53,7 @@ class StratifiedSample:
     left: Tensor  # (strata,), the λ that is not given yet
     spread: Tensor  # (strata,), Σ_k λ_k² / n_k, without those that were enumerated
     masks: int
-    """Scored in all, those of the pilot too."""
+    """Number of masks scored so far, including the pilot."""
 
     @classmethod
     def of_pilot(
@@ -66,7 +68,8 @@ class StratifiedSample:
         return sample
 
     def add(self, values: list[Tensor], share: Tensor, enumerated: Tensor) -> None:
-        """One more round, with λ (strata,); `enumerated` strata have all their masks in it."""
+        """Add a round with weights λ (strata,). It contains all masks of the `enumerated`
+        strata."""
         counts = _lengths(values)
         drawn = counts.clamp(min=1)  # where nothing is drawn the sum and λ are 0
         sums = torch.stack([one.sum(1) for one in values], 1)
@@ -79,15 +82,17 @@ class StratifiedSample:
 
     @property
     def least(self) -> Tensor:  # (strata,)
-        """Masks that are still to be drawn: two in all, so that what the first shows can count."""
+        """Minimum number of masks still to draw from each stratum. Every stratum gets at least two
+        in all, so that the first draw contributes to the variance."""
         return (self.left > 0).long() + (self.counts == 0)
 
     def variances(self) -> tuple[Tensor, Tensor]:
-        """Of each stratum's scores, and their kurtosis, (rows, strata) each.
+        """Return the variance and the kurtosis of each stratum's scores, (rows, strata) each.
 
-        A variance from n draws has about 2 (n − 1) / (κ − 1) degrees of freedom: where large scores
-        are rare, few, and so it counts the less beside that of its neighbours, which may have met
-        them. A stratum's own variance alone would leave it the fewer masks the luckier its pilot.
+        A variance from n draws has about 2 (n − 1) / (κ − 1) degrees of freedom. Where large scores
+        are rare it has few, so it is weighted less against the variance of its neighbours, which
+        may contain large scores. With its own variance alone, a stratum with a lucky pilot would
+        get too few masks.
         """
         lengths, scores = _lengths(self.draws), torch.cat(self.draws, 1)
         stratum = torch.repeat_interleave(lengths)  # (all scores,)
@@ -107,7 +112,7 @@ class StratifiedSample:
         return pooled / (degrees + PRIOR_DEGREES), kurtosis
 
     def estimates(self) -> list[list[Estimate]]:
-        """Of each stratum, by each row. Their errors rest on the pilot at least, and on the
+        """Return the estimates of each stratum for each row. The errors also use the pilot and the
         neighbours."""
         errors = (self.variances()[0] * self.spread).sqrt().T.tolist()
         means, counts = self.means.T.tolist(), self.counts.tolist()
@@ -117,8 +122,8 @@ class StratifiedSample:
         ]
 
     def estimates_so_far(self) -> list[list[Estimate]]:
-        """Of each stratum, by each row, after a round: from the weight that is given by now. On the
-        way, not final."""
+        """Return interim estimates of each stratum for each row, from the weight λ assigned so
+        far."""
         given = (1 - self.left).tolist()
         return [
             [one.scaled(1 / share) for one in rows]
@@ -126,7 +131,7 @@ class StratifiedSample:
         ]
 
     def total_estimates(self) -> list[Estimate]:
-        """Of the sum over strata, by each row."""
+        """Return the estimate of the sum over strata for each row."""
         variances, kurtosis = self.variances()
         means = (self.means * self.widths).sum(1).tolist()
         parts = self.widths.square() * variances * self.spread
@@ -186,7 +191,8 @@ def sample_to_target(
 
 
 def _wanted(sample: StratifiedSample, row: int, target: float) -> Tensor:
-    """The masks of each stratum that are still to be drawn for the variance `target`, (strata,)."""
+    """Return how many masks of each stratum are still needed for the variance `target`,
+    (strata,)."""
     variances, kurtosis = (of_rows[row] for of_rows in sample.variances())
     spent = (sample.widths.square() * variances * sample.spread).sum()
     deviations = sample.widths * sample.left * variances.sqrt()
@@ -202,8 +208,8 @@ def _wanted(sample: StratifiedSample, row: int, target: float) -> Tensor:
 def _uncertainty(
     sample: StratifiedSample, variances: Tensor, kurtosis: Tensor, counts: Tensor
 ) -> Tensor:
-    """The relative standard deviation by which so many more masks of each stratum (strata,) may
-    move the estimated variance of the sum."""
+    """Return the relative standard deviation that `counts` more masks of each stratum (strata,) add
+    to the estimated variance of the sum."""
     known = _lengths(sample.draws)
     spread = sample.spread + sample.left.square() / counts.clamp(min=1)
     parts = sample.widths.square() * variances * spread
@@ -214,7 +220,8 @@ def _uncertainty(
 def target_records(
     sample: StratifiedSample, row: int, target: float, scale: float, labels: Labels
 ) -> Iterator[Record]:
-    """What became of a target for `scale` times the sum over strata of a row."""
+    """Yield the records that report whether a target was met, for `scale` times the sum over strata
+    of a row."""
     std_err = sample.total_estimates()[row].scaled(scale).known_std_err
     reached = std_err is not None and std_err <= target
     yield Metric("masks", sample.masks, 0.0, labels)
@@ -227,12 +234,13 @@ def target_records(
 
 
 def neyman(deviations: Tensor, variance: float | Tensor) -> Tensor:
-    """The fewest masks of each stratum with Σ sd² / n = `variance`: n ∝ sd (Neyman 1934)."""
+    """Return the smallest counts with Σ sd² / n = `variance`: n ∝ sd (Neyman 1934)."""
     return (deviations * deviations.sum() / variance).clamp(max=1e15).ceil().long()
 
 
 def affordable(counts: Tensor, least: Tensor, most: int) -> Tensor:
-    """Counts with a sum of `most` or less; what is above the least of each is cut in proportion."""
+    """Return counts whose sum is at most `most`. The part above each stratum's minimum is reduced
+    in proportion."""
     spare, total = most - int(least.sum()), int((counts - least).sum())
     if total <= spare:
         return counts
@@ -240,8 +248,8 @@ def affordable(counts: Tensor, least: Tensor, most: int) -> Tensor:
 
 
 def smoothed(values: Tensor, over: int = NEIGHBOURS) -> Tensor:
-    """The means over the neighbours of each (rows, strata), `over` with itself, fewer at the
-    ends."""
+    """Return the mean over the `over` neighbours of each stratum (rows, strata), itself included.
+    There are fewer neighbours at the ends."""
     half = min(over, values.shape[1]) // 2
     ones = torch.ones(1, 1, 2 * half + 1, dtype=values.dtype)
     sums = torch.nn.functional.conv1d(values[:, None], ones, padding=half)

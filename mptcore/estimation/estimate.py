@@ -1,4 +1,4 @@
-"""Estimates with their Monte Carlo errors, and the records that tell of them."""
+"""Estimates with Monte Carlo errors, and the records that report them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,17 +11,17 @@ from mptcore.protocol.records import Labels, Metric, Point, SeriesName
 
 ONE_DRAW = "one draw gives no standard error"
 LEAST_DEGREES = 7
-"""Degrees of freedom that a standard error is given from: those of eight replicates. Student's t
-then has a standard deviation of 1.18, and 91 % of it within two; with three replicates it has none.
-"""
+"""Minimum degrees of freedom for a standard error to be reported: those of eight replicates.
+Student's t then has a standard deviation of 1.18, and 91 % of it lies within two. With three
+replicates its standard deviation is infinite."""
 TOO_FEW = "its standard error would rest on too few replicates: "
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its Monte Carlo standard error (None where one draw gives none), from n draws.
-    `degrees` are those of freedom of the error: replicates, less the means that they are taken
-    about, over all parts of a sum. A record gives an error of LEAST_DEGREES or more."""
+    """A mean with its Monte Carlo standard error, from n draws. The error is None if one draw gives
+    none. `degrees` are the error's degrees of freedom: the number of replicates minus the number of
+    means subtracted, over all parts of a sum. Records contain errors with LEAST_DEGREES or more."""
 
     mean: float
     std_err: float | None
@@ -30,18 +30,19 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Tensor, n: int | None = None) -> "Estimate":
-        """From independent values (R,), which stand for `n` draws where these are not R."""
+        """Estimate the mean of independent values (R,). They stand for `n` draws if that differs
+        from R."""
         count = len(values)
         std_err = (values.std() / math.sqrt(count)).item() if count > 1 else None
         return cls(values.mean().item(), std_err, count if n is None else n, count - 1)
 
     @property
     def known_std_err(self) -> float | None:
-        """The standard error, where it is known well enough to be given."""
+        """The standard error, if it is known well enough to be reported."""
         return self.std_err if self.degrees >= LEAST_DEGREES or self.std_err == 0 else None
 
     def unknown_reason(self, without: str) -> str | None:
-        """Why it has no known standard error; `without` where it has none at all."""
+        """Return why there is no known standard error, or `without` if there is none at all."""
         if self.std_err is None:
             return without
         if self.known_std_err is None:
@@ -49,24 +50,24 @@ class Estimate:
         return None
 
     def scaled(self, factor: float) -> "Estimate":
-        """Of a multiple of the quantity."""
+        """Return the estimate of `factor` times the quantity."""
         std_err = None if self.std_err is None else abs(factor) * self.std_err
         return Estimate(factor * self.mean, std_err, self.n, self.degrees)
 
     def beyond(self, other: Evidence) -> "Estimate":
-        """The difference from an independent estimate."""
+        """Return the difference from an independent estimate."""
         std_err = None if self.std_err is None else math.hypot(self.std_err, other.std_err)
         return Estimate(self.mean - other.value, std_err, self.n, self.degrees)
 
     def exponential(self) -> "Estimate":
-        """Of the exponential of the quantity, by the delta method."""
+        """Return the estimate of the quantity's exponential, by the delta method."""
         value = math.exp(self.mean) if self.mean < 700 else math.inf
         std_err = None if self.std_err is None else value * self.std_err
         return Estimate(value, std_err, self.n, self.degrees)
 
 
 def total_of(estimates: Sequence[Estimate]) -> Estimate:
-    """The sum of estimates that are independent of each other."""
+    """Return the sum of independent estimates."""
     errors = [estimate.std_err for estimate in estimates if estimate.std_err is not None]
     std_err = math.hypot(*errors) if len(errors) == len(estimates) else None
     n, degrees = sum(one.n for one in estimates), math.fsum(one.degrees for one in estimates)
@@ -81,15 +82,16 @@ def point(
     unconverged_reason: str | None = None,
     reason: str = ONE_DRAW,
 ) -> Point:
-    """An estimate as a point of a series. What has not converged has no standard error; `reason`
-    says why it has none at all, if so."""
+    """Return an estimate as a point of a series. An unconverged estimate has no standard error.
+    `reason` says why the error is missing, if it is."""
     why = unconverged_reason or estimate.unknown_reason(reason)
     error = estimate.known_std_err if why is None else None
     return Point(series, x, estimate.mean, error, estimate.n, labels, why)
 
 
 def metric(name: str, estimate: Estimate, labels: Labels, reason: str = ONE_DRAW) -> Metric:
-    """An estimate as a metric; `reason` says why it has no standard error, if it has none."""
+    """Return an estimate as a metric. `reason` says why it has no standard error, if it has
+    none."""
     why = estimate.unknown_reason(reason)
     return Metric(name, estimate.mean, estimate.known_std_err, labels, why)
 
@@ -97,7 +99,7 @@ def metric(name: str, estimate: Estimate, labels: Labels, reason: str = ONE_DRAW
 def final_metric(
     name: str, estimate: Estimate, labels: Labels, unconverged_reason: str | None
 ) -> Iterator[Metric]:
-    """An estimate as a metric. What has not converged has another name."""
+    """Yield an estimate as a metric, under another name if it has not converged."""
     if unconverged_reason is None:
         yield metric(name, estimate, labels)
     else:
@@ -106,7 +108,7 @@ def final_metric(
 
 
 def lml_metrics(name: str, evidence: Evidence, labels: Labels) -> Iterator[Metric]:
-    """A log marginal likelihood, and how good it is."""
+    """Yield a log marginal likelihood and the metrics of its quality."""
     estimate = Estimate(evidence.value, evidence.std_err, 0)
     yield from final_metric(name, estimate, labels, evidence.unconverged_reason)
     for quality, value in evidence.metrics.items():

@@ -1,4 +1,4 @@
-"""Scoring one seed's models with masks, and the records that tell of it."""
+"""Score the models of one seed with masks, and yield the records."""
 
 import itertools
 import math
@@ -35,14 +35,14 @@ from mptcore.specs.evaluate import MaskEvaluation, pilot_masks
 from mptcore.specs.masks import masks_of_size
 
 BATCH_BYTES = 4 * 2**20
-"""About what a processor's caches hold."""
+"""Memory budget of a batch of masks, about the size of a CPU's caches."""
 DEPENDENT = "masks of one permutation depend on each other"
 
 
 @dataclass(frozen=True)
 class Judged:
-    """An estimate; how good the scores are that it rests on, where these are sampled; and why it
-    should not be quoted, if so."""
+    """An estimate with the grade of the sampled scores behind it, and the reason not to quote it,
+    if there is one."""
 
     estimate: Estimate
     grade: Grade | None
@@ -51,14 +51,16 @@ class Judged:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The models that are scored on the same masks: the model, and the baseline if there is one."""
+    """The models that are scored with the same masks: the model and, if there is one, the
+    baseline."""
 
     spec: MaskEvaluation
     models: Mapping[str, VectorModel]
     labels: Labels
     cache: ScoreCache
     memory_bytes: int | None = None
-    """For the masks that are scored together; None: what a processor's caches hold."""
+    """Memory budget for the masks that are scored together. None means the size of a CPU's caches.
+    """
 
     @property
     def first(self) -> VectorModel:
@@ -66,7 +68,7 @@ class Evaluation:
 
     @property
     def batch(self) -> int:
-        """Masks scored together."""
+        """Number of masks scored together."""
         one_mask = max(model.bytes_per_mask for model in self.models.values())
         if self.memory_bytes is not None:
             return max(1, self.memory_bytes // one_mask)
@@ -74,11 +76,12 @@ class Evaluation:
         return max(least, BATCH_BYTES // one_mask)
 
     def labels_of(self, model: str) -> Labels:
-        """The label `model` only tells models apart."""
+        """Return the label `model` if there are several models."""
         return self.labels if len(self.models) == 1 else {**self.labels, "model": model}
 
     def records(self, generator: torch.Generator) -> Work[None]:
-        """Scores, and what follows from them; masks are drawn from the generator."""
+        """Score masks drawn from the generator, and yield the scores and the metrics derived from
+        them."""
         for name, model in self.models.items():
             if model.note is not None:
                 yield Step(Log("info", f"{_labelled(self.labels_of(name))}: {model.note}"))
@@ -105,8 +108,8 @@ class Evaluation:
             yield Step(record)
 
     def _totals(self, curve: ScoredSizes) -> list[Judged]:
-        """What the schedule's sizes are scored for, by each model, and the difference; none where
-        they are scored for themselves."""
+        """Return the sum that the schedule estimates for each model and for the difference; an
+        empty list if the schedule has no sum."""
         masks, dim = self.spec.masks, self.first.dim
         rows = list(enumerate(zip(*map(with_difference, curve), strict=True)))
         match masks:
@@ -119,7 +122,7 @@ class Evaluation:
                 return []
 
     def _score_to_target(self, generator: torch.Generator, target: float) -> Work[None]:
-        """The sizes are strata, and their sum is what is reported."""
+        """Score masks until the sum has the target standard error. Each size is a stratum."""
         spec, dim = self.spec, self.first.dim
         sizes = spec.masks.mask_sizes(dim)
         width = dim if isinstance(spec.masks, FixedSize) else 1
@@ -149,7 +152,7 @@ class Evaluation:
     def _draw(
         self, sizes: Sequence[int], generator: torch.Generator, scored: list[ScoredSizes]
     ) -> Draw:
-        """What scores so many masks of each size, and adds their scores to those `scored`."""
+        """Return a function that scores masks of each size and appends their scores to `scored`."""
         models, dim = list(self.models.values()), self.first.dim
         nothing = torch.zeros(len(models) + (len(models) > 1), 0, dtype=torch.float64)
 
@@ -171,8 +174,8 @@ class Evaluation:
         return draw
 
     def _available(self, sizes: Sequence[int]) -> Tensor:
-        """How many masks there are of each size, infinitely many where there are more than may be
-        scored. A score that is sampled varies from one time to the next, and is drawn again."""
+        """Return the number of masks that exist of each size; infinity if there are more than may
+        be scored. Sampled scores vary between evaluations, so their sizes are never enumerated."""
         most, sampled = (
             self.spec.max_masks,
             any(isinstance(model, SampledModel) for model in self.models.values()),
@@ -186,14 +189,14 @@ class Evaluation:
     def _judged(
         self, row: int, estimate: Estimate, curve: Sequence[SizeScores], factor: float = 1
     ) -> Judged:
-        """An estimate from the scores of a curve, times a factor: those by one model or, in the row
-        after the models, the differences."""
+        """Grade an estimate computed as `factor` times the scores of a curve, for a model or, in
+        the row after the models, for the difference."""
         models = list(self.models.values())
         grade = Grade.of(curve, factor)
         return Judged(estimate, grade, _reason(models[row : row + 1] or models, estimate, grade))
 
     def _points(self, size: int, rows: Sequence[Judged]) -> Iterator[Point]:
-        """Of one size: by each model, and the difference."""
+        """Yield the points of one size, for each model and the difference."""
         for (name, model), own in zip(self.models.items(), rows, strict=False):
             labels = self.labels_of(name)
             yield point("score", size, own.estimate, labels, own.reason)
@@ -205,7 +208,7 @@ class Evaluation:
             yield point("score_difference", size, paired.estimate, self.labels, paired.reason)
 
     def _conclusions(self, totals: Sequence[Judged], curves: ScoredSizes = ()) -> Iterator[Record]:
-        """What is known once all masks are scored; `curves` hold their scores, size by size."""
+        """Yield the records that need all scores. `curves` hold the scores, size by size."""
         for i, (name, model) in enumerate(self.models.items()):
             labels = self.labels_of(name)
             yield from lml_metrics("lml", model.evidence(), labels)
@@ -235,7 +238,7 @@ class Evaluation:
         labels: Labels,
         unconverged_reason: str | None,
     ) -> Iterator[Record]:
-        """What takes the score of each mask."""
+        """Yield the records that need the score of each mask."""
         if curve and curve[0].joint is not None:
             yield metric("joint_score", mask_mean(curve[0].joint, self.spec.masks), labels)
         if self.spec.convergence:
@@ -264,7 +267,7 @@ def _labelled(labels: Labels) -> str:
 
 
 def _names(masks: Masks) -> tuple[str, str | None]:
-    """Of what a schedule's sizes are scored for, and of its difference from the LML."""
+    """Return the metric name of the schedule's sum, and the name of its difference from the LML."""
     match masks:
         case AllSizes():
             return "mpt", "difference"
@@ -275,7 +278,7 @@ def _names(masks: Masks) -> tuple[str, str | None]:
 
 
 def _reason(models: Sequence[VectorModel], estimate: Estimate, grade: Grade | None) -> str | None:
-    """Why an estimate by these models should not be quoted."""
+    """Return why an estimate by these models should not be quoted."""
     for model in models:
         if isinstance(model, SampledModel):
             if model.never_final is not None:
@@ -286,13 +289,13 @@ def _reason(models: Sequence[VectorModel], estimate: Estimate, grade: Grade | No
 
 
 def _lml_reason(model: VectorModel, lml: Evidence) -> str | None:
-    """Why a difference from the LML should not be quoted. That of a grid is exact for the grid, on
-    which the scores rest too."""
+    """Return why a difference from the LML should not be quoted. The LML of a grid is exact for
+    that grid, which the scores use too."""
     return None if isinstance(model, TractableModel) else lml.unconverged_reason
 
 
 def _by_size(rounds: Sequence[ScoredSizes]) -> dict[int, tuple[SizeScores, ...]]:
-    """The scores of all rounds, and the difference, by size."""
+    """Return the scores of all rounds and the difference, by size."""
     parts: dict[int, list[tuple[SizeScores, ...]]] = {}
     for one in itertools.chain.from_iterable(rounds):
         parts.setdefault(one[0].size, []).append(with_difference(one))

@@ -1,4 +1,4 @@
-"""Drawing masks. A mask is a row of D booleans, true where masked."""
+"""Draw masks. A mask is a row of D booleans, true where masked."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -11,15 +11,15 @@ from mptcore.estimation.permutations import permutations
 from mptcore.specs import Masks
 
 Plan = Iterable[tuple[int, int]]
-"""Sizes, and how many masks of each."""
+"""Pairs of a size and the number of masks of that size."""
 
 TOGETHER = 512
-"""Independent masks are drawn so many at a time, or as many as are scored together."""
+"""Number of independent masks drawn at a time, unless more are scored together."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizedMasks:
-    """Masks that are scored together; those of one size stand together."""
+    """Masks that are scored together. Masks of one size are adjacent."""
 
     runs: list[tuple[int, int]]
     """(size, how many masks of it), in the order of the rows."""
@@ -29,7 +29,7 @@ class SizedMasks:
 def draw_masks(
     spec: Masks, dim: int, generator: torch.Generator, max_masks: int
 ) -> Iterator[SizedMasks]:
-    """All masks of a spec, size by size, in batches of at most `max_masks`."""
+    """Yield all masks of a spec, size by size, in batches of at most `max_masks`."""
     match spec.design:
         case "independent":
             return draw_independent(mask_plan(spec, dim), dim, generator, max_masks)
@@ -48,7 +48,8 @@ def mask_plan(spec: Masks, dim: int) -> Plan:
 def draw_independent(
     plan: Plan, dim: int, generator: torch.Generator, max_masks: int
 ) -> Iterator[SizedMasks]:
-    """The published order of draws: sizes, then P, one permutation each, its first m masked."""
+    """Draw masks in the published order: sizes, then P permutations for each size, of which the
+    first m entries are masked."""
     places = torch.arange(dim)
     for group in _batches(plan, max_masks * -(-TOGETHER // max_masks)):
         sizes = _each_size(group)
@@ -66,7 +67,7 @@ def draw_independent(
 def _balanced(
     spec: Masks, dim: int, generator: torch.Generator, max_masks: int
 ) -> Iterator[SizedMasks]:
-    """Cyclic windows at equal distances along common permutations."""
+    """Draw cyclic windows at equal distances along shared permutations."""
     windows = spec.windows_per_permutation
     starts = torch.arange(windows) * dim // windows
     plan = [(size, spec.per_size // windows) for size in spec.mask_sizes(dim)]
@@ -91,7 +92,7 @@ def _nested(
 
 
 def enumerate_masks(sizes: Iterable[int], dim: int, max_masks: int) -> Iterator[SizedMasks]:
-    """All masks of these sizes, size by size, in batches of at most `max_masks`."""
+    """Yield all masks of these sizes, size by size, in batches of at most `max_masks`."""
     for size in sizes:
         subsets = itertools.combinations(range(dim), size)
         while part := list(itertools.islice(subsets, max_masks)):
@@ -106,7 +107,7 @@ def _each_size(runs: list[tuple[int, int]]) -> Tensor:
 
 
 def _batches(plan: Plan, most: int) -> Iterator[list[tuple[int, int]]]:
-    """A plan cut into plans of at most `most` masks."""
+    """Split a plan into plans of at most `most` masks."""
     runs: list[tuple[int, int]] = []
     room = most
     for size, count in plan:

@@ -1,4 +1,4 @@
-"""The contract: what a model gives to be scored, whatever its family."""
+"""The interface that every model implements to be scored, whatever its family."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 class MaskBatch(Protocol):
-    """Masks that are scored together. A tensor of masks (B, D) is one; a family whose masks are
-    more than that has a class of its own."""
+    """Masks that are scored together. A tensor of masks (B, D) is a MaskBatch. A family that needs
+    more than a tensor defines a class of its own."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, chosen: Tensor, /) -> Self:
-        """Some of them, by their indices (b,)."""
+        """Return the masks with the given indices (b,)."""
 
 
 BatchT = TypeVar("BatchT", bound=MaskBatch)
@@ -28,63 +28,64 @@ class Model(ABC, Generic[BatchT]):
 
     @abstractmethod
     def scores(self, masks: BatchT) -> Tensor:
-        """For each mask: the mean over its masked dimensions j, and over the observations that it
-        is for, of log p(x_j | x_R), in nats, as float64 (B,). Masks that are scored in the same
-        order have the same scores, however they are cut into batches."""
+        """Return the score of each mask as float64 (B,), in nats: the mean of log p(x_j | x_R) over
+        its masked dimensions j and over the observations that it applies to. The scores do not
+        depend on how a sequence of masks is cut into batches."""
 
 
 @dataclass(frozen=True)
 class Evidence:
     """The mean over observations of log p(x), in nats, with its Monte Carlo standard error.
-    `metrics` tell how good it is."""
+    `metrics` describe its quality."""
 
     value: float
     std_err: float = 0.0
     unconverged_reason: str | None = None
-    """Why the value should not be quoted."""
+    """Reason not to quote the value."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class VectorModel(Model[Tensor]):
     """A model together with its data, N observations of D dimensions. A mask (D,), true where
-    masked, is for all observations: Eq. (5) of the paper averages its score over masks."""
+    masked, applies to all observations. Eq. (5) of the paper averages its score over masks."""
 
     note: str | None = None
-    """What a reader of the log should know of how this model is scored."""
+    """A note for the log on how this model is scored."""
     together: int | None = None
-    """Masks that the memory has held at once, where it could not hold a whole batch."""
+    """Number of masks that fitted in memory at once, if a whole batch did not fit."""
     masks_scored = 0
-    """So far, by earlier attempts too, for models that draw numbers for each mask."""
+    """Number of masks scored so far, including earlier attempts. Used by models that draw random
+    numbers for each mask."""
 
     @property
     @abstractmethod
     def dim(self) -> int:
-        """D, the number of dimensions that can be masked."""
+        """Number of dimensions that can be masked, D."""
 
     @property
     @abstractmethod
     def bytes_per_mask(self) -> int:
-        """About how much memory scoring one more mask at a time takes."""
+        """Approximate memory for each mask that is scored at the same time."""
 
     @property
     def least_batch(self) -> int:
-        """Fewer masks at a time waste the machine, whatever its caches hold."""
+        """Minimum batch size for efficiency, whatever the size of the caches."""
         return 1
 
     def skip(self, masks: int) -> None:
-        """Count so many masks as scored: the scores of an earlier attempt are used."""
+        """Count masks as scored when the scores of an earlier attempt are used."""
         self.masks_scored += masks
 
     @abstractmethod
     def evidence(self) -> Evidence:
-        """The log marginal likelihood, as well as it is known."""
+        """Return the log marginal likelihood, as well as it is known."""
 
 
 class SampledModel(VectorModel):
-    """A model whose scores are sampled themselves, so that each has an error and a bias."""
+    """A model whose scores are sampled, so that each has an error and a bias."""
 
     cure: str
-    """What makes scores final that are not."""
+    """Advice that makes an unfinished score final."""
     never_final: str | None = None
     """Why no score of it should be quoted, if so."""
 
@@ -102,11 +103,12 @@ class TractableModel(VectorModel):
 
     @abstractmethod
     def log_marginal_likelihood(self) -> float:
-        """The mean over observations of log p(x), in nats."""
+        """Return the mean over observations of log p(x), in nats."""
 
     def evidence(self) -> Evidence:
         return Evidence(self.log_marginal_likelihood())
 
     @abstractmethod
     def joint_scores(self, masks: Tensor) -> Tensor:
-        """For each mask (B, D): the mean over observations of log p(x_M | x_R), float64 (B,)."""
+        """Return the mean over observations of log p(x_M | x_R) for each mask (B, D), as float64
+        (B,)."""

@@ -1,4 +1,4 @@
-"""The permutations that torch.randperm would draw one by one, many at a time."""
+"""Draw many permutations at once, bit-identical to repeated calls of torch.randperm."""
 
 import numpy as np
 import torch
@@ -6,12 +6,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 WIDE = 512
-"""From so many dimensions on torch is as quick by itself."""
+"""From this number of dimensions on, torch.randperm itself is as fast."""
 
 
 def permutations(count: int, dim: int, generator: torch.Generator, first: int) -> Tensor:
-    """The first entries, (count, first), of as many calls of torch.randperm(dim), to the bit; the
-    generator is left as these would leave it."""
+    """Return the first `first` entries of `count` permutations, (count, first), equal bit for bit
+    to `count` calls of torch.randperm(dim). The generator ends in the same state as after those
+    calls."""
     if dim >= WIDE or dim == 1 or count == 1:
         drawn = [torch.randperm(dim, generator=generator)[:first] for _ in range(count)]
         return torch.stack(drawn)
@@ -24,16 +25,16 @@ def permutations(count: int, dim: int, generator: torch.Generator, first: int) -
 
 
 def _words(count: int, generator: torch.Generator) -> NDArray[np.uint32]:
-    """The next numbers of 32 bits of a generator, an even count of them. Torch joins two to one
-    of 64 bits, the first above."""
+    """Return the next `count` 32-bit numbers of a generator; the count is even. Torch joins two of
+    them into a 64-bit number, the first as the high half."""
     pairs = torch.empty(count // 2, dtype=torch.int64).random_(-(2**63), None, generator=generator)
     joined = pairs.numpy().view(np.uint64)
     return ((joined << 32) | (joined >> 32)).astype("<u8", copy=False).view(np.uint32)
 
 
 def _shuffled(words: NDArray[np.uint32], first: int) -> Tensor:
-    """Fisher and Yates, as torch does it, in all rows (B, D − 1) at once: for i = 0, 1, … entry i
-    changes places with entry i + word mod (D − i). Later steps leave entry i alone."""
+    """Shuffle all rows (B, D − 1) at once by Fisher and Yates, as torch does: for i = 0, 1, … swap
+    entry i with entry i + word mod (D − i). Later steps do not change entry i."""
     count, dim = words.shape[0], words.shape[1] + 1
     steps = min(first, dim - 1)
     other = np.ascontiguousarray(words[:, :steps].T)  # (steps, B)

@@ -1,4 +1,4 @@
-"""When a number that was sampled should not be quoted."""
+"""Rules for when a sampled number should not be quoted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,17 +7,18 @@ from typing import Protocol
 from torch import Tensor
 
 LEAST_ESS = 20
-"""Below it the standard error of a logarithm of a mean weight is too small by the delta method."""
+"""Minimum effective sample size. Below it the delta method underestimates the standard error of the
+logarithm of a mean weight."""
 MOST_DOUBTFUL = 0.05
-"""The largest share of observations, or of conditionals, whose importance weights may be in doubt:
-those left after they were drawn again."""
+"""Maximum share of observations, or of conditionals, whose importance weights may be unreliable
+after they were drawn again."""
 MOST_BIAS = 0.05
-"""Nats, where no error tells how much matters: as for grids."""
+"""Maximum bias in nats if there is no standard error to compare it with, as for grids."""
 
 
 def doubtful_reason(bias: float, std_err: float | None, share: float, cure: str) -> str | None:
-    """Why a number should not be quoted, given its estimated bias, its standard error and the share
-    of observations whose weights are in doubt."""
+    """Return why a number should not be quoted, given its estimated bias, its standard error and
+    the share of observations with unreliable weights."""
     if share > MOST_DOUBTFUL:
         detail = f"the importance weights of {share:.0%} of its terms cannot be trusted"
         return f"not final: {detail}, more than {MOST_DOUBTFUL:.0%}; {cure}"
@@ -29,7 +30,7 @@ def doubtful_reason(bias: float, std_err: float | None, share: float, cure: str)
 
 
 class Graded(Protocol):
-    """Scores of one size."""
+    """Sampled scores of one size."""
 
     @property
     def grades(self) -> Tensor | None: ...
@@ -37,15 +38,15 @@ class Graded(Protocol):
 
 @dataclass(frozen=True)
 class Grade:
-    """How good a sum of sampled scores is."""
+    """Quality of a sum of sampled scores."""
 
     bias: float
     share: float
 
     @classmethod
     def of(cls, curve: Sequence[Graded], factor: float = 1) -> "Grade | None":
-        """Of the sum over the sizes of a curve, times a factor; none where scores are exact. It is
-        as doubtful as its most doubtful size."""
+        """Grade the sum over the sizes of a curve, times a factor. None if the scores are exact.
+        The share of unreliable weights is that of the worst size."""
         means = [scores.grades.mean(1) for scores in curve if scores.grades is not None]
         if not means:
             return None

@@ -1,4 +1,4 @@
-"""From scored masks to estimates: the MPT curve, its sum, and their standard errors."""
+"""Compute estimates from scored masks: the MPT curve, its sum, and their standard errors."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from mptcore.specs import Masks
 
 @dataclass(frozen=True, slots=True)
 class SizeScores:
-    """The score of each mask of one size, in the order drawn."""
+    """The scores of the masks of one size, in the order they were drawn."""
 
     size: int
     values: Tensor  # (P,), float64, on the CPU
@@ -30,7 +30,7 @@ class SizeScores:
     )
 
     def __sub__(self, other: "SizeScores") -> "SizeScores":
-        """The differences, mask by mask."""
+        """Return the differences, mask by mask."""
         values = self.values - other.values
         if self.grades is None or other.grades is None:
             return SizeScores(self.size, values)
@@ -41,18 +41,18 @@ class SizeScores:
 
 
 def joined(parts: Sequence[SizeScores]) -> SizeScores:
-    """All scores of one size."""
+    """Join parts into all scores of one size."""
     graded = [one.grades for one in parts if one.grades is not None]
     values = torch.cat([one.values for one in parts])
     return SizeScores(parts[0].size, values, grades=torch.cat(graded, 1) if graded else None)
 
 
 ScoredSizes = Sequence[tuple[SizeScores, ...]]
-"""For each size, the scores by each model."""
+"""The scores by each model, for each size."""
 
 
 def with_difference(scores: tuple[SizeScores, ...]) -> tuple[SizeScores, ...]:
-    """The scores by each model and, of two, their differences."""
+    """Return the scores by each model and, for two models, their differences."""
     return (*scores, *(scores[0] - other for other in scores[1:]))
 
 
@@ -67,8 +67,8 @@ def score_masks(
     joint: bool = False,
     records_of: Callable[[tuple[SizeScores, ...]], Iterator[Record]] = _no_records,
 ) -> Work[ScoredSizes]:
-    """The scores of all masks by each model, size by size; with `joint` the joint scores too.
-    `records_of` gives the records of each size as soon as it is scored."""
+    """Score all masks by each model, size by size. With `joint`, compute the joint scores too.
+    `records_of` returns the records of a size as soon as it is scored."""
     curve: list[tuple[SizeScores, ...]] = []
     parts: list[Tensor] = []
     last = 0
@@ -93,7 +93,7 @@ def score_masks(
 
 
 def _of_size(size: int, values: Tensor, joint: bool) -> SizeScores:
-    """From the rows (1 to 4, P) that a model gave."""
+    """Build the scores of one size from the rows (1 to 4, P) that a model returned."""
     rest = values[1:]
     return SizeScores(size, values[0], rest[0] if joint else None, rest if len(rest) == 3 else None)
 
@@ -105,9 +105,9 @@ def _score(
     joint: bool,
     meanwhile: Callable[[], None],
 ) -> Iterator[tuple[int, Tensor]]:
-    """(size, scores (models, 1, b), with the joint scores (models, 2, b), or with the grades of
-    models that are sampled (models, 4, b)) of each run. `meanwhile` is done while a GPU computes
-    them."""
+    """Yield (size, scores) of each run of masks. Scores are (models, 1, b), (models, 2, b) with the
+    joint scores, or (models, 4, b) with the grades of sampled models. `meanwhile` is called while a
+    GPU computes them."""
     if cache.holds_next(len(batch.masked)):
         for model in models:
             model.skip(len(batch.masked))
@@ -131,7 +131,7 @@ def _score(
 def _in_parts(
     scores_of: Callable[[VectorModel, Tensor], Tensor], model: VectorModel, masked: Tensor
 ) -> Tensor:
-    """The scores of a batch (B, D), cut to what the memory has shown to hold: (R, B)."""
+    """Score a batch (B, D) in parts that fit in memory: (R, B)."""
 
     def too_large(part: Tensor) -> None:
         model.together = -(-len(part) // 2)
@@ -157,7 +157,8 @@ def _scores_and_joint(model: VectorModel, masked: Tensor) -> Tensor:  # (2, B)
 
 
 def size_estimate(scores: SizeScores, masks: Masks) -> Estimate:
-    """S(m). Over all masks of a size the error is that of sampled scores alone."""
+    """Estimate S(m). If all masks of a size were scored, only sampled scores contribute an
+    error."""
     estimate = mask_mean(scores.values, masks)
     if masks.design != "exhaustive" or scores.grades is None:
         return estimate
@@ -165,17 +166,19 @@ def size_estimate(scores: SizeScores, masks: Masks) -> Estimate:
 
 
 def mask_mean(values: Tensor, masks: Masks) -> Estimate:
-    """The mean of a value (P,) over masks of one size, by the replicates that the design gives."""
+    """Estimate the mean of values (P,) over masks of one size, from the replicates of the
+    design."""
     if masks.design == "exhaustive":
         return Estimate(values.mean().item(), 0.0, len(values))
     return Estimate.of(_replicates(values, masks), len(values))
 
 
 def cumulative_estimate(curve: Sequence[SizeScores], masks: Masks) -> Estimate:
-    """The sum of S(m) over the sizes of a curve: Eq. (5) of the paper where these are 1..D.
+    """Estimate the sum of S(m) over the sizes of a curve: Eq. (5) of the paper if the sizes are
+    1..D.
 
-    Sizes are independent of each other, so their variances add up; but for the nested design,
-    where each permutation gives one total.
+    Sizes are independent, so their variances add up. In the nested design each permutation gives
+    one total.
     """
     if masks.design == "nested":
         totals = torch.stack([scores.values for scores in curve]).sum(0)
@@ -184,8 +187,8 @@ def cumulative_estimate(curve: Sequence[SizeScores], masks: Masks) -> Estimate:
 
 
 def convergence(curve: Sequence[SizeScores], masks: Masks) -> list[Estimate]:
-    """The sum of S(m) from the first p masks of each size for p = 1..P; without standard errors
-    where the masks of one size depend on each other."""
+    """Estimate the sum of S(m) from the first p masks of each size, for p = 1..P. There are no
+    standard errors if the masks of one size are dependent."""
     values = torch.stack([scores.values for scores in curve])  # (sizes, P)
     if masks.design == "nested":
         values = values.sum(0, keepdim=True)
@@ -203,5 +206,5 @@ def convergence(curve: Sequence[SizeScores], masks: Masks) -> list[Estimate]:
 
 
 def _replicates(values: Tensor, masks: Masks) -> Tensor:
-    """Means that are independent of each other, (R,)."""
+    """Return independent means, (R,)."""
     return values.view(-1, masks.windows_per_permutation).mean(1)  # (R, windows) to (R,)

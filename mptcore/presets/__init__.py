@@ -26,7 +26,8 @@ def _ppca(
     train: dict[str, Any] | None = None,
     **evaluate: Any,
 ) -> VectorExperiment:
-    """A model on the published data, from the data's parameters or, in training, at random."""
+    """Return a PPCA on the published data, starting at the data's parameters or, for training, at
+    random."""
     common = {"latent_dim": latent_dim, "noise_precision": 5.0}
     generator = {"family": "ppca", "init": "generator", **common}
     start = {"family": "ppca", "init": "random", **common}
@@ -55,7 +56,8 @@ def _training(masks: dict[str, Any], epochs: int, curve_at: Sequence[int] = ()) 
 def _fig3(
     name: str, source: str, model: dict[str, Any], trainings: Sequence[dict[str, Any]], **spec: Any
 ) -> Preset:
-    """An experiment on images for each training, judged by their marginal likelihoods."""
+    """Return the experiments on images for each training, compared by their marginal
+    likelihoods."""
     data = {"source": source, **spec.pop("data")}
     judge, published, statement = (spec.pop(what) for what in ("judge", "published", "statement"))
     compute = {"precision": "float32", "max_runtime_s": 6 * 3600}
@@ -67,7 +69,7 @@ def _fig3(
 
 
 def _at_rate(rate: float) -> dict[str, Any]:
-    """One mask a step."""
+    """Return a schedule with one mask a step."""
     return {"schedule": "fixed", "rate": rate, "per_size": 1}
 
 
@@ -117,7 +119,7 @@ def _fig3_vae(name: str, source: str) -> Preset:
 
 
 _SIZES = [8, 78, 157, 235, 392, 549, 706, 745, 784]
-"""Of 784: 1, 10, 20, 30, 50, 70, 90, 95 and 100 %."""
+"""Sizes of 1, 10, 20, 30, 50, 70, 90, 95 and 100 % of 784."""
 _FIXED_STEP = {"schedule": "fixed", "size": 2, "per_size": 10}
 _FIG2_FIXED = _ppca(2000, 10, 2, _all(20), train=_training(_FIXED_STEP, 1000))
 _CONVERGES = "MPT − LML goes to 0 as P grows."

@@ -1,4 +1,4 @@
-"""How the results of each preset are held against what was published."""
+"""Compare the results of each preset with the published ones."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,11 +10,12 @@ Published = Mapping[str, tuple[float, ...]]
 SEEDS = (4, 44, 444, 4444, 44444)
 VAE_SEEDS = SEEDS[:3]
 ERRORS = 4
-"""Estimates agree within this many standard errors."""
+"""Number of standard errors within which estimates agree."""
 
 
 def table1(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """One experiment for each P; figures to the last digit published, or measured since."""
+    """Compare one experiment for each P with the figures, to the last published or measured
+    digit."""
     for i, (per_size, result) in enumerate(zip((1, 10, 100), results, strict=True)):
         lml = result.metric("lml", seed=SEEDS[0])
         scores = [result.metric("mpt", seed=seed) for seed in SEEDS]
@@ -24,7 +25,8 @@ def table1(published: Published, results: Sequence[Results]) -> Iterator[Compari
 
 
 def fig1_converges(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """MPT − LML goes to 0 within its standard error, and the LMLs are those published."""
+    """Check that MPT − LML converges to 0 within its standard error, and that the LMLs are the
+    published ones."""
     (result,) = results
     for seed, lml in zip(SEEDS, published["lml"], strict=True):
         yield within(f"LML, seed {seed}", lml, result.metric("lml", seed=seed), 6e-5)
@@ -37,7 +39,7 @@ def fig1_converges(published: Published, results: Sequence[Results]) -> Iterator
 
 
 def fig1_biased(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """D · S(76) − LML goes to the bias."""
+    """Check that D · S(76) − LML converges to the published bias."""
     (result,) = results
     seed = SEEDS[0]
     yield within("LML", published["lml"][0], result.metric("lml", seed=seed), 6e-4)
@@ -50,7 +52,7 @@ def fig1_biased(published: Published, results: Sequence[Results]) -> Iterator[Co
 
 
 def fig2_maximised(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """Each start's LML rises to the closed-form maximum, and not past it."""
+    """Check that each start's LML rises to the closed-form maximum, but not beyond it."""
     (result,) = results
     maximum = published["maximum_lml"][0]
     for seed in SEEDS:
@@ -61,8 +63,8 @@ def fig2_maximised(published: Published, results: Sequence[Results]) -> Iterator
 
 
 def fig2_biased(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """The score of a fixed size stands above the LML, by nearly as much all the while once the LML
-    has risen: in the last third, the slowest start being under way until then."""
+    """Check that the score of a fixed size exceeds the LML by a nearly constant difference once the
+    LML has converged. The last third is used, because the slowest start still rises before it."""
     (result,) = results
     for seed in SEEDS:
         score = finite(result.curve("mpt", seed=seed))
@@ -76,7 +78,7 @@ def fig2_biased(published: Published, results: Sequence[Results]) -> Iterator[Co
 
 
 def fig2_slower(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """The LML is maximised all the same, more slowly."""
+    """Check that the LML still reaches its maximum, but more slowly."""
     (result,) = results
     maximum = published["maximum_lml"][0]
     for seed in SEEDS:
@@ -87,7 +89,7 @@ def fig2_slower(published: Published, results: Sequence[Results]) -> Iterator[Co
 
 
 def fig4_long_tail(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """The area is the LML, and most of the fall is above 90 %."""
+    """Check that the area is the LML, and that most of the fall is above 90 %."""
     yield from _area_is_lml(published, results)
     curve = _mean_curve(results[0])
     at, dim = published["tail_from"][0], len(curve)
@@ -96,7 +98,7 @@ def fig4_long_tail(published: Published, results: Sequence[Results]) -> Iterator
 
 
 def fig4_early_decay(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """The area is the LML, and the curve falls from about 50 %."""
+    """Check that the area is the LML, and that the curve falls from about 50 %."""
     yield from _area_is_lml(published, results)
     curve = _mean_curve(results[0])
     dim = len(curve)
@@ -106,7 +108,7 @@ def fig4_early_decay(published: Published, results: Sequence[Results]) -> Iterat
 
 
 def fig5_area(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """The area under the curve rises, epoch by epoch, to that of the true parameters."""
+    """Check that the area under the curve rises, epoch by epoch, to that of the true parameters."""
     (result,) = results
     for seed in SEEDS:
         truth = result.metric("mpt", seed=seed, model="baseline")
@@ -181,7 +183,7 @@ def _risen(
 
 
 def _heldout(result: Results, **labels: str) -> list[list[float]]:
-    """The LML of held-out images by epoch, for each seed."""
+    """Return the LML of held-out images by epoch, for each seed."""
     return [finite(result.curve("lml_heldout", seed=seed, **labels)) for seed in VAE_SEEDS]
 
 
@@ -194,13 +196,14 @@ def _allowance(differences: Sequence[float]) -> float:
 
 
 def _no_more(figure: str, published: float, differences: Sequence[float]) -> Comparison:
-    """Than published, within the error by the spread over seeds."""
+    """Check that the differences do not exceed the published value, within the error over seeds."""
     high = published + _allowance(differences)
     return Comparison(figure, published, fmean(differences), -math.inf, high)
 
 
 def _area_is_lml(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """By the spread over the seeds, whose masks are independent."""
+    """Check that the area is the LML, with the error over the seeds, whose masks are
+    independent."""
     (result,) = results
     gaps = [result.metric("difference", seed=seed) for seed in SEEDS]
     tolerance = ERRORS * stdev(gaps) / math.sqrt(len(gaps))
@@ -208,13 +211,13 @@ def _area_is_lml(published: Published, results: Sequence[Results]) -> Iterator[C
 
 
 def _mean_curve(result: Results) -> list[float]:
-    """S(m) for m = 1..D, the mean over seeds."""
+    """Return S(m) for m = 1..D, the mean over seeds."""
     curves = [finite(result.curve("score", seed=seed)) for seed in SEEDS]
     return [fmean(values) for values in zip(*curves, strict=True)]
 
 
 def _falls(curve: Sequence[float], place: int) -> tuple[float, float]:
-    """How much a curve falls before a place, and after it."""
+    """Return how much a curve falls before a position, and after it."""
     return curve[0] - curve[place - 1], curve[place - 1] - curve[-1]
 
 

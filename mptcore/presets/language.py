@@ -9,7 +9,7 @@ from mptcore.presets.preset import Preset
 from mptcore.specs import TextExperiment
 
 BLOCKS = "-blocks"
-"""How the names end of presets whose texts are packed."""
+"""Suffix of presets with packed texts."""
 _AREAS = {
     "ax": ("test", -1715.75, -5245.31),
     "cola": ("validation", -1657.68, -5283.52),
@@ -17,8 +17,8 @@ _AREAS = {
     "mrpc": ("validation", -1773.45, -5362.21),
     "sst2": ("validation", -1745.56, -5255.44),
 }
-"""Of each subset of GLUE: the split, and the areas under the published curves, pretrained and
-random."""
+"""The split of each GLUE subset, and the areas under the published curves, pretrained and random.
+"""
 _SMALL_BERT = {
     "hidden_size": 128,
     "num_hidden_layers": 2,
@@ -41,7 +41,8 @@ def language_presets() -> Iterator[Preset]:
 
 
 def _bert(init: str, subset: str, packing: str) -> TextExperiment:
-    """BERT base on a part of GLUE, with the corruption of the usual collator, as the paper's."""
+    """Return BERT base on a part of GLUE, with the corruption of the usual collator, as in the
+    paper."""
     model = {"family": "masked_lm", "checkpoint": "bert-base-uncased", "corruption": "bert"}
     data = {"source": "glue", "subset": subset, "split": _AREAS[subset][0], "packing": packing}
     return TextExperiment.model_validate(
@@ -59,7 +60,7 @@ def _both(subset: str, packing: str) -> tuple[TextExperiment, TextExperiment]:
 
 
 def _packed(packing: str) -> tuple[str, str]:
-    """What names end with, and titles."""
+    """Return the suffixes of names and titles."""
     return (BLOCKS, ", texts packed into blocks of 512 tokens") if packing == "blocks" else ("", "")
 
 
@@ -77,8 +78,8 @@ def _fig5_right(packing: str) -> Preset:
 
 
 def _table2(subset: str, packing: str) -> Preset:
-    """A column of Table 2: two experiments, the first pretrained. The published curves of the
-    pretrained model look as if its texts had been packed."""
+    """Return a column of Table 2: two experiments, the pretrained one first. The published curves
+    of the pretrained model suggest that its texts were packed."""
     ending, how = _packed(packing)
     _, pretrained, random = _AREAS[subset]
     return Preset(
@@ -94,7 +95,7 @@ def _table2(subset: str, packing: str) -> Preset:
 def _small_bert(
     checkpoint: str, file: str, masks: dict[str, Any], evaluate_every: int, **seeds: int
 ) -> TextExperiment:
-    """A small BERT with random weights, trained on 94 % of a text and scored on the rest."""
+    """Return a small BERT with random weights, trained on 94 % of a text and scored on the rest."""
     return TextExperiment.model_validate(
         {
             "model": {
@@ -126,7 +127,7 @@ def _small_bert(
 
 
 def _on_molecules(masks: dict[str, Any], seed: int) -> TextExperiment:
-    """The seed chooses what is held out, too."""
+    """Return an experiment on molecules. The seed also chooses the held-out part."""
     return _small_bert("rxnfp-bert", "nci_smiles.txt", masks, 400, data=seed, training=seed)
 
 

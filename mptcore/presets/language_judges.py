@@ -1,4 +1,4 @@
-"""How the results of presets on language models are judged."""
+"""Judge the results of presets on language models."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,14 +10,14 @@ from mptcore.specs.families.masked_lm import PAPER_RATES
 
 Published = Mapping[str, tuple[float, ...]]
 T_QUANTILE = 2.776
-"""Of Student's distribution with 4 degrees of freedom, for a two-sided interval of 95 %."""
+"""Quantile of Student's t with 4 degrees of freedom, for a two-sided 95 % interval."""
 LOW_RATES = (0.1, 0.2, 0.3, 0.4, 0.5)
 HIGHEST_RATE = 0.99
 
 
 def fig5_bert(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """Pretrained, the curve falls, and more in its last tenth than in its first half; random, it is
-    flat."""
+    """Check that the pretrained curve falls, more in its last tenth than in its first half, and
+    that the random one is flat."""
     pretrained, random = (finite(_paper_curve(result)) for result in results)
     tenth, half = len(pretrained) // 10, len(pretrained) // 2
     early, late = pretrained[0] - pretrained[half], pretrained[-tenth] - pretrained[-1]
@@ -30,8 +30,8 @@ def fig5_bert(published: Published, results: Sequence[Results]) -> Iterator[Comp
 
 
 def table2(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """The areas, within 5 % for the pretrained model; random weights differ from draw to draw, as
-    the published ones do: within 2.5 %."""
+    """Compare the areas: within 5 % for the pretrained model, within 2.5 % for random weights,
+    which vary between draws as the published ones do."""
     for result, name, share in zip(results, ("pretrained", "random"), (0.05, 0.025), strict=True):
         _paper_curve(result)
         figure = published[name][0]
@@ -40,7 +40,8 @@ def table2(published: Published, results: Sequence[Results]) -> Iterator[Compari
 
 
 def _paper_curve(result: Results) -> Curve:
-    """The curve, if it is over the paper's 99 rates: an area over others is not Table 2's."""
+    """Return the curve if it covers the paper's 99 rates. The area over other rates is not Table
+    2's."""
     curve = result.curve("score_by_rate", seed=SEEDS[0])
     if tuple(curve.x) != PAPER_RATES:
         raise KeyError(f"the paper's 99 rates; these are {len(curve.x)} others")
@@ -48,8 +49,8 @@ def _paper_curve(result: Results) -> Curve:
 
 
 def learned_curve(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """On text held out the model gains on a uniform guess, and its curve falls, most of it at the
-    end, by more than its error."""
+    """Check that the model is better than a uniform guess on held-out text, and that its curve
+    falls, mostly at the end, by more than its error."""
     (result,) = results
     losses = finite(result.curve("loss_heldout", seed=SEEDS[0]))
     gained = losses[0] - losses[-1]
@@ -66,8 +67,8 @@ def learned_curve(published: Published, results: Sequence[Results]) -> Iterator[
 
 
 def uniform_leads(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """Over training seeds, the area by uniform sizes less that by a fixed rate, from pairs of runs
-    with one start, one text and one set of masks to score by."""
+    """Check that the area with uniform sizes exceeds that with a fixed rate over training seeds, in
+    pairs of runs with the same start, text and scoring masks."""
     areas = [result.metric("area", seed=seed) for result, seed in _pairs(results)]
     leads = [u - f for u, f in zip(areas[::2], areas[1::2], strict=True)]
     error = stdev(leads) / math.sqrt(len(leads))
@@ -78,12 +79,12 @@ def uniform_leads(published: Published, results: Sequence[Results]) -> Iterator[
 
 
 def _pairs(results: Sequence[Results]) -> Iterator[tuple[Results, int]]:
-    """Each result with its training seed: two for each."""
+    """Yield each result with its training seed, two for each seed."""
     yield from zip(results, (seed for seed in SEEDS for _ in range(2)), strict=True)
 
 
 def _mean_at(curve: Curve, places: Sequence[float]) -> tuple[float, float]:
-    """The mean of a curve over some places, and its standard error."""
+    """Return the mean of a curve over some positions, and its standard error."""
     errors = [curve.std_err[list(curve.x).index(x)] for x in places]
     known = [error for error in errors if error is not None]
     if len(known) < len(places):

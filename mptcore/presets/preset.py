@@ -1,4 +1,4 @@
-"""What a preset is."""
+"""Definition of a preset."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,9 @@ from mptcore.specs import ExperimentSpec
 
 @dataclass(frozen=True)
 class Preset:
-    """`published` is the data of the `statement`, with figures measured since on the published
-    program where the paper gives a plot alone; of a claim of our own it is what the claim asks."""
+    """A named list of specs with its published result. `published` holds the data of the
+    `statement`, including figures measured with the published program where the paper has only a
+    plot. For a claim of our own it holds what is claimed."""
 
     name: str
     title: str
@@ -20,7 +21,7 @@ class Preset:
     judge: Judge
 
     def verdict(self, results: Sequence[Results]) -> Verdict:
-        """From the results of each of the specs, in their order."""
+        """Return the verdict on the results of the specs, in their order."""
         if len(results) != len(self.specs):
             return Verdict("incomplete", (), f"{len(self.specs)} results, not {len(results)}")
         return judged(self.judge, self.published, results)

@@ -1,4 +1,4 @@
-"""What a verdict is computed from, and what it says: plain values, whatever stored them."""
+"""Inputs and outputs of a verdict, as plain values that do not depend on their storage."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ LabelSet = frozenset[tuple[str, Label]]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The points of one series, by rising x; what is not finite is None."""
+    """The points of one series, by increasing x. Values that are not finite are None."""
 
     x: Sequence[float]
     value: Sequence[float | None]
@@ -19,7 +19,7 @@ class Curve:
     n: Sequence[int]
 
     def at(self, x: float) -> float:
-        """The value at x. Raises KeyError where there is none."""
+        """Return the value at x. Raises KeyError if there is none."""
         for own, value in zip(self.x, self.value, strict=True):
             if own == x and value is not None:
                 return value
@@ -37,7 +37,7 @@ class Results:
 
     @classmethod
     def of_records(cls, records: Iterable[Mapping[str, Any]]) -> "Results":
-        """From a run's records, as decoded from its lines."""
+        """Collect the results from a run's decoded records."""
         points: dict[tuple[str, LabelSet], list[Mapping[str, Any]]] = {}
         metrics: dict[tuple[str, LabelSet], tuple[float | None, float | None]] = {}
         for record in records:
@@ -50,7 +50,7 @@ class Results:
         return cls({key: _curve(rows) for key, rows in points.items()}, metrics)
 
     def metric(self, name: str, **labels: Label) -> float:
-        """Raises KeyError where the metric is missing or not finite."""
+        """Return a metric's value. Raises KeyError if it is missing or not finite."""
         value = self.metrics[name, frozenset(labels.items())][0]
         if value is None:
             raise KeyError(name)
@@ -74,7 +74,7 @@ def _curve(rows: list[Mapping[str, Any]]) -> Curve:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One published figure beside ours, which agrees where `measured` is from `low` to `high`."""
+    """One published figure beside ours. They agree if `measured` is between `low` and `high`."""
 
     what: str
     published: float
@@ -92,14 +92,14 @@ class Verdict:
     verdict: Literal["agrees", "differs", "incomplete"]
     comparisons: tuple[Comparison, ...]
     missing: str | None = None
-    """What is not there, where the verdict is incomplete."""
+    """What is missing, if the verdict is incomplete."""
 
 
 Judge = Callable[[Mapping[str, tuple[float, ...]], Sequence[Results]], Iterable[Comparison]]
 
 
 def within(what: str, published: float, measured: float, tolerance: float) -> Comparison:
-    """Agreement within a tolerance."""
+    """Compare two values with a tolerance."""
     return Comparison(what, published, measured, published - tolerance, published + tolerance)
 
 
@@ -108,7 +108,7 @@ def at_least(what: str, published: float, measured: float) -> Comparison:
 
 
 def finite(curve: Curve) -> list[float]:
-    """Its values. Raises KeyError where one is not finite."""
+    """Return the curve's values. Raises KeyError if one is not finite."""
     values = [value for value in curve.value if value is not None]
     if len(values) < len(curve.value):
         raise KeyError("a value that is finite")
@@ -118,7 +118,7 @@ def finite(curve: Curve) -> list[float]:
 def judged(
     judge: Judge, published: Mapping[str, tuple[float, ...]], results: Sequence[Results]
 ) -> Verdict:
-    """The verdict of a judge; incomplete where a curve or metric is missing."""
+    """Return a judge's verdict. It is incomplete if a curve or metric is missing."""
     try:
         comparisons = tuple(judge(published, results))
     except (KeyError, IndexError) as error:

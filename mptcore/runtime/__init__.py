@@ -1,1 +1,1 @@
-"""One run as a process: its session, checkpoints, kept tensors, random numbers. No family."""
+"""One run as a process: session, checkpoints, tensor files, random numbers. Knows no family."""

@@ -25,28 +25,29 @@ from mptcore.specs import ExperimentSpec
 
 KEPT = 2
 FORMAT = "4"
-"""Of the file; a run starts again from its first record where it finds another."""
+"""Format version of a checkpoint file. A run that finds another version starts again from its first
+record."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A session as it was saved, when `after` records had been given."""
+    """A saved session, with `after` records already emitted."""
 
     after: int
     masks: int
-    """Scored by then."""
+    """Number of masks scored by then."""
     scores: ScoreCache
     training: TrainingState | None
     device: str | None
-    """What it was computed on; None in files of before this was kept."""
+    """Device of the computation; None in older files."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A session at a safe point, apart from the run, which may go on."""
+    """Copy of a session at a safe point. The run may continue while it is written."""
 
     after: int
-    """Records given by then."""
+    """Number of records emitted by then."""
     tensors: Mapping[str, Tensor]
     header: Mapping[str, str]
 
@@ -58,7 +59,7 @@ class Snapshot:
         return cls(session.seq, tensors, header)
 
     def save(self, folder: Path) -> Checkpoint:
-        """Write it, which may take seconds. Raises OSError, and leaves nothing then."""
+        """Write the snapshot, which may take seconds. Raises OSError and then leaves no file."""
         folder.mkdir(parents=True, exist_ok=True)
         number = 1 + max((_number(path) for path in files(folder)), default=0)
         aside = folder / f"{number:09d}.{os.getpid()}.tmp"
@@ -76,7 +77,7 @@ class Snapshot:
 
 
 def prune(folder: Path) -> None:
-    """Delete all but the two latest."""
+    """Delete all checkpoints but the two latest."""
     for old in files(folder)[KEPT:]:
         old.unlink(missing_ok=True)
 
@@ -86,12 +87,12 @@ def _number(path: Path) -> int:
 
 
 def first_whole(spec: ExperimentSpec, paths: Iterable[Path]) -> Resumed | None:
-    """The first of these checkpoints that is whole and of this spec."""
+    """Return the first of these checkpoints that is intact and belongs to this spec."""
     return next((resumed for path in paths if (resumed := _load(spec, path))), None)
 
 
 def files(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the latest first."""
+    """Return the checkpoints in a folder, the latest first."""
     return sorted(folder.glob("*-*.safetensors"), reverse=True)
 
 
@@ -113,7 +114,7 @@ def _of(session: Session) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
-    """The checkpoint, if it is whole and of this spec."""
+    """Return the checkpoint if it is intact and belongs to this spec."""
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if digest[:16] != path.stem.split("-")[-1]:
@@ -145,5 +146,5 @@ def _is_of(text: str, spec: ExperimentSpec) -> bool:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin so, by the rest of their names."""
+    """Return the tensors whose names start with a prefix, without it."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

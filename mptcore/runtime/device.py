@@ -1,4 +1,4 @@
-"""Where a run is computed, and how freely."""
+"""Select the device, number type and arithmetic of a run."""
 
 import os
 
@@ -10,8 +10,8 @@ from mptcore.specs.compute import Machine
 
 
 def device_of(compute: Machine) -> torch.device:
-    """The device that a spec asks for: of GPUs the first, and a worker sees one. Raises RunError
-    where there is none."""
+    """Return the device of a spec. It is the first GPU, because a worker sees only one. Raises
+    RunError if there is none."""
     available = torch.cuda.is_available()
     if compute.device == "cuda" and not available:
         raise RunError(
@@ -21,7 +21,7 @@ def device_of(compute: Machine) -> torch.device:
 
 
 def dtype_of(precision: str, device: torch.device) -> torch.dtype:
-    """The type of numbers that a spec's precision is on a device."""
+    """Return the number type of a spec's precision on a device."""
     if precision == "auto":
         on_gpu = device.type == "cuda"
         has_bfloat16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -31,22 +31,23 @@ def dtype_of(precision: str, device: torch.device) -> torch.dtype:
 
 
 def sent(numbers: Tensor, device: torch.device) -> Tensor:
-    """On a device. A GPU takes them from pinned memory as it gets there, and is not waited for."""
+    """Copy numbers to a device. A GPU reads them from pinned memory without making the CPU wait."""
     if device.type == "cuda" and not numbers.is_cuda:
         numbers = numbers.pin_memory()
     return numbers.to(device, non_blocking=True)
 
 
 def name_of(device: torch.device) -> str:
-    """What it is, as far as draws and the last digits of a result depend on it."""
+    """Return the device's name, as far as random draws and the last digits of results depend on
+    it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def set_arithmetic(device: torch.device, compute: Machine) -> None:
-    """Whether a GPU may round factors to TF32, and take whichever kernel is quickest. Before its
-    first computation. On a CPU only threads and instructions matter."""
+    """Allow or forbid TF32 and nondeterministic kernels on a GPU. Call it before the first
+    computation. On a CPU only threads and instructions matter."""
     fast = compute.determinism == "fast"
     torch.backends.cuda.matmul.allow_tf32 = fast
     torch.backends.cudnn.allow_tf32 = fast

@@ -1,11 +1,12 @@
-"""Files that are there after a power cut, and are what was written."""
+"""Write files that survive a power cut."""
 
 import os
 from pathlib import Path
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """All of the content or nothing, kept when this returns: written aside, then renamed."""
+    """Write all of the content or nothing: to a temporary file, then renamed. The file is on disk
+    when this returns."""
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         aside.write_bytes(content)
@@ -16,7 +17,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def rename_durably(aside: Path, path: Path) -> None:
-    """Give a file that was written aside, in the same folder, its name; all of it is kept then."""
+    """Rename a completely written file in the same folder, durably."""
     descriptor = os.open(aside, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -27,7 +28,7 @@ def rename_durably(aside: Path, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Keep what a folder lists: a name that was made, renamed or removed."""
+    """Make the names in a folder durable after files were created, renamed or removed."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

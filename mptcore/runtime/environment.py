@@ -1,4 +1,4 @@
-"""What a run computes with, for whoever wants to have its results again."""
+"""Describe the environment of a run, so that its results can be reproduced."""
 
 import importlib
 import platform
@@ -15,7 +15,8 @@ from mptcore.specs import ExperimentSpec
 
 
 def environment(spec: ExperimentSpec, session: Session) -> Environment:
-    """Of this process, once its run has begun: that chose device and threads."""
+    """Return the environment of this process. Call it after the run has chosen device and
+    threads."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return Environment(
         core=core_digest(),

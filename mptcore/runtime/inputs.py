@@ -13,11 +13,11 @@ from typing import Protocol
 
 
 class InputError(Exception):
-    """A file that cannot be had, or is not what was stored."""
+    """A file is missing, or differs from what was stored."""
 
 
 class Located(Protocol):
-    """Where a file lies, and its SHA-256."""
+    """Path of a file, and its SHA-256."""
 
     @property
     def file(self) -> str: ...
@@ -29,7 +29,7 @@ _located: Mapping[str, Located] | None = None
 
 
 def locate(inputs: Mapping[str, Located] | None) -> None:
-    """Say where the files of this process's run lie, by the ids that its spec names."""
+    """Set the files of this process's run, by the ids in its spec."""
     global _located
     _located = inputs
     _used.clear()
@@ -39,18 +39,18 @@ _used: dict[str, str] = {}
 
 
 def note_used(place: str, sha256: str) -> None:
-    """Keep the digest of what was read from a place: a folder's variable and the path below it, or
-    a hub's name."""
+    """Record the digest of an input. `place` is the variable of a folder and the path below it, or
+    a name on the hub."""
     _used[place] = sha256
 
 
 def used() -> Mapping[str, str]:
-    """The digests of all that this process's run has read so far, by place."""
+    """Return the digests of all inputs read so far, by place."""
     return dict(_used)
 
 
 def input_file(name: str, pattern: str) -> Path:
-    """The file of an id: where it was located; in a run that no one located files for, the last in
+    """Return the file of an id: its located file or, if nothing was located, the last file in
     MPT_STORE that matches the pattern. Raises InputError."""
     path = _stored(pattern) if _located is None else _as_located(name, _located)
     note_used(f"MPT_STORE/{pattern}", digest(path))
@@ -82,7 +82,8 @@ def _stored(pattern: str) -> Path:
 
 @cache
 def digest(path: Path) -> str:
-    """The SHA-256 of a file, which no one changes while this process runs. Raises InputError."""
+    """Return the SHA-256 of a file. It must not change while this process runs. Raises
+    InputError."""
     try:
         with path.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Running out of memory: how it is known, and the same work in smaller parts."""
+"""Detect running out of memory, and repeat the work in smaller parts."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ SIGNS = re.compile(
 
 
 class Divisible(Protocol):
-    """What can be computed in parts: masks, or sequences."""
+    """Masks or sequences that can be computed in parts."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, chosen: Tensor, /) -> Self: ...
@@ -30,14 +30,15 @@ Result = TypeVar("Result")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Main memory or a GPU's, whichever library found none."""
+    """Return whether the error means that a CPU or GPU ran out of memory, whichever library raised
+    it."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or bool(
         isinstance(error, RuntimeError) and SIGNS.search(str(error))
     )
 
 
 def _forget(_: object) -> None:
-    """For work that never is as large again."""
+    """Ignore the size, for work that is not repeated at this size."""
 
 
 def in_halves(
@@ -45,8 +46,9 @@ def in_halves(
     whole: WorkT,
     too_large: Callable[[WorkT], None] = _forget,
 ) -> Tensor:
-    """What is computed of the whole, (..., B); where the memory does not do, of its halves, down to
-    single parts. `too_large` is told what did not fit, so that what comes later is cut before."""
+    """Compute a whole, (..., B). If memory is short, compute its halves instead, down to single
+    entries. `too_large` is called with what did not fit, so that later work can be cut beforehand.
+    """
     if len(whole) < 2:
         return compute(whole)
     found: list[Tensor] = []
@@ -78,8 +80,8 @@ def in_smaller_parts(
     parts: list[Tensor],
     too_large: Callable[[list[Tensor]], None] = _forget,
 ) -> Result:
-    """What is computed part by part; where the memory does not do, from the beginning with halves
-    of all parts, down to parts of length 1. `too_large` is told of parts that did not fit."""
+    """Compute part by part. If memory is short, start again with halves of all parts, down to
+    length 1. `too_large` is called with the parts that did not fit."""
     while True:
         try:
             return compute(parts)
@@ -92,8 +94,8 @@ def in_smaller_parts(
 
 
 def by_rows(compute: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[Tensor, ...]:
-    """What is computed of each row of tensors (B, ...), itself (B, ...); where the memory does not
-    do, of fewer rows at a time."""
+    """Compute each row of tensors (B, ...) independently: (B, ...). If memory is short, use fewer
+    rows at a time."""
 
     def computed(parts: list[Tensor]) -> tuple[Tensor, ...]:
         found = [compute(*some) for some in cut_alike(rows, parts)]
@@ -105,12 +107,12 @@ def by_rows(compute: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[
 
 
 def cut_alike(rows: tuple[Tensor, ...], parts: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Rows of tensors (B, ...), in parts that are as long as these."""
+    """Split the rows of tensors (B, ...) into parts of the same lengths as these."""
     sizes = [len(part) for part in parts]
     return zip(*(torch.split(one, sizes) for one in rows), strict=True)
 
 
 def free_memory() -> None:
-    """Give a GPU back what torch's allocator keeps for later, in pieces that may be too small."""
+    """Release the GPU memory that torch's allocator caches, which may be fragmented."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

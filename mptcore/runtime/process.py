@@ -1,4 +1,4 @@
-"""A process that serves another one and is not to outlive it."""
+"""Settings of a process that must not outlive its parent."""
 
 import ctypes
 import os
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def be_expendable(niceness: int = 5) -> None:
-    """Ask Linux for SIGKILL when the thread that started this process ends (where it has ended
-    already, the end of stdin says so), to be the first to go when memory runs out, and to let a
-    service on the same processors answer first."""
+    """Ask Linux to kill this process when the thread that started it ends, to prefer it when memory
+    runs out, and to give it low CPU priority. If the parent has already ended, the end of stdin
+    ends this process."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
@@ -21,9 +21,9 @@ def be_expendable(niceness: int = 5) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc, where that is the C library, to keep what it frees for the next temporary. By
-    default it gives large ones back to the kernel, which clears each anew: up to half of a training
-    step's time. What it keeps is in pieces, so that a run may take half as much memory again."""
+    """Ask glibc to keep freed memory for the next temporary array. By default it returns large
+    blocks to the kernel, which clears each new one: up to half of a training step's time. The kept
+    memory is fragmented, so that a run may need half as much memory again."""
     libc = ctypes.CDLL(None)
     if sys.platform == "linux" and hasattr(libc, "mallopt"):
         m_trim_threshold, m_mmap_max, most = -1, -4, 2**31 - 1

@@ -1,4 +1,4 @@
-"""Generators of random numbers."""
+"""Random number generators."""
 
 import hashlib
 
@@ -9,13 +9,14 @@ CPU = torch.device("cpu")
 
 
 def generator_for(seed: int, purpose: str, device: torch.device = CPU) -> torch.Generator:
-    """An independent generator, seeded by SHA-256 of seed and purpose. It draws on the device that
-    it is of, and on a GPU other numbers than on a CPU."""
+    """Return an independent generator, seeded by the SHA-256 of seed and purpose. It draws on the
+    given device; a GPU draws other numbers than a CPU."""
     return torch.Generator(device).manual_seed(_seed_of(f"{seed}/{purpose}".encode()))
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Go on from a state; from one of another kind of device, by a seed that follows from it."""
+    """Restore a generator's state. If the state comes from another kind of device, seed the
+    generator from the state instead."""
     if len(state) == len(generator.get_state()):
         generator.set_state(state.cpu())
     else:

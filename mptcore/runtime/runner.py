@@ -1,4 +1,4 @@
-"""One run from its assignment to its exit status: writing records, saving, resuming."""
+"""Run an assignment: write records, save checkpoints, resume, and return the exit status."""
 
 import sys
 import time
@@ -32,11 +32,11 @@ from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
 MOST_SAVING = 0.1
-"""Of a run's time: the large save less often than they are asked to."""
+"""Maximum share of a run's time for saving. A run with large checkpoints saves less often."""
 
 
 class Resumable(Protocol):
-    """What gives the records of a spec, from the first or from where it was resumed."""
+    """Computes the records of a spec, from the start or from a checkpoint."""
 
     def __call__(
         self, spec: ExperimentSpec, session: Session, resumed: TrainingState | None, /
@@ -51,15 +51,14 @@ class SpecRunner:
     assignment: Assignment
     out: TextIO
     supervised: bool = False
-    """Then checkpoints are deleted by the supervisor, which knows those that a run may go on from.
-    """
+    """Leave the deletion of checkpoints to the supervisor, which knows which ones are needed."""
     committed: int = 0
-    """Records that the supervisor says it keeps."""
+    """Number of records that the supervisor has committed."""
     stop_requested: bool = False
     _session: Session = field(default_factory=Session)
     _given: int = 0
     _scored: int = 0
-    """Masks whose progress was told before."""
+    """Number of masks whose progress was reported before."""
     _inputs_told: int | None = None
     _saved_at: float = field(default_factory=time.monotonic)
     _saving_took_s: float = 0.0
@@ -68,7 +67,7 @@ class SpecRunner:
     _unacknowledged: str | None = None  # a checkpoint that the supervisor may not know yet
 
     def obey(self, order: Order) -> None:
-        """Take an order; from any thread."""
+        """Handle an order. May be called from any thread."""
         if order.committed is not None:
             self.committed = order.committed
         if order.checkpoint is not None and order.checkpoint == self._unacknowledged:
@@ -77,7 +76,8 @@ class SpecRunner:
             self.stop_requested = True
 
     def run(self) -> int:
-        """Return the exit status. Failures that the user can mend end as a failure record."""
+        """Run and return the exit status. Failures that a user can fix end with a failure
+        record."""
         status = self._run()
         if self.supervised:
             with suppress(BrokenPipeError):
@@ -111,7 +111,7 @@ class SpecRunner:
         return COMPLETE
 
     def _take(self, record: Record | None) -> None:
-        """Give a record its number, and write it if it was not given before."""
+        """Number a record, and write it unless it was written before."""
         if isinstance(record, Progress):
             if record.done > self._scored:
                 self._emit_unnumbered(record)
@@ -120,7 +120,8 @@ class SpecRunner:
             self._write(record)
 
     def _tell_environment(self) -> None:
-        """Once the run has begun, and where it has read more since."""
+        """Write the environment record after the run has begun, and again if it has read more
+        inputs."""
         inputs_used = len(inputs.used())
         if self.supervised and inputs_used != self._inputs_told:
             self._inputs_told = inputs_used
@@ -146,7 +147,7 @@ class SpecRunner:
         return self.resumable(assignment.spec, session, found.training if found else None)
 
     def _must_stop(self) -> bool:
-        """Save, at a safe point, where it is time or a stop was requested."""
+        """Save at a safe point if it is time or if a stop was requested. Return whether to stop."""
         self._tell_saved(wait=False)
         folder, session = self.assignment.checkpoint_dir, self._session
         if folder is None or not session.at_safe_point or session.seq < self._given:
@@ -162,7 +163,7 @@ class SpecRunner:
         return self.stop_requested
 
     def _save(self, folder: Path) -> None:
-        """Have a thread write what the run is now, which goes on meanwhile."""
+        """Write a snapshot of the run in a thread, while the run continues."""
         self._saved_at = time.monotonic()
         self._emit_unnumbered(Snapshot(self._session.seq))
         snapshot = checkpoint.Snapshot.of(self._session, self.assignment.spec)
@@ -178,7 +179,8 @@ class SpecRunner:
             self._saving_took_s = time.monotonic() - self._saved_at
 
     def _tell_saved(self, *, wait: bool) -> None:
-        """Of what is written by now. Where that failed, the run is saved the next time."""
+        """Report a checkpoint that is completely written. If writing failed, the run is saved again
+        later."""
         written = self._being_written
         if written is None or not (wait or written.done()):
             return

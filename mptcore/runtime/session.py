@@ -18,8 +18,8 @@ from mptcore.protocol.records import Progress, Record, Stage
 
 @dataclass
 class MaskPlan:
-    """How many masks an evaluation with a target scores in all. Who plans it changes it, from the
-    most that it may take to what it takes."""
+    """Number of masks that an evaluation with a target scores in all. It starts at the maximum; the
+    evaluation lowers it to its plan."""
 
     most: int
     masks: int
@@ -30,8 +30,8 @@ class MaskPlan:
 
 
 class Step(NamedTuple):
-    """A step of a run's work: the record that it gave, if any, how many masks were scored since the
-    step before, and the plan of the evaluation that begins."""
+    """A step of a run's work: its record, if any, the number of masks scored since the last step,
+    and the plan of an evaluation that begins."""
 
     record: Record | None = None
     masks: int = 0
@@ -40,43 +40,43 @@ class Step(NamedTuple):
 
 Result = TypeVar("Result")
 Work = Generator[Step, None, Result]
-"""Work that gives steps on its way and returns its result. Parts of it are joined by `yield from`.
-Between two steps a run may be saved, where session.at_safe_point is true."""
+"""Work that yields steps and returns its result. Parts are composed with `yield from`. Between two
+steps a run may be saved if session.at_safe_point is true."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Training between two epochs."""
+    """Training state between two epochs."""
 
     epoch: int
     seq: int
-    """Records given before this epoch."""
+    """Number of records emitted before this epoch."""
     masks: int
-    """Masks scored before this epoch."""
+    """Number of masks scored before this epoch."""
     plans: tuple[MaskPlan, ...]
-    """Those of the evaluations before this epoch."""
+    """Plans of the evaluations before this epoch."""
     tensors: dict[str, Tensor]
 
 
 @dataclass
 class ScoreCache:
-    """Scores in the order they were computed; at the start those of the run that is resumed."""
+    """Scores in the order of their computation. A resumed run starts with the saved ones."""
 
     values: list[Tensor] = field(default_factory=list)  # (models, 1 to 3, B) each
     _next: int = 0
 
     @classmethod
     def of(cls, values: Tensor, lengths: list[int]) -> "ScoreCache":
-        """From the scores of all batches, and the length of each."""
+        """Build the cache from the scores of all batches and the length of each."""
         return cls(list(torch.split(values, lengths, dim=2)))
 
     def holds_next(self, masks: int) -> bool:
-        """Whether the next batch, of so many masks, was scored before."""
+        """Return whether the next batch of this many masks is in the cache."""
         return self._next < len(self.values) and self.values[self._next].shape[2] == masks
 
     def get_or_compute(self, compute: Callable[[], Tensor], masks: int) -> Tensor:
-        """The scores of the next batch, of so many masks. Those of batches of another size, cut for
-        another machine, are dropped from there on."""
+        """Return the scores of the next batch of this many masks. Saved scores of batches with
+        another size, cut for another machine, are discarded from there on."""
         if not self.holds_next(masks):
             del self.values[self._next :]
             self.values.append(compute())
@@ -86,39 +86,40 @@ class ScoreCache:
 
 @dataclass
 class Session:
-    """A run as it goes on."""
+    """State of a run."""
 
     seq: int = 0
-    """Records given so far, those of progress left out; whoever takes them raises it."""
+    """Number of records emitted so far, without progress records. The consumer increments it."""
     masks: int = 0
-    """Masks scored so far; `with_progress` raises it."""
+    """Number of masks scored so far. `with_progress` increments it."""
     plans: list[MaskPlan] = field(default_factory=list)
-    """Of the evaluations with a target that have begun; `with_progress` adds them."""
+    """Plans of the evaluations with a target that have begun. `with_progress` appends them."""
     scores: ScoreCache = field(default_factory=ScoreCache)
     stage: Stage | None = None
-    """What the run is at, where that has a unit of its own."""
+    """Current stage, if it is measured in its own unit."""
     training: Callable[[], TrainingState] | None = None
-    """The state of the training, as it is once called."""
+    """Return the state of the training."""
     at_safe_point: bool = False
     """Whether the run may be saved."""
     device: str = ""
-    """What it is computed on."""
+    """Device of the computation."""
     precision: str = ""
-    """The type of numbers that it is computed in."""
+    """Number type of the computation."""
     saved_on: str | None = None
-    """What the checkpoint was computed on that it goes on from."""
+    """Device of the checkpoint from which the run was resumed."""
     work_dir: Path | None = None
-    """Where the files that the run keeps are written."""
+    """Folder for the files of the run."""
 
     def begin(self, plan: MaskPlan) -> None:
-        """An evaluation with a target; until it has its plan it is expected to be as the latest."""
+        """Begin an evaluation with a target. Until it has a plan it is assumed to equal the latest
+        one."""
         if self.plans:
             plan.masks = plan.most - self.plans[-1].left_out
         self.plans.append(plan)
 
     def left_out(self, evaluations: int) -> int:
-        """By how many masks so many evaluations with a target stay below the most that they may
-        take; those to come are expected to be as the latest."""
+        """Return by how many masks these evaluations with a target stay below their maximum. Future
+        evaluations are assumed to equal the latest."""
         if not self.plans:
             return 0
         to_come = max(0, evaluations - len(self.plans))
@@ -126,26 +127,26 @@ class Session:
 
 
 class ExperimentRun(Protocol):
-    """What runs one experiment."""
+    """Runs one experiment."""
 
     @property
     def total(self) -> int:
-        """Masks to be scored in all, at most, known once some are scored."""
+        """Maximum number of masks to score in all. It is known once the first masks are scored."""
 
     @property
     def evaluations(self) -> int:
-        """How often masks are scored as the spec's `evaluate` says."""
+        """Number of evaluations that the spec's `evaluate` asks for."""
 
     def records(self, resumed: TrainingState | None) -> Work[None]:
-        """All records, from the first. Raises RunError."""
+        """Yield all records from the start. Raises RunError."""
 
 
 def with_progress(
     work: Work[None], session: Session, total: Callable[[], int]
 ) -> Iterator[Record | None]:
-    """The records of some work, with about a hundred progress records among them. The total is
-    asked for whenever masks were scored, since evaluations with a target plan theirs on the way.
-    None stands for a step without a record."""
+    """Yield the records of some work, with about a hundred progress records among them. `total` is
+    called whenever masks were scored, because evaluations with a target plan their masks on the
+    way. None is yielded for a step without a record."""
     for record, masks, plan in work:
         if plan is not None:
             session.begin(plan)

@@ -19,13 +19,13 @@ from mptcore.runtime.inputs import InputError, digest, input_file
 FILE = "weights.safetensors"
 MEDIA_TYPE = "application/octet-stream"
 HEADER = "mptcore"
-"""The key of the header in the file's metadata: JSON, with the family."""
+"""Key of the header in the file's metadata. The header is JSON and includes the family."""
 
 
 def keep_weights(
     family: str, tensors: Mapping[str, Tensor], header: Mapping[str, str], folder: Path | None
 ) -> Artifact | Log:
-    """Write tensors and their header under `folder`, where there is one."""
+    """Write tensors and their header under `folder`, if there is one."""
     if folder is None:
         return Log("info", "the weights are not kept: no work directory was given")
     # One key: safetensors writes several in any order, and the same weights have the same digest.
@@ -37,8 +37,8 @@ def keep_weights(
 
 
 def load_weights(family: str, experiment: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors that an experiment kept, and their header. Raises RunError where it kept none of
-    this family."""
+    """Return the tensors that an experiment saved, and their header. Raises RunError if it saved
+    none of this family."""
     try:
         with safe_open(_file_of(experiment), "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
@@ -54,7 +54,7 @@ def load_weights(family: str, experiment: str) -> tuple[dict[str, Tensor], dict[
 
 
 def weights_digest(experiment: str) -> str:
-    """The SHA-256 of the weights that an experiment kept. Raises RunError."""
+    """Return the SHA-256 of the weights that an experiment saved. Raises RunError."""
     return digest(_file_of(experiment))
 
 

@@ -1,1 +1,1 @@
-"""The training loop, and what every training shares."""
+"""The training loop and the parts that all trainers share."""

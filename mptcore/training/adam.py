@@ -1,4 +1,4 @@
-"""Adam, where nothing is compiled."""
+"""Adam without torch's compiler."""
 
 from inspect import unwrap
 
@@ -7,8 +7,9 @@ from torch.optim import Optimizer
 
 
 class Adam(torch.optim.Adam):
-    """torch's. That one keeps its methods out of what torch.compile compiles, and imports torch's
-    compiler for it at the first of them: two seconds before the first step of a run."""
+    """torch.optim.Adam without the import of torch's compiler. The original wraps its methods to
+    exclude them from torch.compile. At the first call that imports the compiler, which delays the
+    first step of a run by two seconds."""
 
     add_param_group = unwrap(Optimizer.add_param_group)
     zero_grad = unwrap(Optimizer.zero_grad)

@@ -1,4 +1,4 @@
-"""What a training changes as it goes, as tensors that are kept and restored."""
+"""Save and restore the tensors that training changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,26 +10,27 @@ from mptcore.runtime.checkpoint import under
 from mptcore.runtime.rng import restore_generator
 
 OPTIMIZER = "optimizer/"
-"""Names of tensors that a training needs no more once it is over begin so."""
+"""Prefix of the tensors that are not needed after training."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """Parameters, the optimizer's moments of them, and generators, by their names."""
+    """Parameters, the optimizer's moments, and generators, by name."""
 
     parameters: Mapping[str, Tensor]
     optimizer: torch.optim.Optimizer
     generators: Mapping[str, torch.Generator]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, which the next step changes: whoever keeps it copies it."""
+        """Return all tensors. The next step changes them, so a caller that keeps them copies
+        them."""
         tensors = {f"parameter/{k}": p.detach() for k, p in self.parameters.items()}
         for i, moments in self.optimizer.state_dict()["state"].items():
             tensors |= {f"{OPTIMIZER}{i}/{k}": value for k, value in moments.items()}
         return tensors | {f"generator/{k}": g.get_state() for k, g in self.generators.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `tensors` gave."""
+        """Restore the tensors returned by `tensors`."""
         kept = under("parameter/", tensors)
         with torch.no_grad():
             for name, parameter in self.parameters.items():

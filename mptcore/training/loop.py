@@ -1,4 +1,4 @@
-"""The training loop of every family: its records, the curves on the way, its safe points."""
+"""The training loop of every family: its records, its interim curves, its safe points."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
@@ -10,12 +10,12 @@ from mptcore.runtime.session import Session, Step, TrainingState, Work
 from mptcore.training.learned import OPTIMIZER
 
 Curves = Callable[[int], Work[None]]
-"""The curves that `evaluate` asks for, of all models as they stand at an epoch."""
+"""Evaluate all models at an epoch, as `evaluate` in the spec asks."""
 
 
 class Schedule(Protocol):
-    """How long a training goes on, in epochs (for language models in steps), and at which of them
-    it gives the curves."""
+    """Length of a training in epochs (in steps for language models), and the epochs at which curves
+    are evaluated."""
 
     @property
     def length(self) -> int: ...
@@ -26,30 +26,30 @@ class Schedule(Protocol):
 
 
 class Trainer(Protocol):
-    """What trains, epoch by epoch."""
+    """Trains all starts of an experiment, epoch by epoch."""
 
     epoch: int
-    """The one to come; the loop raises it."""
+    """The next epoch. The loop increments it."""
 
     @property
     def schedule(self) -> Schedule: ...
 
     def heldout_points(self) -> list[Point]:
-        """What is measured on held-out data before the curves of this epoch."""
+        """Return the held-out points that precede the curves of this epoch."""
 
     def advance(self) -> tuple[list[Point], int]:
-        """One epoch: its points, and how many masks it scored. The last one, after `length`
-        others, is recorded and not trained. Raises DivergedError."""
+        """Train one epoch. Return its points and the number of masks scored. The last epoch, number
+        `length`, is recorded but not trained. Raises DivergedError."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the rest of the training follows from."""
+        """Return all tensors that determine the rest of the training."""
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from there."""
+        """Continue from these tensors."""
 
 
 class DivergedError(RunError):
-    """Training that reached a loss which is not finite; it carries that epoch's points."""
+    """Training reached a loss that is not finite. Carries the points of that epoch."""
 
     def __init__(self, message: str, points: Sequence[Point]):
         super().__init__("error", message)
@@ -57,7 +57,7 @@ class DivergedError(RunError):
 
 
 def diverged(epoch: int, seeds: Sequence[int], points: Sequence[Point]) -> DivergedError:
-    """The error for the starts of some seeds."""
+    """Return the error for the starts of these seeds."""
     starts = ", ".join(map(str, dict.fromkeys(seeds)))
     cure = "lower train.learning_rate, or use precision float64"
     detail = f"the loss of seed {starts} is not finite at epoch {epoch}"
@@ -67,8 +67,8 @@ def diverged(epoch: int, seeds: Sequence[int], points: Sequence[Point]) -> Diver
 def train(
     trainer: Trainer, session: Session, resumed: TrainingState | None, curves: Curves
 ) -> Work[None]:
-    """The records of a training. The session may be saved between epochs, and once it is over.
-    Raises DivergedError, after that epoch's records."""
+    """Train and yield records. The session may be saved between epochs and at the end. Raises
+    DivergedError after the records of that epoch."""
     schedule = trainer.schedule
     if resumed is not None:
         trainer.restore(resumed.tensors)
@@ -96,12 +96,12 @@ def train(
 
 
 def _stage(schedule: Schedule, trained: int) -> Stage:
-    """After so many epochs; the last one is recorded and not trained."""
+    """Return the stage after `trained` epochs. The last epoch is recorded but not trained."""
     return Stage("training", min(trained, schedule.length), schedule.length, schedule.unit)
 
 
 def _epoch(trainer: Trainer) -> Work[None]:
-    """Progress is told of here, and not at a safe point."""
+    """Train one epoch. It reports progress, but is not a safe point."""
     try:
         points, masks = trainer.advance()
     except DivergedError as error:

@@ -1,4 +1,4 @@
-"""The masks of training steps on vectors."""
+"""Masks for training steps on vectors."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from mptcore.specs.train import EpochSchedule
 
 
 class _Ready(NamedTuple):
-    """Masks that were drawn before they are asked for, and the generators' states."""
+    """Masks drawn in advance, with the states of the generators before and after."""
 
     fraction: float
     before: list[Tensor]
@@ -22,8 +22,8 @@ class _Ready(NamedTuple):
 
 
 class StepMasks:
-    """The masks of each training step, drawn for each seed by a generator of its own; on the CPU,
-    since all starts of a seed share them and one copy takes those of a step to a GPU."""
+    """Masks for each training step, drawn for each seed by its own generator. They are drawn on the
+    CPU: all starts of a seed share them, and one copy sends those of a step to a GPU."""
 
     def __init__(self, spec: EpochSchedule, dim: int, seeds: Sequence[int]):
         self.spec, self.dim = spec, dim
@@ -31,7 +31,7 @@ class StepMasks:
         self._ready: _Ready | None = None
 
     def draw(self, fraction: float) -> Tensor:  # (S, B, D)
-        """When this fraction of the training is done."""
+        """Return the masks for a step at this fraction of the training."""
         ready, self._ready = self._ready, None
         if ready is None or ready.fraction != fraction or not self._stand_at(ready.before):
             return self.draw_each(fraction, 1).squeeze(2)
@@ -39,8 +39,8 @@ class StepMasks:
         return ready.masks
 
     def draw_ahead(self, fraction: float) -> None:
-        """The next masks, while a device has work. The generators, which may be saved before these
-        are asked for, do not show it."""
+        """Draw the next masks while a device is busy. The generators keep their states from before,
+        because they may be saved before the masks are used."""
         before = self._states()
         masks = self.draw_each(fraction, 1).squeeze(2)
         self._ready = _Ready(fraction, before, self._states(), masks)
@@ -57,7 +57,8 @@ class StepMasks:
             generator.set_state(state)
 
     def draw_each(self, fraction: float, observations: int) -> Tensor:  # (S, B, N, D)
-        """B masks for each of N observations. A mask covers the places of its smallest keys."""
+        """Draw B masks for each of N observations. A mask covers the dimensions with the smallest
+        random keys."""
         sizes = self._sizes(fraction, observations)
         shape = (sizes.shape[1], self.dim)
         keys = torch.stack(
@@ -86,5 +87,5 @@ class StepMasks:
         return sizes.repeat_interleave(observations * masks.per_size, dim=1)
 
     def generators(self) -> dict[str, torch.Generator]:
-        """All of them, by name."""
+        """Return all generators by name."""
         return {f"masks/{i}": generator for i, generator in enumerate(self._generators)}

@@ -1,5 +1,5 @@
-"""A linear Gaussian as the baseline of another family's model: all that a family may know of
-another is that it can be scored."""
+"""A linear Gaussian as the baseline of another family's model. The other family uses only that it
+can be scored."""
 
 from dataclasses import dataclass
 
@@ -21,10 +21,10 @@ class Baseline:
     _density: LowRankGaussian
 
     def scored_on(self, x: Tensor, device: torch.device) -> TractableModel:
-        """Together with data (N, D)."""
+        """Return the density as a model of data (N, D)."""
         return scorable(self._density, x, device)
 
 
 def baseline_of(spec: PpcaModel, data: Dataset, seed: int) -> Baseline:
-    """The baseline that a spec asks for. Raises RunError."""
+    """Return the baseline of a spec. Raises RunError."""
     return Baseline(initial_density(spec, data, seed, generator_for(seed, "init")))

@@ -1,4 +1,5 @@
-"""Scores of a low-rank Gaussian from the data's second moment: N does not change a mask's cost."""
+"""Scores of a low-rank Gaussian from the data's second moment. The cost of a mask does not depend
+on N."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +15,8 @@ from mptcore.families.linear_gaussian.residuals import Residuals
 
 @dataclass(frozen=True)
 class Observed:
-    """What the observed dimensions R of each mask say about the latent variable, and the data's
-    moments with it. A leading dimension of several models may stand before each shape."""
+    """Posterior of the latent variable given the observed dimensions R of each mask, and the data's
+    moments with it. An additional leading dimension may hold several models."""
 
     factor: Tensor  # (B, K, K), Cholesky factor of A_R = I + W_Rᵀ Ψ_R⁻¹ W_R
     posterior: Tensor  # (B, K, K), Σ_R = A_R⁻¹
@@ -59,7 +60,8 @@ class Conditionals:
 
     @property
     def least_batch(self) -> int:
-        """The dense moment, D² numbers, is read once for each batch: for 512 rows at least."""
+        """Number of masks for which the dense moment, D² numbers, is read once: enough for 512
+        rows."""
         match self.moment:
             case FactoredMoment():
                 return 1
@@ -78,7 +80,7 @@ class Conditionals:
 
     @cached_property
     def _spread_and_gain(self) -> Tensor:
-        """What they are multiplied by in e_j, (D, K² + K Q)."""
+        """Factors of the linear terms of e_j, (D, K² + K Q)."""
         return torch.cat([self.outer, -2 * self.mixed], -1)
 
     @cached_property
@@ -95,15 +97,15 @@ class Conditionals:
         return self.moment.factor
 
     def times_loadings(self, table: Tensor) -> Tensor:
-        """Each row of a table (D, K²), as a matrix, times w_j: (D, K)."""
+        """Multiply each row of a table (D, K²), as a matrix, by w_j: (D, K)."""
         return _times(table, self.loadings)
 
     def times_factor(self, table: Tensor) -> Tensor:
-        """Each row of a table (D, K Q), as a matrix, times f_j: (D, K)."""
+        """Multiply each row of a table (D, K Q), as a matrix, by f_j: (D, K)."""
         return _times(table, self._factor)
 
     def scores(self, masked: Tensor) -> Tensor:  # (B, D) to (B,), float64
-        """The mean over observations and masked j of log p(x_j | x_R)."""
+        """Return the mean over observations and masked j of log p(x_j | x_R)."""
         weight = (~masked).to(self.loadings)
         variance, residual = self._conditional_moments(weight)
         # in place, for a pass over (B, D) costs as much as the formulas do
@@ -111,7 +113,7 @@ class Conditionals:
         return -0.5 * (LOG_2PI + misfit.sum(-1) / masked.sum(-1))
 
     def log_probs(self, observed: Tensor) -> Tensor:  # (B, D) to (B,), float64
-        """The mean over observations of log p(x_R)."""
+        """Return the mean over observations of log p(x_R)."""
         weight = observed.to(self.loadings)
         seen = self.observe(weight)
         log_det = (weight @ self.noise_variance.log()[..., None])[..., 0]
@@ -121,7 +123,7 @@ class Conditionals:
         return -0.5 * (weight.sum(-1) * LOG_2PI + log_det + squares).double()
 
     def log_prob(self) -> Tensor:  # (), float64
-        """The mean over observations of log p(x)."""
+        """Return the mean over observations of log p(x)."""
         eye = torch.eye(self.latent_dim, dtype=self.loadings.dtype, device=self.loadings.device)
         factor = torch.linalg.cholesky(eye + self.precise.mT @ self.loadings)
         match self.moment:
@@ -139,14 +141,14 @@ class Conditionals:
         return -0.5 * total.double()
 
     def moments_of(self, posterior: Tensor, spread: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
-        """v_j and e_j for all j, (B, D) each, from Σ_R, Σ_R G_R Σ_R and Σ_R L_R."""
+        """Return v_j and e_j for all j, (B, D) each, from Σ_R, Σ_R G_R Σ_R and Σ_R L_R."""
         variance = (posterior.flatten(-2) @ self.outer.mT).add_(self.noise_variance[..., None, :])
         terms = torch.cat([spread.flatten(-2), gain.flatten(-2)], -1)
         residual = (terms @ self._spread_and_gain.mT).add_(self.moment.diagonal[..., None, :])
         return variance, residual
 
     def observe(self, weight: Tensor) -> Observed:
-        """For observed dimensions given as 0 and 1, (B, D)."""
+        """Compute the posteriors for observed dimensions given as 0 and 1, (B, D)."""
         square = (*weight.shape[:-1], self.latent_dim, self.latent_dim)
         eye = torch.eye(self.latent_dim, dtype=weight.dtype, device=weight.device)
         factor = torch.linalg.cholesky((weight @ self._information).view(square) + eye)
@@ -179,7 +181,7 @@ class Conditionals:
 
 
 class LinearGaussianModel(TractableModel):
-    """PPCA or factor analysis on data of which only the second moment is kept, or the residuals."""
+    """PPCA or factor analysis on data that are reduced to their second moment or residuals."""
 
     def __init__(self, density: LowRankGaussian, data: Moment | Residuals, note: str | None = None):
         self.device, self.note = density.loadings.device, note
@@ -212,16 +214,17 @@ class LinearGaussianModel(TractableModel):
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
-    """Row by row, all products of an entry of the one with an entry of the other: (D, I J)."""
+    """Return the products of all pairs of entries, row by row: (D, I J)."""
     return (left[..., :, None] * right[..., None, :]).flatten(-2)
 
 
 def _times(table: Tensor, vectors: Tensor) -> Tensor:
-    """Each row of a table (D, I J), as a matrix I × J, times a row of vectors (D, J): (D, I)."""
+    """Multiply each row of a table (D, I J), as a matrix I × J, by a row of vectors (D, J): (D,
+    I)."""
     matrices = table.view(*table.shape[:-1], -1, vectors.shape[-1])
     return (matrices * vectors[..., None, :]).sum(-1)
 
 
 def _rows(matrices: Tensor) -> Tensor:
-    """(..., B, I, J) as one matrix (..., B I, J)."""
+    """Reshape (..., B, I, J) to (..., B I, J)."""
     return matrices.flatten(-3, -2)

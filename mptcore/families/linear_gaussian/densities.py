@@ -1,4 +1,4 @@
-"""From a spec and its data to a density and a model that can be scored."""
+"""Build a density and a scorable model from a spec and its data."""
 
 from typing import assert_never
 
@@ -24,7 +24,7 @@ BY_RESIDUALS = (
 def initial_density(
     spec: LinearGaussianSpec, data: Dataset, seed: int, generator: torch.Generator
 ) -> LowRankGaussian:
-    """The density of a spec before any training, in float64 on the CPU."""
+    """Return the untrained density of a spec, in float64 on the CPU."""
     match spec:
         case PpcaModel():
             return ppca(spec, data, seed, generator)
@@ -39,7 +39,7 @@ def scorable(
     x: Tensor,  # (N, D)
     device: torch.device,
 ) -> LinearGaussianModel:
-    """A density together with data: by sums of moments where they keep their digits, else by
+    """Combine a density with data. Use sums of moments if they are precise enough, otherwise
     residuals."""
     placed = density.to(device, torch.float64)
     diagonal = variances(x, placed.mean)

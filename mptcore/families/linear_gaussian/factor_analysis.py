@@ -16,16 +16,16 @@ from mptcore.specs import FactorAnalysisModel
 
 MOST_STEPS = 20_000
 STANDSTILL = 1e-9
-"""EM stops where ten steps raise the mean log likelihood by less, in nats."""
+"""EM stops when ten steps raise the mean log likelihood by less than this, in nats."""
 LEAST_SHARE = 1e-6
-"""A noise variance stays above this share of its dimension's variance (Heywood cases)."""
+"""Minimum noise variance as a share of the dimension's variance (Heywood cases)."""
 
 
 def factor_analysis(
     spec: FactorAnalysisModel, data: Dataset, seed: int, generator: torch.Generator
 ) -> LowRankGaussian:
-    """The density that a spec asks for, in float64 on the CPU. Raises RunError for data with
-    constant columns, where the likelihood has no maximum."""
+    """Return the density of a spec, in float64 on the CPU. Raises RunError for data with constant
+    columns, where the likelihood has no maximum."""
     match spec.init:
         case "random":
             return random_start(spec, data, generator)
@@ -78,7 +78,7 @@ def _em_step(covariance: Tensor, loadings: Tensor, noise: Tensor) -> tuple[Tenso
 
 
 def _mean_log_prob(covariance: Tensor, loadings: Tensor, noise: Tensor) -> float:
-    """Up to a constant."""
+    """Return the mean log density up to a constant."""
     precise = loadings / noise[:, None]
     eye = torch.eye(loadings.shape[1], dtype=loadings.dtype)
     factor = torch.linalg.cholesky(eye + loadings.mT @ precise)

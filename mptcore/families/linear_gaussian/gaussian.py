@@ -33,7 +33,7 @@ class LowRankGaussian:
 
     @property
     def covariance(self) -> Tensor:
-        """The dense covariance, (D, D)."""
+        """Return the dense covariance, (D, D)."""
         return self.loadings @ self.loadings.mT + torch.diag(self.noise_variance)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
@@ -44,7 +44,7 @@ class LowRankGaussian:
         )
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """log p(x) of each row of x (N, D), (N,), by the dense Cholesky factor."""
+        """Return log p(x) of each row of x (N, D), (N,), by the dense Cholesky factor."""
         factor = torch.linalg.cholesky(self.covariance)
         whitened = torch.linalg.solve_triangular(factor, (x - self.mean).mT, upper=False)
         log_det = 2 * factor.diagonal().log().sum()
@@ -52,7 +52,7 @@ class LowRankGaussian:
         return log_prob
 
     def marginal(self, index: Tensor) -> Self:
-        """The distribution of x[index]."""
+        """Return the distribution of x[index]."""
         return type(self)(self.loadings[index], self.mean[index], self.noise_variance[index])
 
     def conditional_log_probs(self, x: Tensor, masked: Tensor) -> Tensor:

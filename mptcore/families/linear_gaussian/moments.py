@@ -1,4 +1,4 @@
-"""The second moment of data: beside their mean, all that a Gaussian's likelihood depends on."""
+"""The second moment of data. Together with the mean it determines a Gaussian's likelihood."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from mptcore.specs.families.linear_gaussian.experiment import MOST_RANK
 
 ROWS = 8192
-"""Observations that are centred and multiplied at a time."""
+"""Number of observations that are centred and multiplied at a time."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def compressed(matrix: Tensor, least_variance: float) -> Moment:
 
 
 def variances(x: Tensor, mean: Tensor) -> Tensor:
-    """The diagonal of the second moment of x (N, D) about a mean, (D,), in float64."""
+    """Return the diagonal of the second moment of x (N, D) about a mean, (D,), in float64."""
     chunks = (rows.to(mean.device).double() for rows in torch.split(x, ROWS))
     parts = [(rows - mean).square().sum(0) for rows in chunks]
     return torch.stack(parts).sum(0) / len(x)
@@ -100,18 +100,18 @@ def data_factor(x: Tensor, mean: Tensor) -> Tensor:
 
 
 def rows_factor(x: Tensor, mean: Tensor) -> Tensor:
-    """F (D, N) with C = F Fᵀ for x (N, D): the observations themselves."""
+    """Return F (D, N) with C = F Fᵀ for x (N, D): the centred and scaled observations."""
     return (x.to(mean.device) - mean[..., None, :]).double().mT / math.sqrt(x.shape[-2])
 
 
 def of_factor(factor: Tensor) -> FactoredMoment:
-    """F Fᵀ."""
+    """Return the moment F Fᵀ."""
     return FactoredMoment(factor, factor.square().sum(-1))
 
 
 def stacked(moments: Sequence[FactoredMoment]) -> FactoredMoment:
-    """Moments of several models along a leading dimension: where the one has a lower rank than the
-    other, the columns that it lacks are 0."""
+    """Stack the moments of several models along a leading dimension. A lower rank is padded with
+    zero columns."""
     rank = max(moment.factor.shape[1] for moment in moments)
     wide = [pad(m.factor, (0, rank - m.factor.shape[1])) for m in moments]
     return FactoredMoment(torch.stack(wide), torch.stack([m.diagonal for m in moments]))

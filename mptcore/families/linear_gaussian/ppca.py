@@ -15,8 +15,8 @@ from mptcore.specs import PpcaModel
 
 
 def ppca(spec: PpcaModel, data: Dataset, seed: int, generator: torch.Generator) -> LowRankGaussian:
-    """The density that a spec asks for, in float64 on the CPU. Raises RunError where the data
-    have no maximum."""
+    """Return the density of a spec, in float64 on the CPU. Raises RunError if the likelihood has no
+    maximum."""
     match spec.init:
         case "generator":
             assert data.parameters is not None, "the spec's check lets only simulated data through"

@@ -45,14 +45,15 @@ class Residuals:
         return numbers * self.design.element_size()
 
     def compressed(self) -> "Residuals":
-        """With residuals of low rank where theirs is, to less than what counts."""
+        """Return the same with low-rank residuals, if their rank is low up to a negligible
+        error."""
         factor = self.residuals.factor
         if isinstance(smaller := compressed(factor @ factor.mT, 1.0), FactoredMoment):
             self.residuals = smaller
         return self
 
     def scores(self, masked: Tensor) -> Tensor:  # (B, D) to (B,), float64
-        """The mean over observations and masked j of log p(x_j | x_R)."""
+        """Return the mean over observations and masked j of log p(x_j | x_R)."""
         _, root, seen = self._observe(~masked)
         loadings = self.loadings[..., None, :, :].mT
         towards = torch.linalg.solve_triangular(root.mT, loadings, upper=False)  # t, (B, K, D)
@@ -68,7 +69,7 @@ class Residuals:
         return -0.5 * (LOG_2PI + total / masked.sum(-1))
 
     def log_probs(self, observed: Tensor) -> Tensor:  # (B, D) to (B,), float64
-        """The mean over observations of log p(x_R)."""
+        """Return the mean over observations of log p(x_R)."""
         weight, root, seen = self._observe(observed)
         squares = (weight @ self.residuals.diagonal[..., None])[..., 0]
         squares = squares - seen.square().sum((-2, -1))
@@ -77,15 +78,15 @@ class Residuals:
         return -0.5 * (noise + _log_det(root) + squares).double()
 
     def log_prob(self) -> Tensor:  # (), float64
-        """The mean over observations of log p(x)."""
+        """Return the mean over observations of log p(x)."""
         squares = self.residuals.diagonal.sum(-1)
         log_det = self.noise_variance.log().sum(-1) + _log_det(self.root)
         total: Tensor = self.noise_variance.shape[-1] * LOG_2PI + log_det + squares
         return -0.5 * total.double()
 
     def _observe(self, observed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """For observed dimensions R (B, D): which rows of the design are, (B, K + D); T (B, K, K);
-        and Qᵀ r (B, K, Q)."""
+        """Return, for observed dimensions R (B, D), the observed rows of the design (B, K + D), T
+        (B, K, K) and Qᵀ r (B, K, Q)."""
         latent_dim = self.loadings.shape[-1]
         prior = observed.new_ones(*observed.shape[:-1], latent_dim)
         weight = torch.cat([prior, observed], -1).to(self.design)
@@ -96,5 +97,5 @@ class Residuals:
 
 
 def _log_det(root: Tensor) -> Tensor:
-    """log |Tᵀ T|."""
+    """Return log |Tᵀ T|."""
     return 2 * root.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)

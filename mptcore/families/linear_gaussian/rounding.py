@@ -1,4 +1,4 @@
-"""How much rounding can cost the quick formulas of `Conditionals`, measured on model and data."""
+"""Bound the rounding error of the fast formulas in `Conditionals` for a model and its data."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 LIMIT = 1e-8
-"""The largest relative error of a score by the quick formulas; above it another route is taken."""
+"""Largest relative error of a score for which the fast formulas are used."""
 
 
 def rounding(
@@ -34,7 +34,8 @@ def rounding(
 
 
 def _numbers(*tensors: Tensor) -> list[NDArray[np.float64]]:
-    """In numpy, whose steps on small arrays cost a third of torch's; from a GPU in one copy."""
+    """Return the values as numpy arrays, in one copy from a GPU. Numpy takes a third of torch's
+    time on small arrays."""
     found = [tensor.detach().double() for tensor in tensors]
     if found[0].is_cuda:
         together = torch.cat([one.flatten() for one in found]).cpu()
@@ -48,5 +49,5 @@ def keeps_digits(
     noise_variance: Tensor,  # (..., D)
     diagonal: Tensor,  # (..., D)
 ) -> bool:
-    """Whether the quick formulas do, for all of these models."""
+    """Return whether the fast formulas are precise enough for all of these models."""
     return bool((rounding(loadings, noise_variance, diagonal) <= LIMIT).all())

@@ -1,4 +1,4 @@
-"""Experiments on PPCA and factor analysis: from a spec to its records."""
+"""Run experiments on PPCA and factor analysis."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ RAISED = "linear Gaussian models are computed in float64, not float32"
 
 @dataclass(frozen=True)
 class SeedModels:
-    """One seed's data and densities, and the generator of its masks."""
+    """Data and densities of one seed, and the generator of its masks."""
 
     seed: int
     dataset: Dataset
@@ -36,8 +36,8 @@ class SeedModels:
 
 @dataclass
 class LinearGaussianRun:
-    """Trains and scores one spec, in float64: float32 leaves a score fewer digits than its standard
-    error may ask for, and one without a standard error too few."""
+    """Train and score one spec in float64. In float32 a score has fewer correct digits than its
+    standard error may need, or than an exact score should have."""
 
     spec: VectorExperiment
     session: Session
@@ -90,7 +90,7 @@ class LinearGaussianRun:
                 yield Step(record)
 
     def _train(self, of_seeds: list[SeedModels], resumed: TrainingState | None) -> Work[None]:
-        """Trains the models in place."""
+        """Train the models in place."""
         assert self.spec.train is not None
         trainer = LinearGaussianTrainer(
             self.spec.model,
@@ -122,7 +122,8 @@ def _on_cpu(density: LowRankGaussian) -> LowRankGaussian:
 
 
 def _models_of_seeds(spec: VectorExperiment) -> Iterator[SeedModels]:
-    """Data and models for each seed, made once where no seed changes them."""
+    """Yield data and models for each seed. They are built once if they do not depend on the
+    seed."""
     specs = {"model": spec.model} | ({"baseline": spec.baseline} if spec.baseline else {})
     shared_data = None
     shared: dict[str, LowRankGaussian] = {}
@@ -140,4 +141,4 @@ def _models_of_seeds(spec: VectorExperiment) -> Iterator[SeedModels]:
 
 
 _SEEDLESS = ("generator", "maximum_likelihood")
-"""Inits that give every seed the same density."""
+"""Initialisations that give every seed the same density."""

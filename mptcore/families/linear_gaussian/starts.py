@@ -1,4 +1,4 @@
-"""Random starts, the same for every linear Gaussian family."""
+"""Random starts, shared by all linear Gaussian families."""
 
 import torch
 
@@ -10,7 +10,7 @@ from mptcore.specs.families.linear_gaussian.models import LinearGaussian
 def random_start(
     spec: LinearGaussian, data: Dataset, generator: torch.Generator
 ) -> LowRankGaussian:
-    """W from N(0, 1), the data's own mean, the noise precision of the spec."""
+    """Draw W from N(0, 1). Use the mean of the data and the noise precision of the spec."""
     assert spec.noise_precision is not None, "the spec's check asks for a number"
     loadings = torch.randn(data.dim, spec.latent_dim, generator=generator).double()
     variance = torch.full((data.dim,), 1 / spec.noise_precision, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Training all starts of an experiment together, as one batch."""
+"""Train all starts of an experiment as one batch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,10 +36,12 @@ from mptcore.training.step_points import lml_loss, score_of_step
 from mptcore.training.step_rows import StepRows
 
 SMALL = 64
-"""Up to so many dimensions a moment has its factor, whatever its rank, for gradients by hand."""
+"""Up to this number of dimensions a moment is factored whatever its rank, so that the analytic
+gradient applies."""
 
 DATA_SHARE = 0.25
-"""Of a GPU's memory. Larger data stay in main memory, and the observations of a step are sent."""
+"""Maximum share of a GPU's memory for the data. Larger data stay in main memory, and the
+observations of each step are copied."""
 
 NEVER = -1
 ROUTE = "by residuals from"
@@ -47,13 +49,14 @@ ROUTE = "by residuals from"
 
 @dataclass(frozen=True)
 class _Centred:
-    """Data's mean and their moment about it; one for all starts, or stacked for each."""
+    """Mean of the data and their moment about it, shared by all starts or stacked for each."""
 
     mean: Tensor  # (S or 1, D)
     moment: Moment
 
     def about(self, mean: Tensor) -> Moment:
-        """The moment about another mean (S, D): C + d dᵀ with d the distance between them."""
+        """Return the moment about another mean (S, D): C + d dᵀ, where d is the difference of the
+        means."""
         if mean is self.mean:
             return self.moment
         shift = self.mean - mean
@@ -69,8 +72,8 @@ class _Centred:
 
 
 class LinearGaussianTrainer:
-    """Adam on the loadings W (S, D, K) of S starts, and on the mean and the logarithm of the noise
-    variance where the spec says so. Every sum over starts has gradients that do not mix them."""
+    """Adam on the loadings W (S, D, K) of S starts and, if the spec says so, on the mean and the
+    logarithm of the noise variance. The gradients of a sum over starts do not mix the starts."""
 
     def __init__(
         self,
@@ -84,9 +87,9 @@ class LinearGaussianTrainer:
         self.spec, self.seeds = spec, seeds
         self.device = device
         self.by_residuals_from = NEVER
-        """The epoch from which sums of moments do not keep their digits."""
+        """First epoch at which sums of moments are not precise enough."""
         self._together: int | None = None
-        """Masks of a start that the memory has held at once, where it could not hold all."""
+        """Number of masks of a start that fitted in memory at once, if all did not fit."""
         shared = all(dataset is datasets[0] for dataset in datasets)
         self._datasets = datasets[:1] if shared else datasets
         self._x = placed([dataset.x for dataset in self._datasets], device)
@@ -132,7 +135,7 @@ class LinearGaussianTrainer:
         return self.spec
 
     def densities(self) -> list[LowRankGaussian]:
-        """Each start's density as it stands."""
+        """Return the current density of each start."""
         noise = self._noises()
         parts = [part.detach().clone() for part in (self.loadings, self.mean, noise)]
         return [LowRankGaussian(*of_start) for of_start in zip(*parts, strict=True)]
@@ -141,7 +144,7 @@ class LinearGaussianTrainer:
         return []  # they are measured with the others
 
     def advance(self) -> tuple[list[Point], int]:
-        """One epoch of all starts."""
+        """Train one epoch of all starts."""
         self._choose_route(self._full)
         last = self.epoch == self.spec.epochs
         recorded = last or self.epoch % self.spec.evaluate_every == 0
@@ -166,14 +169,15 @@ class LinearGaussianTrainer:
         return points, len(self.seeds) * masks
 
     def _draw_ahead(self, step: int) -> None:
-        """The masks of a step of this epoch, or of the next one's first, while a GPU computes."""
+        """Draw the masks of the next step while a GPU computes."""
         if self.device.type == "cuda" and self._by_score:
             over = step == self.spec.steps_per_epoch(len(self._datasets[0].x))
             self.masks.draw_ahead((self.epoch + over) / self.spec.epochs)
 
     def _choose_route(self, data: _Centred) -> bool:
-        """Whether the route changes before a step on these data. Once by residuals, always by
-        residuals: a resumed training takes the same route."""
+        """Switch to residuals if sums of moments are not precise enough on these data, and return
+        whether the route changed. The switch is permanent, so that a resumed training takes the
+        same route."""
         if self.by_residuals_from != NEVER:
             return False
         variances = data.moment.diagonal + (data.mean - self.mean).square()
@@ -189,7 +193,7 @@ class LinearGaussianTrainer:
             raise diverged(self.epoch, bad, points)
 
     def _descent(self, data: _Centred, fraction: float) -> Tensor:  # (S,)
-        """The loss; its gradient is left with the parameters."""
+        """Return the loss, and add its gradient to the parameters."""
         if not self._by_score:
             self._forget_gradient()
             return self._backward(-self._log_marginal(self._conditionals(data)))
@@ -205,7 +209,8 @@ class LinearGaussianTrainer:
         self._together = -(-len(parts[0]) // 2)
 
     def _by_masks(self, data: _Centred, parts: Sequence[Tensor]) -> Tensor:  # (S,)
-        """The same for the score of the masks of all parts, (b, S, D) each."""
+        """Return the loss for the masks of all parts, (b, S, D) each, and add its gradient to the
+        parameters."""
         self._forget_gradient()
         count = sum(map(len, parts))
         by_hand = isinstance(data.moment, FactoredMoment) and not self.spec.learn_mean
@@ -233,7 +238,7 @@ class LinearGaussianTrainer:
         return -self.dim * score.score
 
     def _points(self, loss: Tensor) -> Iterator[Point]:
-        """The series of this epoch, one point for each start."""
+        """Yield the points of this epoch for each start."""
         with torch.no_grad():
             lml = self._log_marginal(self._conditionals(self._full))
             held = self._heldout
@@ -281,7 +286,7 @@ class LinearGaussianTrainer:
         return sent(self.masks.draw(fraction), self.device)
 
     def _batches(self) -> Iterator[_Centred]:
-        """The moments of the observations of each step of an epoch."""
+        """Yield the moments of the observations of each step of an epoch."""
         if self.spec.batch_size is None:
             yield self._full
             return
@@ -299,14 +304,14 @@ class LinearGaussianTrainer:
         return sent(torch.stack(of_starts), self.device)
 
     def _batch(self, x: Tensor) -> _Centred:
-        """The moment of a step's observations (S, B, D)."""
+        """Return the moment of a step's observations (S, B, D)."""
         if self.spec.learn_mean:
             return self._centred([x], self._low_rank_batches)
         return _Centred(self.mean, self._moment([x], [self.mean], self._low_rank_batches))
 
     def _centred(self, data: Sequence[Tensor], low_rank: bool) -> _Centred:
-        """Of sets of observations (s, N, D), one after the other, for they may be large. Where
-        `low_rank`, their moment may be."""
+        """Return the moments of sets of observations (s, N, D). The sets are processed one by one
+        because they may be large. With `low_rank` a moment may be compressed."""
         means = [x.double().mean(-2).to(self.device) for x in data]
         centred = _Centred(torch.cat(means), self._moment(data, means, low_rank))
         if self.spec.learn_mean:
@@ -314,7 +319,7 @@ class LinearGaussianTrainer:
         return _Centred(self.mean, centred.about(self.mean))  # once for all steps
 
     def _moment(self, data: Sequence[Tensor], means: Sequence[Tensor], low_rank: bool) -> Moment:
-        """About their means, in the form that is quickest to descend by."""
+        """Return the moments about the means, in the form that makes a training step fastest."""
         if self.by_residuals_from != NEVER:
             return _factors(data, means)
         pairs = list(zip(data, means, strict=True))
@@ -347,12 +352,12 @@ def _add(parameter: Tensor, gradient: Tensor) -> None:
 
 
 def _factors(data: Sequence[Tensor], means: Sequence[Tensor]) -> FactoredMoment:
-    """The moments of sets of observations about their means, by the data's factors."""
+    """Return the moments of sets of observations about their means, as factors of the data."""
     return of_factor(torch.cat([data_factor(x, m) for x, m in zip(data, means, strict=True)]))
 
 
 def placed(data: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Data on a device, if they leave room there for what is computed with them."""
+    """Copy data to a device, if enough memory remains there for the computation."""
     if device.type == "cuda":
         most = DATA_SHARE * torch.cuda.mem_get_info(device)[1]
         if sum(x.nbytes for x in data) > most:

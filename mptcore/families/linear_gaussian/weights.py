@@ -1,4 +1,4 @@
-"""Densities as kept weights: tensors named SEED/loadings, SEED/mean and SEED/noise_variance."""
+"""Save densities as tensors named SEED/loadings, SEED/mean and SEED/noise_variance."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ PARTS = ("loadings", "mean", "noise_variance")
 
 
 def keep_densities(densities: Mapping[int, LowRankGaussian], folder: Path | None) -> Artifact | Log:
-    """Write the density of each seed under `folder`, where there is one."""
+    """Write the density of each seed under `folder`, if there is one."""
     tensors: dict[str, Tensor] = {
         f"{seed}/{part}": getattr(density, part).double()
         for seed, density in densities.items()
@@ -25,8 +25,8 @@ def keep_densities(densities: Mapping[int, LowRankGaussian], folder: Path | None
 
 
 def kept_density(spec: LinearGaussian, dim: int, seed: int) -> LowRankGaussian:
-    """The density that spec.experiment kept for a seed, or for its first where it had no such seed.
-    Raises RunError where there is none that fits."""
+    """Load the density that spec.experiment saved for a seed, or for its first seed if it did not
+    have this one. Raises RunError if none fits."""
     tensors, header = load_weights(FAMILY, str(spec.experiment))
     seeds = header["seeds"].split(",")
     chosen = str(seed) if str(seed) in seeds else seeds[0]

@@ -1,1 +1,1 @@
-"""Masked language models: their text, their masks, their scores, their training."""
+"""Masked language models: text, masks, scores and training."""

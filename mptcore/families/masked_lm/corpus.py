@@ -16,7 +16,7 @@ from mptcore.runtime.rng import generator_for
 from mptcore.specs import TextSource
 
 BATCH = 10_000
-"""Texts given to the tokenizer at a time."""
+"""Number of texts passed to the tokenizer at a time."""
 
 
 class _Sequence(NamedTuple):
@@ -28,8 +28,8 @@ class _Sequence(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """N sequences, one after the other. `maskable` leaves special tokens out; `left_out` counts the
-    texts with fewer than two tokens that could be masked, `cut` those that were longer."""
+    """N sequences, concatenated. `maskable` excludes special tokens. `left_out` counts the texts
+    with fewer than two maskable tokens, `cut` those that were truncated."""
 
     ids: Tensor  # (T,) int32
     types: Tensor  # (T,) int32, which of a pair of texts a token belongs to
@@ -43,33 +43,33 @@ class Corpus:
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Tokens of each sequence, special ones included, (N,)."""
+        """Number of tokens of each sequence, including special ones, (N,)."""
         return self.offsets.diff()
 
     @cached_property
     def sizes(self) -> Tensor:
-        """D: the tokens of each sequence that can be masked, (N,)."""
+        """Number of maskable tokens of each sequence, (N,): its D."""
         ends = torch.cat([torch.zeros(1, dtype=torch.long), self.maskable.long().cumsum(0)])
         return ends[self.offsets].diff()
 
     @cached_property
     def has_pairs(self) -> bool:
-        """Whether any token is of a second text."""
+        """Whether any token belongs to a second text."""
         return bool(self.types.any())
 
     @cached_property
     def free(self) -> Tensor:
-        """Where in its sequence each token is that can be masked, sequence by sequence, (ΣD,)."""
+        """Position of each maskable token within its sequence, sequence by sequence, (ΣD,)."""
         found = self.maskable.nonzero().flatten()
         return found - repeated(self.offsets[:-1], self.sizes)
 
     @cached_property
     def first_free(self) -> Tensor:
-        """Where in `free` each sequence begins, (N,)."""
+        """Index in `free` at which each sequence begins, (N,)."""
         return self.sizes.cumsum(0) - self.sizes
 
     def subset(self, chosen: Tensor) -> "Corpus":
-        """The chosen sequences, in that order."""
+        """Return the chosen sequences, in that order."""
         lengths = self.lengths[chosen]
         offsets = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
         places = counted_from(self.offsets[chosen], lengths)
@@ -78,19 +78,19 @@ class Corpus:
 
 
 def repeated(values: Tensor, counts: Tensor) -> Tensor:
-    """Each value counts[i] times, one after the other: (Σ counts,). As torch's repeat_interleave,
-    in a third of its time."""
+    """Repeat each value counts[i] times: (Σ counts,). Equal to torch's repeat_interleave, in a
+    third of its time."""
     return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))
 
 
 def counted_from(starts: Tensor, counts: Tensor) -> Tensor:
-    """For each i, starts[i] and the numbers that follow it, counts[i] in all: (Σ counts,)."""
+    """Return counts[i] consecutive numbers from starts[i], for each i: (Σ counts,)."""
     found = repeated(starts - counts.cumsum(0) + counts, counts)
     return found.add_(torch.arange(len(found)))
 
 
 def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
-    """The sequences of a source, of at most `positions` tokens. Raises RunError."""
+    """Read the sequences of a source, truncated to `positions` tokens. Raises RunError."""
     rows = texts(spec)
     if spec.n is not None and spec.n < len(rows):
         chosen = torch.randperm(len(rows), generator=generator_for(spec.seed, "texts"))[: spec.n]
@@ -106,7 +106,7 @@ def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
 
 
 def of_sequences(sequences: list[_Sequence]) -> Corpus:
-    """Of those with two tokens or more that can be masked."""
+    """Build a corpus of the sequences with at least two maskable tokens."""
     kept = [one for one in sequences if sum(one.maskable) >= 2]
     offsets = torch.tensor([0] + [len(one.ids) for one in kept]).cumsum(0)
     ids = torch.tensor([i for one in kept for i in one.ids], dtype=torch.int32)
@@ -117,7 +117,7 @@ def of_sequences(sequences: list[_Sequence]) -> Corpus:
 
 
 def _sentences(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Sequence]:
-    """A sequence for each text, cut where it is longer."""
+    """Return a sequence for each text, truncated to `length`."""
     sequences = list(_encoded(rows, tokenizer))
     long = [i for i, one in enumerate(sequences) if len(one.ids) > length]
     limit = {"truncation": True, "max_length": length}
@@ -127,8 +127,8 @@ def _sentences(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Sequence]
 
 
 def _blocks(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Sequence]:
-    """All texts as they are encoded, special tokens included, one after the other and cut into
-    blocks, as group_texts of transformers' run_mlm does; but the rest, a shorter block, is kept."""
+    """Concatenate all encoded texts, including special tokens, and cut them into blocks, as
+    group_texts in transformers' run_mlm does. Unlike there, the shorter last block is kept."""
     ids: list[int] = []
     types: list[int] = []
     maskable: list[bool] = []
@@ -141,7 +141,7 @@ def _blocks(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Sequence]:
 
 
 def _encoded(rows: Rows, tokenizer: Tokenizer, **limit: Any) -> Iterator[_Sequence]:
-    """Each text, or pair, with its special tokens."""
+    """Yield each text, or pair of texts, with its special tokens."""
     special = _special(tokenizer)
     for first in range(0, len(rows), BATCH):
         columns = [list(column) for column in zip(*rows[first : first + BATCH], strict=True)]
@@ -158,5 +158,6 @@ def _types(encoded: Any) -> list[list[int]]:
 
 
 def _special(tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that are never masked and never counted. The unknown token stands for text."""
+    """Return the tokens that are never masked and never counted. The unknown token stands for text
+    and is not one of them."""
     return frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}

@@ -1,4 +1,4 @@
-"""The score's curve over masking rates, rate by rate."""
+"""The score as a function of the masking rate, rate by rate."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,8 +9,8 @@ from mptcore.protocol.records import Record, RunError
 
 
 class RateCurve:
-    """Takes the scores of one rate after the other. The error at a rate is known by its neighbours
-    on both sides, so that its points are given once the next rate is there."""
+    """Collects the scores rate by rate. The error at a rate uses its neighbours on both sides, so
+    its points are emitted after the next rate was added."""
 
     def __init__(self, report: Report, rates: Sequence[float], sequences: int, tokens: int):
         self.report, self.tokens = report, tokens
@@ -20,7 +20,7 @@ class RateCurve:
         self._next_index = 0  # of the rate whose points come next
 
     def add(self, scores: RateScores) -> Iterator[Record]:
-        """The records that the scores of the next rate make ready."""
+        """Add the scores of the next rate, and yield the records that are now complete."""
         if scores.total == 0:
             detail = f"at the rate {scores.rate} no token was drawn: raise per_size or n"
             raise RunError("invalid", f"the text is too short for its masks: {detail}")
@@ -30,7 +30,7 @@ class RateCurve:
             yield from self._emit(ready, [*before, after])
 
     def end(self) -> Iterator[Record]:
-        """The records that are left once all rates are there."""
+        """Yield the remaining records after all rates."""
         *before, last = self._held
         yield from self._emit(last, before[-1:])
         for model, name in enumerate(self.report.model_names):

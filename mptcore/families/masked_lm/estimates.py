@@ -1,7 +1,7 @@
-"""From log probabilities to scores, areas and their errors.
+"""Compute scores, areas and their errors from log probabilities.
 
-Every estimate has the Monte Carlo error about the score of the text given. The error over the
-population that the sequences come from, taken as drawn independently, is a figure of its own.
+Every estimate has the Monte Carlo error about the score of the given text. The error over the
+population of sequences, taken as drawn independently, is reported separately.
 """
 
 import math
@@ -28,8 +28,8 @@ class Variance(NamedTuple):
 
 @dataclass(frozen=True)
 class RateScores:
-    """All sequences scored at one rate: for each model (and their difference) the sums of log
-    probabilities, P masks of each sequence, and of how many tokens they are."""
+    """Scores of all sequences at one rate: the sums of log probabilities by each model and their
+    difference, for P masks of each sequence, and the numbers of tokens in them."""
 
     rate: float
     sums: Tensor  # (models, P, N)
@@ -37,12 +37,12 @@ class RateScores:
 
     @property
     def total(self) -> float:
-        """Masked tokens in all."""
+        """Number of masked tokens."""
         return self.weights.sum().item()
 
     @property
     def n(self) -> int:
-        """Masks with a token in them."""
+        """Number of masks with at least one token."""
         return int((self.weights > 0).sum())
 
     def means(self) -> Tensor:
@@ -50,11 +50,12 @@ class RateScores:
         return self.sums.sum((1, 2)) / self.total
 
     def residuals(self) -> Tensor:
-        """What each sequence adds to the mean beyond its share, (models, N); their sum is 0."""
+        """Return each sequence's contribution to the mean beyond its share, (models, N). The
+        contributions sum to 0."""
         return self._deviations().sum(1) / self.total
 
     def variance(self, neighbours: Sequence["RateScores"]) -> Variance | None:
-        """The variance of the means over masks, where it is known."""
+        """Return the variance of the means over masks, if it is known."""
         masks = self.weights.shape[0]
         if masks < 2:
             return variance_of_one_mask(self, neighbours)
@@ -84,9 +85,9 @@ def variance_of_one_mask(scores: RateScores, neighbours: Sequence[RateScores]) -
 
 
 def mean_so_far(sums: Tensor, weights: Tensor, sequences: int) -> list[Estimate]:
-    """By each model the mean over masked tokens, from the first masks (models, K) of a rate, where
-    masks go round the sequences. With the error over sequences, as if those so far were drawn at
-    random; none where there is one."""
+    """Return the mean over masked tokens by each model, from the first masks (models, K) of a rate,
+    where masks cycle through the sequences. The error treats the sequences so far as a random
+    sample; it is missing for a single sequence."""
     places = torch.arange(len(weights)) % sequences
     n = min(len(weights), sequences)
     total, means = weights.sum(), sums.sum(1) / weights.sum()
@@ -100,7 +101,8 @@ def mean_so_far(sums: Tensor, weights: Tensor, sequences: int) -> list[Estimate]
 
 
 class Area:
-    """The area under the score's curve over rates, for a sequence of one token, rate by rate."""
+    """The area under the score's curve over rates, for a sequence of one token, accumulated rate by
+    rate."""
 
     def __init__(self, models: int, sequences: int):
         self._mean = torch.zeros(models, dtype=torch.float64)
@@ -109,7 +111,7 @@ class Area:
         self._n = 0
 
     def add(self, scores: RateScores, variance: Variance | None, width: float) -> None:
-        """A rate that stands for so much of the axis; its variance is that of its means."""
+        """Add a rate that covers `width` of the axis. `variance` is that of its means."""
         self._mean += scores.means() * width
         self._residuals += scores.residuals() * width
         self._n += scores.n
@@ -117,7 +119,7 @@ class Area:
         self._variances.append(part)
 
     def estimate(self, model: int) -> Estimate:
-        """With its Monte Carlo error."""
+        """Return the area with its Monte Carlo error."""
         mean = self._mean[model].item()
         known = [variance for variance in self._variances if variance is not None]
         if len(known) < len(self._variances):
@@ -127,8 +129,8 @@ class Area:
         return Variance(value, degrees).estimate(mean, self._n, model)
 
     def population(self, model: int) -> Estimate:
-        """With the error over the population that the sequences come from; none where there is
-        one."""
+        """Return the area with the error over the population of sequences. There is no error for a
+        single sequence."""
         mean, n = self._mean[model].item(), self._residuals.shape[1]
         if n < 2:
             return Estimate(mean, None, self._n)
@@ -137,8 +139,8 @@ class Area:
 
 
 def cell_widths(rates: Sequence[float]) -> list[float]:
-    """How much of the axis of rates each one stands for: up to halfway to its neighbours, and as
-    far on the outer sides. The paper's 99 rates stand for 0.01 each."""
+    """Return the part of the rate axis that each rate covers: up to halfway to its neighbours, and
+    the same distance on the outer sides. Each of the paper's 99 rates covers 0.01."""
     if len(rates) == 1:
         return [1.0]
     middles = [(a + b) / 2 for a, b in pairwise(rates)]
@@ -149,15 +151,15 @@ def cell_widths(rates: Sequence[float]) -> list[float]:
 
 
 class Noise(NamedTuple):
-    """The variance that each measured sequence has of its own, and its degrees of freedom."""
+    """Variance of each measured sequence's own estimate, and its degrees of freedom."""
 
     variances: Tensor  # (n,)
     degrees: float
 
 
 def finite_mean(values: Tensor, noise: Noise | None, population: int) -> Estimate:
-    """The mean over `population` sequences of which n were chosen at random and measured, each with
-    a `noise` of its own: two-stage sampling (Cochran 1977, Eq. 10.14)."""
+    """Estimate the mean over `population` sequences from n randomly chosen ones, each measured with
+    its own `noise`: two-stage sampling (Cochran 1977, Eq. 10.14)."""
     n, mean = len(values), values.mean().item()
     if noise is None or n == 1 < population:
         return Estimate(mean, None, n)
@@ -169,16 +171,16 @@ def finite_mean(values: Tensor, noise: Noise | None, population: int) -> Estimat
 
 
 def per_token(values: Tensor, noise: Noise | None, sizes: Tensor, population: int) -> Estimate:
-    """Σ values / Σ sizes, the ratio estimator, with the error of finite_mean."""
+    """Estimate Σ values / Σ sizes by the ratio estimator, with the error of finite_mean."""
     ratio = values.sum().item() / sizes.sum().item()
     residual = finite_mean(values - ratio * sizes, noise, population)
     return replace(residual.scaled(1 / sizes.double().mean().item()), mean=ratio)
 
 
 def variance_of_variances(values: Tensor) -> Tensor | None:
-    """The variance of the sample variance over R draws (R, N) of each of N, (N,), where four draws
-    or more tell: the jackknife's (Tukey 1958), which overstates that of normal draws by
-    (R − 1) / (R − 2), without that factor."""
+    """Return the variance of the sample variance over R draws (R, N) for each of N, (N,), or None
+    for fewer than four draws. It is the jackknife estimate (Tukey 1958), which overstates that of
+    normal draws by (R − 1) / (R − 2), without that factor."""
     draws = len(values)
     if draws < 4:
         return None
@@ -188,17 +190,17 @@ def variance_of_variances(values: Tensor) -> Tensor | None:
 
 
 def degrees_of_spread(sequences: int, orders: int, all_measured: bool) -> float:
-    """Degrees of freedom of the error of a mean over sequences of variances over orders. Squares
-    are skewed, and the widest sequences make up most of the sum: two count for one; where there are
-    few, four orders of those that are all measured. Measured: z has a standard deviation of 1.1
-    from 20 sequences on, and of 1.4 to 1.7 with 5 to 8."""
+    """Return the degrees of freedom of the error of a mean over sequences of variances over orders.
+    Squares are skewed and the widest sequences dominate the sum, so two sequences count as one; if
+    all of few sequences are measured, four orders count as one. Measured: z has a standard
+    deviation of 1.1 from 20 sequences on, and of 1.4 to 1.7 with 5 to 8."""
     between = (sequences - 1) / 2
     return max(between, (orders - 3) / 4) if all_measured else between
 
 
 def root(square: Estimate) -> Estimate:
-    """Of the root of the quantity, by the delta method; it is biased downwards by about
-    std_err² / (2 mean)."""
+    """Return the estimate of the quantity's root, by the delta method. It is biased downwards by
+    about std_err² / (2 mean)."""
     mean = math.sqrt(square.mean)
     if square.std_err is None or mean == 0:
         return replace(square, mean=mean)

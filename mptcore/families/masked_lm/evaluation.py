@@ -1,4 +1,4 @@
-"""Scoring language models on a corpus, and the records that tell of it."""
+"""Score language models on a corpus, and yield the records."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,16 +28,18 @@ from mptcore.specs.evaluate import pilot_masks
 from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
 
 PIECES = 10
-"""In which a curve is scored where it is long, each with a word of how it looks so far."""
+"""Number of pieces in which a long curve is scored. An interim estimate follows each piece."""
 PIECE_TOKENS = 2**17
-"""Of the least piece: batches of it are still full."""
+"""Minimum number of tokens in a piece, so that its batches are full."""
 MasksOf = Callable[[Tensor, Tensor, torch.Generator], tuple[MaskedBatch, Tensor]]
-"""Masks of a stratum each (B,) of sequences (B,), and the weight of each mask's score."""
+"""Draw masks of the strata (B,) for sequences (B,), and return them with the weight of each score.
+"""
 
 
 @dataclass(frozen=True)
 class TextEvaluation:
-    """The models that are scored on the same masks: the model, and the baseline if there is one."""
+    """The models that are scored with the same masks: the model and, if there is one, the
+    baseline."""
 
     spec: TextEvaluate
     models: Mapping[str, MaskedLm]
@@ -54,7 +56,8 @@ class TextEvaluation:
         return Report(tuple(self.models), self.labels)
 
     def records(self, generator: torch.Generator) -> Work[None]:
-        """Scores, and what follows from them; masks are drawn from the generator."""
+        """Score masks drawn from the generator, and yield the scores and the metrics derived from
+        them."""
         spec = self.spec
         if spec.target_std_err is None:
             yield from self._score_rates(generator)
@@ -70,7 +73,7 @@ class TextEvaluation:
             yield from sequences.pll()
 
     def _chosen(self, generator: torch.Generator) -> Tensor:
-        """The sequences that are measured as a whole, (n,)."""
+        """Choose the sequences that are measured as a whole, (n,)."""
         n, most = len(self.corpus), self.spec.sequences
         if most is None or most >= n:
             return torch.arange(n)
@@ -79,14 +82,15 @@ class TextEvaluation:
     def _score(
         self, masks: MaskedBatch, meanwhile: Callable[[], None] = lambda: None
     ) -> Work[Tensor]:
-        """The scores and those of the next tokens by each of model_names, (models, 2, B)."""
+        """Return the scores, and those of the next tokens, by each of model_names, (models, 2,
+        B)."""
         values = yield from score_sequences(self.models, masks, self.cache, meanwhile)
         if len(self.models) > 1:
             values = torch.cat([values, values[:1] - values[1:2]])
         return values
 
     def _score_rates(self, generator: torch.Generator) -> Work[None]:
-        """All sequences at all rates."""
+        """Score all sequences at all rates."""
         rates, n = self.spec.masks.rates, len(self.corpus)
         curve = RateCurve(self.report, rates, n, self.spec.dimensions)
         yield from self._each_rate(generator, curve.add)
@@ -96,7 +100,7 @@ class TextEvaluation:
     def _each_rate(
         self, generator: torch.Generator, records_of: Callable[[RateScores], Iterator[Record]]
     ) -> Work[None]:
-        """The records that each rate's scores give, as soon as it is scored."""
+        """Score rate by rate, and yield the records of each rate as soon as it is scored."""
         spec, n, models = self.spec.masks, len(self.corpus), len(self.report.model_names)
         per_rate = spec.per_size * n
         rates = torch.tensor(spec.rates, dtype=torch.float64)
@@ -123,8 +127,8 @@ class TextEvaluation:
     def _pieces(
         self, plan: Tensor, rates: Tensor, generator: torch.Generator
     ) -> Iterator[tuple[MaskedBatch, Tensor]]:
-        """The masks of a plan, and their weights, about a tenth at a time: where they end, and what
-        is told there, follows from the text and the plan alone."""
+        """Yield the masks of a plan and their weights in about ten pieces. The boundaries, and the
+        interim records there, depend on the text and the plan alone."""
         longest, n = int(self.corpus.lengths.max()), len(self.corpus)
         piece = max(1, math.ceil(len(plan) / PIECES), PIECE_TOKENS // longest)
         for places in self._chunks(plan % n):
@@ -136,13 +140,14 @@ class TextEvaluation:
                 yield masks[part], weights[part]
 
     def _chunks(self, sequences: Tensor) -> Sequence[Tensor]:
-        """The places of sequences (B,), about CHUNK_TOKENS at a time."""
+        """Split the positions of sequences (B,) into chunks of about CHUNK_TOKENS."""
         tokens = self.corpus.lengths.index_select(0, sequences).cumsum(0)
         begins = torch.searchsorted(tokens, torch.arange(1, int(tokens[-1]) + 1, CHUNK_TOKENS))
         return torch.tensor_split(torch.arange(len(sequences)), torch.unique(begins)[1:])
 
     def _score_to_target(self, generator: torch.Generator, target: float) -> Work[None]:
-        """The rates are strata, or equal parts of the sizes from 1 to D."""
+        """Score masks until the area has the target standard error. The strata are the rates, or
+        equal parts of the sizes from 1 to D."""
         spec, names = self.spec, self.report.model_names
         row = names.index(DIFFERENCE) if spec.target == "difference" else 0
         if spec.target == "cumulative":
@@ -161,7 +166,7 @@ class TextEvaluation:
             yield Step(record)
 
     def _interim(self, sample: StratifiedSample) -> Iterator[Record]:
-        """After a round of masks, where the strata are rates."""
+        """Yield interim points after a round of masks, if the strata are rates."""
         if self.spec.target == "cumulative":
             return
         for rate, scores in zip(self.spec.masks.rates, sample.estimates_so_far(), strict=True):
@@ -172,9 +177,9 @@ class TextEvaluation:
         return self.corpus.sizes.double().mean().item()
 
     def _draw(self, generator: torch.Generator, masks_of: MasksOf) -> Draw:
-        """What scores so many masks of each stratum. A draw takes a sequence with a probability
-        proportional to its length, so that its mean log probability estimates that of a token. No
-        stratum is enumerated."""
+        """Return a function that scores masks of each stratum. It draws sequences with a
+        probability proportional to their length, so that the mean log probability estimates that of
+        a token. No stratum is enumerated."""
         sizes = self.corpus.sizes.double()
 
         def drawn(places: Tensor) -> Iterator[tuple[MaskedBatch, Tensor]]:
@@ -196,7 +201,8 @@ class TextEvaluation:
     def _at_rates(
         self, places: Tensor, chosen: Tensor, generator: torch.Generator
     ) -> tuple[MaskedBatch, Tensor]:
-        """Masks of sequences (B,) at the rates of these places (B,), and their weights."""
+        """Mask sequences (B,) at the rates with the given indices (B,), and return their
+        weights."""
         at = torch.tensor(self.spec.masks.rates, dtype=torch.float64)[places]
         masks, weights = self.masker.at_rates(chosen, at, generator)
         return masks, weights / (at * self.corpus.sizes[chosen])
@@ -204,8 +210,8 @@ class TextEvaluation:
     def _of_sizes(
         self, places: Tensor, chosen: Tensor, generator: torch.Generator
     ) -> tuple[MaskedBatch, Tensor]:
-        """Masks of sequences (B,) of sizes that are uniform from 1 to D over all parts; the part
-        k of K (B,) has those of the rates from k / K to (k + 1) / K."""
+        """Mask sequences (B,) with sizes that are uniform from 1 to D over all parts. Part k of K
+        (B,) covers the rates from k / K to (k + 1) / K."""
         within = torch.rand(len(places), generator=generator, dtype=torch.float64)
         rates = (places + 1 - within) / CUMULATIVE_STRATA  # above 0, at most 1
         sizes = (rates * self.corpus.sizes[chosen]).ceil().long()
@@ -229,7 +235,7 @@ class TextEvaluation:
 
 
 def total_masks(spec: TextEvaluate, corpus: Corpus) -> int:
-    """Masks scored for one curve and what follows from it, at most."""
+    """Return the maximum number of masks scored for one curve and its metrics."""
     curve = len(spec.masks.rates) * spec.masks.per_size * len(corpus)
     if spec.target_std_err is not None:
         curve = spec.max_masks

@@ -1,4 +1,4 @@
-"""Masked sequences: which tokens are hidden, and what the model then sees."""
+"""Masked sequences: the hidden tokens, and the model's input."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,18 +9,19 @@ from torch import Tensor
 from mptcore.families.masked_lm.corpus import Corpus, counted_from, repeated
 
 CHUNK_TOKENS = 2**18
-"""Masks are drawn for about so many tokens at a time: as many as a large GPU computes at once, and
-few enough for a processor's cache."""
+"""Approximate number of tokens for which masks are drawn at a time: enough to fill a large GPU, few
+enough for a CPU's cache."""
 HIDDEN, RANDOM = 0.8, 0.1
-"""Of the tokens that BERT's corruption selects: replaced by the mask token, by a random one."""
+"""Shares of BERT's corruption: selected tokens that become the mask token, and those that become a
+random token."""
 KEY_BITS = 31
-"""Of the random keys that choose the tokens of a mask."""
+"""Number of bits of the random keys that select the tokens of a mask."""
 
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """B masked sequences of a corpus. Of each the masked tokens, M in all, and what the model sees
-    in their places; `chances` are the rates at which each token was drawn by itself, if so."""
+    """B masked sequences of a corpus: the M masked tokens, and the model's input in their places.
+    `chances` are the rates at which tokens were selected independently, if they were."""
 
     corpus: Corpus
     sequences: Tensor  # (B,)
@@ -34,23 +35,23 @@ class MaskedBatch:
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Tokens of each, (B,)."""
+        """Number of tokens of each sequence, (B,)."""
         return self.corpus.lengths.index_select(0, self.sequences)
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Tokens of each that could be masked, (B,)."""
+        """Number of maskable tokens of each sequence, (B,)."""
         return self.corpus.sizes.index_select(0, self.sequences)
 
     @property
     def expected(self) -> Tensor:
-        """The number of masked tokens of each: expected, where it was left to chance; (B,)."""
+        """Number of masked tokens of each sequence, or its expectation if it is random, (B,)."""
         if self.chances is None:
             return self.counts.clamp(min=1)
         return self.chances * self.sizes
 
     def __getitem__(self, chosen: Tensor) -> "MaskedBatch":
-        """Some of them, by their indices (b,)."""
+        """Return the masks with the given indices (b,)."""
         counts = self.counts[chosen]
         of_chosen = counted_from((self.counts.cumsum(0) - self.counts)[chosen], counts)
         places = self.places.index_select(0, of_chosen)
@@ -115,9 +116,9 @@ class Masker:
         return self._hidden(sequences, counts, self.corpus.free.index_select(0, chosen))
 
     def along_order(self, sequence: int, order: Tensor) -> MaskedBatch:
-        """The D masks of one sequence along an order of its maskable tokens (D,): first all are
-        hidden, then the order's first is seen, and so on. The first masked token of each is the
-        next one to be seen."""
+        """Return the D masks of one sequence along an order of its maskable tokens (D,): first all
+        are hidden, then the first of the order is visible, and so on. The first masked token of
+        each mask is the next one to become visible."""
         rank = torch.arange(len(order))
         counts = len(order) - rank
         places = self.corpus.free[self.corpus.first_free[sequence] + order]
@@ -125,7 +126,7 @@ class Masker:
         return self._hidden(torch.full_like(rank, sequence), counts, hidden)
 
     def singles(self, sequence: int) -> MaskedBatch:
-        """The D masks of one sequence that hide one token each."""
+        """Return the D masks of one sequence that hide one token each."""
         start, size = self.corpus.first_free[sequence], int(self.corpus.sizes[sequence])
         places = self.corpus.free[start : start + size]
         of = torch.full((size,), sequence)
@@ -155,7 +156,7 @@ class Masker:
 
 
 def joined(parts: list[MaskedBatch]) -> MaskedBatch:
-    """Masks of one corpus, of exact numbers of tokens, as one batch."""
+    """Join masks of one corpus that have exact numbers of tokens."""
     sequences = torch.cat([part.sequences for part in parts])
     counts = torch.cat([part.counts for part in parts])
     places = torch.cat([part.places for part in parts])

@@ -1,4 +1,4 @@
-"""A masked language model that scores masked sequences."""
+"""Score masked sequences with a masked language model."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -17,15 +17,16 @@ from mptcore.runtime.out_of_memory import in_halves
 from mptcore.runtime.session import ScoreCache, Step, Work
 
 CPU_BYTES = {"scores": 64 * 2**20, "training": 256 * 2**20}
-"""Memory for the activations and logits of one batch on a processor: more falls out of its caches,
-as what is kept for the gradient does anyway."""
+"""Memory for the activations and logits of one batch on a CPU. A larger batch exceeds its caches;
+activations kept for a gradient exceed them anyway."""
 GPU_SHARE = 0.3
-"""Of the memory of a GPU: of all of it, so that a resumed run cuts the same batches."""
+"""Share of a GPU's total memory. It does not depend on the free memory, so that a resumed run cuts
+the same batches."""
 
 
 class MaskedLm(Model[MaskedBatch]):
-    """A network on its device. The logits are computed at masked positions alone: the base model's
-    hidden states are gathered there before the head, which treats every position by itself."""
+    """A network on its device. The logits are computed at masked positions alone: the hidden states
+    are gathered there before the head, which treats every position independently."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class MaskedLm(Model[MaskedBatch]):
         memory_bytes: int | None = None,
         trained: bool = False,
     ):
-        """Weights that are trained stay in float32, whatever they are computed in."""
+        """Trained weights stay in float32, whatever the precision of the computation."""
         self.network = network.to(device, torch.float32 if trained else dtype)
         self.device = device
         self.config = network.config
@@ -47,12 +48,12 @@ class MaskedLm(Model[MaskedBatch]):
         network.base_model.register_forward_hook(self._gather)
 
     def scores(self, masks: MaskedBatch) -> Tensor:
-        """0 for a sequence without a masked token."""
+        """Return the scores; 0 for a sequence without a masked token."""
         return self.scores_and_next(masks)[0]
 
     def scores_and_next(self, masks: MaskedBatch) -> Tensor:
-        """The scores, and log p of the first masked token of each, 0 where there is none: (2, B),
-        on the device, which may still be at work on them."""
+        """Return the scores, and log p of the first masked token of each sequence, 0 if there is
+        none: (2, B). The tensor is on the device, which may still be computing it."""
         values = torch.zeros(2, len(masks), dtype=torch.float64, device=self.device)
         parts: list[Tensor] = []
         found: list[Tensor] = []
@@ -72,8 +73,8 @@ class MaskedLm(Model[MaskedBatch]):
         return torch.stack([sums / row.counts, log_probs[first]])
 
     def log_probs(self, masks: MaskedBatch) -> Tensor:
-        """log p(x_j | x_R) of each masked token, sequence by sequence, in nats, float32 (M,). Of
-        sequences that are sorted by their lengths, the longest first."""
+        """Return log p(x_j | x_R) of each masked token in nats, sequence by sequence, as float32
+        (M,). The sequences must be sorted by length, the longest first."""
         return self._log_probs(Row.of(masks, self.device))
 
     def _log_probs(self, row: Row) -> Tensor:
@@ -87,8 +88,8 @@ class MaskedLm(Model[MaskedBatch]):
         return -torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
 
     def bytes_per_sequence(self, masks: MaskedBatch) -> Tensor:
-        """About how much memory each sequence takes in a batch, (B,); what a layer holds is kept
-        for the gradient in training."""
+        """Return the approximate memory of each sequence in a batch, (B,). In training, the
+        activations of all layers are kept for the gradient."""
         config = self.config
         width = max(config.hidden_size, getattr(config, "intermediate_size", 0) or 0)
         layers = config.num_hidden_layers if self.network.training else 1
@@ -96,9 +97,10 @@ class MaskedLm(Model[MaskedBatch]):
         return 4 * (hidden * masks.lengths + logits * masks.counts)
 
     def parts(self, masks: MaskedBatch) -> Iterator[Tensor]:
-        """Indices of the sequences that are computed together: by length, and within the memory.
-        Those without a masked token are left out. Steps of training are cut alike always: dropout
-        is drawn part by part, and a resumed run does not know what did not fit."""
+        """Yield indices of the sequences that are computed together, chosen by length to fit in
+        memory. Sequences without a masked token are omitted. Training steps are always cut in the
+        same way: dropout is drawn part by part, and a resumed run does not know what did not fit.
+        """
         order = torch.argsort(masks.lengths, stable=True, descending=True)
         order = order[masks.counts[order] > 0]
         taken = self.bytes_per_sequence(masks)[order].cumsum(0)
@@ -113,7 +115,7 @@ class MaskedLm(Model[MaskedBatch]):
             start, before = end, int(taken[end - 1])
 
     def take_fewer(self, masks: MaskedBatch) -> None:
-        """Cut scores into parts half as large from now on: these were too many for the memory."""
+        """Halve the parts of scores from now on, because these did not fit in memory."""
         self._fits = int(self.bytes_per_sequence(masks).sum()) // 2
 
     def _gather(self, module: Any, given: Any, output: Any) -> Any:
@@ -140,9 +142,10 @@ def score_sequences(
     cache: ScoreCache,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Work[Tensor]:
-    """The scores of masked sequences by each model, and log p of the first masked token of each:
-    (models, 2, B). A step for each part that the first model computes together; on a GPU one for
-    all, whose results are fetched at once, and `meanwhile` is done while it computes them."""
+    """Return the scores of masked sequences by each model, and log p of the first masked token of
+    each: (models, 2, B). Yields a step for each part that the first model computes together. On a
+    GPU there is one step: all results are fetched at once, and `meanwhile` is called while it
+    computes."""
     in_order = list(models.values())
     values = torch.zeros(len(models), 2, len(masks), dtype=torch.float64)
 

@@ -19,25 +19,26 @@ from mptcore.families.masked_lm.pretrained import transformers
 from mptcore.runtime.device import sent
 
 PACKED = "mpt_packed"
-"""What transformers knows `attention` by."""
+"""Name under which transformers knows `attention`."""
 GROUP_TOKENS = {"cpu": 1, "cuda": 4096}
-"""A group with fewer takes shorter sequences too, until half of it is padding: a GPU's kernels cost
-more to launch than they compute there. On a CPU padding costs more, and there is none."""
+"""Minimum number of tokens in a group. A smaller group also takes shorter sequences until half of
+it is padding: on a GPU launching a kernel costs more than computing the padding. On a CPU padding
+costs more, so there is none."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Some sequences of a row, one after the other, that attention takes together."""
+    """Consecutive sequences of a row that attention computes together."""
 
     tokens: slice
     count: int
     length: int
-    """Of the longest."""
+    """Length of the longest sequence."""
     places: Tensor | None = None  # (tokens,), of each among (count · length); None: all are as long
     lengths: Tensor | None = None  # (count,)
 
     def padded(self, row: Tensor) -> Tensor:
-        """Its part of a row (T, …), by sequences: (count, length, …)."""
+        """Return the group's part of a row (T, …) as padded sequences: (count, length, …)."""
         own = row[self.tokens]
         if self.places is not None:
             wide = own.new_zeros(self.count * self.length, *own.shape[1:])
@@ -45,20 +46,21 @@ class Group:
         return own.view(self.count, self.length, *own.shape[1:])
 
     def unpadded(self, sequences: Tensor) -> Tensor:
-        """The other way round: (count, length, …) to (tokens, …)."""
+        """Remove the padding: (count, length, …) to (tokens, …)."""
         flat = sequences.flatten(0, 1)
         return flat if self.places is None else flat.index_select(0, self.places)
 
     @cached_property
     def present(self) -> Tensor | None:
-        """Where there is no padding, (count, length); None: everywhere."""
+        """Return which entries are tokens, (count, length), or None if there is no padding."""
         if self.lengths is None:
             return None
         return torch.arange(self.length, device=self.lengths.device) < self.lengths[:, None]
 
     def seen(self, window: int | None, device: torch.device) -> Tensor | None:
-        """Which tokens each attends to, to be broadcast to (count, heads, length, length); None:
-        to all. A window is how far it sees to both sides, itself counted."""
+        """Return which tokens each token attends to, broadcastable to (count, heads, length,
+        length), or None if all. `window` is the number of tokens on each side that are visible,
+        including the token itself."""
         present = None if self.present is None else self.present[:, None, None]
         if window is None or window >= self.length:
             return present
@@ -69,7 +71,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Row:
-    """B masked sequences on a device, one after the other: T tokens, of which M are masked."""
+    """B masked sequences on a device, concatenated: T tokens, of which M are masked."""
 
     ids: Tensor  # (T,) int32, as the model sees them
     positions: Tensor  # (T,) int32, from 0 in each sequence
@@ -81,7 +83,7 @@ class Row:
 
     @classmethod
     def of(cls, masks: MaskedBatch, device: torch.device) -> "Row":
-        """Of sequences that are sorted by their lengths, the longest first."""
+        """Build a row of sequences that are sorted by length, the longest first."""
         corpus, lengths, counts = masks.corpus, masks.lengths, masks.counts
         starts = lengths.cumsum(0) - lengths
         positions = counted_from(torch.zeros_like(starts), lengths)
@@ -110,7 +112,8 @@ class Row:
 
 
 def _groups(lengths: Tensor, positions: Tensor, least: int) -> Iterator[Group]:
-    """Sequences of lengths (B,) that do not rise, whose tokens have positions (T,)."""
+    """Yield groups of sequences with non-increasing lengths (B,), whose tokens have positions
+    (T,)."""
     begin = token = 0
     for count, taken in _cuts(lengths, least):
         own, tokens = lengths[begin : begin + count], slice(token, token + taken)
@@ -124,7 +127,7 @@ def _groups(lengths: Tensor, positions: Tensor, least: int) -> Iterator[Group]:
 
 
 def _cuts(lengths: Tensor, least: int) -> Iterator[tuple[int, int]]:
-    """How many of the sequences (B,) are in each group, and their tokens."""
+    """Yield the number of sequences in each group, and its number of tokens."""
     values, counts = (one.tolist() for one in torch.unique_consecutive(lengths, return_counts=True))
     longest, count, taken = values[0], 0, 0
     for length, more in zip(values, counts, strict=True):
@@ -137,7 +140,7 @@ def _cuts(lengths: Tensor, least: int) -> Iterator[tuple[int, int]]:
 
 
 def _copied(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Integers (…,) as int32 on a device, in one copy."""
+    """Copy integers (…,) to a device as int32, in one copy."""
     sizes = [len(one) for one in tensors]
     whole = torch.empty(sum(sizes), dtype=torch.int32)
     torch.cat(list(tensors), out=whole)
@@ -157,7 +160,8 @@ def attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:  # (1, T, heads, d)
-    """As transformers calls it. Each sequence of a row attends to itself."""
+    """Attention with the signature that transformers expects. Each sequence of a row attends to
+    itself."""
     row = [one[0].transpose(0, 1) for one in (query, key, value)]  # (T, heads, d) each
     found = []
     for group in groups:
@@ -174,7 +178,7 @@ transformers.AttentionInterface.register(PACKED, attention)
 
 
 def inputs_of(network: Any, row: Row) -> dict[str, Any]:
-    """What a network takes for a row."""
+    """Return a network's keyword arguments for a row."""
     config = network.config
     inputs = {"position_ids": row.positions[None], "groups": row.groups}
     if config.model_type == "roberta":
@@ -188,7 +192,7 @@ def inputs_of(network: Any, row: Row) -> dict[str, Any]:
 
 
 def _esm_embeddings(base_model: Any, row: Row) -> Tensor:  # (1, T, H)
-    """ESM scales them by how much of a sequence is masked."""
+    """Return ESM's embeddings, which it scales by the masked share of each sequence."""
     found = [
         group.unpadded(base_model.embeddings(group.padded(row.ids), attention_mask=group.present))
         for group in row.groups

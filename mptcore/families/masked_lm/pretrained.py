@@ -1,4 +1,4 @@
-"""Masked language models and tokenizers of transformers: safetensors only, no remote code."""
+"""Load masked language models and tokenizers of transformers: safetensors only, no remote code."""
 
 import hashlib
 import importlib
@@ -33,9 +33,9 @@ MASKED_LMS = {
     "modernbert": "ModernBertForMaskedLM",
     "roberta": "RobertaForMaskedLM",
 }
-"""The class of each model_type that is run. A model may be added here whose base model gives hidden
-states for each token, from which its head predicts each token by itself (tests/mptcore/families/
-masked_lm holds each to plain transformers)."""
+"""The class for each supported model_type. A new entry needs a base model with hidden states for
+each token and a head that treats each token independently. The tests of this package compare each
+entry with plain transformers."""
 
 Tokenizer = Any
 Network = Any
@@ -43,14 +43,14 @@ Config = Any
 
 
 def preload() -> None:
-    """Import what transformers does not before it is used: for a process that is to fork runs."""
+    """Import the parts of transformers that are loaded lazily, in a process that will fork runs."""
     for name in ("AutoConfig", "AutoTokenizer", *MASKED_LMS.values()):
         getattr(transformers, name)
 
 
 @dataclass(frozen=True)
 class PretrainedSource:
-    """Where a checkpoint lies: a folder, or an id and revision of the hub."""
+    """Location of a checkpoint: a folder, or an id and revision of the hub."""
 
     name: str
     place: str
@@ -58,7 +58,7 @@ class PretrainedSource:
 
     @classmethod
     def of(cls, spec: MaskedLmModel) -> "PretrainedSource":
-        """The folder of that name in MPT_MODELS_DIR where there is one, else the hub. Raises
+        """Return the folder of that name in MPT_MODELS_DIR if there is one, else the hub. Raises
         RunError."""
         folder = os.environ.get("MPT_MODELS_DIR")
         local = Path(folder, spec.checkpoint).absolute() if folder else None
@@ -74,7 +74,7 @@ class PretrainedSource:
         return source
 
     def tokenizer(self) -> Tokenizer:
-        """Its fast tokenizer, which has a mask token. Raises RunError."""
+        """Return its fast tokenizer with a mask token. Raises RunError."""
         tokenizer = self._read(transformers.AutoTokenizer.from_pretrained, "a tokenizer")
         if not getattr(tokenizer, "is_fast", False):
             raise self._refusal("has no tokenizer.json, the form that tokenizers reads")
@@ -83,7 +83,7 @@ class PretrainedSource:
         return tokenizer
 
     def config(self) -> Config:
-        """Its architecture, which is one of those that are run. Raises RunError."""
+        """Return its architecture, which must be a supported one. Raises RunError."""
         config = self._read(transformers.AutoConfig.from_pretrained, "a config.json")
         if config.model_type not in MASKED_LMS:
             known = ", ".join(MASKED_LMS)
@@ -91,7 +91,7 @@ class PretrainedSource:
         return config
 
     def pretrained(self, config: Config) -> Network:
-        """Its network with its weights, the head's included. Raises RunError."""
+        """Return its network with its weights, including the head's. Raises RunError."""
         load = getattr(transformers, MASKED_LMS[config.model_type]).from_pretrained
         options = {"config": config, "use_safetensors": True, "output_loading_info": True}
         network, loaded = self._read(load, "weights in safetensors", **options, dtype=torch.float32)
@@ -101,8 +101,8 @@ class PretrainedSource:
         return network
 
     def digest(self, weights: bool) -> str:
-        """The SHA-256 over its files, by name: those of the tokenizer and the architecture, and
-        with `weights` these too. It is noted as what the run reads."""
+        """Return the SHA-256 over its files by name: those of the tokenizer and the architecture
+        and, with `weights`, the weights. It is recorded as an input of the run."""
         folder = self._read(_folder, "its files")
         patterns = ("*.json", "*.safetensors") if weights else ("*.json",)
         digest = hashlib.sha256()
@@ -134,7 +134,8 @@ class PretrainedSource:
 
 
 def _folder(place: str, revision: str | None, trust_remote_code: bool) -> Path:
-    """Where the files of a checkpoint are: those of the hub that were needed so far."""
+    """Return the folder with a checkpoint's files. For the hub it holds the files that were needed
+    so far."""
     if Path(place).is_dir():
         return Path(place)
     file = transformers.utils.cached_file(place, "tokenizer_config.json", revision=revision)
@@ -142,13 +143,13 @@ def _folder(place: str, revision: str | None, trust_remote_code: bool) -> Path:
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:
-    """The SHA-256 of what the tokens are."""
+    """Return the SHA-256 of the vocabulary."""
     tokens = json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return hashlib.sha256(tokens.encode()).hexdigest()
 
 
 def network_of(spec: MaskedLmModel, tokenizer: Tokenizer, seed: int) -> Network:
-    """The network of a spec, in float32 on the CPU. Raises RunError."""
+    """Return the network of a spec, in float32 on the CPU. Raises RunError."""
     source = PretrainedSource.of(spec)
     match spec.init:
         case "pretrained":
@@ -161,7 +162,7 @@ def network_of(spec: MaskedLmModel, tokenizer: Tokenizer, seed: int) -> Network:
 
 
 def fresh(config: Config, seed: int) -> Network:
-    """A network whose weights are drawn at random."""
+    """Return a network with random weights."""
     with torch.random.fork_rng(devices=[]):  # it is made on the CPU
         torch.manual_seed(seed)
         return getattr(transformers, MASKED_LMS[config.model_type])(config)
@@ -177,7 +178,7 @@ def _architecture(spec: MaskedLmModel, tokenizer: Tokenizer) -> Config | None:
 
 
 def weights_header(config: Config, tokenizer: Tokenizer) -> dict[str, str]:
-    """What the file of weights says of them: the architecture and the vocabulary."""
+    """Return the header of a weights file: the architecture and the vocabulary."""
     config_text = json.dumps(config.to_dict(), sort_keys=True)
     return {"config": config_text, "vocabulary": vocabulary_digest(tokenizer)}
 
@@ -195,7 +196,7 @@ def _kept(experiment: str, tokenizer: Tokenizer) -> Network:
 
 
 def positions(config: Config) -> int:
-    """How many tokens a sequence may have."""
+    """Return the maximum number of tokens of a sequence."""
     most: int = getattr(config, "max_position_embeddings", 512)
     if config.model_type in ("roberta", "esm"):
         most -= config.pad_token_id + 1  # their positions are counted from there

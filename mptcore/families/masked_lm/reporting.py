@@ -1,4 +1,4 @@
-"""How points and metrics name the models of an evaluation, and the difference of two."""
+"""Names of the models, and of their difference, in the points and metrics of an evaluation."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,31 +12,32 @@ DIFFERENCE = "difference"
 
 @dataclass(frozen=True)
 class Report:
-    """Makes the records of an evaluation of some models."""
+    """Builds the records of an evaluation of some models."""
 
     models: tuple[str, ...]
     labels: Labels
 
     @property
     def model_names(self) -> list[str]:
-        """The models and, of two, their difference: what the first dimension of scores means."""
+        """Names of the models and, for two models, of their difference: the first dimension of
+        scores."""
         return [*self.models, *([DIFFERENCE] if len(self.models) > 1 else [])]
 
     def labels_of(self, name: str) -> Labels:
-        """The label `model` only tells models apart."""
+        """Return the label `model` if there are several models."""
         if len(self.models) == 1 or name == DIFFERENCE:
             return self.labels
         return {**self.labels, "model": name}
 
     def point(self, name: str, rate: float, score: Estimate) -> Point:
-        """A model's score at a masking rate."""
+        """Return a model's score at a masking rate as a point."""
         series: SeriesName = "score_difference" if name == DIFFERENCE else "score_by_rate"
         return point(series, rate, score, self.labels_of(name))
 
     def interim_points(
         self, rate: float, scored: int, scores: Sequence[Estimate]
     ) -> Iterator[Point]:
-        """The models' scores at a rate after so many masks: on the way, not final."""
+        """Yield the models' interim scores at a rate after `scored` masks."""
         for name, score in zip(self.models, scores, strict=False):
             labels: Labels = {**self.labels_of(name), "rate": rate}
             yield point("score_by_rate_interim", scored, score, labels)
@@ -44,15 +45,17 @@ class Report:
     def metric(
         self, of: str, name: str, value: Estimate, suffix: str = "", reason: str = ONE_DRAW
     ) -> Metric:
-        """A metric of a model; `reason` says why it has no standard error, if it has none."""
+        """Return a metric of a model. `reason` says why it has no standard error, if it has
+        none."""
         difference = "_difference" if name == DIFFERENCE else ""
         return metric(f"{of}{difference}{suffix}", value, self.labels_of(name), reason)
 
     def area(
         self, name: str, area: Estimate, width: float, tokens: int, population: Estimate
     ) -> Iterator[Record]:
-        """What follows from the area for a sequence of one token over rates of a total width: the
-        area for so many tokens, with its Monte Carlo error and that over the population."""
+        """Yield the metrics of an area. `area` is for a sequence of one token over rates of a total
+        `width`. The metrics are the area for `tokens` tokens with its Monte Carlo error and with
+        the error over the population."""
         if name == self.models[0]:
             yield Metric("area_width", width, 0.0, self.labels)
         reason = "sequences were sampled, or there is one"
@@ -61,7 +64,7 @@ class Report:
         yield from self.per_token(name, area.scaled(1 / width), "area")
 
     def per_token(self, name: str, score: Estimate, of: str) -> Iterator[Record]:
-        """Bits per token and perplexity from a mean log probability of a token."""
+        """Yield bits per token and perplexity from the mean log probability of a token."""
         if name == DIFFERENCE:
             return
         labels = {**self.labels_of(name), "of": of}

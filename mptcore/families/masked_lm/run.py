@@ -1,4 +1,4 @@
-"""Experiments on language models: from a spec to its records."""
+"""Run experiments on language models."""
 
 from dataclasses import dataclass, field
 
@@ -30,14 +30,14 @@ Models = dict[str, MaskedLm]
 
 @dataclass(frozen=True)
 class LoadedText:
-    """The text of an experiment and its tokenizer; the same text twice where none is held out."""
+    """Tokenizer and texts of an experiment. Both texts are the same if none is held out."""
 
     tokenizer: Tokenizer
     trained_on: Corpus
     scored: Corpus
 
     def masker(self, text: Corpus, models: Models, corruption: str) -> Masker:
-        """What masks a text for some models."""
+        """Return the masker of a text for some models."""
         sizes = [model.config.vocab_size for model in models.values()]
         vocabulary = min(len(self.tokenizer), *sizes)
         return Masker(text, self.tokenizer.mask_token_id, vocabulary, corruption)
@@ -45,7 +45,7 @@ class LoadedText:
 
 @dataclass
 class MaskedLmRun:
-    """Trains and scores one spec."""
+    """Train and score one spec."""
 
     spec: TextExperiment
     session: Session
@@ -80,7 +80,7 @@ class MaskedLmRun:
             yield from self._evaluate(seed, models, loaded, last=number == len(spec.seeds) - 1)
 
     def _train(self, models: Models, text: LoadedText, resumed: TrainingState | None) -> Work[None]:
-        """Trains the model, for the one seed that the spec's check lets through."""
+        """Train the model. The spec allows only one seed."""
         assert self.spec.train is not None
         (seed,) = self.spec.seeds
         corruption = self.spec.model.corruption
@@ -128,7 +128,7 @@ class MaskedLmRun:
         return models
 
     def _split(self, text: Corpus) -> tuple[Corpus, Corpus]:
-        """What is trained on, and what is scored."""
+        """Return the training text and the scored text."""
         share = self.spec.data.heldout
         if share is None:
             return text, text
@@ -162,7 +162,7 @@ def _check_vocabularies(
 
 
 def _origin(spec: MaskedLmModel) -> str:
-    """What runs, and the digest of its files."""
+    """Return the name of the model and the digest of its files."""
     digest = PretrainedSource.of(spec).digest(weights=spec.init == "pretrained")
     origin = f"{spec.checkpoint}, {spec.init}, files sha256 {digest}"
     if spec.experiment is None:
@@ -171,7 +171,7 @@ def _origin(spec: MaskedLmModel) -> str:
 
 
 def _description(text: Corpus, asked: int, longest: int) -> str:
-    """How much text there is; `asked` is the spec's max_length, `longest` the models'."""
+    """Return a description of the text. `asked` is the spec's max_length, `longest` the models'."""
     parts = [f"{len(text)} sequences, {int(text.sizes.sum())} tokens that can be masked"]
     if text.left_out:
         parts.append(f"{text.left_out} sequences with fewer than two were left out")
@@ -181,7 +181,7 @@ def _description(text: Corpus, asked: int, longest: int) -> str:
 
 
 def _cuts(text: Corpus, length: int) -> Work[None]:
-    """How many texts were longer than a sequence may be."""
+    """Log how many texts were truncated."""
     yield Step(Metric("sequences_cut", text.cut, 0.0))
     if text.cut:
         of = len(text) + text.left_out

@@ -1,4 +1,5 @@
-"""What takes as many masks of a sequence as it has tokens: random orders, pseudo-log-likelihood."""
+"""Metrics that need as many masks of a sequence as it has tokens: random orders and the
+pseudo-log-likelihood."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -25,12 +26,12 @@ FEW_ORDERS = "fewer than four orders do not tell how their variance varies"
 ONE_SEQUENCE = "one sequence says nothing of the others"
 
 Score = Callable[[MaskedBatch], Work[Tensor]]
-"""The scores of masks and log p of their `next` tokens, (models, 2, B)."""
+"""Return the scores of masks and log p of their `next` tokens, (models, 2, B)."""
 
 
 @dataclass(frozen=True)
 class SequenceMetrics:
-    """Metrics of whole sequences, some or all of a corpus."""
+    """Metrics of whole sequences, of some or all of a corpus."""
 
     report: Report
     masker: Masker
@@ -39,11 +40,11 @@ class SequenceMetrics:
 
     @property
     def sizes(self) -> Tensor:
-        """D of each, (n,)."""
+        """D of each sequence, (n,)."""
         return self.masker.corpus.sizes[self.chosen]
 
     def orders(self, count: int, generator: torch.Generator) -> Work[None]:
-        """The cumulative score along random orders, and its spread over them."""
+        """Yield the cumulative score along random orders, and its spread over them."""
         shape = (len(self.report.model_names), count, len(self.chosen))
         cumulative = torch.zeros(shape, dtype=torch.float64)
         chain = torch.zeros(shape, dtype=torch.float64)
@@ -65,7 +66,7 @@ class SequenceMetrics:
                     yield Step(record)
 
     def pll(self) -> Work[None]:
-        """The pseudo-log-likelihood: each token given all others."""
+        """Yield the pseudo-log-likelihood: each token given all others."""
         sums = torch.zeros(len(self.report.model_names), len(self.chosen), dtype=torch.float64)
         for group in self._groups([(i, 0) for i in range(len(self.chosen))]):
             parts = [self.masker.singles(int(self.chosen[i])) for i, _ in group]
@@ -85,7 +86,8 @@ class SequenceMetrics:
     def _sequence_metrics(
         self, of: str, name: str, values: Tensor, noise: Noise | None
     ) -> Iterator[Record]:
-        """A score of whole sequences (n,): its mean, that over the population, and per token."""
+        """Yield a score of whole sequences (n,): its mean, the mean over the population, and the
+        score per token."""
         population = len(self.masker.corpus)
         yield self.report.metric(of, name, finite_mean(values, noise, population))
         yield self.report.metric(of, name, Estimate.of(values), "_population")
@@ -93,8 +95,8 @@ class SequenceMetrics:
         yield from self.report.per_token(name, token, of)
 
     def _spread(self, name: str, chain: Tensor) -> Iterator[Record]:
-        """The standard deviation of the chain (R, n) over R orders: the root of the mean over the
-        sequences of its variance."""
+        """Yield the standard deviation of the chain (R, n) over R orders: the root of the mean
+        variance of the sequences."""
         (orders, n), population = chain.shape, len(self.masker.corpus)
         degrees = degrees_of_spread(n, orders, n == population)
         per_token = chain / self.sizes.double()
@@ -108,7 +110,8 @@ class SequenceMetrics:
             yield self.report.metric(of, name, root(among), "_population", ONE_SEQUENCE)
 
     def _groups(self, plan: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-        """A plan of (chosen sequence, order), each D masks, in parts of about CHUNK_TOKENS."""
+        """Split a plan of (chosen sequence, order), D masks each, into parts of about
+        CHUNK_TOKENS."""
         sizes = self.sizes.tolist()
         group: list[tuple[int, int]] = []
         taken = 0

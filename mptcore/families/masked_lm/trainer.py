@@ -1,4 +1,4 @@
-"""Training a masked language model."""
+"""Train a masked language model."""
 
 import math
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from mptcore.training.learned import Learned
 from mptcore.training.loop import DivergedError, Schedule
 
 HELDOUT_DRAWS = 512
-"""Held-out sequences that `loss_heldout` is taken over, always under the same masks."""
+"""Number of held-out sequences for `loss_heldout`. Their masks are always the same."""
 
 
 class MaskedLmTrainer:
-    """AdamW on one model. A sequence counts by the mean over its masked tokens times its length, so
-    that with the schedule uniform the loss estimates −cumulative / tokens."""
+    """AdamW on one model. The loss of a sequence is the mean over its masked tokens times its
+    length, so that with uniform sizes the loss estimates −cumulative / tokens."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class MaskedLmTrainer:
         return [Point("loss_heldout", self.epoch, loss, None, n, self.labels, ONE_DRAW)]
 
     def advance(self) -> tuple[list[Point], int]:
-        """One step."""
+        """Train one step."""
         if self.epoch == self.spec.steps:
             return [], 0
         n = self.spec.batch_size
@@ -80,7 +80,7 @@ class MaskedLmTrainer:
         return [point] if self._recorded else [], n
 
     def step(self) -> float:
-        """Descend once; the loss that was seen, in nats per token, finite or not."""
+        """Descend once. Return the loss in nats per token, finite or not."""
         spec = self.spec
         self._set_learning_rate()
         masks = self._masked(self._next_sequences(spec.batch_size))
@@ -96,7 +96,7 @@ class MaskedLmTrainer:
         return total
 
     def _gradient(self, masks: MaskedBatch, parts: list[Tensor]) -> float:
-        """The loss, whose gradient is left with the parameters: that of all parts, one by one."""
+        """Return the loss, and add the gradient of all parts to the parameters, part by part."""
         torch.manual_seed((self.dropout + self.epoch) % 2**63)
         self.adam.zero_grad(set_to_none=True)
         weight = int(masks.sizes.sum())
@@ -111,7 +111,7 @@ class MaskedLmTrainer:
         return total
 
     def loss_on(self, masks: MaskedBatch) -> float:
-        """The loss on given masks, without dropout."""
+        """Return the loss on given masks, without dropout."""
         with torch.inference_mode():
             parts = [
                 in_halves(
@@ -129,7 +129,7 @@ class MaskedLmTrainer:
         self._order = tensors["order"].clone()
 
     def weights(self) -> dict[str, Tensor]:
-        """The network's weights, each once: what is tied goes by its first name."""
+        """Return the network's weights. Tied weights appear once, under their first name."""
         return {name: p.detach() for name, p in self._parameters().items()}
 
     def _parameters(self) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ class MaskedLmTrainer:
             group["lr"] = spec.learning_rate * share
 
     def _next_sequences(self, count: int) -> Tensor:  # (count,)
-        """All sequences in a random order, again and again."""
+        """Return the next sequences of an endless random order over all sequences."""
         while len(self._order) < count:
             again = torch.randperm(len(self.masker.corpus), generator=self.generator)
             self._order = torch.cat([self._order, again])
@@ -153,7 +153,7 @@ class MaskedLmTrainer:
         return chosen
 
     def _masked(self, chosen: Tensor) -> MaskedBatch:
-        """The sequences (B,), masked as the spec asks at this step."""
+        """Mask the sequences (B,) as the spec says for this step."""
         spec, generator = self.spec.masks, self.generator
         if isinstance(spec, UniformRate):
             return uniform_sizes(self.masker, chosen, generator)
@@ -173,22 +173,22 @@ class MaskedLmTrainer:
                 assert_never(spec)
 
     def _loss(self, masks: MaskedBatch) -> Tensor:
-        """−Σ over sequences of D times the mean log probability of its masked tokens; where their
-        number is left to chance, D times their sum over the number expected."""
+        """Return −Σ over sequences of D times the mean log probability of the masked tokens. If
+        their number is random, the mean is their sum divided by the expected number."""
         factor = (masks.sizes / masks.expected).float().repeat_interleave(masks.counts)  # (M,)
         log_probs = self.model.log_probs(masks)
         return -(log_probs * sent(factor, self.model.device)).sum()
 
 
 def uniform_sizes(masker: Masker, chosen: Tensor, generator: torch.Generator) -> MaskedBatch:
-    """The sequences (B,), each with a number of masked tokens that is uniform from 1 to D."""
+    """Mask the sequences (B,), each with a number of tokens that is uniform from 1 to D."""
     sizes = masker.corpus.sizes[chosen]
     uniform = torch.rand(len(chosen), generator=generator, dtype=torch.float64)
     return masker.of_sizes(chosen, (uniform * sizes).floor().long() + 1, generator)
 
 
 def heldout_masks(heldout: Masker) -> MaskedBatch:
-    """Held-out sequences under masks of uniform sizes: −loss is the cumulative score per token."""
+    """Mask held-out sequences with uniform sizes. −loss is the cumulative score per token."""
     chosen = torch.arange(len(heldout.corpus))[:HELDOUT_DRAWS]
     return uniform_sizes(heldout, chosen, generator_for(0, "heldout masks"))
 

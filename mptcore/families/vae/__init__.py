@@ -1,1 +1,1 @@
-"""Models with latent variables that are integrated numerically: linear and deep VAEs."""
+"""Models with latent variables that are integrated out numerically: linear and deep VAEs."""

@@ -13,19 +13,19 @@ from mptcore.runtime.session import Step, Work
 from mptcore.specs import Ais
 
 ACCEPTED = 0.65
-"""The share of accepted proposals that step sizes are tuned for (Neal 2011)."""
+"""Target acceptance rate of the step sizes (Neal 2011)."""
 FIRST_STEP = 0.5
-"""In units of the fitted posterior's scale."""
+"""First step size, in units of the fitted posterior's scale."""
 RATE = 1.0
-"""How fast step sizes follow the acceptance, in the pilot."""
+"""Speed at which step sizes follow the acceptance rate during the pilot."""
 JITTER = 0.2
-"""The share by which a transition's step size is more or less, so that no trajectory comes back to
-where it began (Neal 2011, Sec. 3.2)."""
+"""Relative range of the random variation of a transition's step size. It prevents trajectories from
+returning to their start (Neal 2011, Sec. 3.2)."""
 
 
 class Annealing:
-    """AIS for some observations (N, D). Momenta have the inverse of the scale of the proposal's
-    best mode as their covariance, so that steps are of one length in all directions."""
+    """AIS for observations (N, D). The covariance of the momenta is the inverse of the scale of the
+    proposal's best mode, so that steps have the same length in all directions."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class Annealing:
         self._steps: list[Tensor] = []
 
     def tune(self) -> Work[None]:
-        """A pilot, whose chains serve to choose the step sizes (N,) of each temperature alone: the
-        weights of chains that choose their own would be biased."""
+        """Choose the step sizes (N,) of each temperature with a pilot. The pilot's chains are not
+        used otherwise: the weights of chains that choose their own step sizes would be biased."""
         z = self._start()
         size = torch.full_like(z[0, :, 0], FIRST_STEP)
         for beta in self.betas[1:]:
@@ -56,7 +56,7 @@ class Annealing:
             yield Step()
 
     def forward(self) -> Work[Tensor]:
-        """Logarithms of weights whose mean is p(x), (chains, N)."""
+        """Return log weights whose exponentials have the mean p(x), (chains, N)."""
         z = self._start()
         weight = torch.zeros(self.shape[:2], dtype=torch.float64, device=z.device)
         for i, beta in enumerate(self.betas[1:]):
@@ -66,7 +66,8 @@ class Annealing:
         return weight
 
     def backward(self, z: Tensor) -> Work[Tensor]:
-        """Logarithms of weights whose mean is 1/p(x), for z (N, K) that x was drawn with."""
+        """Return log weights whose exponentials have the mean 1/p(x), for the z (N, K) from which x
+        was drawn."""
         z = z.expand(self.shape).clone()
         weight = torch.zeros(self.shape[:2], dtype=torch.float64, device=z.device)
         for i in reversed(range(1, len(self.betas))):
@@ -76,8 +77,8 @@ class Annealing:
         return weight
 
     def _transition(self, z: Tensor, beta: float, size: Tensor) -> tuple[Tensor, Tensor]:
-        """One proposal that leaves q(z)^(1−β) p(x, z)^β as it is, and its acceptance (chains, N).
-        The jitter of its step size does not depend on z."""
+        """Return one transition that leaves q(z)^(1−β) p(x, z)^β invariant, and its acceptance
+        (chains, N). The random step size does not depend on z."""
         step = (size * self._jitter())[..., None]
         momentum = self._normal()
         energy, slope = self._energy(z, beta)
@@ -95,7 +96,7 @@ class Annealing:
         return torch.where(accepted[..., None], proposal, z), acceptance
 
     def _energy(self, z: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-        """−(1 − β) log q(z) − β log p(x, z), and its gradient in z/scale."""
+        """Return −(1 − β) log q(z) − β log p(x, z) and its gradient in z/scale."""
         with torch.enable_grad():
             z = z.detach().requires_grad_()
             energy = -beta * self.model.log_joint(self.x, z)
@@ -105,7 +106,7 @@ class Annealing:
         return energy.detach(), self._scaled(slope, transposed=True)
 
     def _scaled(self, vectors: Tensor, transposed: bool = False) -> Tensor:
-        """The scale, R⁻¹, or its transpose, times vectors (chains, N, K)."""
+        """Multiply vectors (chains, N, K) by the scale R⁻¹ or its transpose."""
         root = self.root.mT if transposed else self.root
         columns = vectors.permute(1, 2, 0)  # (N, K, chains)
         solved: Tensor = torch.linalg.solve_triangular(root, columns, upper=not transposed)
@@ -113,7 +114,7 @@ class Annealing:
 
     @torch.no_grad()
     def _log_ratio(self, z: Tensor) -> Tensor:
-        """log p(x, z) − log q(z)."""
+        """Return log p(x, z) − log q(z)."""
         return (self.model.log_joint(self.x, z) - self.proposal.log_prob(z)).double()
 
     def _start(self) -> Tensor:

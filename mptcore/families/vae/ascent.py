@@ -1,4 +1,4 @@
-"""Gradients of means over masks or observations, by parts where the memory asks for it."""
+"""Gradients of means over masks or observations, computed in parts if memory is short."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -10,7 +10,7 @@ from mptcore.runtime.out_of_memory import cut_alike, in_smaller_parts
 
 
 def _nothing() -> None:
-    """Where no part draws numbers."""
+    """Reset nothing, for objectives without random draws."""
 
 
 def ascend(
@@ -19,8 +19,9 @@ def ascend(
     module: nn.Module,
     begin: Callable[[], object] = _nothing,
 ) -> Tensor:
-    """An objective that is a mean over the rows of tensors (B, ...); its descent is left with the
-    parameters of a module. `begin` puts back what an attempt without enough memory has drawn."""
+    """Return an objective that is a mean over the rows of tensors (B, ...), and add the gradient of
+    its descent to a module's parameters. `begin` resets the random draws of an attempt that ran out
+    of memory."""
 
     def of_parts(parts: list[Tensor]) -> Tensor:
         begin()

@@ -1,4 +1,4 @@
-"""From a spec to VAEs, new or with the weights of an earlier experiment."""
+"""Build VAEs from a spec, with new weights or those of an earlier experiment."""
 
 import json
 from typing import assert_never
@@ -34,9 +34,9 @@ FAMILY = "vae"
 
 
 def build_vae(spec: LatentExperiment, x: Tensor, seed: int, objective: Objective) -> Vae:
-    """A start for data (N, D), where and as precise as these: the same decoder for every objective,
-    whose last bias gives each dimension its mean. Raises RunError where the weights asked for do
-    not fit."""
+    """Build a start for data (N, D), on their device and in their precision. The decoder is the
+    same for every objective, and its last bias is the mean of each dimension. Raises RunError if
+    the requested weights do not fit."""
     model = spec.model
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator_for(seed, "init").initial_seed() % 2**63)
@@ -63,7 +63,7 @@ def build_vae(spec: LatentExperiment, x: Tensor, seed: int, objective: Objective
 
 
 def for_scores(trained: Vae, spec: LatentExperiment) -> Vae:
-    """The same VAE over the grid that the LML is computed by, where there is one."""
+    """Return the same VAE over the grid that is used for the LML, if there is one."""
     match spec.lml_method():
         case Iwae():
             return trained
@@ -84,21 +84,20 @@ def _networks(spec: LinearVaeModel | VaeModel, dim: int) -> tuple[Encoder, Decod
 
 
 def weights_header(spec: LatentExperiment) -> dict[str, str]:
-    """What the file of weights says of them: of which model they are, for which seeds and
-    objectives."""
+    """Return the header of a weights file: the model, the seeds and the objectives."""
     assert spec.train is not None
     starts = {"seeds": spec.seeds, "objectives": spec.train.objective}
     return {"trained": json.dumps(_kind(spec.model) | starts)}
 
 
 def _kind(spec: LinearVaeModel | VaeModel) -> dict[str, object]:
-    """What makes weights of the same shapes another model."""
+    """Return the parts of a spec that distinguish models with weights of the same shapes."""
     network = spec.network.model_dump(mode="json") if isinstance(spec, VaeModel) else None
     return {"likelihood": spec.likelihood.distribution, "network": network}
 
 
 def _load(vae: Vae, spec: LinearVaeModel | VaeModel, seed: int, objective: Objective) -> None:
-    """Take up the weights that spec.experiment kept."""
+    """Load the weights that spec.experiment saved."""
     tensors, header = load_weights(FAMILY, str(spec.experiment))
     trained = json.loads(header["trained"])
     _check_kind(spec, trained)
@@ -115,7 +114,7 @@ def _load(vae: Vae, spec: LinearVaeModel | VaeModel, seed: int, objective: Objec
 
 
 def _check_kind(spec: LinearVaeModel | VaeModel, trained: dict[str, list[str]]) -> None:
-    """Raises RunError where the weights are those of another model."""
+    """Raises RunError if the weights belong to another model."""
     experiment = f"experiment {spec.experiment}"
     for name, asked in _kind(spec).items():
         if trained[name] != asked:

@@ -1,4 +1,4 @@
-"""What tells how far a VAE can be trusted: collapse, and annealed importance sampling."""
+"""Diagnostics of a VAE: collapse, and annealed importance sampling."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,13 @@ from mptcore.runtime.session import Step, Work
 from mptcore.specs import Ais
 
 AGREE = 3
-"""Standard errors by which two estimates of one number may differ."""
+"""Number of standard errors by which two estimates of one quantity may differ."""
 CURE = "raise evaluate.ais.temperatures or chains"
 
 
 @torch.no_grad()
 def collapse(encoder: Encoder, x: Tensor, labels: Labels) -> Iterator[Record]:
-    """How many latent dimensions the encoder uses, and their divergence in nats."""
+    """Yield how many latent dimensions the encoder uses, and their divergence in nats."""
     sums = torch.stack([divergence(*encoder(part)).sum(0) for part in torch.split(x, ROWS)])
     each = sums.sum(0) / len(x)  # (K,)
     active = int((each > ACTIVE).sum())
@@ -41,8 +41,8 @@ def collapse(encoder: Encoder, x: Tensor, labels: Labels) -> Iterator[Record]:
 
 
 def annealed(start: TrainingStart, spec: Ais) -> Work[None]:
-    """AIS on some observations, with the importance weighted bound on the same ones, and the
-    bracket on simulated ones."""
+    """Run AIS on some observations, the importance-weighted bound on the same ones, and the bracket
+    on simulated ones."""
     vae, labels = start.vae, start.labels
     assert isinstance(vae, SampledVae), "the spec's check refuses a grid"
     x = start.held_or_seen[: spec.observations]
@@ -58,14 +58,14 @@ def annealed(start: TrainingStart, spec: Ais) -> Work[None]:
 
 
 def _by_chains(parts: Sequence[WeightSummary]) -> Evidence:
-    """With the error that the chains tell: few have an effective sample size that is not in doubt,
-    and a comparison with more error would find less."""
+    """Summarise AIS weights with the error between chains. The few chains have an unreliable
+    effective sample size, and a larger error would make the comparison less sensitive."""
     return weight_evidence(parts, cure=CURE, doubtful_error=0.0)
 
 
 def compared(annealed: Evidence, sampled: Evidence) -> tuple[Evidence, Evidence]:
-    """Both, the lower one not final where they differ by more than their errors explain: what is
-    missed, a mode most of all, can only lower them."""
+    """Return both estimates, the lower one not final if they differ by more than their errors
+    explain. Everything that sampling misses, such as a mode, only lowers an estimate."""
     gap = annealed.value - sampled.value
     if abs(gap) <= AGREE * math.hypot(annealed.std_err, sampled.std_err):
         return annealed, sampled
@@ -80,9 +80,9 @@ def _below(evidence: Evidence, other: str, cure: str) -> Evidence:
 
 
 def _bracket(vae: SampledVae, start: TrainingStart, spec: Ais, like: Tensor) -> Work[None]:
-    """The LML of simulated observations, from below and from above. All backward chains of an
-    observation start at the one z that it was drawn with, so that their spread does not tell of
-    their error: the spread over observations of what is between the two does."""
+    """Bound the LML of simulated observations from below and from above. All backward chains of an
+    observation start at the z from which it was drawn, so their spread does not measure their
+    error. The spread over observations of the gap between the bounds does."""
     generator = generator_for(start.seed, "simulated", like.device)
     z = draw_normal((spec.simulated, vae.latent_dim), like, generator)
     with torch.no_grad():
@@ -101,7 +101,7 @@ def _bracket(vae: SampledVae, start: TrainingStart, spec: Ais, like: Tensor) -> 
 def _both_ways(
     vae: SampledVae, x: Tensor, z: Tensor | None, spec: Ais, generator: torch.Generator
 ) -> Work[tuple[list[WeightSummary], list[WeightSummary]]]:
-    """Forward AIS; and where z is given, that x was drawn with, reverse AIS of −log p(x)."""
+    """Run forward AIS and, if the z from which x was drawn is given, reverse AIS of −log p(x)."""
     forward: list[WeightSummary] = []
     backward: list[WeightSummary] = []
     first = 0

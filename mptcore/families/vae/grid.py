@@ -1,4 +1,4 @@
-"""Grids over z that stand for its prior N(0, I)."""
+"""Grids over z that replace its prior N(0, I)."""
 
 from dataclasses import dataclass
 from typing import assert_never
@@ -13,15 +13,15 @@ from mptcore.specs.families.vae.models import AnyGrid
 
 @dataclass(frozen=True)
 class Nodes:
-    """Places and the logarithms of their weights, which sum to one: so that a mixture over the
-    nodes is a model of its own, whose conditionals are coherent."""
+    """Nodes and the logarithms of their weights, which sum to one. A mixture over the nodes is
+    therefore a model of its own with coherent conditionals."""
 
     z: Tensor  # (G, K)
     log_weights: Tensor  # (G,)
 
 
 def nodes_of(spec: AnyGrid, latent_dim: int) -> Nodes:
-    """The product of the same nodes in each latent dimension, in float64."""
+    """Return the product of the same nodes in each latent dimension, in float64."""
     match spec:
         case GaussHermite():
             # for exp(−z²/2): the prior is in the weights

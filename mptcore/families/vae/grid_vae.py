@@ -1,4 +1,4 @@
-"""The linear VAE whose integrals are taken over a grid: everything is exact for that grid."""
+"""The linear VAE with integrals over a grid. All results are exact for that grid."""
 
 import torch
 from torch import Tensor
@@ -13,13 +13,13 @@ from mptcore.runtime.session import Step, Work
 from mptcore.specs.families.vae.models import AnyGrid
 
 CHUNK_BYTES = 2**28
-"""Memory for observations times nodes, and nodes times dimensions."""
+"""Memory for observations × nodes, and for nodes × dimensions."""
 CONVERGED_WITHIN = 0.05
-"""Nats by which doubling the nodes may move a result that has converged."""
+"""Maximum change of a converged result in nats when the number of nodes is doubled."""
 
 
 class GridVae(Vae):
-    """p(x) = Σ_g weight_g p(x | z_g); the encoder is there for the ELBO alone."""
+    """p(x) = Σ_g weight_g p(x | z_g). The encoder is used for the ELBO alone."""
 
     def __init__(
         self,
@@ -42,26 +42,28 @@ class GridVae(Vae):
         return torch.stack([self.conditional(x, outputs, mask).mean() for mask in masks]).mean()
 
     def conditional(self, x: Tensor, outputs: Tensor, masked: Tensor) -> Tensor:
-        """log p(x_j | x_R) for each masked j of one mask (D,), (N, M), given the decoder's outputs
-        at all nodes (G, D)."""
+        """Return log p(x_j | x_R) for each masked j of one mask (D,), (N, M), from the decoder's
+        outputs at all nodes (G, D)."""
         joint = self.joint(x, outputs, (~masked).to(x))
         share = joint.log_softmax(-1)  # log p(z_g | x_R), (N, G)
         columns = masked.nonzero().flatten()  # once: a GPU is waited for here
         return self.likelihood.mixed_log_probs(x[:, columns], outputs[:, columns], share)
 
     def joint(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:  # (N, G)
-        """log p(x_R, z_g), of the observed dimensions (D,) or (N, D) or all."""
+        """Return log p(x_R, z_g) for the observed dimensions, given as (D,) or (N, D), or for
+        all."""
         return self.likelihood.node_log_probs(x, outputs, observed) + self.log_weights
 
     def log_marginal(self, x: Tensor, observed: Tensor | None = None) -> Tensor:
-        """log p(x_R) for each observation, of the observed dimensions (D,) or all: (N,)."""
+        """Return log p(x_R) of each observation (N,), for the observed dimensions (D,) or for
+        all."""
         return self.joint(x, self.decoder(self.z), observed).logsumexp(-1)
 
     def fit_encoder(self, x: Tensor, generator: torch.Generator) -> None:
-        """The grid needs none."""
+        """Leave no gradient: the grid does not use the encoder."""
 
     def evidence(self, x: Tensor, generator: torch.Generator | None = None) -> Work[Evidence]:
-        """Over the grid; unconverged where another grid gives another."""
+        """Return the LML over the grid. It is unconverged if another grid gives another value."""
         yield Step()
         return grid_evidence(self, x)
 
@@ -79,7 +81,7 @@ class GridVae(Vae):
 
 
 class GridVaeModel(TractableModel):
-    """A grid VAE together with the data it is scored on."""
+    """A grid VAE together with the data it scores."""
 
     def __init__(self, vae: GridVae, x: Tensor, evidence: Evidence):
         self.vae, self.x = vae, x
@@ -92,12 +94,13 @@ class GridVaeModel(TractableModel):
 
     @property
     def bytes_per_mask(self) -> int:
-        """A CPU scores masks one at a time; a batch is what a run does between two safe points."""
+        """Memory per mask. A CPU scores masks one by one; a batch is what a run computes between
+        two safe points."""
         return 2**22
 
     @property
     def least_batch(self) -> int:
-        """A GPU computes many masks about as soon as it is asked for one."""
+        """Number of masks that a GPU computes in about the time of one."""
         if self.device.type == "cpu":
             return 1
         numbers = len(self.x) * max(len(self.vae.z), self.dim)
@@ -112,7 +115,8 @@ class GridVaeModel(TractableModel):
         return torch.cat([self._together(outputs, part) for part in parts])
 
     def _together(self, outputs: Tensor, masks: Tensor) -> Tensor:
-        """Of masks (B, D), whatever their sizes: what is observed is computed too, and left out."""
+        """Score masks (B, D) of any sizes together. Observed dimensions are computed too and
+        discarded."""
         x = self.x.repeat(len(masks), 1)
         hidden = masks[:, None].expand(-1, len(self.x), -1)  # (B, N, D)
         share = self.vae.joint(x, outputs, (~hidden).to(x).flatten(0, 1)).log_softmax(-1)
@@ -141,8 +145,8 @@ class GridVaeModel(TractableModel):
 
 
 def grid_evidence(vae: GridVae, x: Tensor) -> Evidence:
-    """The LML over the model's grid; unconverged where a grid of twice the nodes, and wider, or one
-    of another kind gives another."""
+    """Return the LML over the model's grid. It is unconverged if a wider grid with twice the nodes,
+    or one of another kind, gives another value."""
     value = mean_log_marginal(vae, x)
     others = {
         f"twice the {vae.grid.nodes} nodes": vae.grid.doubled(),
@@ -160,26 +164,27 @@ def grid_evidence(vae: GridVae, x: Tensor) -> Evidence:
 
 
 def _over(vae: GridVae, grid: AnyGrid, x: Tensor) -> float:
-    """The LML over another grid."""
+    """Return the LML over another grid."""
     other = GridVae(None, vae.decoder, vae.likelihood, vae.latent_dim, grid).to(x)
     return mean_log_marginal(other, x)
 
 
 def mean_log_marginal(vae: GridVae, x: Tensor) -> float:
-    """The mean over observations of log p(x)."""
+    """Return the mean over observations of log p(x)."""
     return _mean_log_marginal(vae, x, None).item()
 
 
 @torch.no_grad()
 def _mean_log_marginal(vae: GridVae, x: Tensor, observed: Tensor | None) -> Tensor:
-    """That of log p(x_R), for observed dimensions (D,) or all: float64, ()."""
+    """Return the mean over observations of log p(x_R) for observed dimensions (D,) or all: float64,
+    ()."""
     (found,) = by_rows(lambda some: (_log_marginals(vae, some, observed),), x)
     return found.double().mean()
 
 
 def _log_marginals(vae: GridVae, x: Tensor, observed: Tensor | None) -> Tensor:
-    """Of each observation, (N,). It goes through the nodes in parts, whose outputs are computed
-    once."""
+    """Return log p(x_R) of each observation (N,). The nodes are processed in parts, whose outputs
+    are computed once."""
     size = max(1, CHUNK_BYTES // (4 * max(x.shape) * x.element_size()))
     total = torch.full_like(x[:, 0], -torch.inf)
     nodes = zip(torch.split(vae.z, size), torch.split(vae.log_weights, size), strict=True)

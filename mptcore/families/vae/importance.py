@@ -1,4 +1,4 @@
-"""What is estimated from logarithms of importance weights, and how far it can be trusted."""
+"""Estimates from logarithms of importance weights, and their diagnostics."""
 
 import math
 from collections.abc import Sequence
@@ -12,39 +12,40 @@ from mptcore.estimation.quality import LEAST_ESS, doubtful_reason
 from mptcore.families.vae.pareto import khats
 
 GROUPS = 4
-"""Of draws, by which the bias is estimated."""
+"""Number of groups of draws from which the bias is estimated."""
 LARGEST_KHAT = 0.7
-"""Above it the proposal does not cover the target (Vehtari et al. 2024, Sec. 3)."""
+"""Largest k̂ at which the proposal still covers the target (Vehtari et al. 2024, Sec. 3)."""
 
 DOUBTFUL_ERROR = 1.0
-"""Nats by which log p(x) of an observation whose weights are in doubt may be wrong, all such in the
-same direction: beyond the largest miss measured, 0.7."""
+"""Possible error in nats of log p(x) for an observation with unreliable weights, assumed to have
+the same sign for all of them. The largest error measured was 0.7."""
 
 
 class WeightSummary(NamedTuple):
-    """What importance weights say of each observation, (N,) each."""
+    """Summary of the importance weights of each observation, (N,) each."""
 
     log_mean: Tensor
-    """Below the truth in expectation."""
+    """Logarithm of the mean weight; its expectation is below the truth."""
     debiased: Tensor
-    """The same by the jackknife; but where the weights are uneven, whose halves tell nothing."""
+    """The same with the bias removed by the jackknife, except for uneven weights, whose halves
+    carry no information."""
     bias: Tensor
-    """What is left of it there."""
+    """Bias that remains in `debiased`."""
     variance: Tensor
-    """Of both, to the first order."""
+    """First-order variance of `log_mean` and of `debiased`."""
     ess: Tensor
-    """The effective sample size."""
+    """Effective sample size."""
     doubtful: Tensor
-    """1 where the weights cannot be trusted, else 0."""
+    """1 if the weights are unreliable, else 0."""
 
     def put(self, rows: Tensor, others: "WeightSummary") -> None:
-        """Take those of others for some observations."""
+        """Replace the entries of some observations."""
         for part, other in zip(self, others, strict=True):
             part[rows] = other
 
 
 def summary_of(log_weights: Tensor) -> WeightSummary:
-    """From logarithms of unbiased weights (samples, N)."""
+    """Summarise logarithms of unbiased weights (samples, N)."""
     log_weights = log_weights.double()
     samples = len(log_weights)
     sums = grouped(log_weights)
@@ -59,13 +60,13 @@ def summary_of(log_weights: Tensor) -> WeightSummary:
 
 
 def joined(parts: Sequence[WeightSummary]) -> WeightSummary:
-    """Those of all observations."""
+    """Join the summaries of parts of the observations."""
     return WeightSummary(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def grouped(log_terms: Tensor) -> Tensor:
-    """Logarithms of sums over the draws of each group, (GROUPS, ...), or of all where these are
-    fewer."""
+    """Return logarithms of the sums over the draws of each group, (GROUPS, ...). If there are fewer
+    draws, each draw is a group."""
     groups = log_terms.tensor_split(GROUPS) if len(log_terms) >= GROUPS else [log_terms]
     return torch.stack([group.logsumexp(0) for group in groups])
 
@@ -90,19 +91,19 @@ def debiased(sums: Tensor, counts: Tensor, uneven: Tensor) -> tuple[Tensor, Tens
 
 
 def doubtful(log_weights: Tensor) -> Tensor:
-    """1 where weights (samples, ...) have a k̂ above LARGEST_KHAT, or are uneven, else 0."""
+    """Return 1 where weights (samples, ...) have a k̂ above LARGEST_KHAT or are uneven, else 0."""
     return (uneven(log_weights) | (khats(log_weights) > LARGEST_KHAT)).double()
 
 
 def uneven(log_weights: Tensor) -> Tensor:
-    """Whether the effective sample size of weights (samples, ...) is too small for a standard error
-    by the delta method."""
+    """Return whether the effective sample size of weights (samples, ...) is too small for a
+    standard error by the delta method."""
     return ~(log_mean_variance(log_weights) <= 1 / LEAST_ESS)  # NaN is not known to be small
 
 
 def log_mean_variance(log_weights: Tensor) -> Tensor:
-    """Of the logarithm of a mean of weights (samples, ...), to the first order. It is 1/ESS for
-    many samples."""
+    """Return the first-order variance of the logarithm of a mean of weights (samples, ...). It is
+    1/ESS for many samples."""
     samples, shares = len(log_weights), log_weights.softmax(0).square().sum(0)
     return (shares - 1 / samples).clamp(min=0) * samples / (samples - 1)
 
@@ -110,9 +111,9 @@ def log_mean_variance(log_weights: Tensor) -> Tensor:
 def weight_evidence(
     parts: Sequence[WeightSummary], *, cure: str, doubtful_error: float = DOUBTFUL_ERROR
 ) -> Evidence:
-    """The mean over observations of log p(x) without its first bias, with its Monte Carlo standard
-    error, to which those in doubt add `doubtful_error` nats each; unconverged where the weights do
-    not bear it out."""
+    """Return the mean over observations of log p(x), bias-corrected to first order, with its Monte
+    Carlo standard error. Each unreliable observation adds `doubtful_error` nats to the error. The
+    result is unconverged if the weights do not support it."""
     columns = joined(parts)
     bias, share = columns.bias.mean().item(), columns.doubtful.mean().item()
     error = math.sqrt(columns.variance.sum().item()) / len(columns.debiased)

@@ -1,4 +1,4 @@
-"""p(x_j | z) from the decoder's outputs, for both likelihoods."""
+"""p(x_j | z) as a function of the decoder's outputs, for both likelihoods."""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,49 +12,50 @@ from mptcore.families.vae.networks import draw_normal, draw_uniform
 from mptcore.specs import Bernoulli, Gaussian
 
 CHUNK = 2**24
-"""Numbers in a tensor over observations, nodes and dimensions that is never made whole."""
+"""Number of elements of a tensor over observations, nodes and dimensions that is only built in
+parts."""
 
 
 class Likelihood(ABC):
-    """What a decoder's outputs (..., D) mean."""
+    """Distribution of x given a decoder's outputs (..., D)."""
 
     @abstractmethod
     def log_prob(self, x: Tensor, outputs: Tensor) -> Tensor:
-        """log p(x_j | z), elementwise."""
+        """Return log p(x_j | z), elementwise."""
 
     @abstractmethod
     def slope(self, x: Tensor, outputs: Tensor) -> Tensor:
-        """The derivative of log p(x_j | z) in the output, elementwise."""
+        """Return the derivative of log p(x_j | z) by the output, elementwise."""
 
     @abstractmethod
     def information(self, outputs: Tensor) -> Tensor:
-        """The Fisher information about each output."""
+        """Return the Fisher information about each output."""
 
     @abstractmethod
     def node_log_probs(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:
-        """log p(x_R | z) for observations (N, D) and outputs (G, D), R given as 0 and 1, (D,) or
-        (N, D), or all: (N, G). By matrix products."""
+        """Return log p(x_R | z) (N, G) for observations (N, D) and outputs (G, D), by matrix
+        products. R is given as 0 and 1, (D,) or (N, D), or is all dimensions."""
 
     @abstractmethod
     def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
-        """log Σ_g share_ng p(x_nj | z_g) for observations (N, M), outputs (G, M) and shares
-        (N, G): (N, M)."""
+        """Return log Σ_g share_ng p(x_nj | z_g) (N, M) for observations (N, M), outputs (G, M) and
+        shares (N, G)."""
 
     @abstractmethod
     def independent(self, x: Tensor) -> Tensor:
-        """The outputs (D,) of the model of independent dimensions for data (N, D)."""
+        """Return the outputs (D,) of the model with independent dimensions for data (N, D)."""
 
     @abstractmethod
     def mean(self, outputs: Tensor) -> Tensor:
-        """E[x_j | z]."""
+        """Return E[x_j | z]."""
 
     @abstractmethod
     def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        """x_j drawn given z."""
+        """Draw x_j given z."""
 
 
 class BernoulliLikelihood(Likelihood):
-    """Likelihood are log odds."""
+    """Bernoulli likelihood. The decoder's outputs are log odds."""
 
     def log_prob(self, x: Tensor, outputs: Tensor) -> Tensor:
         return x * outputs - F.softplus(outputs)
@@ -104,7 +105,7 @@ class BernoulliLikelihood(Likelihood):
 
 
 class GaussianLikelihood(Likelihood):
-    """Likelihood are means; the noise precision is fixed."""
+    """Gaussian likelihood with a fixed noise precision. The decoder's outputs are means."""
 
     def __init__(self, noise_precision: float):
         self.precision = noise_precision

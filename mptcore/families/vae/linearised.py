@@ -1,6 +1,5 @@
-"""Decoders with their derivatives, carried forward layer by layer: K products for each layer, where
-automatic differentiation would go back from each of D outputs.
-"""
+"""Forward-mode derivatives of decoders, layer by layer. A layer needs K products; reverse mode
+would need one pass for each of D outputs."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ ELEMENTWISE = tuple(ACTIVATIONS.values())
 
 
 def linearised(decoder: Decoder, z: Tensor) -> tuple[Tensor, Tensor]:
-    """The outputs (n, D) for z (n, K), and their derivatives (n, K, D)."""
+    """Return the outputs (n, D) for z (n, K), and their derivatives (n, K, D)."""
     n, latent_dim = z.shape
     identity = torch.eye(latent_dim, dtype=z.dtype, device=z.device)
     values, slopes = _through(decoder.body, z, identity.repeat(n, 1))
@@ -20,7 +19,7 @@ def linearised(decoder: Decoder, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _through(module: nn.Module, values: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
-    """Values (n, ...) and their slopes (n · K, ...) after a module."""
+    """Apply a module to values (n, ...) and to their slopes (n · K, ...)."""
     match module:
         case nn.Sequential():
             for layer in module:

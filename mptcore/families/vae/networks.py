@@ -12,7 +12,7 @@ ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 
 
 class Encoder(nn.Module):
-    """Mean and log variance of q(z | x), a normal of independent dimensions."""
+    """Mean and log variance of q(z | x), a normal distribution with independent dimensions."""
 
     def __init__(self, body: nn.Module, width: int, latent_dim: int):
         super().__init__()
@@ -25,7 +25,8 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Outputs for all dimensions from z, by a last layer that is linear, with a bias for each."""
+    """Decoder outputs for all dimensions, by a linear last layer with one bias for each
+    dimension."""
 
     def __init__(self, body: nn.Module, last: "nn.Linear | Biased"):
         super().__init__()
@@ -33,7 +34,7 @@ class Decoder(nn.Module):
         self.last = last
 
     def forward(self, z: Tensor, columns: Tensor | None = None) -> Tensor:
-        """(..., K) to (..., D), or to the dimensions of some columns alone."""
+        """Map (..., K) to (..., D), or to the given columns alone."""
         hidden = self.body(z)
         if columns is None or not isinstance(self.last, nn.Linear):
             outputs: Tensor = self.last(hidden)
@@ -42,7 +43,7 @@ class Decoder(nn.Module):
 
 
 def linear(dim: int, latent_dim: int) -> tuple[Encoder, Decoder]:
-    """No hidden layer."""
+    """Return an encoder and a decoder without hidden layers."""
     return Encoder(nn.Identity(), dim, latent_dim), linear_decoder(dim, latent_dim)
 
 
@@ -51,14 +52,14 @@ def linear_decoder(dim: int, latent_dim: int) -> Decoder:
 
 
 def dense(spec: Dense, dim: int, latent_dim: int) -> tuple[Encoder, Decoder]:
-    """Fully connected layers."""
+    """Return fully connected networks."""
     encoder = Encoder(_stack(spec, [dim, *spec.widths]), spec.widths[-1], latent_dim)
     widths = [latent_dim, *reversed(spec.widths)]
     return encoder, Decoder(_stack(spec, widths), nn.Linear(widths[-1], dim))
 
 
 def convolutional(spec: Convolutional, dim: int, latent_dim: int) -> tuple[Encoder, Decoder]:
-    """Convolutions of stride 2 over square images, and their reverse."""
+    """Return convolutions of stride 2 over square images, and their transpose."""
     activation = ACTIVATIONS[spec.activation]
     side, channels = math.isqrt(dim), [1, *spec.channels]
     least = side // 2 ** len(spec.channels)
@@ -81,7 +82,7 @@ def convolutional(spec: Convolutional, dim: int, latent_dim: int) -> tuple[Encod
 
 
 class Shaped(nn.Module):
-    """The last dimensions of a tensor in another shape."""
+    """Reshape the last dimensions of a tensor."""
 
     def __init__(self, before: tuple[int, ...], after: tuple[int, ...]):
         super().__init__()
@@ -92,7 +93,7 @@ class Shaped(nn.Module):
 
 
 class Biased(nn.Module):
-    """A module, and a bias for each dimension of what it gives."""
+    """Add a bias for each dimension to a module's output."""
 
     def __init__(self, module: nn.Module, dim: int):
         super().__init__()
@@ -105,7 +106,7 @@ class Biased(nn.Module):
 
 
 class Leading(nn.Module):
-    """A module that takes one leading dimension, for any number of them."""
+    """Apply a module that takes one leading dimension to any number of leading dimensions."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -126,12 +127,12 @@ def _stack(spec: Dense, widths: list[int]) -> nn.Sequential:
 def draw_normal(
     shape: torch.Size | tuple[int, ...], like: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Standard normal numbers."""
+    """Draw standard normal numbers."""
     return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
 def draw_uniform(
     shape: torch.Size | tuple[int, ...], like: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Numbers from 0 to 1."""
+    """Draw uniform numbers from 0 to 1."""
     return torch.rand(shape, generator=generator, dtype=like.dtype, device=like.device)

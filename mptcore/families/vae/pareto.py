@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 LEAST_DRAWS = 25
-"""Fewer have no tail to fit."""
+"""Minimum number of draws with a tail to fit."""
 EQUAL = 1e-6
-"""Columns whose logarithms differ by less have no tail to tell of."""
+"""Range of log weights below which a column has no tail."""
 PRIOR_SCALE, PRIOR_DRAWS = 3, 10
-"""Of the fit: what it takes the scale for, and the draws that its prior of k = 0.5 counts for."""
+"""Prior scale of the fit, and the number of draws that its prior of k = 0.5 is worth."""
 
 
 def khats(log_weights: Tensor) -> Tensor:
@@ -32,8 +32,8 @@ def khats(log_weights: Tensor) -> Tensor:
 
 
 def _shape(excesses: Tensor) -> Tensor:
-    """Of the generalised Pareto distributions of excesses (tail, n), which rise: (n,) (Zhang &
-    Stephens 2009, with the prior of Vehtari et al. 2024, App. C)."""
+    """Return the shapes (n,) of generalised Pareto distributions of ascending excesses (tail, n)
+    (Zhang & Stephens 2009, with the prior of Vehtari et al. 2024, App. C)."""
     tail = len(excesses)
     points = 30 + math.isqrt(tail)
     ranks = torch.arange(points, dtype=excesses.dtype, device=excesses.device) + 0.5

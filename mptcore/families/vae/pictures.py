@@ -1,4 +1,4 @@
-"""PNGs of what a VAE makes: reconstructions of masked images, and samples."""
+"""PNGs of a VAE's reconstructions of masked images and of its samples."""
 
 import hashlib
 import io
@@ -16,17 +16,17 @@ from mptcore.runtime.durable import write_durably
 from mptcore.runtime.rng import generator_for
 
 SHOWN = 10
-"""Images of each kind."""
+"""Number of images of each kind."""
 MASKED = 1 / 2
-"""The share of pixels that is masked."""
+"""Share of pixels that are masked."""
 GREY = 0.5
 SCALE = 3
 
 
 def pictures(start: TrainingStart, folder: Path) -> Iterator[Artifact]:
-    """reconstructions: images, the same with half of the pixels masked, and what is expected under
-    the mask given the rest. samples: what is expected given z from the prior. None for data that
-    are not square images."""
+    """Write two PNGs. "reconstructions": images, the same with half of the pixels masked, and the
+    expected masked pixels given the rest. "samples": expected images given z from the prior. Write
+    nothing for data that are not square images."""
     dim = start.x.shape[1]
     if math.isqrt(dim) ** 2 != dim:
         return
@@ -46,7 +46,7 @@ def pictures(start: TrainingStart, folder: Path) -> Iterator[Artifact]:
 
 
 def _written(rows: Tensor, low: Tensor, high: Tensor, folder: Path, name: str) -> Artifact:
-    """Rows of images (R, C, D) as one PNG."""
+    """Write rows of images (R, C, D) as one PNG."""
     side = math.isqrt(rows.shape[-1])
     shade = ((rows - low) / (high - low).clamp(min=1e-12)).clamp(0, 1) * 255
     images = shade.view(*rows.shape[:2], side, side)  # (R, C, side, side)

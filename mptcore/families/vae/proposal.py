@@ -1,6 +1,6 @@
-"""Proposals for z given the observed part of an observation, fitted to it: the posterior's modes by
-damped Gauss–Newton steps (Levenberg 1944; Marquardt 1963), and the curvature there as a scale.
-"""
+"""Proposals for z given the observed part of an observation. They are fitted by damped Gauss–Newton
+steps to the modes of the posterior (Levenberg 1944; Marquardt 1963), and use the curvature there as
+a scale."""
 
 import math
 from collections.abc import Sequence
@@ -17,34 +17,34 @@ from mptcore.families.vae.variational import log_prior
 from mptcore.runtime.out_of_memory import by_rows
 
 FREEDOM = 5
-"""Degrees of freedom of the t: on MNIST its tails keep Pareto's k̂ below 0.7 for 98 % of the
-posteriors given the whole image, a normal's for 92 %."""
+"""Degrees of freedom of the t distributions. On MNIST they keep Pareto's k̂ below 0.7 for 98 % of
+the posteriors given the whole image; a normal distribution does for 92 %."""
 PRIOR_SHARE = 0.1
-"""The share of a component as wide as the prior, for what no mode covers."""
+"""Share of a component as wide as the prior, for regions that no mode covers."""
 ADAPTED_SHARE = 0.5
-"""The share of a component that is adapted to a pilot's draws."""
+"""Share of a component that is adapted to a pilot's draws."""
 TRUSTED = 32
-"""The effective sample size of a pilot at which its covariance and the curvature's weigh alike."""
+"""Effective sample size of a pilot at which its covariance and the curvature have equal weight."""
 LEAST_SHARE = 0.1
-"""Of the components together, whatever they weigh, in a proposal that is refitted."""
+"""Minimum total share of the components in a refitted proposal, whatever their weights."""
 CONVERGED = 1e-3
-"""Nats that one more step would gain, to the second order, where none is taken."""
+"""The fit stops when one more step would gain less than this many nats, to second order."""
 EASED, RAISED, LEAST_RAISED = 0.3, 5.0, 0.03
-"""What the damping is multiplied by after a step that gains and one that does not, and at least
-is after the latter. The first step is not damped: it is exact where the decoder is linear."""
+"""Factors of the damping after a step that improves the fit and after one that does not, and its
+minimum after the latter. The first step is not damped: it is exact for a linear decoder."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """For each of N observations a mixture of multivariate t distributions, C modes and the last
-    one about the prior."""
+    """A mixture of multivariate t distributions for each of N observations: C modes, and a last
+    component about the prior."""
 
     centres: Tensor  # (C + 1, N, K)
     roots: Tensor  # (C + 1, N, K, K), upper triangular: RᵀR is the inverse scale
     log_shares: Tensor  # (C + 1, N)
 
     def draw(self, draws: int, generator: torch.Generator) -> Tensor:
-        """z, (draws, N, K)."""
+        """Draw z, (draws, N, K)."""
         shape = (draws, *self.centres.shape[1:])
         normal = draw_normal(shape, self.centres, generator)
         squares = draw_normal((*shape[:-1], FREEDOM), self.centres, generator).square()
@@ -57,16 +57,17 @@ class Proposal:
         return z
 
     def _picks(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Components, drawn by their shares."""
+        """Draw components by their shares."""
         uniform = draw_uniform(shape, self.log_shares, generator)
         return (uniform > self.log_shares.exp().cumsum(0)[:-1, None]).sum(0)
 
     def of(self, rows: Tensor) -> "Proposal":
-        """Of some observations."""
+        """Return the proposals of some observations."""
         return Proposal(self.centres[:, rows], self.roots[:, rows], self.log_shares[:, rows])
 
     def mixed(self, other: "Proposal") -> "Proposal":
-        """One half each, for the same observations."""
+        """Return the mixture of this and another proposal for the same observations, with equal
+        weights."""
         return Proposal(
             torch.cat([self.centres, other.centres]),
             torch.cat([self.roots, other.roots]),
@@ -74,15 +75,15 @@ class Proposal:
         )
 
     def put(self, rows: Tensor, other: "Proposal") -> None:
-        """Take that of another for some observations."""
+        """Replace the proposals of some observations."""
         self.centres[:, rows] = other.centres
         self.roots[:, rows] = other.roots
         self.log_shares[:, rows] = other.log_shares
 
     def refitted(self, z: Tensor, log_weights: Tensor) -> "Proposal":
-        """All components but the prior's by one step of EM towards the target, from z of this
-        proposal (draws, N, K) and their log weights (draws, N) (Cappé et al. 2008, Sec. 5). A
-        component that few draws tell of stays near what it was."""
+        """Refit all components but the prior's by one EM step towards the target (Cappé et al.
+        2008, Sec. 5), from z of this proposal (draws, N, K) and their log weights (draws, N). A
+        component with little weight in the draws changes little."""
         share = _truncated(log_weights).softmax(0).to(z)
         log_each, squares = self._each(z)
         belongs = (log_each.softmax(0) * share)[:-1]  # (C, draws, N)
@@ -108,10 +109,10 @@ class Proposal:
         )
 
     def adapted(self, z: Tensor, log_weights: Tensor) -> "Proposal":
-        """With one more component, at the weighted mean and covariance of a pilot's z (draws, N, K)
-        and log weights (draws, N) (Cornuet et al. 2012): for posteriors that the curvature at
-        their modes says too little of. A pilot of small effective size tells little of the
-        covariance, which is then more the best mode's."""
+        """Add a component at the weighted mean and covariance of a pilot's z (draws, N, K) and log
+        weights (draws, N) (Cornuet et al. 2012), for posteriors that the curvature at their modes
+        describes badly. With a small effective sample size the covariance is closer to that of the
+        best mode."""
         share = log_weights.softmax(0).to(z)
         mean = (share[..., None] * z).sum(0)
         gaps = (z - mean).movedim(0, 1)  # (N, draws, K)
@@ -128,17 +129,17 @@ class Proposal:
         )
 
     def best_root(self) -> Tensor:
-        """That of each observation's heaviest mode, (N, K, K)."""
+        """Root of each observation's heaviest mode, (N, K, K)."""
         best = self.log_shares[:-1].argmax(0)
         return self.roots[best, torch.arange(len(best), device=best.device)]
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log q(z) for z (draws, N, K): (draws, N)."""
+        """Return log q(z) for z (draws, N, K): (draws, N)."""
         return self._each(z)[0].logsumexp(0)
 
     def _each(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each component its log share and density, and the squared distance of z from it in its
-        scale: (C + 1, draws, N) both (t: Kotz & Nadarajah 2004, Eq. 1.1)."""
+        """Return log share plus log density of each component, and the squared distance of z from
+        its centre in its scale, (C + 1, draws, N) each (t: Kotz & Nadarajah 2004, Eq. 1.1)."""
         dim = z.shape[-1]
         half = (FREEDOM + dim) / 2
         constant = math.lgamma(half) - math.lgamma(FREEDOM / 2)
@@ -151,37 +152,37 @@ class Proposal:
 
 
 class Quadratic(NamedTuple):
-    """log p(x_R, z) of N observations to the second order."""
+    """Second-order expansion of log p(x_R, z) of N observations."""
 
     value: Tensor  # (N,)
     gradient: Tensor  # (N, K)
     curvature: Tensor  # (N, K, K): I + Jᵀ W J, with the likelihood's Fisher information W
 
     def step(self, damping: Tensor) -> Tensor:
-        """To the maximum, (N, K), with some damping (N,)."""
+        """Return the step to the maximum, (N, K), with damping (N,)."""
         diagonal = torch.diagonal(self.curvature, dim1=-2, dim2=-1)
         damped = self.curvature + torch.diag_embed(damping[:, None] * diagonal)
         factor = _factor(damped)
         return torch.cholesky_solve(self.gradient[..., None], factor)[..., 0]
 
     def gain(self) -> Tensor:
-        """Of the step that is not damped, in nats, to the second order: (N,)."""
+        """Return the gain of the undamped step in nats, to second order: (N,)."""
         return (self.gradient * self.step(torch.zeros_like(self.value))).sum(-1) / 2
 
     def of(self, rows: Tensor) -> "Quadratic":
-        """Of some observations."""
+        """Return the expansions of some observations."""
         return Quadratic(*(part[rows] for part in self))
 
     def put(self, rows: Tensor, others: "Quadratic") -> None:
-        """Take those of others for some observations."""
+        """Replace the expansions of some observations."""
         for part, other in zip(self, others, strict=True):
             part[rows] = other
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Fits proposals for the posterior of z to a decoder and to what is observed of x (N, D), where
-    `observed` (N, D) is 1, else 0."""
+    """Fit proposals for the posterior of z to a decoder and to the observed part of x (N, D).
+    `observed` (N, D) is 1 for observed dimensions, else 0."""
 
     decoder: Decoder
     likelihood: Likelihood
@@ -189,13 +190,13 @@ class Fit:
     observed: Tensor
 
     def of(self, rows: Tensor) -> "Fit":
-        """To some observations."""
+        """Return the fit for some observations."""
         return Fit(self.decoder, self.likelihood, self.x[rows], self.observed[rows])
 
     @torch.no_grad()
     def proposal(self, starts: Sequence[Tensor], steps: int) -> Proposal:
-        """From starts (N, K) by at most so many steps each; the modes are weighted by their mass
-        in Laplace's approximation."""
+        """Fit a proposal from starts (N, K) with at most `steps` steps each. The modes are weighted
+        by their mass in Laplace's approximation."""
         count, z = len(starts), torch.cat(list(starts))
         repeated = Fit(self.decoder, self.likelihood, *(t.repeat(count, 1) for t in self._data))
         about = repeated._climbed(z, steps)
@@ -211,7 +212,7 @@ class Fit:
 
     @torch.no_grad()
     def best(self, starts: Sequence[Tensor]) -> Tensor:
-        """The start of each observation that has the highest density, (N, K)."""
+        """Return the start of each observation with the highest density, (N, K)."""
         places = torch.stack(list(starts))  # (starts, N, K)
         log_probs = self.likelihood.log_prob(self.x, self.decoder(places))
         joint = (log_probs * self.observed).sum(-1) + log_prior(places)
@@ -225,8 +226,8 @@ class Fit:
         return self.x, self.observed
 
     def _climbed(self, z: Tensor, steps: int) -> Quadratic:
-        """What is left where z (n, K) is put. What has converged is left alone: so the fit of an
-        observation does not depend on the others beside it."""
+        """Improve z (n, K) in place and return the expansion there. Converged observations are not
+        changed further, so that the fit of an observation does not depend on the others."""
         about = self._quadratic(z, *self._data)
         damping = torch.zeros_like(about.value)
         active = torch.arange(len(z), device=z.device)
@@ -257,14 +258,15 @@ class Fit:
 
 
 def _truncated(log_weights: Tensor) -> Tensor:
-    """At most √draws times their mean (Ionides 2008): so that a single draw is not all that a
-    refitted proposal knows of."""
+    """Truncate weights at √draws times their mean (Ionides 2008), so that no single draw determines
+    a refitted proposal."""
     draws = math.log(len(log_weights))
     return torch.minimum(log_weights, log_weights.logsumexp(0) - draws / 2)
 
 
 def _factor(curvature: Tensor) -> Tensor:
-    """The Cholesky factor; where rounding leaves none, that of the diagonal alone."""
+    """Return the Cholesky factor, or that of the diagonal if rounding makes the matrix
+    indefinite."""
     factor, failed = torch.linalg.cholesky_ex(curvature)
     diagonal = torch.diagonal(curvature, dim1=-2, dim2=-1).sqrt()
     return torch.where(failed[..., None, None] == 0, factor, torch.diag_embed(diagonal))

@@ -1,4 +1,4 @@
-"""Experiments on VAEs: from a spec to its records."""
+"""Run experiments on VAEs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +27,8 @@ from mptcore.training.loop import train
 
 @dataclass(frozen=True)
 class LoadedData:
-    """The data of a seed; what is scored and held out, where and as precise as the networks; and
-    the state of the generator that they were drawn from."""
+    """Data of a seed: the scored and held-out observations on the networks' device and in their
+    precision, and the state of the generator before they were drawn."""
 
     dataset: Dataset
     x: Tensor  # (N, D)
@@ -64,7 +64,7 @@ class VaeRun:
             yield from self._conclude(start)
 
     def _starts(self, seed: int) -> Iterator[TrainingStart]:
-        """A seed's start, once for each objective."""
+        """Yield a seed's start once for each objective."""
         spec = self.spec
         loaded = self._loaded(seed)
         objectives: tuple[Objective, ...] = spec.train.objective if spec.train else ("mpt",)
@@ -77,7 +77,7 @@ class VaeRun:
             yield TrainingStart(seed, objective, labels, vae, *data)
 
     def _loaded(self, seed: int) -> LoadedData:
-        """All starts share what is loaded once."""
+        """Load the data of a seed. All its starts share them."""
         if self.spec.data.seed != "run":
             seed = self.spec.data.seed
         if seed not in self._data:
@@ -123,7 +123,7 @@ class VaeRun:
     def _evaluate(
         self, start: TrainingStart, labels: Labels, cache: ScoreCache, masks: torch.Generator
     ) -> Work[None]:
-        """Scores, and the LML on the data and on what is held out."""
+        """Yield the scores, and the LML of the data and of the held-out observations."""
         vae = for_scores(start.vae, self.spec)
         evidence = yield from vae.evidence(start.x, generator_for(start.seed, "lml", self.device))
         models: dict[str, VectorModel] = {"model": vae.scored_on(start.x, start.seed, evidence)}

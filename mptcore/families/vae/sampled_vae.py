@@ -1,4 +1,5 @@
-"""VAEs whose conditionals log p(x_j | x_R) are taken by sampling, through an encoder."""
+"""VAEs whose conditionals log p(x_j | x_R) are estimated by sampling, with the help of an
+encoder."""
 
 import math
 from collections.abc import Sequence
@@ -29,16 +30,16 @@ from mptcore.runtime.session import Step, Work
 from mptcore.specs import Importance, Iwae, Recursive
 
 SCORE_STARTS, EVIDENCE_STARTS = 2, 8
-"""Starts of a fit beside the encoder's mean and zero, for a score and for the evidence: one half
-the likeliest of PRIOR_DRAWS from the prior, one half around the encoder's mean. They find modes
-that those two miss."""
+"""Number of starts of a fit in addition to the encoder's mean and zero, for a score and for the
+evidence. Half are the likeliest of PRIOR_DRAWS from the prior, half lie around the encoder's mean.
+They find modes that the other two miss."""
 PRIOR_DRAWS = 256
 BY_DEFAULT = Iwae(method="iwae")
 PILOT_SHARE = 2
-"""A pilot that a proposal is adapted to has one draw for so many of the estimate. It is left out of
-the estimate, so that weights stay unbiased."""
+"""Draws of the estimate for each draw of the pilot that adapts the proposal. The pilot is not part
+of the estimate, so that weights stay unbiased."""
 HARD = 4
-"""So many times the draws of a score for observations whose weights were in doubt at first."""
+"""Factor by which draws are increased for observations whose weights were unreliable at first."""
 EVIDENCE_PILOTS, MOST_PILOT_DRAWS = 2, 500
 NOT_THE_MODELS = (
     "not final: conditionals by recursion are not those of the model; use "
@@ -47,8 +48,8 @@ NOT_THE_MODELS = (
 
 
 class Plan(NamedTuple):
-    """How a proposal is made: how many drawn starts, at most how many steps from each, and the
-    draws of each pilot."""
+    """How a proposal is built: number of drawn starts, maximum number of steps from each, and draws
+    of each pilot."""
 
     starts: int
     steps: int
@@ -56,8 +57,8 @@ class Plan(NamedTuple):
 
 
 class SampledVae(Vae):
-    """A VAE whose z is sampled. `width`: the activations of one observation in the decoder; `iwae`:
-    how the evidence of an observation is taken."""
+    """A VAE whose z is sampled. `width` is the number of activations of one observation in the
+    decoder. `iwae` configures the evidence."""
 
     encoder: Encoder
 
@@ -79,16 +80,17 @@ class SampledVae(Vae):
         return self._width
 
     def rows(self, draws: int) -> int:
-        """A fit takes the decoder's derivatives, K for each of its starts."""
+        """Return the number of observations that fit in memory. A fit computes the decoder's
+        derivatives, K for each of its starts."""
         return super().rows(max(draws, (2 + EVIDENCE_STARTS) * self.latent_dim))
 
     def score(self, x: Tensor, masks: Tensor, generator: torch.Generator) -> Tensor:
-        """Its gradient goes to the decoder, through the last decoding alone."""
+        """Return the score. Its gradient reaches the decoder through the last decoding alone."""
         return torch.stack([self._step_score(x, mask, generator) for mask in masks]).mean()
 
     def _step_score(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
-        """By one mask (D,), or one for each observation (N, D), from the few draws of a training
-        step; the importance weights are held fixed in the gradient."""
+        """Return the score of one mask (D,), or one for each observation (N, D), from the few draws
+        of a training step. The gradient treats the importance weights as constants."""
         if isinstance(self.conditionals, Recursive):
             return self._by_recursion(x, masked, generator).mean()
         draws, steps = self.conditionals.train_draws, self.conditionals.train_steps
@@ -103,8 +105,8 @@ class SampledVae(Vae):
 
     @torch.no_grad()
     def conditional(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Conditionals:
-        """log p(x_j | x_R) for each masked j of one mask (D,), in nats. By importance sampling
-        their bias is of the second order in 1/draws."""
+        """Return log p(x_j | x_R) for each masked j of one mask (D,), in nats. The bias of
+        importance sampling is of second order in 1/draws."""
         if isinstance(self.conditionals, Recursive):
             log_probs = self._by_recursion(x, masked, generator)
             none = torch.zeros_like(log_probs)
@@ -162,10 +164,11 @@ class SampledVae(Vae):
         method: Importance,
         generator: torch.Generator,
     ) -> Ratio:
-        """log p(x_j | x_R) for a j of each observation, `columns` (P,): one half of the draws from
-        the proposal `given` x_R, one half from that given x_j too, which starts at the best z known
-        (P, K), too. Both sums are of all draws: of two estimates of their own, that of log p(x_R)
-        might miss a mode that the other finds, and flatter the conditional."""
+        """Estimate log p(x_j | x_R) for one j of each observation, `columns` (P,). Half of the
+        draws come from the proposal `given` x_R, half from a proposal given x_j too, which also
+        starts at the best known z (P, K). Both sums use all draws: if they used different ones, the
+        sum for log p(x_R) could miss a mode that the other finds, which would overestimate the
+        conditional."""
         places = torch.arange(len(x), device=x.device)
         hidden = masked.repeat(len(x), 1)
         hidden[places, columns] = False
@@ -185,7 +188,7 @@ class SampledVae(Vae):
 
     @torch.no_grad()
     def _chains(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
-        """z at the ends of chains of their own, (draws, N, K)."""
+        """Return z at the ends of independent chains, (draws, N, K)."""
         assert isinstance(self.conditionals, Recursive)
         copies = x.expand(self.conditionals.draws, *x.shape)  # (draws, N, D)
         filled = self.filled(copies, masked, self.conditionals.rounds - 1, generator)
@@ -201,9 +204,9 @@ class SampledVae(Vae):
         generator: torch.Generator,
         more: Sequence[Tensor] = (),
     ) -> Proposal:
-        """Fitted to what is observed of each observation (N, D), from `more` starts (N, K) too, and
-        then adapted to pilots. It sees nothing else: what it misses then cannot flatter the
-        conditionals."""
+        """Fit a proposal to the observed part of each observation (N, D), also from the starts
+        `more` (N, K), and adapt it to pilots. It uses nothing else, so that what it misses cannot
+        improve the conditionals."""
         zero, mean = self._starts(x, masked)
         around = plan.starts // 2
         likely = self._likely(x, masked, plan.starts - around, generator)
@@ -218,7 +221,7 @@ class SampledVae(Vae):
     def _likely(
         self, x: Tensor, masked: Tensor | None, count: int, generator: torch.Generator
     ) -> Tensor:
-        """So many times the likeliest of some draws from the prior, (count, N, K)."""
+        """Return the likeliest of some draws from the prior, `count` times: (count, N, K)."""
         z = draw_normal((count, PRIOR_DRAWS, self.latent_dim), x, generator)
         observed = None if masked is None else (~masked).to(x)
         fits = [
@@ -235,7 +238,8 @@ class SampledVae(Vae):
 
     @torch.no_grad()
     def _starts(self, x: Tensor, masked: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Zero, and the encoder's mean where zero's decoding has filled in what is masked."""
+        """Return zero, and the encoder's mean after zero's decoding has filled in the masked
+        dimensions."""
         zero = x.new_zeros(len(x), self.latent_dim)
         if masked is not None:
             x = torch.where(masked, self.likelihood.mean(self.decoder(zero[:1])), x)
@@ -243,8 +247,8 @@ class SampledVae(Vae):
 
     @torch.no_grad()
     def filled(self, x: Tensor, masked: Tensor, rounds: int, generator: torch.Generator) -> Tensor:
-        """Observations (..., D) whose masked dimensions are drawn by so many rounds of encoding and
-        decoding (Rezende et al. 2014, App. F), from a draw of the model."""
+        """Fill in the masked dimensions of observations (..., D) by `rounds` of encoding and
+        decoding, starting from a draw of the model (Rezende et al. 2014, App. F)."""
         z = draw_normal((*x.shape[:-1], self.latent_dim), x, generator)
         filled = torch.where(masked, self.likelihood.sample(self.decoder(z), generator), x)
         for _ in range(rounds):
@@ -257,7 +261,7 @@ class SampledVae(Vae):
         raise NotImplementedError("it has no closed form: the spec lets lml through for grids only")
 
     def fit_encoder(self, x: Tensor, generator: torch.Generator) -> None:
-        """The ELBO's gradient in the encoder, with the decoder as it stands."""
+        """Add the ELBO's gradient in the encoder for the current decoder."""
         decoder = list(self.decoder.parameters())
         for parameter in decoder:
             parameter.requires_grad_(False)
@@ -267,8 +271,8 @@ class SampledVae(Vae):
             parameter.requires_grad_(True)
 
     def evidence(self, x: Tensor, generator: torch.Generator) -> Work[Evidence]:
-        """By importance sampling from the fitted proposals (Burda et al. 2016, Eq. 8), less its
-        bias."""
+        """Return the LML by importance sampling from the fitted proposals (Burda et al. 2016, Eq.
+        8), bias-corrected."""
         summaries = []
         for part in self.parts(x, self.iwae.samples):
             summaries.append(self.log_marginals(part, self.iwae.samples, generator))
@@ -276,7 +280,7 @@ class SampledVae(Vae):
         return weight_evidence(summaries, cure="raise evaluate.lml.samples")
 
     def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Evidence:
-        """The same, from as many starts as a score has."""
+        """Return the LML with as many starts as a score has."""
         parts = self.parts(x, samples)
         summaries = [self.log_marginals(part, samples, generator, SCORE_STARTS) for part in parts]
         return weight_evidence(summaries, cure="raise train.lml_samples")
@@ -288,7 +292,7 @@ class SampledVae(Vae):
         generator: torch.Generator,
         starts: int = EVIDENCE_STARTS,
     ) -> WeightSummary:
-        """log p(x) of each observation."""
+        """Return log p(x) of each observation."""
         proposal = self.evidence_proposal(x, samples, generator, starts)
         return self._sampler(x, None, generator).summary(proposal, samples)
 
@@ -299,7 +303,8 @@ class SampledVae(Vae):
         generator: torch.Generator,
         starts: int = EVIDENCE_STARTS,
     ) -> Tensor:
-        """log p(x, z) − log q(z) for z of a proposal q fitted to each observation, (samples, N)."""
+        """Return log p(x, z) − log q(z) for z of a proposal q fitted to each observation, (samples,
+        N)."""
         proposal = self.evidence_proposal(x, samples, generator, starts)
         return self._sampler(x, None, generator).draw(proposal, samples)[1]
 
@@ -315,12 +320,12 @@ class SampledVae(Vae):
         return self.proposal(x, None, plan, generator)
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z) for z (..., N, K)."""
+        """Return log p(x, z) for z (..., N, K)."""
         return self.likelihood.log_prob(x, self.decoder(z)).sum(-1) + log_prior(z)
 
     @torch.no_grad()
     def reconstruction(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
-        """The mean over z given what is observed; by recursion that of the chains' last
+        """Return the mean over z given the observed part; by recursion the mean of the chains' last
         decodings."""
         if isinstance(self.conditionals, Recursive):
             z = self._chains(x, masked, generator)
@@ -339,9 +344,9 @@ class SampledVae(Vae):
 
 
 class SampledVaeModel(SampledModel):
-    """A VAE together with the data it is scored on. The draws of z for a mask follow from the seed
-    and the mask's place in the order they are scored in: the same mask scored again has others, so
-    that errors over masks tell of both."""
+    """A VAE together with the data it scores. The draws of z for a mask depend on the seed and on
+    the mask's position in the order of scoring. The same mask scored twice has different draws, so
+    the spread over masks includes both sources of error."""
 
     cure = "raise model.conditionals.draws"
 
@@ -357,7 +362,8 @@ class SampledVaeModel(SampledModel):
 
     @property
     def bytes_per_mask(self) -> int:
-        """Masks are scored one at a time; a batch is what a run does between two safe points."""
+        """Memory per mask. Masks are scored one by one; a batch is what a run computes between two
+        safe points."""
         return 2**22
 
     def graded_scores(self, masks: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weighted draws of z given what is observed of x, and proposals that are adapted to them."""
+"""Weighted draws of z given the observed part of x, from proposals that are adapted to them."""
 
 from dataclasses import dataclass
 
@@ -11,38 +11,39 @@ from mptcore.families.vae.variational import log_prior
 from mptcore.runtime.out_of_memory import by_rows
 
 RETRIES, REFITS, MORE_DRAWS = 2, 3, 2
-"""Of observations whose weights are in doubt: how often they are drawn again, how often the
-proposal is refitted for that, and by how much the draws of an estimate grow."""
+"""For observations with unreliable weights: maximum number of new draws, number of refits before
+each, and factor by which the draws of an estimate grow."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Importance sampling of p(z | x_R). `at_once`: so many z are decoded together."""
+    """Importance sampling of p(z | x_R). At most `at_once` values of z are decoded together."""
 
     fit: Fit
     at_once: int
     generator: torch.Generator
 
     def of(self, rows: Tensor) -> "Sampler":
-        """Of some observations."""
+        """Return the sampler for some observations."""
         return Sampler(self.fit.of(rows), self.at_once, self.generator)
 
     def weighed(self, z: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
-        """Logarithms of weights (draws, N), and log p(x_j | z) for all j (draws, N, D)."""
+        """Return log weights (draws, N), and log p(x_j | z) for all j (draws, N, D)."""
         log_probs = self.fit.likelihood.log_prob(self.fit.x, self.fit.decoder(z))
         observed = (log_probs * self.fit.observed).sum(-1)
         return observed + log_prior(z) - proposal.log_prob(z), log_probs
 
     @torch.no_grad()
     def draw(self, proposal: Proposal, draws: int) -> tuple[Tensor, Tensor]:
-        """z (draws, N, K), and the logarithms of their weights (draws, N)."""
+        """Draw z (draws, N, K), and return their log weights (draws, N)."""
         z = proposal.draw(draws, self.generator)
         parts = torch.split(z, max(1, self.at_once // len(self.fit.x)))
         weights = [by_rows(lambda some: (self.weighed(some, proposal)[0],), one) for one in parts]
         return z, torch.cat([of_part for (of_part,) in weights])
 
     def settle(self, proposal: Proposal, draws: int) -> Tensor:
-        """Refit a proposal where trial draws leave its weights in doubt; where that was, (N,)."""
+        """Refit a proposal in place where trial draws have unreliable weights, and return where,
+        (N,)."""
         hard = torch.zeros(len(self.fit.x), dtype=torch.bool, device=self.fit.x.device)
         rows = torch.arange(len(hard), device=hard.device)
         for _ in range(RETRIES):
@@ -58,8 +59,9 @@ class Sampler:
         return hard
 
     def summary(self, proposal: Proposal, draws: int) -> WeightSummary:
-        """log p(x_R) of each observation. Those whose weights are in doubt are drawn again, more,
-        from the proposal refitted to their draws: by new draws, so that weights stay unbiased."""
+        """Return log p(x_R) of each observation. Observations with unreliable weights get more
+        draws from a proposal refitted to the earlier ones. The final draws are always new, so that
+        weights stay unbiased."""
         z, weights = self.draw(proposal, draws)
         found = summary_of(weights)
         rows = torch.arange(len(self.fit.x), device=self.fit.x.device)
@@ -76,7 +78,7 @@ class Sampler:
         return found
 
     def _refitted(self, proposal: Proposal, z: Tensor, weights: Tensor, draws: int) -> Proposal:
-        """To z and their weights, and then to so many draws a few times."""
+        """Refit the proposal to z and their weights, and then repeatedly to `draws` new draws."""
         proposal = proposal.refitted(z, weights)
         for _ in range(REFITS):
             proposal = proposal.refitted(*self.draw(proposal, draws))

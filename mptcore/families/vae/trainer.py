@@ -1,4 +1,4 @@
-"""Training VAEs: every start with every objective, side by side."""
+"""Train VAEs: every start with every objective, side by side."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,12 +26,12 @@ from mptcore.training.step_points import lml_loss, score_of_step
 from mptcore.training.step_rows import StepRows
 
 Rows = Mapping[int, Tensor | slice]
-"""The observations that the starts of each seed see in a step."""
+"""The observations that the starts of each seed use in a step."""
 
 
 @dataclass(frozen=True)
 class TrainingStart:
-    """One seed's VAE, trained with one objective, and its data."""
+    """The VAE of one seed, trained with one objective, and its data."""
 
     seed: int
     objective: Objective
@@ -43,12 +43,12 @@ class TrainingStart:
 
     @property
     def held_or_seen(self) -> Tensor:
-        """Held-out observations where there are any, else those trained on."""
+        """Held-out observations if there are any, else the training observations."""
         return self.x if self.heldout is None else self.heldout
 
 
 class VaeTrainer:
-    """Adam on all starts. Losses of one start have no gradients in another's parameters."""
+    """Adam on all starts. The loss of one start has no gradient in the parameters of another."""
 
     def __init__(self, spec: LatentTrain, starts: Sequence[TrainingStart], seeds: Sequence[int]):
         self.spec, self.starts, self.seeds = spec, starts, seeds
@@ -88,7 +88,7 @@ class VaeTrainer:
         self.learned.restore(tensors)
 
     def advance(self) -> tuple[list[Point], int]:
-        """One epoch of all starts."""
+        """Train one epoch of all starts."""
         last = self.epoch == self.spec.epochs
         recorded = last or self.epoch % self.spec.evaluate_every == 0
         points: list[Point] = []
@@ -103,8 +103,8 @@ class VaeTrainer:
         return points, len(self.starts) * masks
 
     def _step(self, rows: Rows, points: list[Point] | None) -> list[Tensor]:
-        """The loss of each start, whose gradient is left with its parameters; the points of the
-        step are added where they are asked for."""
+        """Return the loss of each start, and add its gradient to its parameters. Append the points
+        of the step to `points` if it is given."""
         fraction = self.epoch / self.spec.epochs
         if self.spec.mask_each:
             first = self.starts[0]
@@ -124,7 +124,7 @@ class VaeTrainer:
         return losses
 
     def _batches(self) -> Iterator[Rows]:
-        """The same for all objectives of a seed."""
+        """Yield the observations of each step. They are the same for all objectives of a seed."""
         if self.spec.batch_size is None:
             yield dict.fromkeys(self.seeds, slice(None))
             return
@@ -134,7 +134,8 @@ class VaeTrainer:
     def _descent(
         self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """The start's objective, whose descent is left with its parameters as a gradient."""
+        """Return the objective of a start, and add the gradient of its descent to the
+        parameters."""
         vae = start.vae
         match start.objective:
             case "mpt":
@@ -152,8 +153,8 @@ class VaeTrainer:
     def _score_ascent(
         self, start: TrainingStart, x: Tensor, masks: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """The same for the score, by parts of the masks: each mask has the draws that it has among
-        the others."""
+        """Return the score, and add its gradient, in parts of the masks. Each mask has the same
+        draws as without parts."""
         begun = generator.get_state()
         return ascend(
             lambda some: self.dim * start.vae.score(x, some, generator),
@@ -164,8 +165,8 @@ class VaeTrainer:
 
     @torch.no_grad()
     def _recorded(self, start: TrainingStart, x: Tensor, masks: Tensor) -> Iterator[Point]:
-        """What is recorded beside the objective: the score of the same step, the ELBO over all
-        data, and the LML. Training does not depend on it."""
+        """Yield the points recorded beside the objective: the score of the same step, the ELBO of
+        all data, and the LML. Training does not depend on them."""
         generator = generator_for(start.seed, f"recorded {self.epoch}", self.device)
         if start.objective != "mpt":
             score = self.dim * start.vae.score(x, masks, generator)
@@ -177,7 +178,8 @@ class VaeTrainer:
             yield self._lml_point("lml_heldout", start, start.heldout)
 
     def _elbo_point(self, start: TrainingStart, generator: torch.Generator) -> Point:
-        """From two draws for each observation, whose difference gives the error."""
+        """Estimate the ELBO from two draws for each observation. Their difference gives the
+        error."""
         parts = torch.split(start.x, ROWS)
         first, second = (
             torch.cat([self._elbos(start.vae, part, generator) for part in parts]).double()
@@ -204,7 +206,7 @@ class VaeTrainer:
             raise diverged(self.epoch, bad, points)
 
     def _points_of_step(self, start: TrainingStart, objective: Tensor) -> Iterator[Point]:
-        """The loss, and the score where that is the objective."""
+        """Yield the loss, and the score if it is the objective."""
         loss = -objective.item()
         match start.objective:
             case "mpt":

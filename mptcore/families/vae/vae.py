@@ -1,4 +1,4 @@
-"""What every VAE gives, however its integrals over z are taken."""
+"""Interface of all VAEs, whatever the method of integration over z."""
 
 from abc import ABC, abstractmethod
 
@@ -12,12 +12,12 @@ from mptcore.families.vae.variational import elbo
 from mptcore.runtime.session import Work
 
 CHUNK_BYTES = 2**27
-"""Memory for draws times dimensions."""
+"""Memory for draws × dimensions."""
 
 
 class Vae(nn.Module, ABC):
-    """p(z) p(x | z), with q(z | x) where there is an encoder. Observations are x (N, D), the latent
-    variables z (N, K); every random draw comes from the generator that is given."""
+    """p(z) p(x | z), with q(z | x) if there is an encoder. Observations are x (N, D), latent
+    variables z (N, K). All random draws use the given generator."""
 
     def __init__(
         self, encoder: Encoder | None, decoder: Decoder, likelihood: Likelihood, latent_dim: int
@@ -28,54 +28,57 @@ class Vae(nn.Module, ABC):
 
     @property
     def width(self) -> int:
-        """About how many activations one observation has in the decoder."""
+        """Approximate number of activations of one observation in the decoder."""
         return len(self.decoder.last.bias)
 
     def parts(self, x: Tensor, draws: int) -> tuple[Tensor, ...]:
-        """Observations in parts that fit in memory with so many draws for each."""
+        """Split observations into parts that fit in memory with `draws` draws each."""
         return torch.split(x, self.rows(draws))
 
     def rows(self, draws: int) -> int:
-        """Observations that fit in memory with so many draws for each."""
+        """Return the number of observations that fit in memory with `draws` draws each."""
         number_bytes = self.decoder.last.bias.element_size()
         return max(1, CHUNK_BYTES // (4 * draws * self.width * number_bytes))
 
     @abstractmethod
     def score(self, x: Tensor, masks: Tensor, generator: torch.Generator) -> Tensor:
-        """The mean over observations, masks and their masked j of log p(x_j | x_R), in nats:
-        Eq. (5) of the paper. Masks are (B, D), or (B, N, D) where each observation has its own
-        (not over grids, nor by recursion). Differentiable."""
+        """Return the mean over observations, masks and masked j of log p(x_j | x_R), in nats: Eq.
+        (5) of the paper. Masks are (B, D), or (B, N, D) if each observation has its own (not over
+        grids, nor by recursion). Differentiable."""
 
     def elbo(self, x: Tensor, normal: Tensor) -> Tensor:
-        """The evidence lower bound of each observation from one draw, by its `normal`: (N,)."""
+        """Return the evidence lower bound of each observation (N,) from one draw, given by
+        `normal`."""
         assert self.encoder is not None
         return elbo(self.encoder, self.decoder, self.likelihood, x, normal)
 
     def normal(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Standard normal numbers (N, K), for a draw of z for each observation."""
+        """Draw standard normal numbers (N, K), one draw of z for each observation."""
         return draw_normal((len(x), self.latent_dim), x, generator)
 
     @abstractmethod
     def log_marginal(self, x: Tensor) -> Tensor:
-        """log p(x) of each observation, (N,), where it can be computed. Differentiable."""
+        """Return log p(x) of each observation, (N,), if it can be computed. Differentiable."""
 
     @abstractmethod
     def fit_encoder(self, x: Tensor, generator: torch.Generator) -> None:
-        """Leave the gradient by which the encoder follows the decoder as it stands, if it must."""
+        """Add the gradient that fits the encoder to the current decoder, if the encoder needs
+        it."""
 
     @abstractmethod
     def evidence(self, x: Tensor, generator: torch.Generator) -> Work[Evidence]:
-        """The log marginal likelihood, with what tells how good it is."""
+        """Return the log marginal likelihood with diagnostics."""
 
     @abstractmethod
     def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Evidence:
-        """The log marginal likelihood for a curve of the training; where it is sampled, from so
-        many samples of z for each observation."""
+        """Return the log marginal likelihood for a training curve. If it is sampled, it uses
+        `samples` draws of z for each observation."""
 
     @abstractmethod
     def reconstruction(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
-        """What is expected in the masked dimensions (D,) given the others, and x there: (N, D)."""
+        """Return the expected value of the masked dimensions (D,) given the others, and x
+        elsewhere: (N, D)."""
 
     @abstractmethod
     def scored_on(self, x: Tensor, seed: int, evidence: Evidence) -> VectorModel:
-        """The model together with data, whose evidence is known."""
+        """Return the model together with data whose evidence is known."""

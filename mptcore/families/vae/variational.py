@@ -1,4 +1,4 @@
-"""The ELBO, and what else follows from an encoder's q(z | x)."""
+"""The ELBO and other functions of an encoder's q(z | x)."""
 
 import math
 
@@ -9,10 +9,10 @@ from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 
 ROWS = 4096
-"""Observations that are encoded together."""
+"""Number of observations encoded together."""
 LOG_2PI = math.log(2 * math.pi)
 ACTIVE = 0.01
-"""Nats of KL divergence below which a latent dimension tells nothing of the data."""
+"""KL divergence in nats below which a latent dimension carries no information about the data."""
 
 
 def elbo(
@@ -22,29 +22,30 @@ def elbo(
     x: Tensor,
     normal: Tensor,
 ) -> Tensor:
-    """E_q[log p(x | z)] from one draw, less KL(q || prior) in closed form, for each observation
-    (N, D) and its standard normal numbers (N, K): (N,), in nats (Kingma & Welling 2014, Eq. 10)."""
+    """Return the ELBO in nats for each observation (N, D) and its standard normal numbers (N, K):
+    (N,). It is E_q[log p(x | z)] from one draw minus KL(q || prior) in closed form (Kingma &
+    Welling 2014, Eq. 10)."""
     mean, log_variance = encoder(x)
     z = mean + (log_variance / 2).exp() * normal
     return likelihood.log_prob(x, decoder(z)).sum(-1) - divergence(mean, log_variance).sum(-1)
 
 
 def sample_posterior(mean: Tensor, log_variance: Tensor, generator: torch.Generator) -> Tensor:
-    """z from the posterior, with its gradient (the reparametrisation)."""
+    """Draw z from the posterior, differentiably (reparametrisation)."""
     return mean + (log_variance / 2).exp() * draw_normal(mean.shape, mean, generator)
 
 
 def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """KL(q || prior) of each latent dimension."""
+    """Return KL(q || prior) of each latent dimension."""
     return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance)
 
 
 def log_posterior(z: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
-    """log q(z | x), summed over latent dimensions."""
+    """Return log q(z | x), summed over latent dimensions."""
     squares = (z - mean).square() / log_variance.exp()
     return -0.5 * (LOG_2PI + log_variance + squares).sum(-1)
 
 
 def log_prior(z: Tensor) -> Tensor:
-    """log p(z), summed over latent dimensions."""
+    """Return log p(z), summed over latent dimensions."""
     return -0.5 * (LOG_2PI + z.square()).sum(-1)
