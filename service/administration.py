@@ -43,13 +43,14 @@ class UserChanges(Body):
 
     role: Role | None = Field(default=None, strict=False)
     active: bool | None = None
-    """The keys of a user who is not are refused."""
+    """False disables the user: keys are refused, and queued experiments do not start until the user
+    is active again. Experiments that are running go on."""
     shares: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Of slots: a user of 2 gets twice as much as one of 1 while both wait."""
-    max_running: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    max_submitted: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    max_gpu_hours_a_day: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
-    """In place of the limits of the settings; null: those."""
+    max_running: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    max_submitted: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    max_gpu_hours_a_day: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = None
+    """Limits of this user; null: the limits of the settings; 0: nothing starts or is accepted."""
     may_jump: bool = False
     """Whether priorities above 100, which go before everyone's, are taken from the user."""
 
@@ -159,8 +160,9 @@ def add_user(new: NewUser, database: WriterDep, user: Admin) -> UserOut:
 
 @router.patch("/users/{name}")
 def change_user(name: UserName, changes: UserChanges, database: WriterDep, user: Admin) -> UserOut:
-    """Give a user another role, shares or limits, or disable it: its keys serve no longer, at
-    once."""
+    """Change a user's role, shares or limits, or disable or enable the user. While a user is
+    disabled, keys and browsers are refused and queued experiments do not start; running ones go
+    on."""
     wanted = changes.model_dump(exclude_unset=True)
     standing = {name: wanted[name] for name in STANDING if name in wanted}
     with database.transaction() as session:

@@ -35,6 +35,7 @@ class Scope(StrEnum):
     metrics = "metrics"
 
 
+LIMIT = "NUMBER|none"
 LIMITS = ("max_running", "max_submitted", "max_gpu_hours_a_day")
 USER_COLUMNS = ("name", "role", "active", "shares", *LIMITS, "may_jump")
 Name = Annotated[str, typer.Argument(help="the user's name")]
@@ -66,25 +67,32 @@ def change_user(
     name: Name,
     role: Annotated[Role | None, typer.Option(help="another role")] = None,
     active: Annotated[
-        bool | None, typer.Option("--active/--disabled", help="whether the keys serve")
+        bool | None,
+        typer.Option("--active/--disabled", help="disabled: keys are refused, the queue is held"),
     ] = None,
     shares: Annotated[int | None, typer.Option(help="of slots, beside other users'")] = None,
-    max_running: Annotated[int | None, typer.Option(help="at once; 0: as the settings")] = None,
+    max_running: Annotated[
+        str | None, typer.Option(metavar=LIMIT, help="running at once; 0: nothing starts")
+    ] = None,
     max_submitted: Annotated[
-        int | None, typer.Option(help="that have not ended; 0: as the settings")
+        str | None, typer.Option(metavar=LIMIT, help="not ended yet; 0: nothing is accepted")
     ] = None,
     max_gpu_hours: Annotated[
-        float | None, typer.Option(help="within 24 hours; 0: as the settings")
+        str | None, typer.Option(metavar=LIMIT, help="within 24 hours; 0: nothing starts on a GPU")
     ] = None,
     may_jump: Annotated[
         bool | None, typer.Option("--may-jump/--may-not-jump", help="by priorities above 100")
     ] = None,
 ) -> None:
-    """Give a user another role, shares of slots or limits, or disable the user: at once, all keys
-    included."""
+    """Change a user's role, shares of slots or limits; disable or enable the user.
+
+    A limit is a number, or "none": the user has no limit of its own, and the server's counts.
+    While a user is disabled, no key of the user serves and nothing queued starts; what runs goes
+    on: see "mpt cancel --user".
+    """
     plain = {"role": role and role.value, "active": active, "shares": shares, "may_jump": may_jump}
     limits = _given(dict(zip(LIMITS, (max_running, max_submitted, max_gpu_hours), strict=True)))
-    changes = _given(plain) | {limit: most or None for limit, most in limits.items()}
+    changes = _given(plain) | {name: _limit(name, typed) for name, typed in limits.items()}
     if not changes:
         raise typer.BadParameter("nothing to set: see mpt admin user set --help")
     asked.show([asked.client.change_user(name, **changes)], *USER_COLUMNS)
@@ -169,6 +177,17 @@ def sweep(
 
 
 MOST_A_PAGE = 500
+
+
+def _limit(name: str, typed: str) -> float | None:
+    """Return the number that was typed, or None for the word "none". Raises BadParameter."""
+    if typed == "none":
+        return None
+    try:
+        return float(typed) if name == "max_gpu_hours_a_day" else int(typed)
+    except ValueError:
+        option = "--" + name.removesuffix("_a_day").replace("_", "-")
+        raise typer.BadParameter(f'{option} {typed}: give a number, or "none"') from None
 
 
 def _given(values: Json) -> Json:

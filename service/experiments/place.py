@@ -102,6 +102,8 @@ def _place(one: Waiting, scene: Scene, is_readers: bool = True) -> QueuePlace:
         kind = f"{wanted[0].upper()} worker" if len(wanted) == 1 else "worker"
         return _unknown(position, f"no {kind} is registered")
     mine = scene.standings[one.owner_id]
+    if mine.is_disabled:
+        return _unknown(position, "its owner is disabled: it starts once an admin enables the user")
     if mine.is_at_limit:
         reason = f"{mine.under_way} of your runs are running, your limit is {mine.max_running}"
         reason = reason if is_readers else "as many of its owner's runs are running as may"

@@ -69,6 +69,7 @@ class Standing:
 
     owner_id: int
     shares: int
+    is_disabled: bool
     max_running: int | None
     max_gpu_hours: float | None
     gpu_hours: float
@@ -95,8 +96,11 @@ class Standing:
         return self.max_gpu_hours is not None and self.gpu_hours >= self.max_gpu_hours
 
     def may_begin(self, queue: Queue) -> bool:
-        """Whether its limits allow another run on such a worker."""
-        return not (self.is_at_limit or (queue == Queue.GPU and self.has_spent_gpu_hours))
+        """Return whether another run of this user may start on such a worker: the user is not
+        disabled, and no limit is reached."""
+        if self.is_disabled or self.is_at_limit:
+            return False
+        return not (queue == Queue.GPU and self.has_spent_gpu_hours)
 
     @property
     def has_one_place(self) -> bool:
@@ -170,7 +174,9 @@ def _standing(
     gpu_hours: float,
     sharing: FairShare,
 ) -> Standing:
-    owner_id, shares, max_running, max_gpu_hours, clock, slot_s, as_of, *highest = rows[0][:-3]
+    owner_id, shares, disabled_at, max_running, max_gpu_hours, clock, slot_s, as_of, *highest = (
+        rows[0][:-3]
+    )
     lines = [row[-3:] for row in rows if row[-3] is not None]
     uses = [Use(owner_id, *line) for line in lines]
     folded = 0.0 if slot_s is None else sharing.decayed(slot_s, clock - as_of)
@@ -183,6 +189,7 @@ def _standing(
     return Standing(
         owner_id=owner_id,
         shares=shares,
+        is_disabled=disabled_at is not None,
         max_running=sharing.max_running if max_running is None else max_running,
         max_gpu_hours=sharing.max_gpu_hours_a_day if max_gpu_hours is None else max_gpu_hours,
         gpu_hours=gpu_hours,
@@ -261,6 +268,7 @@ _STANDINGS = (
     select(
         _USERS.c.id,
         _USERS.c.shares,
+        _USERS.c.disabled_at,
         _USERS.c.max_running,
         _USERS.c.max_gpu_hours_a_day,
         now(),

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sqlalchemy import event, func, select
+from sqlalchemy import event, func, select, update
 from sqlalchemy.orm import aliased
 
 from service.database import Database
@@ -86,6 +86,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.touched: set[str] = set()  # since the last check
         self.messages: list[Dispatch] = []
         self.runs: dict[int, Run] = {}
+        self.disabled: set[int] = set()
 
     @property
     def clock(self) -> float:
@@ -144,6 +145,15 @@ class QueueMachine(RuleBasedStateMachine):
         if states.is_terminal(before.status):
             assert after.status == before.status
 
+    @rule(user=st.integers(1, 3))
+    def disable_or_enable(self, user: int) -> None:
+        self.disabled ^= {user}
+        self._set_disabled(user, 1.0 if user in self.disabled else None)
+
+    def _set_disabled(self, user: int, at: float | None) -> None:
+        with self.database.transaction() as session:
+            session.execute(update(User).where(User.id == user).values(disabled_at=at))
+
     # Dispatchers and the broker
 
     @rule(dispatcher=st.integers(1, 2), copies=st.integers(0, 2))
@@ -154,7 +164,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _dispatch_next(self) -> Dispatch | None:
         with self.database.transaction() as session:
-            return dispatch_next(session, sharing=SHARING)
+            dispatched = dispatch_next(session, sharing=SHARING)
+        if dispatched is not None:
+            assert self._load(dispatched.experiment_id).owner_id not in self.disabled
+        return dispatched
 
     @precondition(lambda self: self.messages)
     @rule(data=st.data(), worker=st.integers(1, 3), keep=st.booleans())
@@ -384,6 +397,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.runs.clear()
         self.messages.clear()
         self.clock += DISPATCH_TIMEOUT_S + LEASE_S + 1
+        for user in self.disabled:
+            self._set_disabled(user, None)
+        self.disabled.clear()
         with self.database.transaction() as session:
             lease.reap(session, DISPATCH_TIMEOUT_S, MAX_LOST)
         self._resume_what_is_waited_for()

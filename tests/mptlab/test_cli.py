@@ -127,10 +127,12 @@ def test_an_admin_changes_a_user(environment: dict[str, str]) -> None:
     code, shown, _ = mpt_here(environment, "admin", "user", "set", "bob", "--disabled")
     assert code == 0
     assert ["bob", "viewer", "no", "1", "-", "-", "-", "no"] in words(shown)
-    for limit, stored in (("4", "4"), ("0", "-")):
+    for limit, stored in (("4", "4"), ("0", "0"), ("none", "-")):
         standing = ("--shares", "2", "--max-running", limit, "--may-jump")
         _, shown, _ = mpt_here(environment, "admin", "user", "set", "bob", *standing)
         assert ["bob", "viewer", "no", "2", stored, "-", "-", "yes"] in words(shown)
+    code, _, error = mpt_here(environment, "admin", "user", "set", "bob", "--max-running", "all")
+    assert (code, 'give a number, or "none"' in error) == (2, True)
     code, _, error = mpt_here({**environment, "MPT_API_KEY": key.strip()}, "wait", "a")
     assert (code, error) == (1, "mpt: the user of this API key was disabled: ask an admin\n")
     code, _, error = mpt_here(environment, "admin", "user", "set", "bob")

@@ -278,14 +278,18 @@ def test_how_a_user_stands_in_the_queue_is_set_by_an_admin(admin: TestClient) ->
     own = admin.get("/v1/queue", headers=ann).json()
     assert (own["share"]["raw_shares"], own["max_running"], own["max_submitted"]) == (3, 2, 1)
     assert (own["gpu_hours"], own["max_gpu_hours_a_day"]) == (0, 1.5)
-    changed = admin.patch("/v1/users/ann", json={"max_running": None, "role": "member"}).json()
-    assert changed.items() >= (standing | {"max_running": None}).items()
+    for limit in (0, None):
+        changed = admin.patch("/v1/users/ann", json={"max_running": limit, "role": "member"}).json()
+        assert changed.items() >= (standing | {"max_running": limit}).items()
+    admin.patch("/v1/users/ann", json={"max_submitted": 0})
+    refused = admin.post("/v1/experiments", json={"spec": ppca_spec()}, headers=ann)
+    assert (refused.status_code, "your limit is 0" in refused.json()["detail"]) == (409, True)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("shares", 0), ("shares", 10_001), ("shares", None), ("max_running", 0),
-     ("max_submitted", 2**31), ("max_gpu_hours_a_day", 0.0), ("may_jump", None)],
+    [("shares", 0), ("shares", 10_001), ("shares", None), ("max_running", -1),
+     ("max_submitted", 2**31), ("max_gpu_hours_a_day", -1.0), ("may_jump", None)],
 )  # fmt: skip
 def test_what_cannot_be_set_of_a_user(admin: TestClient, field: str, value: int | None) -> None:
     member(admin)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -134,6 +135,34 @@ def test_the_limit_of_running_ones_under_concurrent_dispatchers(either: Database
     with ThreadPoolExecutor(2) as pool:
         found = Counter(pool.map(dispatch, range(12)))
     assert found == {1: 3, capped: 2, None: 7}
+
+
+@pytest.mark.parametrize("columns", [{"disabled_at": 1.0}, {"max_running": 0}])
+def test_nothing_of_a_held_user_starts_until_it_may(
+    either: Database, columns: dict[str, Any]
+) -> None:
+    """What runs when the user is disabled goes on, and what is queued waits, whatever its priority;
+    others are not held up."""
+    lab = SharedLab(either, FairShare(), cpus=2)
+    held, other = lab.user("held", may_jump=True), lab.user("other")
+    runs = lab.submit(held, 1, JOB_S)
+    lab.run(1)
+
+    def change(**values: Any) -> None:
+        with either.transaction() as session:
+            session.execute(update(User).where(User.id == held).values(**values))
+
+    change(**columns)
+    queued = lab.submit(held, 2, JOB_S, priority=101)
+    free = lab.submit(other, 3, JOB_S)
+    lab.run()
+    assert [one for _, _, one in lab.starts] == [*runs, *free]
+    assert set(lab.waiting()) == set(queued)
+    with either.snapshot() as session:
+        assert session.get_one(Experiment, runs[0]).status == Status.SUCCEEDED
+    change(**dict.fromkeys(columns, None))
+    lab.run()
+    assert {one for _, _, one in lab.starts[4:]} == set(queued)
 
 
 def test_the_limit_of_submitted_ones_under_concurrent_requests(either: Database) -> None:

@@ -89,6 +89,20 @@ def test_auto_goes_to_a_gpu_where_one_is_idle_else_to_a_cpu(lab: Settings) -> No
     assert place(database, ids[4]) == (0, "all 2 CPU workers are busy, next in turn")
 
 
+def test_what_a_disabled_user_has_queued_is_before_no_one(either: Database) -> None:
+    register(either, cpu=1)
+    with either.transaction() as session:
+        disabled = User(name="disabled", disabled_at=1.0)
+        session.add(disabled)
+        session.flush()
+        other = store.submit(
+            session, disabled.id, Submission.model_validate({"spec": ppca_spec()})
+        ).id
+    mine = submit(either)
+    assert place(either, mine) == (0, "next in turn")
+    assert "its owner is disabled" in place(either, other)[1]
+
+
 def test_the_reason_names_what_is_missing(either: Database) -> None:
     on_gpu, anywhere, on_cpu = (submit(either, device) for device in ("cuda", "auto", "cpu"))
     assert place(either, on_gpu) == (0, "no GPU worker is registered")
