@@ -63,6 +63,7 @@ def supervised(union: Any = ExperimentSpec, implementation: Any = None) -> int:
         return INVALID
     from mptcore.runtime.runner import SpecRunner
 
+    os.environ.update(assignment.environment)
     runner = SpecRunner(_resumable(implementation), assignment, sys.stdout, supervised=True)
     follow_orders(sys.stdin.buffer, runner.obey)
     status = FAILED

@@ -1,5 +1,6 @@
 """What every process of the service does first."""
 
+import ctypes
 import logging
 import os
 import signal
@@ -32,6 +33,7 @@ def begin() -> Settings:
     settings = Settings()
     configure_logs(settings.log_form)
     os.umask(OWNER_ONLY)
+    hide_memory()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, children could not be waited for
     if settings.until_stdin_ends:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
@@ -40,6 +42,16 @@ def begin() -> Settings:
         _log_version(database)
         _require_tables(database)
     return settings
+
+
+def hide_memory() -> None:
+    """Hide this process's memory and environment from other processes of the same user.
+
+    Runs belong to that user, and the environment may hold passwords. Linux only.
+    """
+    if sys.platform == "linux":
+        pr_set_dumpable = 4
+        ctypes.CDLL(None).prctl(pr_set_dumpable, 0)
 
 
 def _end_with_stdin() -> None:

@@ -15,18 +15,18 @@ from contextlib import suppress
 from select import select
 from typing import Protocol
 
+from service.child_environment import run_environment
 from worker.warm_parent import NUMBER, TRANSFORMERS, exit_status
 
 
 def environment() -> dict[str, str]:
-    """Of runners. OpenMP's threads wait for each other by spinning. On cores that others use too,
-    as in a lab, that makes a run of two threads tens of times slower, unless they soon go to sleep.
-    A run reads files of strangers: it needs no password, and has none."""
-    kept = {name: value for name, value in os.environ.items() if name not in SECRETS}
-    return {"GOMP_SPINCOUNT": "10000", **kept}
+    """Return the environment variables of runners, which hold no secret of the service.
 
+    By default OpenMP's threads spin while they wait for each other. On cores that other processes
+    use, that makes a run of two threads tens of times slower, so they spin for a short time only.
+    """
+    return {"GOMP_SPINCOUNT": "10000", **run_environment()}
 
-SECRETS = ("MPT_DATABASE_URL", "MPT_REDIS_URL", "MPT_API_KEY")
 
 MPTCORE = (sys.executable, "-m", "mptcore", "--supervised")
 

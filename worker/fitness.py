@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from worker.children import environment
+
 CHECK = "import torch; torch.zeros(1, device='cuda').sum().item()"
 """In a process of its own: a worker imports no torch, and opens no CUDA context."""
 
@@ -22,7 +24,11 @@ class UnfitWorker(Exception):
 def require_gpu() -> None:
     """End this process where torch cannot compute on the GPU that its runners would see."""
     done = subprocess.run(
-        [sys.executable, "-c", CHECK], capture_output=True, text=True, check=False
+        [sys.executable, "-c", CHECK],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode == 0:
         return

@@ -14,8 +14,11 @@ from sqlalchemy.exc import DataError
 from sqlalchemy.orm import Session
 
 from mptcore.protocol.exit_codes import COMPLETE, INVALID, STOPPED
+from mptcore.specs.stored import stored_spec
+from service.child_environment import hub_environment
 from service.database import AWAY, Database
 from service.experiments import lease
+from service.experiments.inputs import Inputs
 from service.experiments.lease import Claim, FailureCause, LeaseLost
 from service.experiments.models import DesiredState, Queue, Status
 from service.experiments.recording import Batch, record
@@ -110,7 +113,14 @@ class Supervision:
             "resume": resume,
             "inputs": claim.inputs,
             "save_every_s": settings.checkpoint_every_s,
+            "environment": hub_environment() if self._needs_hub() else {},
         }
+
+    def _needs_hub(self) -> bool:
+        try:
+            return Inputs(self.settings).needs_hub(stored_spec(self.claim.spec))
+        except ValueError:  # the runner will say what is wrong with the spec
+            return False
 
     def _step(self) -> bool:
         """Take in what the runner wrote, commit it when it is time; false after its last record,

@@ -2,8 +2,8 @@
 
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -37,7 +37,8 @@ class Input(_Message):
 
 class Envelope(_Message):
     """The first line of a supervised run. With `resume` the records after `resume.after` are given;
-    without it all, from the first. `inputs` are the uploads and kept weights, by id."""
+    without it all, from the first. `inputs` are the uploads and kept weights, by id. `environment`
+    holds environment variables that this run needs beside those of its process."""
 
     spec: Any
     checkpoint_dir: str | None = None
@@ -45,6 +46,7 @@ class Envelope(_Message):
     resume: Resume | None = None
     inputs: dict[str, Input] | None = None
     save_every_s: Annotated[float, Field(gt=0)] = 30.0
+    environment: dict[str, str] = {}
 
 
 class Order(_Message):
@@ -67,6 +69,8 @@ class Assignment:
     inputs: dict[str, Input] | None = None
     save_every_s: float = 30.0
     """How long a run goes on without a checkpoint, about."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables to set before the run begins."""
 
 
 def parse_assignment(text: bytes, union: Any = ExperimentSpec) -> Assignment:
@@ -87,6 +91,7 @@ def parse_assignment(text: bytes, union: Any = ExperimentSpec) -> Assignment:
         envelope.resume,
         envelope.inputs,
         envelope.save_every_s,
+        envelope.environment,
     )
 
 

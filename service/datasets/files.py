@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from mptcore.runtime.durable import sync_folder
 from mptcore.specs import Problem
+from service.child_environment import run_environment
 from service.datasets import quota
 from service.errors import ApiError, invalid
 from service.settings import Settings
@@ -28,8 +29,6 @@ from service.settings import Settings
 INSPECTION_TIMEOUT_S = 120.0
 PIECE_BYTES = 2**20
 """Written and hashed at a time, in a thread: between two pieces the process answers others."""
-NEEDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
-"""All that Python needs of the environment, in which there are passwords."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -134,10 +133,9 @@ def inspect(file: Path) -> dict[str, Any]:
 def _inspected(file: Path) -> bytes:
     """What the inspection prints. It dies with this thread, and leaves no process behind."""
     command = [sys.executable, "-m", "mptcore.data.inspect", str(file)]
-    environment = {name: os.environ[name] for name in NEEDED if name in os.environ}
     with subprocess.Popen(
         command,
-        env=environment,
+        env=run_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -41,6 +41,17 @@ class Inputs:
             found += part
         return found
 
+    def needs_hub(self, spec: ExperimentSpec) -> bool:
+        """Return whether the spec reads a model or data set that is not in the lab's folders."""
+        names = [name for model in _models(spec) if (name := getattr(model, "checkpoint", None))]
+        if any(self.models is None or not (self.models / name).is_dir() for name in names):
+            return True
+        if isinstance(spec.data, GlueText):
+            return self._glue_file(spec.data) is None
+        if spec.data.source in IMAGES:
+            return self.data is None or not _has_images(self.data, spec.data.source)
+        return False
+
     def problems(self, spec: ExperimentSpec) -> Iterator[Problem]:
         """What is missing of what it reads, as far as that is known here."""
         if self.data is not None:
@@ -109,9 +120,12 @@ def _models(spec: ExperimentSpec) -> list[Any]:
 
 def _lacks_images(folder: Path, source: str) -> bool:
     """Whether they are not there, and will not be downloaded."""
+    return not _has_images(folder, source) and os.environ.get("MPT_ALLOW_DOWNLOAD") != "1"
+
+
+def _has_images(folder: Path, source: str) -> bool:
     file = folder / IMAGES[source] / RAW
-    there = file.is_file() or file.with_name(f"{file.name}.gz").is_file()
-    return not there and os.environ.get("MPT_ALLOW_DOWNLOAD") != "1"
+    return file.is_file() or file.with_name(f"{file.name}.gz").is_file()
 
 
 def _glue_in(folder: Path) -> list[str]:

@@ -4,6 +4,7 @@ process of its own to show is asked of its functions."""
 import io
 import json
 import math
+import os
 import subprocess
 import sys
 from functools import cache
@@ -123,6 +124,28 @@ def test_supervised_the_end_of_the_file_ends_the_run() -> None:
     process.stdout.close()
     assert process.stderr is not None
     process.stderr.close()
+
+
+def test_supervised_the_envelope_adds_environment_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: dict[str, str] = {}
+
+    class Runner:
+        def __init__(self, *arguments: object, supervised: bool) -> None:
+            self.obey = None
+
+        def run(self) -> int:
+            found.update(os.environ)
+            return COMPLETE
+
+    envelope = {"spec": SMALL, "environment": {"HF_TOKEN": "from the envelope"}}
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line(envelope))))
+    monkeypatch.setattr("mptcore.runtime.runner.SpecRunner", Runner)
+    monkeypatch.setattr(__main__, "follow_orders", lambda *_: None)
+    monkeypatch.setenv("HF_TOKEN", "to be restored after the test")
+    assert __main__.supervised() == COMPLETE
+    assert found["HF_TOKEN"] == "from the envelope"
 
 
 def test_a_spare_that_gets_no_spec_ends_with_0(

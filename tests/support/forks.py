@@ -21,7 +21,8 @@ import psutil
 
 from mptlab import cli, serve
 from worker import slot, warm_parent
-from worker.children import SECRETS, WarmParent
+from worker.children import WarmParent
+from worker.children import environment as runner_environment
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["__main__", "tests.support.preloaded"])
@@ -120,8 +121,9 @@ def _be_warm_parent(requests: int, *words: str) -> None:
         if fd > 2 and fd != requests:
             with suppress(OSError):  # that of the listing itself
                 os.close(fd)
-    for name in SECRETS:
-        os.environ.pop(name, None)
+    kept = runner_environment()
+    os.environ.clear()
+    os.environ.update(kept)
     # multiprocessing and Celery have put others in their place
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")
     sys.argv = ["worker.warm_parent", str(requests), *words]

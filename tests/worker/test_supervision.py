@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import DataError, OperationalError
 
+from service.child_environment import hub_environment
 from service.database import Database
 from service.experiments import lease
 from service.experiments.lease import Claim
@@ -57,8 +58,20 @@ def test_the_order_of_a_first_attempt(watch: Watch, claim: Claim) -> None:
             "resume": None,
             "inputs": {},
             "save_every_s": watch.settings.checkpoint_every_s,
+            "environment": {},
         }
     ]
+
+
+def test_only_a_run_that_may_download_gets_the_token_of_the_hub(
+    watch: Watch, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert watch.run(status=3)[1].orders[0]["environment"] == {}
+    watch.claim = claim_next(watch.database)
+    model = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
+    watch.claim.spec.update(model=model, data={"source": "mnist", "n": 10})
+    assert watch.run()[1].orders[0]["environment"] == hub_environment() != {}
 
 
 def test_the_order_of_an_attempt_that_goes_on(

@@ -20,7 +20,7 @@ from tests.support.stub import started
 from tests.worker.test_endings import claimed, load
 from worker import children, supervisor
 from worker import runner as runners
-from worker.children import WarmParent, environment
+from worker.children import WarmParent
 from worker.fitness import UnfitWorker
 from worker.runner import Runner
 from worker.slot import Slot
@@ -165,10 +165,3 @@ def test_a_process_that_outlives_its_runner_does_not_hold_the_slot(
     while runner.read(0.1) is not None:
         assert time.monotonic() - began < 4
     assert runner.kill() == 0
-
-
-def test_a_run_has_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MPT_DATABASE_URL", "MPT_REDIS_URL", "MPT_API_KEY", "MPT_DATA_DIR"):
-        monkeypatch.setenv(name, "x")
-    assert "MPT_DATA_DIR" in environment()
-    assert not environment().keys() & {"MPT_DATABASE_URL", "MPT_REDIS_URL", "MPT_API_KEY"}
