@@ -12,6 +12,7 @@ from rich.table import Table
 
 from mptlab import plots, serve
 from mptlab.api import Client
+from mptlab.means import over_seeds
 from mptlab.progress import shown_progress
 
 OUTPUT = Path("demo-output")
@@ -108,14 +109,9 @@ def _values(experiment: dict[str, Any], name: str) -> list[float]:
 
 
 def _std_err(experiment: dict[str, Any]) -> str:
-    """Of the mean over seeds: from the masks' own errors, or where one draw gives none, from the
-    spread over seeds."""
-    found = [metric for metric in experiment["metrics"] if metric["name"] == "mpt"]
-    errors = [metric["std_err"] for metric in found]
-    if None in errors:
-        spread = statistics.stdev(metric["value"] for metric in found)
-        return f"{spread / len(found) ** 0.5:.3f}"
-    return f"{sum(error**2 for error in errors) ** 0.5 / len(errors):.3f}"
+    """The standard error of the mean over seeds."""
+    (mean,) = over_seeds(one for one in experiment["metrics"] if one["name"] == "mpt")
+    return f"{mean.std_err:.3f}"
 
 
 if __name__ == "__main__":

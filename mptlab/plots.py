@@ -126,7 +126,8 @@ def comparison(axes: Axes, series: Sequence[Json]) -> None:
         axes.errorbar(one["x"], one["value"], errors, color=colour, linewidth=1, capsize=2,
                       marker=".", label=_label(one))  # fmt: skip
     axes.axhline(0.0, color="black", linewidth=0.8, linestyle="--")
-    axes.set(xlabel=_size_axis(series), ylabel="model − baseline, nats")
+    unit = "nats per token" if _is_by_rate(series) else "nats"
+    axes.set(xlabel=_size_axis(series), ylabel=f"model − baseline, {unit}")
 
 
 Form = Callable[[Axes, Sequence[Json]], None]
@@ -197,4 +198,9 @@ def _moment(one: Json) -> float:
 
 
 def _size_axis(series: Sequence[Json]) -> str:
-    return "masking rate" if series[0]["name"] == "score_by_rate" else "mask size m"
+    return "masking rate" if _is_by_rate(series) else "mask size m"
+
+
+def _is_by_rate(series: Sequence[Json]) -> bool:
+    """Whether x is a masking rate, at most 1; mask sizes are whole numbers from 1 on."""
+    return any(x < 1 for one in series for x in one["x"])

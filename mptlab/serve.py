@@ -13,6 +13,8 @@ from typing import NoReturn
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
+LOCK = "serving.lock"
+"""The file in a store that the process holds that serves it."""
 
 
 def require_server() -> None:
@@ -38,11 +40,41 @@ def free_port() -> int:
 
 @contextmanager
 def embedded(store: Path, port: int, log: Path | None = None) -> Iterator[Callable[[], None]]:
-    """The service on a loopback port with everything in `store`, while the block runs; output
-    goes to the file `log` or to stderr. Gives a function that starts again what has died."""
+    """Run the service on a loopback port with everything in `store`, while the block runs; output
+    goes to the file `log` or to stderr. Gives a function that starts again what has died. Raises
+    RuntimeError where the store is served already, or the port is in use."""
     require_server()
-    if _is_taken(port):
-        raise RuntimeError(f"port {port} is in use: choose another")
+    with _locked(store, f"http://127.0.0.1:{port}"):
+        if _is_taken(port):
+            raise RuntimeError(f"port {port} is in use: choose another")
+        with _started(store, port, log) as revive:
+            yield revive
+
+
+@contextmanager
+def _locked(store: Path, url: str) -> Iterator[None]:
+    """Mark the store as served at a URL. Raises RuntimeError where it is served already. The kernel
+    releases the lock when this process ends, however it ends; the file stays and means nothing."""
+    import fcntl  # which Windows lacks, where the client runs too
+
+    store.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (store / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            at = file.read().strip() or "a URL that is not known yet"
+            told = f"this store is already served at {at}: {store}"
+            raise RuntimeError(f"{told}; to serve another one, set MPT_STORE") from None
+        file.truncate(0)
+        file.write(f"{url} (process {os.getpid()})\n")
+        file.flush()
+        yield
+
+
+@contextmanager
+def _started(store: Path, port: int, log: Path | None) -> Iterator[Callable[[], None]]:
+    """The processes of the service; see `embedded`."""
     environment = {
         **os.environ,
         "MPT_STORE": str(store.absolute()),

@@ -62,7 +62,8 @@ class Sweep(ShownTable):
 
     def table(self) -> list[Json]:
         """A row for each point: its number, experiment and status, the swept fields by their paths,
-        and each metric by its name, with its standard error as `… std_err`."""
+        and each metric over its seeds, with its standard error as `… std_err` and the number of
+        seeds as `… count`."""
         answer = self._client._call("GET", f"{self._path}/table")
         return [_flat(row) for row in answer["items"]]
 
@@ -103,5 +104,9 @@ def points_of(points: Mapping[str, Any]) -> Json:
 def _flat(row: Json) -> Json:
     flat: Json = {name: row[name] for name in ("point", "experiment_id", "status")} | row["fields"]
     for name, metric in row["metrics"].items():
-        flat |= {name: metric["value"], f"{name} std_err": metric["std_err"]}
+        flat |= {
+            name: metric["value"],
+            f"{name} std_err": metric["std_err"],
+            f"{name} count": metric["count"],
+        }
     return flat

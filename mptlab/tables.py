@@ -1,16 +1,13 @@
 """Tables of what several experiments have in common, and in what they differ."""
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from mptlab.errors import Json
+from mptlab.means import over_seeds
 from mptlab.specs import flat
 
 MISSING = object()
-
-SEED = re.compile(r"\[seed=[^],]*\]|seed=[^],]*,|,seed=[^],]*")
-"""The seed among the labels in a metric's name."""
 
 
 def comparison(experiments: Sequence[Json]) -> list[Json]:
@@ -29,25 +26,22 @@ def comparison(experiments: Sequence[Json]) -> list[Json]:
 
 
 def for_people(rows: Sequence[Json]) -> list[Json]:
-    """The rows of a sweep's table or a comparison, with each metric in one cell: its mean over
-    seeds, with the error of that. Sweeps go without the ids of experiments."""
+    """Put each metric of a sweep's table or a comparison in one cell with its error. The ids of a
+    sweep's experiments and the counts of seeds are left out."""
     return [_for_people(row) for row in rows]
 
 
 def _for_people(row: Json) -> Json:
-    shown: Json = {}
-    metrics: dict[str, list[Json]] = {}
-    for name, value in row.items():
-        if f"{name} std_err" in row:
-            metric = {"value": value, "std_err": row[f"{name} std_err"]}
-            metrics.setdefault(SEED.sub("", name), []).append(metric)
-        elif name != "experiment_id" and not name.endswith(" std_err"):
-            shown[name] = value
-    return shown | {name: _with_error(found) for name, found in metrics.items()}
+    metrics = {name for name in row if f"{name} std_err" in row}
+    beside = {f"{name} {what}" for name in metrics for what in ("std_err", "count")}
+    return {
+        name: _with_error(value, row[f"{name} std_err"]) if name in metrics else value
+        for name, value in row.items()
+        if name != "experiment_id" and name not in beside
+    }
 
 
-def _with_error(metrics: Sequence[Json]) -> str | None:
-    mean, error = _mean(metrics), _std_err(metrics)
+def _with_error(mean: float | None, error: float | None) -> str | None:
     if mean is None:
         return None
     if not error:
@@ -57,33 +51,12 @@ def _with_error(metrics: Sequence[Json]) -> str | None:
 
 
 def summary(metrics: Sequence[Json]) -> Json:
-    """Each metric by its name and its labels other than the seed: the mean over seeds, and the
-    standard error of that mean, where each seed has one."""
-    named: dict[str, list[Json]] = {}
-    for metric in metrics:
-        labels = {key: value for key, value in metric["labels"].items() if key != "seed"}
-        inner = ",".join(f"{key}={value}" for key, value in labels.items())
-        named.setdefault(f"{metric['name']}[{inner}]" if inner else metric["name"], []).append(
-            metric
-        )
+    """Each metric by its name and its labels other than the seed: the mean over seeds, and its
+    standard error as `… std_err` (see `mptlab.means`)."""
     columns: Json = {}
-    for name, found in named.items():
-        columns |= {name: _mean(found), f"{name} std_err": _std_err(found)}
+    for mean in over_seeds(metrics):
+        columns |= {mean.title: mean.value, f"{mean.title} std_err": mean.std_err}
     return columns
-
-
-def _mean(metrics: Sequence[Json]) -> float | None:
-    values = list(_given(metrics, "value"))
-    return math.fsum(values) / len(values) if len(values) == len(metrics) else None
-
-
-def _std_err(metrics: Sequence[Json]) -> float | None:
-    errors = list(_given(metrics, "std_err"))
-    return math.hypot(*errors) / len(errors) if len(errors) == len(metrics) else None
-
-
-def _given(metrics: Sequence[Json], name: str) -> Iterator[float]:
-    return (one[name] for one in metrics if one[name] is not None)
 
 
 def _union(mappings: Iterable[Json]) -> list[str]:

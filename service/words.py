@@ -292,9 +292,12 @@ OF_SWEEPS = {
     "SweepOut.spec": "what its points share, as it was submitted",
     "SweepSubmission.spec": "what the points share; it need not be whole without their values",
     "SweepUrls.points": "POST here to add points",
+    "Table.pooled": "the points that differ in their seeds alone, taken together",
+    "PooledRow.points": "how many points these are",
+    "MetricCell.count": "over how many seeds the mean is",
     "Table.metrics": "the names of all metrics that a point has",
     "TableRow.fields": "the values of the swept fields, by their paths",
-    "TableRow.metrics": "the numbers of the whole run by their names and labels, as lml[seed=4]",
+    "TableRow.metrics": "means over seeds, by name and other labels, as lml[model=baseline]",
 }
 OF_SIGNING_IN = {
     "SignInWith.key": "an API key; null where a code is given",
@@ -330,6 +333,7 @@ OF_PARAMETERS = {
     "experiment": "the ids of experiments, in the order of the preset's specs",
     "experiment_id": "the id of an experiment",
     "fields": "summary, or full: with their specs",
+    "form": "the rows of a CSV: points, pooled over seeds, or long, a row for each value",
     "format": "json, or csv for a spreadsheet",
     "hours": "so many, from 1 to 24",
     "idempotency-key": "the same request sent again under it is done once",

@@ -34,6 +34,7 @@ from service.sweeps.expansion import MOST_POINTS, MOST_PROBLEMS, Point, in_reque
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import (
     Added,
+    CsvForm,
     MorePoints,
     Retried,
     SweepChanges,
@@ -43,7 +44,7 @@ from service.sweeps.schemas import (
     Table,
     TableFormat,
 )
-from service.sweeps.views import as_csv, summary_out, sweep_out, table
+from service.sweeps.views import as_csv, long_csv, pooled_csv, summary_out, sweep_out, table
 from service.users import Caller
 
 log = logging.getLogger(__name__)
@@ -121,17 +122,31 @@ def get_sweep(
     "/{sweep_id}/table", response_model=Table, responses={200: {"content": {"text/csv": {}}}}
 )
 def get_table(
-    sweep_id: SweepId, database: DatabaseDep, user: Reader, format: TableFormat = TableFormat.JSON
+    sweep_id: SweepId,
+    database: DatabaseDep,
+    user: Reader,
+    format: TableFormat = TableFormat.JSON,
+    form: CsvForm = CsvForm.POINTS,
 ) -> Response:
-    """One row for each point: the swept fields, where it stands, and its metrics; `format=csv` for
-    a spreadsheet. Points whose experiment was deleted, or is not open to you, are left out."""
+    """One row for each point: the swept fields, where it stands, and its metrics over seeds;
+    `format=csv` for a spreadsheet, where `form=long` has a row for each value of a metric, and
+    `form=pooled` takes points together that differ in their seeds alone. Points whose experiment
+    was deleted, or is not open to you, are left out."""
     with database.snapshot() as session:
         sweep = _find(session, user, sweep_id)
         points = store.points(session, sweep_id, user)
-        made = table(sweep, points, store.metrics(session, sweep_id))
-    if format == TableFormat.CSV:
-        return Response(as_csv(made), media_type="text/csv")
-    return as_json(made)
+        metrics = store.metrics(session, sweep_id)
+        made = table(sweep, points, metrics)
+    if format == TableFormat.JSON:
+        return as_json(made)
+    match form:
+        case CsvForm.POINTS:
+            text = as_csv(made)
+        case CsvForm.POOLED:
+            text = pooled_csv(made)
+        case CsvForm.LONG:
+            text = long_csv(made, metrics)
+    return Response(text, media_type="text/csv")
 
 
 @router.post("/{sweep_id}/points", status_code=HTTPStatus.ACCEPTED)

@@ -148,15 +148,18 @@ class Retried(BaseModel):
 
 
 class MetricCell(BaseModel):
-    """A metric of the point: its number and standard error, null where it has none."""
+    """The mean of a metric over `count` seeds and its standard error. The mean is null where a seed
+    has no value. For several seeds the error is the standard deviation of the values over √count,
+    and at least what the seeds' own errors give; for one seed it is the metric's own."""
 
     value: float | None
     std_err: float | None
+    count: int
 
 
 class TableRow(BaseModel):
-    """A point: the values of the swept fields by their paths, and what came of it. Metrics are
-    called by their names, and where they have labels with these: `lml[seed=4]`."""
+    """A point: the values of the swept fields by their paths, and its metrics over its seeds, by
+    name and labels other than the seed: `lml[model=baseline]`."""
 
     point: int
     experiment_id: str
@@ -166,14 +169,33 @@ class TableRow(BaseModel):
     metrics: dict[str, MetricCell]
 
 
+class PooledRow(BaseModel):
+    """The points that differ in their seeds alone, taken together: how many, and their metrics over
+    the seeds of all."""
+
+    points: int
+    fields: dict[str, Any]
+    metrics: dict[str, MetricCell]
+
+
 class Table(BaseModel):
-    """One row for each point, in their order."""
+    """One row for each point, in their order. `pooled` has values where `seeds` are swept."""
 
     fields: list[str]
     metrics: list[str]
     items: list[TableRow]
+    pooled: list[PooledRow]
 
 
 class TableFormat(StrEnum):
     JSON = "json"
     CSV = "csv"
+
+
+class CsvForm(StrEnum):
+    """The rows of a CSV: one for each point; one for each choice of the fields other than `seeds`;
+    or one for each value of a metric, with its labels in columns of their own."""
+
+    POINTS = "points"
+    POOLED = "pooled"
+    LONG = "long"

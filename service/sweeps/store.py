@@ -131,26 +131,19 @@ def _points(*columns: Any) -> Select[Any]:
     )
 
 
-def metrics(
-    session: Session, sweep_id: str
-) -> dict[str, dict[str, tuple[float | None, float | None]]]:
-    """Of each experiment of a sweep: its metrics by name, with their standard errors."""
+def metrics(session: Session, sweep_id: str) -> dict[str, list[dict[str, Any]]]:
+    """The metrics of a sweep by experiment: each with `name`, `labels`, `value` and `std_err`."""
     query = (
         select(Metric.experiment_id, Metric.name, Metric.labels, Metric.value, Metric.std_err)
         .join(SweepPoint, SweepPoint.experiment_id == Metric.experiment_id)
         .where(SweepPoint.sweep_id == sweep_id)
         .order_by(Metric.experiment_id, Metric.seq)
     )
-    found: dict[str, dict[str, tuple[float | None, float | None]]] = defaultdict(dict)
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for experiment_id, name, labels, value, std_err in session.execute(query):
-        found[experiment_id][_column(name, labels)] = value, std_err
+        metric = {"name": name, "labels": json.loads(labels), "value": value, "std_err": std_err}
+        found[experiment_id].append(metric)
     return found
-
-
-def _column(name: str, labels: str) -> str:
-    """`lml[seed=4]`."""
-    text = ",".join(f"{key}={value}" for key, value in json.loads(labels).items())
-    return f"{name}[{text}]" if text else name
 
 
 def progress(session: Session, sweep_id: str) -> float:

@@ -3,11 +3,13 @@
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row
 
+from mptlab.means import over_seeds
 from service.experiments.models import TERMINAL, Status
 from service.experiments.schemas import FailureOut, Progress, moment
 from service.sharing import Visibility
@@ -15,6 +17,7 @@ from service.sweeps.expansion import value_at
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import (
     MetricCell,
+    PooledRow,
     SweepOut,
     SweepSummary,
     SweepUrls,
@@ -31,6 +34,10 @@ IN_TURN = (
     Status.CANCELLED,
 )
 """The first of these that a point is in is the sweep's status; else it has succeeded."""
+SEEDS = "seeds"
+"""The field whose points are pooled."""
+POINT = ("point", "experiment_id", "status")
+"""The first columns of a table of points."""
 PER_RUN = 100
 """Progress is counted in so many parts of a run."""
 
@@ -86,18 +93,21 @@ def sweep_out(
     )
 
 
-Metrics = Mapping[str, Mapping[str, tuple[float | None, float | None]]]
+Metrics = Mapping[str, Sequence[Mapping[str, Any]]]
+"""The metrics of each experiment, by its id."""
 
 
 def table(sweep: Sweep, points: Sequence[Row[Any]], metrics: Metrics) -> Table:
-    names = dict.fromkeys(name for one in points for name in metrics.get(one.id, ()))
-    rows = [_row(sweep, one, metrics.get(one.id, {})) for one in points]
-    return Table.model_construct(fields=sweep.fields, metrics=[*names], items=rows)
+    rows = [_row(sweep, one, metrics.get(one.id, ())) for one in points]
+    return Table.model_construct(
+        fields=sweep.fields,
+        metrics=[*dict.fromkeys(name for row in rows for name in row.metrics)],
+        items=rows,
+        pooled=_pooled(rows, metrics) if SEEDS in sweep.fields else [],
+    )
 
 
-def _row(
-    sweep: Sweep, one: Row[Any], metrics: Mapping[str, tuple[float | None, float | None]]
-) -> TableRow:
+def _row(sweep: Sweep, one: Row[Any], metrics: Sequence[Mapping[str, Any]]) -> TableRow:
     failure = None
     if one.failure_kind is not None:
         failure = FailureOut(kind=one.failure_kind, message=one.failure_message or "")
@@ -107,30 +117,89 @@ def _row(
         fields={path: value_at(one.spec, path) for path in sweep.fields},
         status=Status(one.status),
         failure=failure,
-        metrics={
-            name: MetricCell.model_construct(value=value, std_err=std_err)
-            for name, (value, std_err) in metrics.items()
-        },
+        metrics=_cells(metrics),
     )
+
+
+def _cells(metrics: Iterable[Mapping[str, Any]]) -> dict[str, MetricCell]:
+    return {
+        mean.title: MetricCell.model_construct(
+            value=mean.value, std_err=mean.std_err, count=mean.count
+        )
+        for mean in over_seeds(metrics)
+    }
+
+
+def _pooled(rows: Sequence[TableRow], metrics: Metrics) -> list[PooledRow]:
+    groups: dict[str, list[TableRow]] = defaultdict(list)
+    for row in rows:
+        groups[json.dumps(_beside_seeds(row))].append(row)
+    return [
+        PooledRow.model_construct(
+            points=len(group),
+            fields=_beside_seeds(group[0]),
+            metrics=_cells(one for row in group for one in metrics.get(row.experiment_id, ())),
+        )
+        for group in groups.values()
+    ]
+
+
+def _beside_seeds(row: TableRow) -> dict[str, Any]:
+    return {path: value for path, value in row.fields.items() if path != SEEDS}
 
 
 def as_csv(made: Table) -> str:
     """A line for each point: its number, experiment and status, the swept fields, and each metric
-    with its standard error. Lists and objects are JSON; what is missing is empty."""
+    with its standard error and its count of seeds. Lists and objects are JSON; what is missing is
+    empty."""
+    head = [*POINT, *made.fields, *_metric_columns(made)]
+    return _csv(head, ([*_of_point(row), *_of_metrics(made, row.metrics)] for row in made.items))
+
+
+def pooled_csv(made: Table) -> str:
+    """A line for each choice of the fields other than `seeds`, with the metrics over all seeds."""
+    fields = [path for path in made.fields if path != SEEDS]
+    lines = (
+        [row.points, *map(_cell, row.fields.values()), *_of_metrics(made, row.metrics)]
+        for row in made.pooled
+    )
+    return _csv(["points", *fields, *_metric_columns(made)], lines)
+
+
+def long_csv(made: Table, metrics: Metrics) -> str:
+    """A line for each value of a metric, with a column for each label."""
+    found = {row.experiment_id: metrics.get(row.experiment_id, ()) for row in made.items}
+    labels = [*dict.fromkeys(key for own in found.values() for one in own for key in one["labels"])]
+    lines = (
+        [*_of_point(row), one["name"], *map(one["labels"].get, labels), one["value"],
+         one["std_err"]]
+        for row in made.items
+        for one in found[row.experiment_id]
+    )  # fmt: skip
+    return _csv([*POINT, *made.fields, "metric", *labels, "value", "std_err"], lines)
+
+
+def _csv(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
-    beside = [name for metric in made.metrics for name in (metric, f"{metric} std_err")]
-    writer.writerow(["point", "experiment_id", "status", *made.fields, *beside])
-    writer.writerows(_line(made, row) for row in made.items)
+    writer.writerow(head)
+    writer.writerows(lines)
     return text.getvalue()
 
 
-def _line(made: Table, row: TableRow) -> Iterator[Any]:
+def _metric_columns(made: Table) -> Iterator[str]:
+    return (f"{name}{what}" for name in made.metrics for what in ("", " std_err", " count"))
+
+
+def _of_point(row: TableRow) -> Iterator[Any]:
     yield from (row.point, row.experiment_id, row.status.value)
-    yield from (_cell(row.fields[path]) for path in made.fields)
+    yield from map(_cell, row.fields.values())
+
+
+def _of_metrics(made: Table, metrics: Mapping[str, MetricCell]) -> Iterator[Any]:
     for name in made.metrics:
-        cell = row.metrics.get(name)
-        yield from (None, None) if cell is None else (cell.value, cell.std_err)
+        cell = metrics.get(name)
+        yield from (None, None, None) if cell is None else (cell.value, cell.std_err, cell.count)
 
 
 def _cell(value: Any) -> Any:

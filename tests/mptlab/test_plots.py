@@ -57,6 +57,16 @@ def test_paired_differences_have_their_errors() -> None:
     assert ends == pytest.approx(np.array(expected))
 
 
+def test_differences_by_rate_have_a_rate_on_their_axis() -> None:
+    """The series of mask sizes and of masking rates share a name."""
+    by_size = axes_of("comparison", series("score_difference", seed=4))
+    assert by_size.get_xlabel() == "mask size m"
+    assert by_size.get_ylabel() == "model − baseline, nats"
+    by_rate = axes_of("comparison", series("score_difference", seed=4) | {"x": [0.15, 0.5, 1.0]})
+    assert by_rate.get_xlabel() == "masking rate"
+    assert by_rate.get_ylabel() == "model − baseline, nats per token"
+
+
 def test_what_is_missing_leaves_a_gap() -> None:
     gap = series("score") | {"value": [-3.0, None, -1.0], "std_err": [None, None, 0.1]}
     assert np.isnan(np.asarray(axes_of("scores", gap).lines[0].get_ydata(), dtype=float)[1])

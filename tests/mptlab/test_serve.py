@@ -4,11 +4,14 @@ import os
 import pty
 import re
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from mptlab import Client, serve
 from tests.support.ppca_spec import ppca_spec
@@ -57,3 +60,25 @@ def test_a_person_sees_what_becomes_of_runs_and_nothing_else(tmp_path: Path) -> 
     assert any(submitted in line and "succeeded" in line for line in lines), lines
     assert len(lines) < 10, lines
     assert not [line for line in lines if "{" in line or "GET" in line], lines
+
+
+def test_a_store_is_served_once(tmp_path: Path) -> None:
+    """A second service on it is refused and names the first; a killed one leaves it free."""
+    store = tmp_path / "store"
+    held = (
+        "from mptlab.serve import _locked; from pathlib import Path; import sys\n"
+        "with _locked(Path(sys.argv[1]), sys.argv[2]): print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", held, str(store), "http://127.0.0.1:1234"]
+    with psutil.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"held\n"
+        refused = rf"already served at http://127.0.0.1:1234 \(process {first.pid}\).*{store}"
+        with pytest.raises(RuntimeError, match=refused), serve.embedded(store, serve.free_port()):
+            pass
+        assert not (store / "mpt.db").exists()
+        first.kill()
+        first.wait()
+    assert store.stat().st_mode & 0o777 == 0o700
+    with serve._locked(store, "http://127.0.0.1:2"):
+        pass

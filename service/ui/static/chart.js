@@ -23,7 +23,7 @@ const token = (name) => getComputedStyle(document.documentElement).getPropertyVa
 export const colourOf = (index) => token(`--series-${(index % COLOURS) + 1}`);
 
 /** Lines of uPlot: for each series the two ends of its band and its value, on one common x. */
-function dataOf(series, lines) {
+export function dataOf(series, lines) {
   const tables = series.map((one) => [one.x, ...endsOf(one), one.value]);
   const data = tables.length ? window.uPlot.join(tables) : [[]];
   return [...data, ...lines.map((line) => data[0].map(() => line.y))];
@@ -38,12 +38,13 @@ const levelLook = ({ colour }) => ({ stroke: colour === undefined ? token("--mut
 
 function seriesOf({ series, lines, xLabel }) {
   const curves = series.flatMap((one, index) => {
-    const { label, x } = one;
+    const { label, x, dots = false } = one;
     const look = lookOf(one, index);
     const error = (plot, at, i) => (plot.data[at - 2][i] === null ? null : (plot.data[at - 2][i] - plot.data[at][i]) / 2);
     const value = (plot, v, at, i) => (i === null ? "" : withError(plot.data[at][i], error(plot, at, i)));
-    const points = { show: x.length <= FEW_POINTS, size: 5 };
-    return [...bandSeries(look.stroke, series.length <= MOST_BANDS), { label, ...look, width: 1.5, value, points }];
+    const points = { show: dots || x.length <= FEW_POINTS, size: 5 };
+    const paths = dots ? { paths: () => null } : {};
+    return [...bandSeries(look.stroke, !dots && series.length <= MOST_BANDS), { label, ...look, ...paths, width: 1.5, value, points }];
   });
   const levels = lines.map((line) => ({
     label: line.label,
@@ -55,7 +56,7 @@ function seriesOf({ series, lines, xLabel }) {
   return [{ label: xLabel, value: (plot, v) => number(v, 6) }, ...curves, ...levels];
 }
 
-function optionsOf(shown, width) {
+export function optionsOf(shown, width) {
   const { series, xLabel, yLabel, logX, logY } = shown;
   const axis = {
     stroke: token("--muted"),
@@ -127,7 +128,7 @@ function usePlot(props) {
 }
 
 /** Another section of x: so many times as wide, moved by a part of its width. */
-function move(plot, times, by) {
+export function move(plot, times, by) {
   const isLog = plot.scales.x.distr === 3;
   const bent = (value) => (isLog ? Math.log(value) : value);
   const straight = (value) => (isLog ? Math.exp(value) : value);
@@ -141,16 +142,16 @@ function move(plot, times, by) {
 /** What of a chart is seen, for a file. */
 function drawingOf(title, { series, lines, xLabel, yLabel }, plot) {
   const { min, max } = plot.scales.x;
-  const curves = series.map((one, i) => ({ ...one, ...lookOf(one, i), ends: endsOf(one), at: 3 * i + 3 }));
+  const curves = series.map((one, i) => ({ ...one, ...lookOf(one, i), ends: one.dots ? null : endsOf(one), at: 3 * i + 3 }));
   const levels = lines.map((line, i) => ({ ...line, ...levelLook(line), x: [min, max], value: [line.y, line.y], ends: null, at: 3 * series.length + 1 + i }));
   const seen = [...curves, ...levels].filter(({ at }) => plot.series[at].show);
   return { title, xLabel, yLabel, token, curves: seen.map(({ stroke, ...one }) => ({ ...one, colour: stroke })) };
 }
 
-const isPositive = (values) => values.every((value) => value === null || value > 0);
+export const isPositive = (values) => values.every((value) => value === null || value > 0);
 
 /** What the chart says to those who do not see it. */
-function summaryOf(title, series) {
+export function summaryOf(title, series) {
   const ends = series.slice(0, 12).map(({ label, value }) => {
     const known = value.filter((one) => one !== null);
     return `${label}: ${known.length} points, from ${number(known[0])} to ${number(known[known.length - 1])}`;
@@ -159,7 +160,7 @@ function summaryOf(title, series) {
 }
 
 /**
- * `series` are `{label, colour?, dash?, x, value, std_err}`, `lines` `{label, y, colour?}`. The bands
+ * `series` are `{label, colour?, dash?, dots?, x, value, std_err}`, with `dots` in place of a curve, `lines` `{label, y, colour?}`. The bands
  * are two standard errors wide on either side.
  */
 export function Chart({ title, series, lines = [], xLabel, yLabel, children }) {

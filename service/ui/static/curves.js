@@ -2,6 +2,7 @@
 
 import { get, oneAtATime, post, withQuery } from "./api.js";
 import { labelText, titleOf } from "./format.js";
+import { overSeeds } from "./means.js";
 
 const MOST_POINTS = 20_000;
 
@@ -19,7 +20,16 @@ const ABOUT = {
 };
 const LML_BELONGS_TO = new Set(["mpt", "elbo", "lml"]);
 
-export const aboutSeries = (name) => ABOUT[name] ?? [name, "", ""];
+const DIFFERENCE_BY_RATE = ["Difference of scores", "masking rate", "nats per token"];
+
+/** Title, x label and y label of a chart. */
+export function aboutSeries(name, isByRate = false) {
+  if (name === "score_difference" && isByRate) return DIFFERENCE_BY_RATE;
+  return ABOUT[name] ?? [name, "", ""];
+}
+
+/** Whether x is a masking rate, at most 1; mask sizes are whole numbers from 1 on. */
+export const isByRate = ({ x }) => x.some((one) => one < 1);
 
 /**
  * A function that gives an experiment's curves as of now: it asks for the whole at its first call,
@@ -64,10 +74,36 @@ function state(answer, series) {
   return { lastSeq: answer.last_seq, partial: answer.partial, series, points };
 }
 
-/** The charts of some curves: `[{name, series}]`, each in the order of their names and labels. */
+/** The charts of one experiment: `[{key, about, name, series}]`, in the order of names and labels. */
 export function chartsOf(series) {
-  const names = [...new Set(series.map((one) => one.name))];
-  return names.map((name) => ({ name, series: series.filter((one) => one.name === name).map(drawn) }));
+  return charts(series.map((one) => ({ from: one, shown: drawn(one) })));
+}
+
+/** The charts of several experiments: a chart for each name of a series, a colour for each experiment. */
+export function chartsOfMany(experiments, curves) {
+  return charts(curves.flatMap((item, index) => {
+    const dashes = new Map();
+    const title = titleOf(experiments[index]);
+    return item.series.map((one) => {
+      const dash = dashes.get(one.name) ?? 0;
+      dashes.set(one.name, dash + 1);
+      const labels = labelText(one.labels);
+      return { from: one, shown: { ...drawn(one), colour: index, dash, label: labels ? `${title}, ${labels}` : title } };
+    });
+  }));
+}
+
+/** Series of one name share a chart, but what is by mask size and what is by rate do not. */
+function charts(found) {
+  const groups = new Map();
+  for (const { from, shown } of found) {
+    const about = aboutSeries(from.name, isByRate(from));
+    const key = `${from.name} ${about[1]}`;
+    const chart = groups.get(key) ?? { key, about, name: from.name, series: [] };
+    chart.series.push(shown);
+    groups.set(key, chart);
+  }
+  return [...groups.values()];
 }
 
 function drawn(one) {
@@ -82,28 +118,12 @@ function ascending(one) {
   return { x: pick(one.x), value: pick(one.value), std_err: pick(one.std_err) };
 }
 
-/** The charts of several experiments: a chart for each name of a series, a colour for each experiment. */
-export function chartsOfMany(experiments, curves) {
-  const names = [...new Set(curves.flatMap((item) => item.series.map((one) => one.name)))];
-  return names.map((name) => ({
-    name,
-    series: curves.flatMap((item, index) =>
-      item.series.filter((one) => one.name === name).map((one, dash) => {
-        const { label, ...columns } = drawn(one);
-        const title = titleOf(experiments[index]);
-        return { ...columns, colour: index, dash, label: label === name ? title : `${title}, ${label}` };
-      }),
-    ),
-  }));
-}
-
-/** The level that a curve is to reach, where it is known: the LML, or 0 for what is told less it. */
+/** The levels that a curve is to reach, where known: each model's LML, or 0 for what is told less it. */
 export function levelsOf(name, metrics, label = "LML") {
   if (name === "convergence" || name === "score_difference") return [{ label: "0", y: 0 }];
   if (!LML_BELONGS_TO.has(name)) return [];
-  const values = metrics.filter((one) => one.name === "lml" && one.value !== null).map((one) => one.value);
-  if (!values.length) return [];
-  return [{ label, y: values.reduce((a, b) => a + b, 0) / values.length }];
+  const means = overSeeds(metrics.filter((one) => one.name === "lml")).filter(({ value }) => value !== null);
+  return means.map(({ labels, value }) => ({ label: [label, labelText(labels)].filter(Boolean).join(", "), y: value }));
 }
 
 /** The same of many experiments, in the order of their ids: the first call is one request. */

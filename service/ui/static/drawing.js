@@ -52,27 +52,28 @@ export function svgOf(plot, { title, xLabel, yLabel, curves, token }) {
 const ticksOf = ({ _splits: splits, _values: words }) =>
   splits.map((value, i) => [value, words[i]]).filter(([, word]) => word !== "" && word !== null);
 
-function drawn({ colour, dash, x, value, ends }, at) {
-  const line = element("path", { d: pathOf(x, value, at), stroke: colour, "stroke-dasharray": dash.join(" ") });
+function drawn({ colour, dash, dots, x, value, ends }, at) {
+  const look = dots ? { "stroke-width": 5 } : { "stroke-dasharray": dash.join(" ") };
+  const line = element("path", { d: pathOf(x, value, at, dots), stroke: colour, ...look });
   if (ends === null) return [line];
   return [...bandsOf(x, ends, at).map((d) => element("path", { d, fill: colour, "fill-opacity": 0.18 })), line];
 }
 
 const point = (x, y, at) => `${at.x(x).toFixed(2)} ${at.y(y).toFixed(2)}`;
 
-/** A missing value is a gap; a point between two gaps is a dot. */
-function pathOf(x, value, at) {
+/** A missing value is a gap; a point between two gaps is a dot, as all are where `dots` are wanted. */
+export function pathOf(x, value, at, dots = false) {
   let isGap = true;
   return x.map((one, i) => {
     const wasGap = isGap;
     isGap = value[i] === null;
     if (isGap) return "";
-    return wasGap ? `M${point(one, value[i], at)}h0` : `L${point(one, value[i], at)}`;
+    return wasGap || dots ? `M${point(one, value[i], at)}h0` : `L${point(one, value[i], at)}`;
   }).join("");
 }
 
 /** An outline for each stretch between gaps. */
-function bandsOf(x, [upper, lower], at) {
+export function bandsOf(x, [upper, lower], at) {
   const stretches = [[]];
   x.forEach((_, i) => (upper[i] === null ? stretches.push([]) : stretches[stretches.length - 1].push(i)));
   return stretches.filter((one) => one.length > 1).map((places) => {

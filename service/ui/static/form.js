@@ -42,7 +42,7 @@ function Fields({ part, value, pointer, onChange }) {
 const isSet = (part, value) => value !== undefined && !same(value, part.default);
 
 /** Whether there is anything to choose. */
-function isOpen(part) {
+export function isOpen(part) {
   if (part.kind === "object" && !part.nullable) return Object.values(part.fields).some(isOpen);
   return part.kind !== "const" && !(part.kind === "choices" && part.values.length === 1 && !part.required);
 }
@@ -151,13 +151,13 @@ function Typed({ part, value, control, onChange }) {
 }
 
 /** As it is typed: lists of numbers with commas between, lists of texts one a line. */
-function written({ kind, numeric }, value) {
+export function written({ kind, numeric }, value) {
   if (value === undefined || value === null) return "";
   return kind === "list" ? [value].flat().join(numeric ? ", " : "\n") : plain(value);
 }
 
 /** What was typed; what is no number stays a text, which the service refuses in its own words. */
-function read({ kind, numeric }, text) {
+export function read({ kind, numeric }, text) {
   if (!text.trim()) return undefined;
   const one = (word) => (numeric && Number.isFinite(Number(word)) ? Number(word) : word);
   if (kind !== "list") return one(text.trim());

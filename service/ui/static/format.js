@@ -6,7 +6,7 @@ export const DASH = "–";
 export function number(value, digits = 4) {
   if (value === null || value === undefined) return DASH;
   const rounded = Number(value.toPrecision(digits));
-  const size = Math.abs(rounded);
+  const size = Math.abs(value);
   const isOdd = size !== 0 && (size >= 1e6 || size < 1e-4);
   const text = isOdd ? rounded.toExponential() : Number.isInteger(value) ? value : rounded;
   return String(text).replaceAll("-", "−");
@@ -72,14 +72,6 @@ export const labelText = (labels) =>
 export function secondsLeft({ progress }) {
   if (!progress?.estimated_end) return null;
   return Math.max(0, (Date.parse(progress.estimated_end) - Date.now()) / 1000);
-}
-
-/** The mean of some metrics of one name, and how many they are; null where none has a value. */
-export function meanOf(metrics, name) {
-  const values = metrics.filter((one) => one.name === name && one.value !== null);
-  if (!values.length) return null;
-  const sum = values.reduce((total, one) => total + one.value, 0);
-  return { value: sum / values.length, count: values.length, all: values };
 }
 
 /** Each leaf of a spec by its dotted path; a list is a leaf. */

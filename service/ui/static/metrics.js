@@ -1,31 +1,35 @@
-// The numbers of a whole run: a row for each name, a column for each set of labels.
+// The numbers of a whole run: a row for each name and its labels, a column for each seed.
 
 import { html } from "./vendor/preact-htm.js";
-import { labelText, meanOf, number, withError } from "./format.js";
+import { withError } from "./format.js";
+import { aboutMean, meanTitle, overSeeds } from "./means.js";
+
+const MAX_SEEDS = 24;
 
 export function MetricTable({ metrics }) {
-  const names = [...new Set(metrics.map((one) => one.name))];
-  const columns = [...new Map(metrics.map((one) => [JSON.stringify(one.labels), one.labels])).entries()];
-  const at = new Map(metrics.map((one) => [`${one.name} ${JSON.stringify(one.labels)}`, one]));
-  const hasMean = columns.length > 1;
+  const means = overSeeds(metrics);
+  const all = [...new Set(metrics.map((one) => one.labels.seed))];
+  const seeds = all.slice(0, MAX_SEEDS);
+  const hasMean = means.some((one) => one.count > 1);
   return html`<table>
     <thead><tr>
       <th scope="col">Metric</th>
-      ${hasMean && html`<th scope="col" class="number">mean</th>`}
-      ${columns.map(([key, labels]) => html`<th key=${key} scope="col" class="number">${labelText(labels) || "value"}</th>`)}
+      ${hasMean && html`<th scope="col" class="number">mean over seeds</th>`}
+      ${seeds.map((seed) => html`<th key=${seed} scope="col" class="number">${seed === undefined ? "value" : `seed ${seed}`}</th>`)}
     </tr></thead>
     <tbody>
-      ${names.map((name) => html`<tr key=${name}>
-        <th scope="row">${name}</th>
-        ${hasMean && html`<td class="number">${number(meanOf(metrics, name)?.value, 6)}</td>`}
-        ${columns.map(([key]) => html`<${Cell} key=${key} metric=${at.get(`${name} ${key}`)} />`)}
+      ${means.map((mean) => html`<tr key=${mean.key}>
+        <th scope="row">${meanTitle(mean)}</th>
+        ${hasMean && html`<${Cell} metric=${mean} title=${aboutMean(mean)} />`}
+        ${seeds.map((seed) => html`<${Cell} key=${seed} metric=${mean.all.find((one) => one.labels.seed === seed)} />`)}
       </tr>`)}
     </tbody>
-  </table>`;
+  </table>
+  ${all.length > seeds.length && html`<p class="bar muted small">The first ${seeds.length} of ${all.length} seeds; the download has all.</p>`}`;
 }
 
-function Cell({ metric }) {
+function Cell({ metric, title = metric?.reason }) {
   if (!metric) return html`<td></td>`;
-  if (metric.value === null) return html`<td class="number muted" title=${metric.reason}>missing</td>`;
-  return html`<td class="number" title=${metric.reason}>${withError(metric.value, metric.std_err)}</td>`;
+  if (metric.value === null) return html`<td class="number muted" title=${title}>missing</td>`;
+  return html`<td class="number" title=${title}>${withError(metric.value, metric.std_err)}</td>`;
 }

@@ -14,7 +14,7 @@ const LOG_FROM = 50; // times the least value is the greatest, on a logarithmic 
 const MOST_LINES = 1000;
 
 /** Where values stand on an axis, from 0 below to 1 above, and what is written there. */
-function axisOf(name, values) {
+export function axisOf(name, values) {
   const distinct = [...new Set(values.map((one) => (typeof one === "number" ? one : plain(one))))];
   if (!distinct.every((one) => typeof one === "number")) {
     const at = (value) => (distinct.indexOf(typeof value === "number" ? value : plain(value)) + 0.5) / distinct.length;
@@ -50,10 +50,9 @@ function Axis({ axis, x, isFirst }) {
   </g>`;
 }
 
-export function Parallel({ table, metric }) {
+export function Parallel({ rows: all, fields, metric }) {
   const [place, width] = useWidth();
-  const { fields } = table;
-  const rows = table.items.filter((row) => (row.metrics[metric]?.value ?? null) !== null && fields.every((field) => field in row.fields)).slice(0, MOST_LINES);
+  const rows = all.filter((row) => (row.metrics[metric]?.value ?? null) !== null && fields.every((field) => field in row.fields)).slice(0, MOST_LINES);
   const valueOf = (row, name) => (name === metric ? row.metrics[metric].value : row.fields[name]);
   const axes = [...fields, metric].map((name) => axisOf(name, rows.map((row) => valueOf(row, name))));
   const last = axes[axes.length - 1];
@@ -61,13 +60,13 @@ export function Parallel({ table, metric }) {
   const x = (i) => SIDE + (i * (whole - 2 * SIDE)) / fields.length;
   const line = (row) => axes.map((axis, i) => `${i ? "L" : "M"}${x(i)} ${y(axis.at(valueOf(row, axis.name))).toFixed(1)}`).join("");
   const colour = (row) => `color-mix(in oklab, var(--series-2) ${Math.round(100 * last.at(row.metrics[metric].value))}%, var(--series-1))`;
-  const words = (row) => `point ${row.point}: ${axes.map(({ name }) => `${name} ${written(valueOf(row, name))}`).join(", ")}`;
+  const words = (row) => `${row.point === undefined ? `${row.points} points` : `point ${row.point}`}: ${axes.map(({ name }) => `${name} ${written(valueOf(row, name))}`).join(", ")}`;
   return html`<section class="card">
     <h2>${metric} by all fields</h2>
-    <p class="muted small">${rows.length} of ${table.items.length} points have it. From blue, the lowest, to orange, the highest; the table below has each.</p>
+    <p class="muted small">${rows.length} of ${all.length} points have it. From blue, the lowest, to orange, the highest; the table below has each.</p>
     <div class="scroll" ref=${place} role="region" aria-label="Parallel coordinates" tabindex="0">
       <svg class="parallel" role="img" aria-label=${`${metric} of ${rows.length} points by ${fields.join(", ")}`} width=${whole} height=${HEIGHT}>
-        ${rows.map((row) => html`<path key=${row.point} class="line" d=${line(row)} stroke=${colour(row)}><title>${words(row)}</title></path>`)}
+        ${rows.map((row, i) => html`<path key=${i} class="line" d=${line(row)} stroke=${colour(row)}><title>${words(row)}</title></path>`)}
         ${rows.length > 0 && axes.map((axis, i) => html`<${Axis} axis=${axis} x=${x(i)} isFirst=${i === 0} />`)}
       </svg>
     </div>

@@ -2,7 +2,7 @@
 
 import { html, useMemo, useState } from "./vendor/preact-htm.js";
 import { Chart } from "./chart.js";
-import { aboutSeries, chartsOf, chartsOfMany, curvesOfMany } from "./curves.js";
+import { chartsOf, chartsOfMany, curvesOfMany } from "./curves.js";
 import { number } from "./format.js";
 import { useLive } from "./live.js";
 import { Loading, Problem, Scroll } from "./parts.js";
@@ -74,10 +74,9 @@ function Drawn({ preset, runs }) {
   const hasLevel = ({ name }) => linesOf(preset, name).length > 0;
   const ordered = [...charts.filter(hasLevel), ...charts.filter((one) => !hasLevel(one))];
   if (!ordered.length) return html`<p class="muted">There are no curves yet.</p>`;
-  return ordered.map(({ name, series }) => {
-    const [title, xLabel, yLabel] = aboutSeries(name);
-    return html`<${Chart} key=${name} title=${title} series=${series} lines=${linesOf(preset, name)} xLabel=${xLabel} yLabel=${yLabel} />`;
-  });
+  return ordered.map(({ key, about: [title, xLabel, yLabel], name, series }) =>
+    html`<${Chart} key=${key} title=${title} series=${series} lines=${linesOf(preset, name)} xLabel=${xLabel} yLabel=${yLabel} />`,
+  );
 }
 
 /** The levels that were published of a series. */

@@ -2,10 +2,12 @@
 
 import csv
 import io
+import math
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from service import sweep as files
 from service.database import Database, now
@@ -212,32 +214,82 @@ def test_a_retry_is_refused_where_what_it_names_is_gone(admin: TestClient) -> No
     assert (refusal.status_code, refusal.json()["reason"]) == (409, "not_retryable")
 
 
-def test_a_table_has_metrics_with_their_errors(admin: TestClient) -> None:
-    made = sweep(admin, grid={"seeds": [[4], [44]]})
-    first, second = (row["experiment_id"] for row in rows(admin, made["id"]))
+def measure(admin: TestClient, experiment_id: str, *values: float | None, **labels: Any) -> None:
+    """Record the metric `mpt` of an experiment, one value for each seed from 0 on."""
     with database_of(admin).transaction() as session:
-        for one, value in ((first, -60.5), (second, None)):
-            labels = recording.canonical({"seed": 4})
-            session.add(Metric(experiment_id=one, name="mpt", labels=labels, seq=1, value=value,
-                               std_err=0.5))  # fmt: skip
+        own = select(func.count()).where(Metric.experiment_id == experiment_id)
+        first = session.scalar(own) or 0
+        for seed, value in enumerate(values):
+            of = recording.canonical({"seed": seed, **labels})
+            session.add(Metric(experiment_id=experiment_id, name="mpt", labels=of,
+                               seq=first + seed, value=value, std_err=0.5))  # fmt: skip
+
+
+def csv_of(admin: TestClient, made: dict[str, Any], **form: str) -> list[list[str]]:
+    answer = admin.get(made["urls"]["table"], params={"format": "csv", **form})
+    assert answer.headers["content-type"].startswith("text/csv")
+    return [*csv.reader(io.StringIO(answer.text))]
+
+
+def test_a_table_has_metrics_over_seeds_with_their_errors(admin: TestClient) -> None:
+    made = sweep(admin, grid={"data.n": [50, 60, 70]})
+    first, second, third = (row["experiment_id"] for row in rows(admin, made["id"]))
+    measure(admin, first, -10.0, -14.0, model="a")
+    measure(admin, first, -30.0, model="b")
+    measure(admin, second, -60.0, None, model="a")
+    with database_of(admin).transaction() as session:
         session.execute(
             update(Experiment)
             .where(Experiment.id == second)
             .values(status=Status.FAILED, failure_kind="oom", failure_message="=1+1")
         )
     found = rows(admin, made["id"])
-    assert found[0]["metrics"] == {"mpt[seed=4]": {"value": -60.5, "std_err": 0.5}}
-    assert found[1]["metrics"] == {"mpt[seed=4]": {"value": None, "std_err": 0.5}}
+    assert found[0]["metrics"] == {
+        "mpt[model=a]": {"value": -12.0, "std_err": 2.0, "count": 2},
+        "mpt[model=b]": {"value": -30.0, "std_err": 0.5, "count": 1},
+    }
+    missing = {"value": None, "std_err": None, "count": 2}
+    assert found[1]["metrics"] == {"mpt[model=a]": missing}
     assert found[1]["failure"] == {"kind": "oom", "message": "=1+1"}
-    answer = admin.get(made["urls"]["table"], params={"format": "csv"})
-    assert answer.headers["content-type"].startswith("text/csv")
-    lines = [*csv.reader(io.StringIO(answer.text))]
-    head = ["point", "experiment_id", "status", "seeds", "mpt[seed=4]", "mpt[seed=4] std_err"]
-    assert lines == [
-        head,
-        ["0", first, "queued", "[4]", "-60.5", "0.5"],
-        ["1", second, "failed", "[44]", "", "0.5"],
+    names = [f"mpt[model={name}]{what}" for name in "ab" for what in ("", " std_err", " count")]
+    assert csv_of(admin, made) == [
+        ["point", "experiment_id", "status", "data.n", *names],
+        ["0", first, "queued", "50", "-12.0", "2.0", "2", "-30.0", "0.5", "1"],
+        ["1", second, "failed", "60", "", "", "2", "", "", ""],
+        ["2", third, "queued", "70", "", "", "", "", "", ""],
     ]
+    assert csv_of(admin, made, form="long") == [
+        ["point", "experiment_id", "status", "data.n", "metric", "model", "seed", "value",
+         "std_err"],
+        ["0", first, "queued", "50", "mpt", "a", "0", "-10.0", "0.5"],
+        ["0", first, "queued", "50", "mpt", "a", "1", "-14.0", "0.5"],
+        ["0", first, "queued", "50", "mpt", "b", "0", "-30.0", "0.5"],
+        ["1", second, "failed", "60", "mpt", "a", "0", "-60.0", "0.5"],
+        ["1", second, "failed", "60", "mpt", "a", "1", "", "0.5"],
+    ]  # fmt: skip
+
+
+def test_points_that_differ_in_their_seeds_alone_are_pooled(admin: TestClient) -> None:
+    grid = {"data.n": [50, 60], "seeds": [[0], [1], [2]]}
+    made = sweep(admin, grid=grid)
+    for row, value in zip(rows(admin, made["id"]), (1.0, 2.0, 6.0, 5.0, 5.0, 5.0), strict=True):
+        measure(admin, row["experiment_id"], value)
+    table = admin.get(made["urls"]["table"]).json()
+    assert [one["metrics"]["mpt"]["count"] for one in table["items"]] == [1] * 6
+    assert table["metrics"] == ["mpt"]
+    error = pytest.approx(math.sqrt(7 / 3))
+    within = pytest.approx(math.hypot(0.5, 0.5, 0.5) / 3)
+    assert table["pooled"] == [
+        {"points": 3, "fields": {"data.n": 50},
+         "metrics": {"mpt": {"value": 3.0, "std_err": error, "count": 3}}},
+        {"points": 3, "fields": {"data.n": 60},
+         "metrics": {"mpt": {"value": 5.0, "std_err": within, "count": 3}}},
+    ]  # fmt: skip
+    head, *lines = csv_of(admin, made, form="pooled")
+    assert head == ["points", "data.n", "mpt", "mpt std_err", "mpt count"]
+    assert [[*line[:3], line[4]] for line in lines] == [["3", "50", "3.0", "3"],
+                                                       ["3", "60", "5.0", "3"]]  # fmt: skip
+    assert len(csv_of(admin, made)[0]) == 3 + 2 + 3
 
 
 def test_what_is_shared_is_read_and_what_is_not_is_left_out(admin: TestClient) -> None:

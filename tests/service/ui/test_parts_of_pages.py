@@ -12,10 +12,11 @@ from sqlalchemy import insert
 from mptcore.presets import PRESETS
 from service import accounts
 from service.experiments.models import Experiment, Status
+from service.experiments.recording import Batch, record
 from service.users import Role
-from tests.support.attempts import submitted
+from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab, containing, signed_in
-from tests.support.filled_lab import key_of
+from tests.support.filled_lab import end, key_of, metrics
 from tests.support.ppca_spec import ppca_spec
 
 
@@ -62,6 +63,58 @@ def test_an_upload_needs_no_more_than_its_file(page: Page, lab: BrowsedLab) -> N
     page.wait_for_url("**/experiments/*")
     data = lab.api.get(page.url.split("/")[-1])["spec"]["data"]
     assert (data["n"], data["dim"]) == (7, 3)
+
+
+def measured(lab: BrowsedLab, name: str, values: dict[str, tuple[float, float]]) -> str:
+    """The id of a run with an exact LML of each model, one value for each of two seeds."""
+    submitted(lab.database, name=name, priority=100)
+    claim = claim_next(lab.database)
+    batch, seq = Batch(), 0
+    for model, of_seeds in values.items():
+        for seed, value in zip((4, 44), of_seeds, strict=True):
+            seq += 1
+            batch.add({"seq": seq, "record": "metric", "name": "lml", "value": value,
+                       "labels": {"seed": seed, "model": model}, "std_err": 0.0})  # fmt: skip
+    with lab.database.transaction() as session:
+        record(session, claim, batch, 600.0)
+    end(lab.database, claim, Status.SUCCEEDED)
+    return claim.experiment_id
+
+
+def test_model_and_baseline_are_not_averaged(page: Page, lab: BrowsedLab) -> None:
+    both = {"model": (-1034.0, -1036.0), "baseline": (-3347.0, -3347.0)}
+    first = measured(lab, "averages 1", both)
+    second = measured(lab, "averages 2", both | {"model": (-1030.0, -1034.0)})
+    page.goto(lab.url("/?q=averages&order_by=created+asc"))
+    shown = page.get_by_role("row", name="averages 1").locator("td.number").first
+    expect(shown).to_have_text(re.compile(r"−1035\.0 ± 1\.0\s+×2\s+model model\s*−3347\s+×2"))
+    expect(shown.locator("div").first).to_have_attribute("title", containing("training"))
+    page.goto(lab.url(f"/experiments/{first}"))
+    metrics = page.get_by_role("region", name="Metrics")
+    cells = metrics.get_by_role("row", name="lml, model baseline").get_by_role("cell")
+    expect(cells).to_have_text(["−3347", "−3347", "−3347"])
+    cells = metrics.get_by_role("row", name="lml, model model").get_by_role("cell")
+    expect(cells).to_have_text(["−1035.0 ± 1.0", "−1034", "−1036"])
+    page.goto(lab.url(f"/compare?ids={first},{second}"))
+    cells = metrics.get_by_role("row", name="lml, model model").get_by_role("cell")
+    expect(cells).to_have_text([containing("−1035.0 ± 1.0"), containing("+3.0 ± 1.0")])
+
+
+def test_a_sweep_over_seeds_is_drawn_and_averaged(page: Page, lab: BrowsedLab) -> None:
+    made = lab.api.sweep(ppca_spec(), {"seeds": [[3], [1]]}, name="by seed", priority=100)
+    for value in (-62.0, -60.0):
+        claim = claim_next(lab.database)
+        metrics(lab.database, claim, 1, value)
+        end(lab.database, claim, Status.SUCCEEDED)
+    page.goto(lab.url(f"/sweeps/{made.id}"))
+    chart = page.get_by_role("img", name="lml by seeds")
+    expect(chart).to_have_attribute("aria-label", containing("2 points, from −60 to −62"))
+    expect(page.locator(".u-legend")).to_contain_text("mean over seeds")
+    rows = page.get_by_role("region", name="Means over seeds").locator("tbody tr")
+    expect(rows).to_have_text([re.compile(r"2\s*−61.*×4")])  # of two runs, each of two seeds
+    with page.expect_download() as download:
+        page.get_by_role("link", name="CSV, a line for each seed").click()
+    assert len(download.value.path().read_text().splitlines()) == 1 + 2 * 4
 
 
 def test_another_family_and_another_source_keep_what_fits(page: Page, lab: BrowsedLab) -> None:
@@ -198,7 +251,7 @@ def test_a_sweep_over_three_fields_has_parallel_coordinates(page: Page, lab: Bro
     expect(lines).to_have_count(12)
     expect(lines.first.locator("title")).to_have_text(
         "point 0: model.latent_dim 1, model.noise_precision 0.05, "
-        "evaluate.masks.design independent, lml[seed=4] −66"
+        "evaluate.masks.design independent, lml −66"
     )
     # Of the other two fields each choice has a curve of its own.
     legend = page.locator(".u-legend").first

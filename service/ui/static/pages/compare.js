@@ -3,9 +3,10 @@
 import { html, useMemo } from "../vendor/preact-htm.js";
 import { post } from "../api.js";
 import { Chart, colourOf } from "../chart.js";
-import { aboutSeries, chartsOfMany, curvesOfMany, levelsOf } from "../curves.js";
-import { leaves, meanOf, number, plain, titleOf } from "../format.js";
+import { chartsOfMany, curvesOfMany, levelsOf } from "../curves.js";
+import { leaves, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
+import { aboutMean, meanTitle, overSeeds, paired } from "../means.js";
 import { Empty, Loading, Missing, Scroll, Status } from "../parts.js";
 
 const TOGETHER = 50;
@@ -39,12 +40,11 @@ function Name({ experiment, index }) {
 /** A chart for each name of a series: an experiment's curves have its colour. */
 function Charts({ experiments, curves }) {
   const charts = useMemo(() => chartsOfMany(experiments, curves), [curves]);
-  return charts.map(({ name, series }) => {
-    const [title, xLabel, yLabel] = aboutSeries(name);
+  return charts.map(({ key, about: [title, xLabel, yLabel], name, series }) => {
     const lines = experiments.flatMap((one, index) =>
       levelsOf(name, one.metrics, `LML of ${titleOf(one)}`).map((line) => ({ ...line, colour: index })),
     );
-    return html`<${Chart} key=${name} title=${title} series=${series} lines=${lines} xLabel=${xLabel} yLabel=${yLabel} />`;
+    return html`<${Chart} key=${key} title=${title} series=${series} lines=${lines} xLabel=${xLabel} yLabel=${yLabel} />`;
   });
 }
 
@@ -54,42 +54,28 @@ function Heads({ experiments }) {
   </th>`);
 }
 
-/** Of what two experiments have under the same labels: the mean difference and its standard error. */
-function paired(metrics, others) {
-  const known = new Map(others.map((one) => [JSON.stringify(one.labels), one.value]));
-  const differences = metrics
-    .filter((one) => one.value !== null && (known.get(JSON.stringify(one.labels)) ?? null) !== null)
-    .map((one) => one.value - known.get(JSON.stringify(one.labels)));
-  if (!differences.length) return null;
-  const mean = differences.reduce((a, b) => a + b, 0) / differences.length;
-  const squares = differences.reduce((total, one) => total + (one - mean) ** 2, 0);
-  const n = differences.length;
-  return { mean, error: n > 1 ? Math.sqrt(squares / (n - 1) / n) : null };
-}
-
-function MetricCell({ experiment, first, name }) {
-  const mean = meanOf(experiment.metrics, name);
-  const of = (one) => one.metrics.filter((metric) => metric.name === name);
-  const difference = experiment === first ? null : paired(of(experiment), of(first));
-  return html`<td>
-    ${number(mean?.value, 6)}${mean?.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
-    ${difference && html`<div class="small muted">
-      ${difference.mean > 0 && "+"}${number(difference.mean)}${difference.error > 0 && ` ± ${number(difference.error, 2)}`}
-    </div>`}
+function MetricCell({ mean, first }) {
+  if (!mean) return html`<td></td>`;
+  const difference = first && first !== mean ? paired(mean, first) : null;
+  return html`<td title=${aboutMean(mean)}>
+    ${withError(mean.value, mean.std_err)}${mean.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
+    ${difference && html`<div class="small muted">${difference.value > 0 && "+"}${withError(difference.value, difference.std_err)}</div>`}
   </td>`;
 }
 
 function Metrics({ experiments }) {
-  const names = [...new Set(experiments.flatMap((one) => one.metrics.map((metric) => metric.name)))];
-  if (!names.length) return null;
+  const found = experiments.map((one) => new Map(overSeeds(one.metrics).map((mean) => [mean.key, mean])));
+  const titles = new Map(found.flatMap((means) => [...means].map(([key, mean]) => [key, meanTitle(mean)])));
+  if (!titles.size) return null;
   return html`<section class="card flush">
     <h2>Metrics</h2>
-    <p class="bar muted small">Means over runs; below, the difference from the first, by pairs of equal labels, and its standard error.</p>
+    <p class="bar muted small">Means over seeds. The error covers all that differs between seeds; of one seed, its masks or
+      samples. Below, the difference from the first experiment by pairs of equal seeds, with its error over the pairs.</p>
     <${Scroll} label="Metrics"><table>
       <thead><tr><th scope="col">Metric</th><${Heads} experiments=${experiments} /></tr></thead>
-      <tbody>${names.map((name) => html`<tr key=${name}>
-        <th scope="row">${name}</th>
-        ${experiments.map((one) => html`<${MetricCell} key=${one.id} experiment=${one} first=${experiments[0]} name=${name} />`)}
+      <tbody>${[...titles].map(([key, title]) => html`<tr key=${key}>
+        <th scope="row">${title}</th>
+        ${found.map((means, i) => html`<${MetricCell} key=${experiments[i].id} mean=${means.get(key)} first=${found[0].get(key)} />`)}
       </tr>`)}</tbody>
     </table><//>
   </section>`;

@@ -5,7 +5,7 @@ import { Actions } from "../actions.js";
 import { get } from "../api.js";
 import { Attempts } from "../attempts.js";
 import { Chart } from "../chart.js";
-import { aboutSeries, chartsOf, curvesOf, levelsOf } from "../curves.js";
+import { chartsOf, curvesOf, levelsOf } from "../curves.js";
 import { dateTime, duration, titleOf } from "../format.js";
 import { History } from "../history.js";
 import { useLive } from "../live.js";
@@ -59,10 +59,9 @@ function Curves({ experiment, curves }) {
     const when = experiment.terminal ? "It left no curves." : "Curves appear here as soon as there are points.";
     return html`<div class="card empty"><p>${when}</p></div>`;
   }
-  return charts.map(({ name, series }) => {
-    const [title, xLabel, yLabel] = aboutSeries(name);
+  return charts.map(({ key, about: [title, xLabel, yLabel], name, series }) => {
     const csv = `/v1/experiments/${experiment.id}/curves/${name}?format=csv&max_points=${MOST_POINTS}`;
-    return html`<${Chart} key=${name} title=${title} series=${series} xLabel=${xLabel} yLabel=${yLabel}
+    return html`<${Chart} key=${key} title=${title} series=${series} xLabel=${xLabel} yLabel=${yLabel}
       lines=${levelsOf(name, experiment.metrics)}>
       <a class="button quiet" href=${csv} download=${`${experiment.id}-${name}.csv`}>CSV</a>
     <//>`;

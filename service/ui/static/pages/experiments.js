@@ -3,8 +3,9 @@
 import { html, useEffect, useState } from "../vendor/preact-htm.js";
 import { get, withQuery } from "../api.js";
 import { Filters, chosenColumns } from "../filters.js";
-import { meanOf, number, titleOf } from "../format.js";
+import { labelText, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
+import { aboutMean, overSeeds } from "../means.js";
 import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery } from "../parts.js";
 import { SavedViews } from "../saved.js";
 import { Selection } from "../selection.js";
@@ -12,14 +13,15 @@ import { Selection } from "../selection.js";
 const PAGE = 50;
 const ASKED = ["q", "status", "family", "tag", "whose", "filter", "order_by", "cursor"];
 
+/** The means of a metric: one line for each set of labels, such as model and baseline. */
 function Metric({ experiment, name }) {
-  const mean = meanOf(experiment.metrics, name);
-  if (!mean) return html`<td class="number muted wide">–</td>`;
-  const each = mean.all.map((one) => `${JSON.stringify(one.labels)}: ${one.value}`).join("\n");
-  return html`<td class="number wide" title=${each}>
-    ${number(mean.value, 6)}
+  const means = overSeeds(experiment.metrics.filter((one) => one.name === name));
+  if (!means.length) return html`<td class="number muted wide">–</td>`;
+  return html`<td class="number wide">${means.map((mean) => html`<div key=${mean.key} title=${aboutMean(mean)}>
+    ${withError(mean.value, mean.std_err)}
     ${mean.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
-  </td>`;
+    ${labelText(mean.labels) && html` <span class="muted small">${labelText(mean.labels)}</span>`}
+  </div>`)}</td>`;
 }
 
 function Row({ experiment, columns, selected, onSelect }) {

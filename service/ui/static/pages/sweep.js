@@ -8,26 +8,9 @@ import { dateTime, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
 import { Parallel } from "../parallel.js";
 import { Confirm, Loading, Missing, Problem, Scroll, Status, Tags } from "../parts.js";
+import { SEEDS, axesOf, chartOf, rowsOf } from "../swept.js";
 
 const SHOWN = 500;
-
-/** A curve for each choice of the other swept fields, x ascending. */
-function curves(table, field, metric) {
-  const others = table.fields.filter((one) => one !== field);
-  const rows = table.items
-    .filter((row) => typeof row.fields[field] === "number" && (row.metrics[metric]?.value ?? null) !== null)
-    .sort((a, b) => a.fields[field] - b.fields[field]);
-  const labelOf = (row) => others.map((name) => `${name.split(".").pop()} ${plain(row.fields[name] ?? null)}`).join(", ") || metric;
-  return [...new Set(rows.map(labelOf))].map((label) => {
-    const own = rows.filter((row) => labelOf(row) === label);
-    return {
-      label,
-      x: own.map((row) => row.fields[field]),
-      value: own.map((row) => row.metrics[metric].value),
-      std_err: own.map((row) => row.metrics[metric].std_err),
-    };
-  });
-}
 
 function Pick({ id, label, values, value, set }) {
   return html`<div class="field"><label for=${id}>${label}</label>
@@ -37,23 +20,62 @@ function Pick({ id, label, values, value, set }) {
 }
 
 function Against({ table }) {
-  const fields = table.fields.filter((field) => table.items.some((row) => typeof row.fields[field] === "number"));
+  const fields = axesOf(table);
   const [field, setField] = useState(fields[0]);
   const [metric, setMetric] = useState(null);
   const shown = metric ?? table.metrics[0];
   if (!field || !shown) return null;
+  const { series, lines } = chartOf(table, field, shown);
+  const others = table.fields.filter((one) => one !== SEEDS);
+  const rows = rowsOf(table);
   return html`
     <div class="row">
       <${Pick} id="metric" label="Metric" values=${table.metrics} value=${shown} set=${setMetric} />
       <${Pick} id="against" label="Against" values=${fields} value=${field} set=${setField} />
     </div>
-    <${Chart} key=${`${field} ${shown}`} title=${`${shown} by ${field}`} xLabel=${field} yLabel=${shown} series=${curves(table, field, shown)} />
-    ${table.fields.length > 2 && html`<${Parallel} table=${table} metric=${shown} />`}`;
+    <${Chart} key=${`${field} ${shown}`} title=${`${shown} by ${field}`} xLabel=${field} yLabel=${shown} series=${series} lines=${lines} />
+    ${others.length > 2 && html`<${Parallel} rows=${rows} fields=${others} metric=${shown} />`}`;
+}
+
+function MetricCells({ metrics, names }) {
+  return names.map((name) => html`<td key=${name} class="number">
+    ${withError(metrics[name]?.value, metrics[name]?.std_err)}${metrics[name]?.count > 1 && html` <span class="muted small">×${metrics[name].count}</span>`}
+  </td>`);
+}
+
+const FieldCells = ({ values, fields }) =>
+  fields.map((field) => html`<td key=${field}>${field in values ? plain(values[field]) : "–"}</td>`);
+
+/** The points that differ in their seeds alone, taken together. */
+function OverSeeds({ id, table }) {
+  if (!table.pooled.length || !table.metrics.length) return null;
+  const fields = table.fields.filter((one) => one !== SEEDS);
+  return html`<section class="card flush">
+    <div class="bar row spread"><h2>Means over seeds</h2><a class="button quiet" href=${`/v1/sweeps/${id}/table?format=csv&form=pooled`} download=${`${id}-means.csv`}>CSV</a></div>
+    <p class="bar muted small">The error covers all that differs between seeds: training, masks, samples.</p>
+    <${Scroll} label="Means over seeds"><table>
+      <thead><tr>
+        ${fields.map((field) => html`<th scope="col">${field}</th>`)}<th scope="col" class="number">Points</th>
+        ${table.metrics.map((metric) => html`<th scope="col" class="number">${metric}</th>`)}
+      </tr></thead>
+      <tbody>${table.pooled.slice(0, SHOWN).map((row, i) => html`<tr key=${i}>
+        <${FieldCells} values=${row.fields} fields=${fields} />
+        <td class="number">${row.points}</td>
+        <${MetricCells} metrics=${row.metrics} names=${table.metrics} />
+      </tr>`)}</tbody>
+    </table><//>
+  </section>`;
 }
 
 function Points({ id, table }) {
   return html`<section class="card flush">
-    <div class="bar row spread"><h2>Points</h2><a class="button quiet" href=${`/v1/sweeps/${id}/table?format=csv`} download=${`${id}.csv`}>CSV</a></div>
+    <div class="bar row spread">
+      <h2>Points</h2>
+      <div class="row">
+        <a class="button quiet" href=${`/v1/sweeps/${id}/table?format=csv`} download=${`${id}.csv`}>CSV</a>
+        <a class="button quiet" href=${`/v1/sweeps/${id}/table?format=csv&form=long`} download=${`${id}-seeds.csv`}>CSV, a line for each seed</a>
+      </div>
+    </div>
     <${Scroll} label="Points"><table>
       <thead><tr>
         <th scope="col">Point</th><th scope="col">Status</th>
@@ -63,8 +85,8 @@ function Points({ id, table }) {
       <tbody>${table.items.slice(0, SHOWN).map((row) => html`<tr key=${row.point}>
         <th scope="row"><a href=${`/experiments/${row.experiment_id}`}>${row.point}</a></th>
         <td><${Status} of=${row.status} /></td>
-        ${table.fields.map((field) => html`<td>${field in row.fields ? plain(row.fields[field]) : "–"}</td>`)}
-        ${table.metrics.map((metric) => html`<td class="number">${withError(row.metrics[metric]?.value, row.metrics[metric]?.std_err)}</td>`)}
+        <${FieldCells} values=${row.fields} fields=${table.fields} />
+        <${MetricCells} metrics=${row.metrics} names=${table.metrics} />
       </tr>`)}</tbody>
     </table><//>
     ${table.items.length > SHOWN && html`<p class="empty">The first ${SHOWN} of ${table.items.length}; the CSV has all.</p>`}
@@ -114,6 +136,7 @@ export default function Sweep({ me, may }) {
       ${sweep.estimated_end && html`<p class="muted small">May end ${dateTime(sweep.estimated_end)}: ${sweep.estimate}.</p>`}
     </section>
     <${Against} table=${table} />
+    <${OverSeeds} id=${id} table=${table} />
     <${Points} id=${id} table=${table} />
   </div>`;
 }

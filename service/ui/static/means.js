@@ -1,0 +1,57 @@
+// Means of metrics over seeds, by the same rule as the Python client's `means.py`.
+
+import { labelText } from "./format.js";
+
+function withoutSeed(labels) {
+  const { seed, ...others } = labels;
+  return others;
+}
+
+/**
+ * One mean for each name and set of labels other than the seed, in order of appearance: `{key, name,
+ * labels, value, std_err, count, all}`. `value` is null where a seed has no value. For one seed the error
+ * is the metric's own. For several it is the standard deviation of the values over √count, and at least
+ * what the seeds' own errors give.
+ */
+export function overSeeds(metrics) {
+  const groups = new Map();
+  for (const metric of metrics) {
+    const labels = withoutSeed(metric.labels);
+    const key = `${metric.name} ${JSON.stringify(labels)}`;
+    const group = groups.get(key) ?? { key, name: metric.name, labels, all: [] };
+    group.all.push(metric);
+    groups.set(key, group);
+  }
+  return [...groups.values()].map((group) => ({ ...group, count: group.all.length, ...meanOf(group.all) }));
+}
+
+const sum = (values) => values.reduce((total, one) => total + one, 0);
+
+function meanOf(metrics) {
+  const count = metrics.length;
+  if (metrics.some((one) => one.value === null)) return { value: null, std_err: null };
+  const value = sum(metrics.map((one) => one.value)) / count;
+  if (count === 1) return { value, std_err: metrics[0].std_err };
+  const between = Math.sqrt(sum(metrics.map((one) => (one.value - value) ** 2)) / (count - 1) / count);
+  const within = Math.hypot(...metrics.map((one) => one.std_err ?? 0)) / count;
+  return { value, std_err: Math.max(between, within) };
+}
+
+/** What a metric is called beside others of its name: "lml, model baseline". */
+export const meanTitle = ({ name, labels }) => [name, labelText(labels)].filter(Boolean).join(", ");
+
+/** The mean difference of two means by pairs of equal seeds, and its standard error. */
+export function paired(mean, other) {
+  const known = new Map(other.all.map((one) => [one.labels.seed, one.value]));
+  const differences = mean.all
+    .filter((one) => one.value !== null && (known.get(one.labels.seed) ?? null) !== null)
+    .map((one) => ({ ...one, value: one.value - known.get(one.labels.seed), std_err: null }));
+  return differences.length ? overSeeds(differences)[0] : null;
+}
+
+/** What a mean and its error cover, for its tooltip. */
+export function aboutMean({ value, std_err: error, count, all }) {
+  if (count === 1) return error ? "± covers the masks or samples of this seed, not its training" : (all[0].reason ?? null);
+  if (value === null) return "no mean: a seed has no value";
+  return `mean over ${count} seeds; ± covers all that differs between them: training, masks, samples`;
+}

@@ -1,0 +1,52 @@
+// The charts of a sweep, from its table.
+
+import { plain } from "./format.js";
+
+export const SEEDS = "seeds";
+const MAX_LINES = 8;
+
+/** The rows that a chart shows: where seeds are swept, points that differ in them alone are one row. */
+export const rowsOf = (table) => (table.fields.includes(SEEDS) ? table.pooled : table.items);
+
+/** The value of a field on an axis; of the seeds of a point, its only one; null where it is no number. */
+function valueOf(row, field) {
+  const value = row.fields[field];
+  if (field === SEEDS && Array.isArray(value) && value.length === 1) return value[0];
+  return typeof value === "number" ? value : null;
+}
+
+/** The fields that a metric can be drawn against; seeds last. */
+export function axesOf(table) {
+  const fields = table.fields.filter((field) => table.items.some((row) => valueOf(row, field) !== null));
+  return [...fields.filter((one) => one !== SEEDS), ...fields.filter((one) => one === SEEDS)];
+}
+
+/**
+ * A curve for each choice of the other swept fields, x ascending. Against seeds it is a dot for each
+ * point, and a line at the mean over seeds.
+ */
+export function chartOf(table, field, metric) {
+  const isBySeed = field === SEEDS;
+  const others = table.fields.filter((one) => one !== field && one !== SEEDS);
+  const labelOf = (row) => others.map((name) => `${name.split(".").pop()} ${plain(row.fields[name] ?? null)}`).join(", ");
+  const hasMetric = (row) => (row.metrics[metric]?.value ?? null) !== null;
+  const groups = new Map();
+  for (const row of isBySeed ? table.items : rowsOf(table)) {
+    if (!hasMetric(row) || valueOf(row, field) === null) continue;
+    const label = labelOf(row) || metric;
+    if (!groups.has(label)) groups.set(label, []);
+    groups.get(label).push(row);
+  }
+  const series = [...groups].map(([label, rows]) => {
+    rows.sort((a, b) => valueOf(a, field) - valueOf(b, field));
+    const column = (name) => rows.map((row) => row.metrics[metric][name]);
+    return { label, x: rows.map((row) => valueOf(row, field)), value: column("value"), std_err: column("std_err"), dots: isBySeed };
+  });
+  const means = isBySeed && series.length <= MAX_LINES ? table.pooled.filter(hasMetric) : [];
+  const lines = means.map((row) => ({
+    label: ["mean over seeds", labelOf(row)].filter(Boolean).join(", "),
+    y: row.metrics[metric].value,
+    colour: Math.max(0, series.findIndex(({ label }) => label === (labelOf(row) || metric))),
+  }));
+  return { series, lines };
+}
