@@ -15,6 +15,7 @@ from service.dependencies import Admin, Canceller, DatabaseDep, Reader, UserDep,
 from service.errors import ApiError, invalid
 from service.experiments.schemas import Line, moment
 from service.pages import Cursor, Limit, page, read_number_cursor
+from service.permission import check_has_key
 from service.users import MAY, ApiKey, Caller, Role, Scope, User
 
 router = APIRouter(prefix="/v1", tags=["users"], route_class=StrictRoute)
@@ -186,7 +187,8 @@ def list_keys(name: UserName, database: DatabaseDep, user: Reader) -> KeyList:
 
 @router.post("/users/{name}/keys", status_code=HTTPStatus.CREATED)
 def add_key(name: UserName, new: NewKey, database: WriterDep, user: Admin) -> MadeKey:
-    """Make a key, which is shown in this answer and never again."""
+    """Make a key, which is shown in this answer and never again. A signed-in browser makes none."""
+    check_has_key(user)
     with database.transaction() as session:
         owner = _find(session, name)
         lasts_s = None if new.lasts_days is None else new.lasts_days * DAY_S

@@ -66,6 +66,7 @@ EXAMPLES: dict[str, list[Document]] = {
     "UserChanges": [{"role": "viewer"}],
     "NewKey": [{"name": "laptop", "scopes": ["read"], "lasts_days": 90}],
     "SignInWith": [{"code": "2bJ0l5f5bqXw0f0c9Yb0rA"}],
+    "Code": [{"code": "2bJ0l5f5bqXw0f0c9Yb0rA"}],
     "NewWebhook": [{"url": "https://example.org/ended", "statuses": ["failed"]}],
     "MetricList": [
         {"items": [{"name": "lml", "labels": {"seed": 4}, "value": -60.34, "std_err": None,

@@ -86,6 +86,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.uploads_of = Counter[int]()  # by user
     app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
     app.state.rates = Rates(settings)
+    app.state.refused_sign_ins = sign_in.Refusals()
     app.add_middleware(RateLimits, rates=app.state.rates)
     app.add_middleware(AccessLog)
     guard_origins(app, settings)

@@ -1,5 +1,9 @@
-"""Browsers that are signed in. A cookie stands for one key: it may what the key may, and serves as
-long as the key does, a week at the most. Of cookies and codes only the SHA-256 is kept."""
+"""Signed-in browsers and the codes that sign one in.
+
+A cookie stands for one API key: it allows what the key allows, and is valid as long as the key is,
+for a week at most. Only the SHA-256 of cookies and codes is stored. Codes are made with a key only,
+never with a cookie, so that nothing a stolen cookie makes outlives its sign-out.
+"""
 
 import hmac
 import secrets
@@ -12,7 +16,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from service.database import Base, now
 from service.keys import digest
-from service.users import KEYS, ApiKey, Caller, KeyRefused, caller_of
+from service.users import KEYS, ApiKey, Caller, KeyRefused, caller_of, holder
 
 COOKIE = "mpt_sign_in"
 LASTS_S = 7 * 86_400.0
@@ -56,7 +60,8 @@ class MadeCode(NamedTuple):
 
 
 def new_code(session: Session, key_id: str) -> MadeCode:
-    """A code for the holder of a key."""
+    """Store a code for the holder of a key."""
+    _forget_expired(session)
     code = secrets.token_urlsafe(32)
     row = SignInCode(sha256=digest(code), key_id=key_id, expires_at=now() + CODE_LASTS_S)
     session.add(row)
@@ -65,21 +70,37 @@ def new_code(session: Session, key_id: str) -> MadeCode:
     return MadeCode(code, row.expires_at)
 
 
-def take_code(session: Session, code: str) -> str:
-    """The id of the key that a code is for; it serves no second time. Raises KeyRefused."""
-    valid = delete(SignInCode).where(
-        SignInCode.sha256 == digest(code), SignInCode.expires_at > now()
-    )
-    key_id: str | None = session.scalar(valid.returning(SignInCode.key_id))
-    if key_id is None:
+_CODE = KEYS.join(SignInCode, SignInCode.key_id == ApiKey.id).where(
+    SignInCode.sha256 == bindparam("sha256"), SignInCode.expires_at > now()
+)
+
+
+def holder_of_code(session: Session, code: str) -> Caller:
+    """Return whom a code signs in, and leave the code as it is. Raises KeyRefused."""
+    found = session.execute(_CODE, {"sha256": digest(code)}).one_or_none()
+    if found is None:
         raise KeyRefused(CODE_USED)
-    return key_id
+    return caller_of(found)
+
+
+def take_code(session: Session, code: str) -> Caller:
+    """Return whom a code signs in, and delete it: of two requests with one code, the one that
+    deletes it succeeds. Raises KeyRefused."""
+    caller = holder_of_code(session, code)
+    valid = delete(SignInCode).where(SignInCode.sha256 == digest(code))
+    if session.scalar(valid.returning(SignInCode.key_id)) is None:
+        raise KeyRefused(CODE_USED)
+    return caller
+
+
+def _forget_expired(session: Session) -> None:
+    for table in (SignInCode, SignIn):
+        session.execute(delete(table).where(table.expires_at <= now()))
 
 
 def begin(session: Session, key_id: str) -> str:
-    """Sign a browser in; gives its cookie. What has expired goes."""
-    for table in (SignInCode, SignIn):
-        session.execute(delete(table).where(table.expires_at <= now()))
+    """Sign a browser in with a key, and return the browser's cookie."""
+    _forget_expired(session)
     sign_in_id, secret = secrets.token_hex(8), secrets.token_hex(32)
     session.add(
         SignIn(
@@ -139,11 +160,16 @@ def renew(session: Session, cookie: str) -> str | None:
     return None if renewed.one_or_none() is None else _cookie(sign_in_id, fresh)
 
 
-def end(session: Session, cookie: str) -> None:
-    """Sign the browser out, if it is signed in."""
-    sign_in_id, secret = _parts(cookie)
-    mine = delete(SignIn).where(SignIn.id == sign_in_id, SignIn.secret_sha256 == digest(secret))
-    session.execute(mine)
+def end(session: Session, cookie: str) -> Caller | None:
+    """Sign a browser out, and return who was signed in; None if nobody was.
+
+    The id of the sign-in suffices, and only its cookies show it: a thief who renewed a stolen
+    cookie does not keep its owner from ending the sign-in with the cookie of before.
+    """
+    sign_in_id, _ = _parts(cookie)
+    mine = delete(SignIn).where(SignIn.id == sign_in_id)
+    key_id = session.scalar(mine.returning(SignIn.key_id))
+    return None if key_id is None else holder(session, key_id)
 
 
 def _cookie(sign_in_id: str, secret: str) -> str:

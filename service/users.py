@@ -163,6 +163,11 @@ def caller_of(key: Row[*tuple[Any, ...]]) -> Caller:
     return _caller(key)
 
 
+def holder(session: Session, key_id: str) -> Caller:
+    """Return the caller of a key that exists, whether or not it still serves."""
+    return _caller(session.execute(_KEY, {"key_id": key_id}).one())
+
+
 def callers_of_keys(session: Session, key_ids: Collection[str]) -> dict[str, Caller]:
     """Those of these keys that serve, by their ids, and whom."""
     found = session.execute(KEYS.where(ApiKey.id.in_(key_ids)))

@@ -302,6 +302,9 @@ OF_SWEEPS = {
 OF_SIGNING_IN = {
     "SignInWith.key": "an API key; null where a code is given",
     "SignInWith.code": "a code of POST /v1/sign-in-codes; null where a key is given",
+    "Code.code": "a code of POST /v1/sign-in-codes",
+    "SignInPreview.name": "the user whom the code signs in",
+    "SignInPreview.signed_in_as": "the user whom this would sign out; null: nobody is signed in",
     "SignInCodeOut.code": "signs one browser in, once",
     "SignInCodeOut.path": "the page to open in it: the code stands after #, which no log sees",
     "SignInCodeOut.expires_at": "from when on the code serves no more",

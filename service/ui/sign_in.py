@@ -1,20 +1,26 @@
-"""The routes by which a browser signs in and out."""
+"""The routes by which a browser signs in and out. The audit has a line for each."""
 
+import threading
+import time
+from collections.abc import Callable
 from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Self
 
+from cachetools import TTLCache
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from sqlalchemy.orm import Session
 
 from service import audit, sign_ins
 from service.bodies import StrictRoute
 from service.database import Database
-from service.dependencies import UserDep, WriterDep, unauthorized
+from service.dependencies import DatabaseDep, UserDep, WriterDep, unauthorized
 from service.experiments.schemas import moment
 from service.own_pages import check_own_page
+from service.permission import check_has_key
 from service.sign_ins import COOKIE, LASTS_S
-from service.users import KeyRefused, caller_of_key
+from service.users import Caller, KeyRefused, caller_of_key
 
 router = APIRouter(prefix="/v1", tags=["sign-in"], route_class=StrictRoute)
 """What asks for a key, or for a browser that is signed in."""
@@ -39,6 +45,23 @@ class SignInWith(BaseModel):
         return self
 
 
+class Code(BaseModel):
+    """A code of a link."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    code: Annotated[str, Field(max_length=200)]
+
+
+class SignInPreview(BaseModel):
+    """What signing in by a code would do."""
+
+    name: str
+    """The user whom the code signs in."""
+    signed_in_as: str | None
+    """The user who is signed in now, and would be signed out."""
+
+
 class SignInCodeOut(BaseModel):
     """Signs one browser in, once, within ten minutes: open `path` in it."""
 
@@ -49,20 +72,32 @@ class SignInCodeOut(BaseModel):
 
 @public.post("/sign-in", status_code=HTTPStatus.NO_CONTENT, dependencies=[Depends(check_own_page)])
 def sign_in(body: SignInWith, database: WriterDep, request: Request, response: Response) -> None:
-    """Sign this browser in: the answer sets a cookie, which may what the key may, until the key
-    serves no longer, or for a week."""
+    """Sign this browser in: the answer sets a cookie, which allows what the key allows, until the
+    key serves no longer, or for a week."""
     try:
         with database.transaction() as session:
-            if body.code is not None:
-                key_id = sign_ins.take_code(session, body.code)
-            else:
-                assert body.key is not None
-                key_id = caller_of_key(session, body.key)[0].key_id
-            sign_ins.end(session, request.cookies.get(COOKIE, ""))
-            cookie = sign_ins.begin(session, key_id)
+            caller = _caller(session, body)
+            _end(session, request.cookies.get(COOKIE, ""))
+            cookie = sign_ins.begin(session, caller.key_id)
+            given = "key" if body.code is None else "code"
+            audit.note(session, caller, "sign_in.begun", caller.key_id, given=given)
     except KeyRefused as refused:
+        _note_refusal(database, request, str(refused))
         raise unauthorized(str(refused)) from None
     _set(response, request, cookie)
+
+
+@public.post("/sign-in:preview", dependencies=[Depends(check_own_page)])
+def preview(body: Code, database: DatabaseDep, request: Request) -> SignInPreview:
+    """Say whom a code would sign in, and leave the code valid: a page asks before it signs in by a
+    link, which may come from anyone."""
+    with database.snapshot() as session:
+        try:
+            name = sign_ins.holder_of_code(session, body.code).name
+        except KeyRefused as refused:
+            raise unauthorized(str(refused)) from None
+        current = _name_of(session, request.cookies.get(COOKIE, ""))
+    return SignInPreview(name=name, signed_in_as=current)
 
 
 @public.post("/sign-out", status_code=HTTPStatus.NO_CONTENT, dependencies=[Depends(check_own_page)])
@@ -71,7 +106,7 @@ def sign_out(database: WriterDep, request: Request, response: Response) -> None:
     cookie = request.cookies.get(COOKIE)
     if cookie is not None:
         with database.transaction() as session:
-            sign_ins.end(session, cookie)
+            _end(session, cookie)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
 
 
@@ -87,13 +122,76 @@ def renew(database: WriterDep, user: UserDep, request: Request, response: Respon
 
 @router.post("/sign-in-codes", status_code=HTTPStatus.CREATED)
 def make_code(database: WriterDep, user: UserDep) -> SignInCodeOut:
-    """A code that signs one browser in with the caller's key, once, within ten minutes."""
+    """Make a code that signs one browser in with the caller's key, once, within ten minutes. A
+    signed-in browser makes none."""
+    check_has_key(user)
     with database.transaction() as session:
         made = sign_ins.new_code(session, user.key_id)
         audit.note(session, user, "sign_in_code.made", user.key_id)
     expires_at = moment(made.expires_at)
     assert expires_at is not None
     return SignInCodeOut(code=made.code, path=f"{SIGN_IN_PAGE}#{made.code}", expires_at=expires_at)
+
+
+def _caller(session: Session, given: SignInWith) -> Caller:
+    """Return the user whom a key or a code signs in. Raises KeyRefused."""
+    if given.code is not None:
+        return sign_ins.take_code(session, given.code)
+    assert given.key is not None
+    return caller_of_key(session, given.key)[0]
+
+
+def _name_of(session: Session, cookie: str) -> str | None:
+    try:
+        return sign_ins.caller_of_cookie(session, cookie)[0].name
+    except KeyRefused:
+        return None
+
+
+def _end(session: Session, cookie: str) -> None:
+    caller = sign_ins.end(session, cookie)
+    if caller is not None:
+        audit.note(session, caller, "sign_in.ended", caller.key_id)
+
+
+REFUSALS_AN_HOUR = 20
+"""Refused sign-ins that one process writes to the audit: anyone may cause them, and a line of the
+audit stays for ever."""
+
+
+class Refusals:
+    """Counts refused sign-ins, and decides which of them the audit gets."""
+
+    def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
+        self._lock = threading.Lock()
+        self._written = TTLCache[object, None](REFUSALS_AN_HOUR, ttl=3600.0, timer=timer)
+        self._unwritten = 0
+
+    def next(self) -> int | None:
+        """Count one. Return how many were left out since the last line, None to leave out this
+        one, too."""
+        with self._lock:
+            self._written.expire()
+            if len(self._written) == self._written.maxsize:
+                self._unwritten += 1
+                return None
+            self._written[object()] = None
+            left_out, self._unwritten = self._unwritten, 0
+            return left_out
+
+
+def _note_refusal(database: Database, request: Request, reason: str) -> None:
+    refusals: Refusals = request.app.state.refused_sign_ins
+    left_out = refusals.next()
+    if left_out is not None:
+        address = request.client.host if request.client else ""
+        with database.transaction() as session:
+            details = {"reason": reason, "left_out_before": left_out}
+            audit.note(session, PROCESS, "sign_in.refused", address[:100], **details)
+
+
+PROCESS = "api"
+"""The audit's actor where no user is known."""
 
 
 def _renewed(database: Database, cookie: str) -> str | None:

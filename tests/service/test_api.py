@@ -17,7 +17,7 @@ from service.users import ensure_key
 from tests.support.attempts import claim_next
 from tests.support.ppca_spec import ppca_spec
 
-OPEN = {"/healthz", "/readyz", "/v1/sign-in", "/v1/sign-out"}
+OPEN = {"/healthz", "/readyz", "/v1/sign-in", "/v1/sign-in:preview", "/v1/sign-out"}
 
 
 def submit(api: TestClient, **beside: object) -> str:

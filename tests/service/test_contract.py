@@ -172,6 +172,7 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     "PATCH /v1/users/{name}": [{"json": {"role": "viewer"}}],
     "POST /v1/users/{name}/keys": [{"json": {"name": "laptop"}}],
     "POST /v1/sign-in": [{"sign_in": True, "own_page": True}],
+    "POST /v1/sign-in:preview": [{"code": True, "own_page": True}],
     "POST /v1/sign-out": [{"own_page": True}],
 }  # fmt: skip
 """What is sent beside the path, once or several times; nothing, where an operation is not here."""
@@ -235,6 +236,8 @@ def ask(
         headers = {"Sec-Fetch-Site": "same-origin"}
     if how.pop("sign_in", False):
         how["json"] = {"key": settings.key_file.read_text().strip()}
+    if how.pop("code", False):
+        how["json"] = {"code": api.post("/v1/sign-in-codes").json()["code"]}
     return api.request(method, url, params=params, headers=headers, **how)
 
 

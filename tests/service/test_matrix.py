@@ -171,6 +171,8 @@ MATRIX = [
         scope=Scope.ADMIN),
     row("POST", "/v1/sign-in",              "204  204   204    204   204    401  401  401  204",
         body={"key": "{key}"}),
+    row("POST", "/v1/sign-in:preview",      "401  401   401    401   401    401  401  401  401",
+        body={"code": "none"}),
     row("POST", "/v1/sign-out",             "204  204   204    204   204    204  204  204  204"),
     row("POST", "/v1/sign-in:renew",        "204  204   204    204   204    401  401  401  204"),
     row("POST", "/v1/sign-in-codes",        "201  201   201    201   201    401  401  401  201"),

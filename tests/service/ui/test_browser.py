@@ -25,6 +25,10 @@ def test_a_link_signs_in_once_and_leads_where_one_was_going(
     stranger.wait_for_url("**/sign-in?next=%2Flab")
     path = lab.api.sign_in_url()
     stranger.goto(path.replace("/sign-in", "/sign-in?next=%2Flab"))
+    expect(stranger.get_by_role("heading", name="Sign in as local?")).to_be_visible()
+    assert stranger.context.cookies() == []
+    expect(stranger.get_by_role("button", name="Sign in as local")).to_be_focused()
+    stranger.keyboard.press("Enter")
     stranger.wait_for_url(lab.url("/lab"))
     expect(stranger.get_by_role("heading", name="My keys")).to_be_visible()
     assert stranger.evaluate("document.cookie") == ""
@@ -32,6 +36,19 @@ def test_a_link_signs_in_once_and_leads_where_one_was_going(
     stranger.wait_for_url("**/sign-in")
     stranger.goto(path)
     expect(stranger.get_by_role("alert")).to_contain_text("used before")
+
+
+def test_a_foreign_link_replaces_no_sign_in_unasked(stranger: Page, lab: BrowsedLab) -> None:
+    """Signed in as another user, the page names both; "No" leaves everything as it is."""
+    signed_in(stranger, lab.service, key_of(lab.database, "ann", Role.MEMBER))
+    before = stranger.context.cookies()
+    stranger.goto(lab.api.sign_in_url())
+    asked = stranger.get_by_text("The link you opened signs this browser in as")
+    expect(asked).to_contain_text("as local. You are signed in as ann: that ends.")
+    stranger.get_by_role("button", name="No").click()
+    stranger.wait_for_url(lab.url("/"))
+    expect(stranger.get_by_role("link", name="ann", exact=True)).to_be_visible()
+    assert [one["value"] for one in stranger.context.cookies()] == [one["value"] for one in before]
 
 
 def test_no_sign_in_leads_to_another_host(stranger: Page, lab: BrowsedLab) -> None:

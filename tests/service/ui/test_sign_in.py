@@ -14,8 +14,9 @@ from service.database import Database
 from service.keys import digest
 from service.main import create_app
 from service.settings import Settings
-from service.sign_ins import COOKIE, SignIn, SignInCode, end, new_code, renew
-from service.users import MAY, ApiKey, Role, Scope
+from service.sign_ins import CODE_USED, COOKIE, SignIn, SignInCode, new_code, renew
+from service.ui.sign_in import Refusals
+from service.users import MAY, UNKNOWN, ApiKey, Role, Scope, User
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
 SPEC = {
@@ -39,6 +40,10 @@ def key(settings: Settings) -> str:
 
 def sign_in(browser: TestClient, headers: dict[str, str] = OWN, **given: Any) -> Response:
     return browser.post("/v1/sign-in", json=given, headers=headers)
+
+
+def preview(browser: TestClient, code: str) -> Response:
+    return browser.post("/v1/sign-in:preview", json={"code": code}, headers=OWN)
 
 
 def refused(answer: Response, word: str) -> bool:
@@ -73,6 +78,51 @@ def test_a_code_signs_one_browser_in_once(browser: TestClient, api: TestClient) 
     assert sign_in(browser, code=made["code"]).status_code == 204
     assert browser.get("/v1/me").json()["name"] == "local"
     assert refused(sign_in(browser, code=made["code"]), "used before")
+
+
+def test_a_preview_names_both_users_and_leaves_the_code_valid(
+    browser: TestClient, api: TestClient, database: Database
+) -> None:
+    code = api.post("/v1/sign-in-codes").json()["code"]
+    nobody = {"name": "local", "signed_in_as": None}
+    assert preview(browser, code).json() == nobody
+    assert COOKIE not in browser.cookies
+    with database.transaction() as session:
+        ann = accounts.add(session, "ann", Role.VIEWER)
+        assert ann is not None
+        scopes = MAY[Role.VIEWER]
+        _, key = accounts.add_key(session, ann, name=None, scopes=scopes, lasts_s=None)
+    sign_in(browser, key=key)
+    assert preview(browser, code).json() == {**nobody, "signed_in_as": "ann"}
+    browser.post("/v1/sign-out", headers=OWN)
+    assert preview(browser, code).json() == nobody
+    assert sign_in(browser, code=code).status_code == 204
+    assert refused(preview(browser, code), "used before")
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired", "disabled"])
+def test_a_code_of_a_key_that_is_over_signs_nobody_in(
+    browser: TestClient, api: TestClient, database: Database, how: str
+) -> None:
+    code = api.post("/v1/sign-in-codes").json()["code"]
+    with database.transaction() as session:
+        if how == "disabled":
+            session.execute(update(User).values(disabled_at=1.0))
+        else:
+            session.execute(update(ApiKey).values(ENDS[how]))
+    for answer in (preview(browser, code), sign_in(browser, code=code)):
+        assert refused(answer, how)
+    assert COOKIE not in browser.cookies
+
+
+def test_a_cookie_makes_nothing_that_outlives_its_sign_out(browser: TestClient, key: str) -> None:
+    """Neither another sign-in nor a key, though this key may make both."""
+    sign_in(browser, key=key)
+    for path in ("/v1/sign-in-codes", "/v1/users/local/keys"):
+        answer = browser.post(path, json={}, headers=OWN)
+        assert (answer.status_code, answer.json()["reason"]) == (403, "key_needed")
+        by_key = browser.post(path, json={}, headers={"Authorization": f"Bearer {key}"})
+        assert by_key.status_code == 201
 
 
 def test_a_code_is_short_lived(browser: TestClient, api: TestClient, database: Database) -> None:
@@ -170,7 +220,7 @@ ORIGINS = [
 
 
 @pytest.mark.parametrize(("headers", "ours"), ORIGINS)
-@pytest.mark.parametrize("path", ["/v1/experiments:validate", "/v1/sign-in-codes"])
+@pytest.mark.parametrize("path", ["/v1/experiments:validate", "/v1/sign-in:renew"])
 def test_a_cookie_changes_things_from_our_own_pages_alone(
     browser: TestClient, key: str, path: str, headers: dict[str, str], ours: bool
 ) -> None:
@@ -180,7 +230,7 @@ def test_a_cookie_changes_things_from_our_own_pages_alone(
     assert ours or answer.json()["reason"] == "cross_origin"
 
 
-@pytest.mark.parametrize("path", ["/v1/sign-in", "/v1/sign-out"])
+@pytest.mark.parametrize("path", ["/v1/sign-in", "/v1/sign-in:preview", "/v1/sign-out"])
 def test_no_other_site_signs_a_browser_in_or_out(browser: TestClient, key: str, path: str) -> None:
     sign_in(browser, key=key)
     answer = browser.post(path, json={"key": key}, headers={"Origin": "http://evil.example"})
@@ -241,6 +291,44 @@ def test_the_audit_has_who_made_a_code(api: TestClient) -> None:
     assert entry["object_id"] == entry["key_id"] == api.get("/v1/me").json()["key_id"]
 
 
+def test_the_audit_has_each_sign_in_and_sign_out(
+    browser: TestClient, api: TestClient, key: str
+) -> None:
+    browser.post("/v1/sign-out", headers=OWN)  # nobody is signed in: no line
+    sign_in(browser, key=key)
+    sign_in(browser, code=api.post("/v1/sign-in-codes").json()["code"])
+    browser.post("/v1/sign-out", headers=OWN)
+    lines = api.get("/v1/audit").json()["items"][:5]
+    key_id = key.split("_")[1]
+    assert {(one["actor"], one["key_id"], one["object_id"]) for one in lines} == {
+        ("local", key_id, key_id)
+    }
+    assert [(one["action"], one["details"]) for one in reversed(lines)] == [
+        ("sign_in.begun", {"given": "key"}),
+        ("sign_in_code.made", {}),
+        ("sign_in.ended", {}),
+        ("sign_in.begun", {"given": "code"}),
+        ("sign_in.ended", {}),
+    ]
+
+
+def test_the_audit_has_a_bounded_number_of_refused_sign_ins(
+    browser: TestClient, api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.ui.sign_in.REFUSALS_AN_HOUR", 3)
+    now = 0.0
+    refusals = Refusals(timer=lambda: now)
+    browser.app.state.refused_sign_ins = refusals  # type: ignore[attr-defined]
+    for _ in range(5):
+        assert refused(sign_in(browser, code="none"), "used before")
+    now = 3601.0
+    sign_in(browser, key=f"mpt_{'0' * 16}_{'0' * 64}")
+    lines = [one for one in api.get("/v1/audit").json()["items"] if "refused" in one["action"]]
+    assert [(one["actor"], one["object_id"]) for one in lines] == [("api", "testclient")] * 4
+    assert [one["details"]["left_out_before"] for one in reversed(lines)] == [0, 0, 0, 2]
+    assert [one["details"]["reason"] for one in lines[:2]] == [UNKNOWN, CODE_USED]
+
+
 def aged(database: Database, seconds: float) -> None:
     with database.transaction() as session:
         session.execute(update(SignIn).values(renewed_at=SignIn.renewed_at - seconds))
@@ -265,17 +353,31 @@ def test_an_old_cookie_is_renewed_and_serves_a_minute_longer(
             assert browser.get("/v1/me").status_code == status
 
 
-def test_only_who_has_the_whole_cookie_renews_it_or_signs_out(
-    browser: TestClient, key: str, database: Database
-) -> None:
+def test_only_the_whole_cookie_renews(browser: TestClient, key: str, database: Database) -> None:
     sign_in(browser, key=key)
     kept = browser.cookies[COOKIE]
     spoilt = f"{kept.partition('.')[0]}.{'0' * 64}"
     aged(database, 3601)
     with database.transaction() as session:
         assert renew(session, spoilt) is None
-        end(session, spoilt)
     assert browser.get("/v1/me").status_code == 200
+
+
+def test_who_renewed_a_stolen_cookie_is_signed_out_by_its_owner(
+    browser: TestClient, settings: Settings, key: str, database: Database
+) -> None:
+    """With the cookie of before, which by then serves for nothing else."""
+    sign_in(browser, key=key)
+    with TestClient(create_app(settings)) as thief:
+        thief.cookies.set(COOKIE, browser.cookies[COOKIE])
+        for _ in range(2):
+            aged(database, 3601)
+            assert thief.post("/v1/sign-in:renew", headers=OWN).status_code == 204
+        aged(database, 61)
+        assert thief.get("/v1/me").status_code == 200
+        assert browser.get("/v1/me").status_code == 401
+        browser.post("/v1/sign-out", headers=OWN)
+        assert thief.get("/v1/me").status_code == 401
 
 
 def test_a_browser_counts_for_its_user(settings: Settings, key: str) -> None:

@@ -1,17 +1,43 @@
-// Signing in: by the code of a link that was printed in a terminal, or by a key.
+// Signing in: by the code of a link that was printed in a terminal, or by a key. Anyone can send a
+// link, so the page asks before it signs in by one.
 
-import { html, useEffect, useState } from "../vendor/preact-htm.js";
+import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { post } from "../api.js";
 import { Problem } from "../parts.js";
 
-/** Where one was going: a path of this service. */
+/** The path of this service that was asked for before the sign-in. */
 function next() {
   const wanted = new URLSearchParams(location.search).get("next") ?? "/";
   return /^\/(?![/\\])/.test(wanted) ? wanted : "/";
 }
 
+/** Asks whether to sign in by a link. The button has the focus, so that Enter says yes. */
+function Confirm({ link, busy, onYes, onNo }) {
+  const yes = useRef(null);
+  useEffect(() => yes.current.focus(), [link.code]);
+
+  function onSubmit(event) {
+    event.preventDefault();
+    onYes();
+  }
+
+  const { name, signed_in_as: current } = link;
+  return html`<form onSubmit=${onSubmit} class="stack">
+    <p>
+      The link you opened signs this browser in as <strong>${name}</strong>.
+      ${current !== null && html` You are signed in as <strong>${current}</strong>: that ends.`}
+      ${" "}Go on only if you asked for this link yourself.
+    </p>
+    <div class="row">
+      <button class="primary" ref=${yes} disabled=${busy}>Sign in as ${name}</button>
+      <button type="button" onClick=${onNo} disabled=${busy}>No</button>
+    </div>
+  </form>`;
+}
+
 export default function SignIn() {
   const [error, setError] = useState(null);
+  const [link, setLink] = useState(null); // the code of a link, and what it would do
   const [busy, setBusy] = useState(false);
 
   async function signIn(given) {
@@ -22,17 +48,20 @@ export default function SignIn() {
       localStorage.setItem("renewed", String(Date.now()));
       location.replace(next());
     } catch (refused) {
+      setLink(null);
       setError(refused);
       setBusy(false);
     }
   }
 
   useEffect(() => {
-    function byLink() {
+    async function byLink() {
       const code = location.hash.slice(1);
       if (!code) return;
       history.replaceState(null, "", location.pathname + location.search);
-      signIn({ code });
+      setLink(null);
+      setError(null);
+      await post("/v1/sign-in:preview", { code }).then((found) => setLink({ code, ...found }), setError);
     }
     byLink();
     addEventListener("hashchange", byLink); // a link that was pasted into this very page
@@ -44,11 +73,18 @@ export default function SignIn() {
     signIn({ key: new FormData(event.target).get("key").trim() });
   }
 
+  if (link !== null) {
+    return html`<div class="card narrow stack">
+      <h1>Sign in as ${link.name}?</h1>
+      <${Confirm} link=${link} busy=${busy} onYes=${() => signIn({ code: link.code })}
+        onNo=${() => (link.signed_in_as === null ? setLink(null) : location.replace(next()))} />
+    </div>`;
+  }
   return html`<div class="card narrow stack">
     <h1>Sign in</h1>
     <p class="muted">
-      <code>mpt serve</code> prints a link that signs this browser in. Or give your API key: the
-      browser may then what the key may, until the key is revoked, or for a week.
+      <code>mpt serve</code> prints a link that signs this browser in. Or give your API key: this
+      browser is then allowed what the key allows, until the key is revoked, for a week at most.
     </p>
     <${Problem} error=${error} />
     <form onSubmit=${onSubmit} class="stack">
