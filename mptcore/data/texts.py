@@ -164,10 +164,10 @@ def _texts_of(path: Path, column: str, what: str) -> Rows:
         raise RunError("invalid", f"{what} cannot be used: {error}") from error
 
 
-def _pairs(path: Path, what: str) -> Rows:
-    """Return the one or two texts of each GLUE row."""
+def _pairs(source: Path | Table, what: str) -> Rows:
+    """Return the one or two texts of each row of GLUE that lacks none. Raises RunError."""
     try:
-        found = read(path)
+        found = read(source) if isinstance(source, Path) else source
         return found.of([name for name in found.columns if name not in NO_TEXT][:2])
     except UnreadableError as error:
         raise RunError("invalid", f"{what} cannot be used: {error}") from error
@@ -190,8 +190,8 @@ def _glue(spec: GlueText) -> Rows:
         reason = " ".join(str(error).split())[:300]
         cure = f"put {spec.split}.parquet into MPT_DATA_DIR/glue/{spec.subset}, or let this machine"
         raise RunError("invalid", f"{what} is not here: {cure} reach the hub ({reason})") from error
-    names = [name for name in found.column_names if name not in NO_TEXT][:2]
-    rows = [tuple(row[name] for name in names) for row in found]
+    names = tuple(name for name in found.column_names if name not in NO_TEXT)
+    rows = _pairs(Table(names, [tuple(row[name] for name in names) for row in found]), what)
     inputs.note_used(f"{GLUE_HUB}/{spec.subset}/{spec.split}, the texts as JSON", _digest(rows))
     return rows
 

@@ -146,7 +146,10 @@ def written_object(path: Path, array: Any) -> Path:
     ("array", "says"),
     [
         (np.zeros(3), "N observations × D dimensions"),
-        (np.zeros((3, 1)), "D ≥ 2"),
+        (np.zeros((3, 1)), "D ≥ 2, not 3 × 1"),
+        (np.zeros((0, 2)), "D ≥ 2, not 0 × 2"),
+        (np.zeros((3, 2, 2)), "D ≥ 2, not 3 × 2 × 2"),
+        (np.array(1.0), "D ≥ 2, not a single number"),
         (np.zeros((2, 2), dtype=complex), "real numbers, not complex128"),
         (np.array([["a", "b"]]), "real numbers"),
     ],
@@ -154,6 +157,22 @@ def written_object(path: Path, array: Any) -> Path:
 def test_what_is_no_table_of_numbers_is_refused(array: Any, says: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", array)
     assert says in inspect(tmp_path / "x.npy").problems[0]
+
+
+def test_one_observation_of_two_dimensions_is_a_table(tmp_path: Path) -> None:
+    for kind in (np.float32, np.int16, np.bool_):
+        np.save(tmp_path / "x.npy", np.zeros((1, 2), dtype=kind))
+        found = inspect(tmp_path / "x.npy")
+        assert (found.n, found.dim, found.problems) == (1, 2, [])
+
+
+def test_some_of_many_bad_cells_are_named(tmp_path: Path) -> None:
+    array = TABLE.copy()
+    array[:2] = np.inf
+    np.save(tmp_path / "x.npy", array)
+    *named, rest, _ = inspect(tmp_path / "x.npy").problems
+    assert named == [f"array[{place}] is inf" for place in ("0, 0", "0, 1", "0, 2", "1, 0", "1, 1")]
+    assert rest == "and 1 cells more"
 
 
 def test_text_columns_are_named(tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ import pytest
 from pydantic import TypeAdapter
 
 from mptcore.protocol.orders import parse_assignment
-from mptcore.specs import ExperimentSpec, Limits, SpecError, parse_spec, stored_spec, validate_spec
+from mptcore.specs import (
+    AllSizes,
+    ExperimentSpec,
+    Limits,
+    SpecError,
+    Train,
+    parse_spec,
+    stored_spec,
+    validate_spec,
+)
 
 GOOD: dict[str, Any] = {
     "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "generator"},
@@ -228,6 +237,16 @@ def test_a_proposal_by_rounds_that_was_stored_is_fitted_now() -> None:
         validate_spec(old)
     recursive = {**spec, "model": {**vae, "conditionals": {"method": "recursive"}}}
     assert stored_spec(recursive) == validate_spec(recursive)
+
+
+def test_observations_that_do_not_fill_a_batch_are_a_step_too() -> None:
+    whole = Train(epochs=3)
+    assert whole.steps_per_epoch(10) == 1
+    steps = {size: Train(epochs=3, batch_size=size).steps_per_epoch(10) for size in (3, 5, 10, 11)}
+    assert steps == {3: 4, 5: 2, 10: 1, 11: 1}
+    some = Train(epochs=3, batch_size=3, masks=AllSizes(per_size=2))
+    assert [some.masks_of_epoch(epoch, 10, 6) for epoch in (1, 2, 3)] == [48, 48, 12]
+    assert Train(epochs=3, batch_size=3, objective=("lml",)).masks_of_epoch(1, 10, 6) == 4
 
 
 def test_the_schema_says_that_an_objective_may_be_a_string() -> None:

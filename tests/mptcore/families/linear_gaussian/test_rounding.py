@@ -200,7 +200,9 @@ def derivative(problem: Case, masks: list[Tensor], i: int, k: int) -> float:
     return float((after - before) / step / len(masks))
 
 
-def trainer_on(problem: Case, per_dimension: bool) -> tuple[LinearGaussianTrainer, list[Tensor]]:
+def trainer_on(
+    problem: Case, per_dimension: bool, **train: Any
+) -> tuple[LinearGaussianTrainer, list[Tensor]]:
     """A trainer of the noise too that stands at the density of a problem, and its step's masks."""
     d = problem.density
     family = "factor_analysis" if per_dimension else "ppca"
@@ -208,7 +210,7 @@ def trainer_on(problem: Case, per_dimension: bool) -> tuple[LinearGaussianTraine
     spec = spec_of(1.0)
     spec |= {"model": {**model, "latent_dim": d.loadings.shape[1]}, "evaluate": {}}
     spec["data"] |= {"dim": d.dim, "n": len(problem.x)}
-    spec["train"] = {"epochs": 1, "learn_noise_precision": True}
+    spec["train"] = {"epochs": 1, "learn_noise_precision": True, **train}
     experiment = parse_spec(json.dumps(spec).encode())
     assert isinstance(experiment, VectorExperiment)
     assert experiment.train is not None
@@ -283,6 +285,15 @@ def test_each_step_is_asked_for_its_route() -> None:
     records = records_of(spec_of(5.0, model=model, train=train, evaluate={}))
     spoken = [message for message in said(records, BY_RESIDUALS) if "epoch" in message]
     assert [message.split()[2] for message in spoken] == ["0"]
+
+
+def test_a_mean_far_from_the_data_takes_the_route_that_keeps_digits() -> None:
+    """The data's own moment is small there; that about the model's mean is not."""
+    problem = case(6, 2, 5, alike(6, 1.0), True)
+    for distance, by_residuals in ((0.0, False), (1e5, True)):
+        far = Case(problem.density, problem.x + distance)
+        trainer, _ = trainer_on(far, False, learn_mean=True)
+        assert trainer._choose_route(trainer._full) == by_residuals
 
 
 def test_a_resumed_training_goes_on_by_its_route() -> None:

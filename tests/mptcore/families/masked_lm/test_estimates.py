@@ -246,6 +246,32 @@ def test_two_stage_sampling_by_hand() -> None:
     assert (token.mean, token.std_err) == (1, 0)
 
 
+def test_each_order_is_drawn_anew_for_its_own_sequence() -> None:
+    """Along an order the first mask hides all, and each next one token less. Over many orders
+    each token is as often as the others the first to be seen."""
+    toy, scored = Toy.of(4), list[MaskedBatch]()
+
+    def score(masks: MaskedBatch) -> Work[torch.Tensor]:
+        scored.append(masks)
+        return (yield from toy.score(masks))
+
+    chosen, count = torch.tensor([2, 0]), 300
+    metrics = SequenceMetrics(Report(("model",), {}), toy.masker, chosen, score)
+    records_of(metrics.orders(count, torch.Generator().manual_seed(0)))
+    sizes = {int(i): int(toy.corpus.sizes[i]) for i in chosen}
+    sequences = torch.cat([masks.sequences for masks in scored])
+    assert sequences.tolist() == [i for i, size in sizes.items() for _ in range(size * count)]
+    for i, size in sizes.items():
+        firsts = [
+            int(masks.places[int(masks.counts[:b].sum())])
+            for masks in scored
+            for b in range(len(masks))
+            if int(masks.sequences[b]) == i and int(masks.counts[b]) == size
+        ]
+        shares = torch.bincount(torch.tensor(firsts))[1:] / count
+        assert shares.tolist() == pytest.approx([1 / size] * size, abs=0.1)
+
+
 def test_the_errors_of_orders_by_hand() -> None:
     """Four sequences, three orders each: the variance of a mean over orders is a third, and a
     quarter of that of a mean over the sequences; the spread is the root of the mean variance, per

@@ -1,14 +1,17 @@
 """Annealed importance sampling, forwards and backwards, where the posterior is known."""
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
+from mptcore.families.vae import diagnose
 from mptcore.families.vae.ais import Annealing
 from mptcore.families.vae.proposal import Fit, Proposal
 from mptcore.families.vae.sampled_vae import SampledVae
+from mptcore.runtime.session import Work
 from mptcore.specs import Ais, Importance
 from tests.mptcore.families.vae.test_sampling import density_of, linear_gaussian, simulated
 from tests.support.runs import result_of
@@ -89,3 +92,41 @@ def test_a_transition_leaves_the_posterior_as_it_is() -> None:
     error = drift.std(1) / math.sqrt(N)
     assert (drift.mean(1) / error).abs().max() < 4
     assert error.max() < 0.03
+
+
+class Recorded:
+    """Stands for an annealing: it records with which z its observations were drawn."""
+
+    backward_of: ClassVar[list[tuple[Tensor, Tensor]]] = []
+
+    def __init__(self, model: SampledVae, x: Tensor, *_: object) -> None:
+        self.x = x
+
+    def tune(self) -> Work[None]:
+        yield from ()
+
+    def forward(self) -> Work[Tensor]:
+        yield from ()
+        return torch.zeros(8, len(self.x))
+
+    def backward(self, z: Tensor) -> Work[Tensor]:
+        self.backward_of.append((self.x, z))
+        return (yield from self.forward())
+
+
+def test_the_chains_of_each_part_start_at_what_its_observations_were_drawn_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = linear_gaussian(Importance(method="importance"), exact=True)
+    x, _ = simulated(model, 5)
+    z = torch.arange(5.0)[:, None].expand(5, model.latent_dim)
+    monkeypatch.setattr(Recorded, "backward_of", [])
+    monkeypatch.setattr(diagnose, "Annealing", Recorded)
+    monkeypatch.setattr(SampledVae, "parts", lambda self, x, draws: torch.split(x, 2))
+    work = diagnose._both_ways(model, x, z, Ais(temperatures=10), torch.Generator())
+    forward, backward = result_of(work)
+    assert [len(part.log_mean) for part in forward] == [2, 2, 1]
+    assert len(backward) == 3
+    parts, drawn_with = zip(*Recorded.backward_of, strict=True)
+    assert torch.equal(torch.cat(parts), x)
+    assert torch.equal(torch.cat(drawn_with), z)

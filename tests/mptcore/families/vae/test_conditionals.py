@@ -12,7 +12,14 @@ from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.model import Evidence
 from mptcore.estimation.scores import score_masks, size_estimate
 from mptcore.families.vae import conditionals, sampler
-from mptcore.families.vae.conditionals import Ratio, Ratios, expected_ess, ratio_of
+from mptcore.families.vae.conditionals import (
+    Conditionals,
+    Ratio,
+    Ratios,
+    assembled,
+    expected_ess,
+    ratio_of,
+)
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.runtime.session import ScoreCache
 from mptcore.specs import FixedSize, Importance
@@ -116,6 +123,22 @@ def test_the_error_of_draws_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> 
     z = torch.stack([one.log_probs.mean() / one.variance.sqrt() for one in found])
     assert z.mean().abs() < 4 / math.sqrt(seeds)
     assert (z.std() - 1).abs() < 4 / math.sqrt(2 * seeds)
+
+
+def test_parts_are_put_together_in_the_order_of_their_observations() -> None:
+    """The variance of a mean of one in four observations is a sixteenth of its own in the whole."""
+
+    def part(rows: list[int], variance: float) -> tuple[Tensor, Conditionals]:
+        places = torch.tensor(rows)
+        values = places.double()[:, None] * torch.ones(2, dtype=torch.float64)
+        found = Conditionals(values, -values, values[:, 0] / 10, torch.tensor(variance).double())
+        return places, found
+
+    whole = assembled([part([3, 0, 2], 1.6), part([1], 3.2)])
+    assert whole.log_probs.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert whole.bias.tolist() == [[0, 0], [-1, -1], [-2, -2], [-3, -3]]
+    assert whole.doubtful.tolist() == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert whole.variance.item() == pytest.approx(1.6 * 9 / 16 + 3.2 / 16)
 
 
 def test_what_the_draws_of_their_own_leave_in_doubt_is_told() -> None:

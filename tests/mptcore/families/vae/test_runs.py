@@ -13,11 +13,13 @@ from PIL import Image
 
 from mptcore.data.arrays import load_arrays
 from mptcore.estimation.model import Evidence
+from mptcore.families.linear_gaussian.densities import initial_density
 from mptcore.families.vae.diagnose import compared
 from mptcore.protocol.records import Artifact, Log, Metric, Point, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.checkpoint import files, first_whole
 from mptcore.runtime.session import Session
+from mptcore.specs import LatentExperiment
 from tests.support.runs import records, spec_of, std_err_of, value_of
 from tests.support.vae_specs import DEEP, LINEAR, changed
 
@@ -283,6 +285,23 @@ def test_an_upload_that_is_not_binary_is_refused(
     np.save(tmp_path / "datasets" / "grey" / "x.npy", np.full((6, 16), 7.0))
     with pytest.raises(RunError, match="values from 0 to 1; these are from 7 to 7"):
         ran({**LINEAR, "data": {**source, "binarize": "stochastic"}})
+
+
+def test_the_baseline_s_likelihood_of_held_out_data_is_of_these() -> None:
+    ppca: Any = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
+    ppca["noise_precision"] = 2.0
+    evaluate = {**FEW["evaluate"], "masks": {"schedule": "sizes", "sizes": [64], "per_size": 2}}
+    spec = spec_of({**FEW, "baseline": ppca, "evaluate": evaluate})
+    found = list(run(spec))
+    assert isinstance(spec, LatentExperiment)
+    assert spec.baseline is not None
+    data = load_arrays(spec.data, 0, torch.Generator().manual_seed(0))
+    assert data.heldout is not None
+    density = initial_density(spec.baseline, data, 0, torch.Generator())
+    for name, x in (("lml", data.x), ("lml_heldout", data.heldout)):
+        own = metric(found, name, seed=0, model="baseline")
+        assert value_of(own) == pytest.approx(density.log_prob(x).mean().item(), rel=1e-6)
+        assert own.std_err == 0
 
 
 def test_binarized_and_standardized_data() -> None:

@@ -1,0 +1,169 @@
+"""Arrays as a spec asks for them: simulated, chosen, binarized, standardized, held out."""
+
+import hashlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.data import images as images_module
+from mptcore.data.arrays import load_arrays
+from mptcore.data.dataset import Dataset
+from mptcore.data.images import images
+from mptcore.data.prepare import prepared
+from mptcore.protocol.records import RunError
+from mptcore.runtime import inputs
+from mptcore.runtime.rng import generator_for
+from mptcore.specs import DigitsData, FashionMnistData, MnistData, PpcaData, UploadData
+
+X = torch.tensor([[0.0, 0.25], [0.5, 0.75], [1.0, 0.51]], dtype=torch.float64)
+
+
+def upload(**options: Any) -> UploadData:
+    return UploadData(source="upload", dataset="abc", n=3, dim=2, **options)
+
+
+def test_what_is_not_asked_for_is_not_prepared() -> None:
+    data = Dataset(X, heldout=X)
+    assert prepared(data, upload()) is data
+
+
+def test_a_threshold_is_above_the_middle_of_the_range() -> None:
+    found = prepared(Dataset(X), upload(binarize="threshold"))
+    assert found.x.tolist() == [[0, 0], [0, 1], [1, 1]]
+    assert found.x.dtype == X.dtype
+    digits = DigitsData(source="digits", binarize="threshold")
+    assert prepared(Dataset(torch.tensor([[7.9, 8.0, 8.1]])), digits).x.tolist() == [[0, 0, 1]]
+
+
+def test_a_stochastic_binarization_has_the_value_s_share_as_its_probability() -> None:
+    x = torch.tensor([0.0, 4.0, 16.0]).expand(20_000, 3)
+    spec = DigitsData(source="digits", binarize="stochastic", seed=5)
+    found = prepared(Dataset(x), spec).x
+    assert found.mean(0).tolist() == pytest.approx([0, 0.25, 1], abs=0.02)
+    assert torch.equal(found, prepared(Dataset(x), spec).x)
+    uniform = torch.rand(x.shape, generator=generator_for(5, "binarize"))
+    assert torch.equal(found, (uniform < x / 16).to(x))
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1])
+def test_values_out_of_the_range_are_not_binarized(value: float) -> None:
+    x = X.clone()
+    x[0, 0] = value
+    with pytest.raises(RunError) as error:
+        prepared(Dataset(x), upload(binarize="threshold"))
+    least, largest = x.min().item(), x.max().item()
+    told = f"data.binarize needs values from 0 to 1; these are from {least:.4g} to {largest:.4g}"
+    assert str(error.value) == told
+    assert error.value.cause == "invalid"
+
+
+def test_all_values_are_standardized_alike() -> None:
+    x = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
+    found = prepared(Dataset(x), upload(standardize=True)).x
+    assert found.dtype == x.dtype
+    assert found.tolist() == [pytest.approx(row) for row in ((x - 4) / 5**0.5).tolist()]
+    with pytest.raises(RunError, match=r"standardize needs values that are not all the same$"):
+        prepared(Dataset(torch.ones(3, 2)), upload(standardize=True))
+
+
+def simulated(noise: Any, precision: float) -> Dataset:
+    spec = PpcaData(source="ppca", n=4000, dim=3, latent_dim=2, noise_precision=precision,
+                    noise=noise)  # fmt: skip
+    return load_arrays(spec, 0, torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize("noise", ["isotropic", "shared"])
+def test_simulated_data_have_the_noise_that_is_asked_for(noise: str) -> None:
+    """Isotropic: a variance of 1/noise_precision, apart in each dimension. Shared: a standard
+    deviation of 1/noise_precision, the same for all."""
+    exact, noisy = simulated(noise, 1e12), simulated(noise, 4.0)
+    assert noisy.parameters is not None
+    assert exact.parameters is not None
+    assert torch.equal(noisy.parameters["loadings"], exact.parameters["loadings"])
+    assert noisy.parameters["loadings"].dtype == torch.float64
+    assert noisy.parameters["mean"].tolist() == [0, 0, 0]
+    assert noisy.parameters["noise_variance"].tolist() == [0.25] * 3
+    gaps = (noisy.x - exact.x).double()
+    assert gaps.mean().abs() < 0.05
+    together = noise == "shared"
+    assert gaps.std(0).tolist() == pytest.approx([0.25 if together else 0.5] * 3, rel=0.1)
+    correlation = torch.corrcoef(gaps.T)[0, 1].item()
+    assert correlation == pytest.approx(1.0 if together else 0.0, abs=0.05)
+
+
+def test_what_is_held_out_is_chosen_by_the_seed_and_keeps_its_order() -> None:
+    data = Dataset(torch.arange(10.0)[:, None], {"mean": torch.zeros(1)})
+    assert data.held_out(0, 3) is data
+    found = data.held_out(4, 3)
+    assert found.heldout is not None
+    kept, aside = found.x.flatten().tolist(), found.heldout.flatten().tolist()
+    assert (len(kept), len(aside)) == (6, 4)
+    assert sorted(kept + aside) == list(range(10))
+    assert kept == sorted(kept)
+    assert aside == sorted(aside)
+    assert torch.equal(found.x, data.held_out(4, 3).x)
+    assert not torch.equal(found.x, data.held_out(4, 4).x)
+    assert found.parameters is data.parameters
+
+
+def test_digits_are_all_images_in_their_order() -> None:
+    found = load_arrays(DigitsData(source="digits"), 0, torch.Generator())
+    assert found.x.shape == (1797, 64)
+    assert found.x[0, :8].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
+    assert [found.x.min().item(), found.x.max().item()] == [0, 16]
+    assert found.heldout is None
+
+
+PIXELS = torch.arange(6 * 4, dtype=torch.uint8).view(6, 2, 2) * 10
+
+
+@pytest.fixture
+def torchvision(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, bool]]:
+    """Six images in place of torchvision's; what is asked of it."""
+    asked: list[tuple[str, bool, bool]] = []
+
+    def source(name: str, pixels: Tensor) -> Any:
+        def read(folder: str, train: bool, download: bool) -> Any:
+            asked.append((folder, train, download))
+            return SimpleNamespace(data=pixels)
+
+        read.__name__ = name
+        return read
+
+    sets = SimpleNamespace(
+        MNIST=source("MNIST", PIXELS), FashionMNIST=source("Other", 250 - PIXELS)
+    )
+    monkeypatch.setattr(images_module, "torchvision_datasets", lambda: sets)
+    monkeypatch.setenv("MPT_DATA_DIR", "/data")
+    monkeypatch.delenv("MPT_ALLOW_DOWNLOAD", raising=False)
+    inputs.locate(None)
+    return asked
+
+
+def test_all_images_keep_their_order_and_some_are_chosen_at_random(
+    torchvision: list[tuple[str, bool, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = generator.get_state()
+    rows = PIXELS.flatten(1).float() / 255
+    for n in (6, 60_000):
+        assert torch.equal(images(MnistData(source="mnist", n=n), generator).x, rows)
+    assert torch.equal(generator.get_state(), state)
+    some = images(MnistData(source="mnist", n=5), generator).x
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(some, rows[order[:5]])
+    assert torchvision == [("/data", True, False)] * 3
+    monkeypatch.setenv("MPT_ALLOW_DOWNLOAD", "1")
+    images(MnistData(source="mnist"), generator)
+    assert torchvision[-1] == ("/data", True, True)
+
+
+def test_what_a_run_read_is_told_by_its_pixels(torchvision: object) -> None:
+    other = images(FashionMnistData(source="fashion_mnist"), torch.Generator()).x
+    assert torch.equal(other, (250 - PIXELS).flatten(1).float() / 255)
+    digest = hashlib.sha256((250 - PIXELS).numpy().tobytes()).hexdigest()
+    place = "MPT_DATA_DIR/Other, the pixels of its training images"
+    assert inputs.used() == {place: digest}
