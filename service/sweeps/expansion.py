@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -19,10 +19,14 @@ from mptcore.specs.base import Seed, reject
 from mptcore.specs.parsing.json_text import pointer_token
 
 MOST_POINTS = 10_000
+MAX_FIELDS = 100
+"""Fields that all points of a sweep set together: each is a column of the table."""
 MOST_PROBLEMS = 100
 """In one answer."""
 
-FieldPath = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,9}$")]
+FieldPath = Annotated[
+    str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,9}$", max_length=200)
+]
 Values = Annotated[list[Any], Field(min_length=1, max_length=MOST_POINTS)]
 
 
@@ -63,16 +67,18 @@ class RandomDraws(Part):
 
     n: Annotated[int, Field(ge=1, le=MOST_POINTS)]
     seed: Seed = 0
-    fields: Annotated[dict[FieldPath, Values | Range], Field(min_length=1, max_length=100)]
+    fields: Annotated[dict[FieldPath, Values | Range], Field(min_length=1, max_length=MAX_FIELDS)]
 
 
 class Points(Part):
     """Exactly one of: `grid`, all combinations of the values of some fields, the last one varying
     fastest; `list`, each point by itself; `random`."""
 
-    grid: Annotated[dict[FieldPath, Values], Field(min_length=1, max_length=100)] | None = None
+    grid: Annotated[dict[FieldPath, Values], Field(min_length=1, max_length=MAX_FIELDS)] | None = (
+        None
+    )
     listed: Annotated[
-        list[Annotated[dict[FieldPath, Any], Field(max_length=100)]] | None,
+        list[Annotated[dict[FieldPath, Any], Field(max_length=MAX_FIELDS)]] | None,
         Field(alias="list", min_length=1, max_length=MOST_POINTS),
     ] = None
     random: RandomDraws | None = None
@@ -85,23 +91,18 @@ class Points(Part):
         size = math.prod(map(len, self.grid.values())) if self.grid else 0
         if size > MOST_POINTS:
             reject([Problem("/grid", f"at most {MOST_POINTS} points, not {size}")])
-        if problems := [p for path in self.fields() for p in self._nested(path)]:
+        where = "/grid" if self.grid else "/random/fields" if self.random else "/list"
+        if problems := field_problems(self.fields(), where):
             reject(problems)
         return self
 
     def fields(self) -> list[str]:
-        """The paths that are swept."""
+        """Return the distinct paths that are swept."""
         if self.grid is not None:
             return [*self.grid]
         if self.random is not None:
             return [*self.random.fields]
         return [*dict.fromkeys(path for point in self.listed or () for path in point)]
-
-    def _nested(self, path: str) -> Iterator[Problem]:
-        for other in self.fields():
-            if path.startswith(f"{other}."):
-                where = "/grid" if self.grid else "/random/fields" if self.random else "/list"
-                yield Problem(where, f"{path} lies within {other}, which is swept itself")
 
     def points(self) -> Iterator["Point"]:
         """Each with its place in this request."""
@@ -111,6 +112,22 @@ class Points(Part):
             yield from _drawn(self.random)
         for i, values in enumerate(self.listed or ()):
             yield Point(values, {path: f"/list/{i}{pointer_token(path)}" for path in values})
+
+
+def field_problems(paths: Collection[str], pointer: str) -> list[Problem]:
+    """Return what is wrong with the fields of a sweep: too many, or one lies within another."""
+    if len(paths) > MAX_FIELDS:
+        detail = f"a sweep sets at most {MAX_FIELDS} different fields, not {len(paths)}"
+        return [Problem(pointer, detail)]
+    problems = []
+    outer = None
+    for parts in sorted(path.split(".") for path in paths):  # what lies within a field follows it
+        if outer is not None and parts[: len(outer)] == outer:
+            detail = f"{'.'.join(parts)} lies within {'.'.join(outer)}, which is swept itself"
+            problems.append(Problem(pointer, detail))
+        else:
+            outer = parts
+    return problems
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,15 @@ from service.sharing import Visibility, Whose
 from service.sweeps import store
 from service.sweeps.batch import sha256_of
 from service.sweeps.ends import estimated_end
-from service.sweeps.expansion import MOST_POINTS, MOST_PROBLEMS, Point, in_request, specs_of
+from service.sweeps.expansion import (
+    MAX_FIELDS,
+    MOST_POINTS,
+    MOST_PROBLEMS,
+    Point,
+    field_problems,
+    in_request,
+    specs_of,
+)
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import (
     Added,
@@ -173,8 +181,11 @@ def add_points(
         if store.next_point(session, sweep.id) + len(points) > MOST_POINTS:
             detail = f"a sweep has at most {MOST_POINTS} points"
             raise invalid([Problem("", detail)])
+        fields = [*dict.fromkeys([*sweep.fields, *more.fields()])]
+        if len(fields) > max(MAX_FIELDS, len(sweep.fields)):
+            raise invalid(field_problems(fields, ""))
         first = _add(session, settings, user, sweep, points, specs, more.cache)
-        sweep.fields = [*dict.fromkeys([*sweep.fields, *more.fields()])]
+        sweep.fields = fields
         if kept:
             kept.made = [str(first)]
         audit.note(session, user, "sweep.extended", sweep.id, points=len(points))

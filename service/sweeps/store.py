@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Row, Select, delete, func, insert, select, update
-from sqlalchemy.orm import Session, joinedload
+from sqlalchemy.orm import Session, defer, joinedload
 from uuid6 import uuid7
 
 from service.database import now
@@ -89,8 +89,9 @@ _THERE = select(Sweep).where(Sweep.deleted_at.is_(None)).options(joinedload(Swee
 def newest(
     session: Session, owner_id: int, *, whose: Whose, limit: int, before: str | None
 ) -> Sequence[Sweep]:
-    """The owner's sweeps, those shared with the lab, or all, newest first."""
-    query = _THERE
+    """Return the owner's sweeps, those shared with the lab, or all, newest first. Their specs may
+    be large and are not loaded."""
+    query = _THERE.options(defer(Sweep.spec, raiseload=True))
     if whose == Whose.MINE:
         query = query.where(Sweep.owner_id == owner_id)
     if whose == Whose.LAB:

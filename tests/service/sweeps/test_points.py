@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from service.experiments.models import Status
 from service.sweeps.expansion import MOST_POINTS, Points
+from service.sweeps.models import Sweep
 from tests.service.sweeps.test_sweeps import GRID, SPEC, refused, rows, sweep
-from tests.service.test_users import admin, place, processes
+from tests.service.test_users import admin, database_of, place, processes
 from tests.support.ppca_spec import ppca_spec
 
 __all__ = ["admin", "place", "processes"]  # fixtures
@@ -110,6 +112,17 @@ def test_what_is_wrong_beside_the_swept_fields_is_in_the_spec(admin: TestClient)
             "/grid",
             "model.latent_dim lies within model, which is swept itself",
         ),
+        (
+            {"list": [{"model.a": 1}, {"seeds": [1]}, {"model.b": 1}, {"model": {}}]},
+            "/list",
+            "model.b lies within model, which is swept itself",
+        ),
+        (
+            {"list": [{f"data.f{i}": 1} for i in range(101)]},
+            "/list",
+            "a sweep sets at most 100 different fields, not 101",
+        ),
+        ({"grid": {"a" * 201: [1]}}, f"/grid/{'a' * 201}", "at most 200 characters"),
         ({"grid": {"seeds.first": [1]}}, "/spec/seeds", "no object, in which seeds.first could be"),
         ({"grid": {"model.size": [1]}}, "/grid/model.size/0", "unknown field"),
         (
@@ -132,3 +145,18 @@ def test_what_a_point_names_is_looked_up(admin: TestClient) -> None:
     upload = {"source": "upload", "dataset": "a" * 32, "n": 9, "dim": 7}
     found = refused(admin, spec=SPEC, grid={"data": [SPEC["data"], upload]})
     assert [one[0] for one in found] == ["/grid/data/1/dataset"]
+
+
+def test_all_points_together_set_at_most_a_hundred_fields(admin: TestClient) -> None:
+    wide = [{f"data.f{i}": 1} for i in range(100)]
+    assert len(Points.model_validate({"list": wide}).fields()) == 100
+    made = sweep(admin)
+    with database_of(admin).transaction() as session:
+        fields = [*made["fields"], *(f"data.f{i}" for i in range(97))]
+        session.execute(update(Sweep).values(fields=fields))
+    added = admin.post(made["urls"]["points"], json={"list": [{"data.n": 20}]})
+    assert added.status_code == 202
+    refusal = admin.post(made["urls"]["points"], json={"list": [{"data.seed": 1}]})
+    assert refusal.json()["errors"] == [
+        {"pointer": "", "detail": "a sweep sets at most 100 different fields, not 101"}
+    ]
