@@ -292,8 +292,8 @@ def find_readable(
 def lock_readable(
     session: Session, reader_id: int, experiment_ids: Collection[str]
 ) -> Sequence[Experiment]:
-    """Those of these experiments that are open to the reader; they change no more before the
-    transaction ends."""
+    """Return those of these experiments that are open to the reader. None of them ends before this
+    transaction does: `holds.settle` waits for this lock. Their heartbeats do not wait for it."""
     if not experiment_ids:
         return ()
     query = (
@@ -301,7 +301,7 @@ def lock_readable(
         .where(Experiment.id.in_(experiment_ids), Experiment.deleted_at.is_(None))
         .where(readable(Experiment))
         .order_by(Experiment.id)
-        .with_for_update(read=True)
+        .with_for_update(read=True, key_share=True)
         .execution_options(populate_existing=True)
     )
     return session.scalars(query, reader(reader_id)).all()

@@ -1,6 +1,7 @@
 """Experiments that come after others: they wait, run once these have succeeded, or fail."""
 
 import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from service.experiments.models import DesiredState, Event, Experiment, Held, St
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from tests.service.test_users import admin, bearer, database_of, member, place, processes
-from tests.support.attempts import claim_next
+from tests.support.attempts import claim_next, submitted
 from tests.support.ppca_spec import ppca_spec
 
 __all__ = ["admin", "place", "processes"]  # fixtures
@@ -214,6 +215,30 @@ def test_one_that_ends_meanwhile_is_not_waited_for_for_ever(lab: Settings) -> No
         last = store.submit(session, 1, submission, unfinished=unfinished).id
     ending.join(10)
     assert claim_next(database).experiment_id == last
+
+
+@pytest.mark.parametrize("named_by", ["after", "init"])
+def test_a_submission_that_takes_long_holds_up_no_lease(lab: Settings, named_by: str) -> None:
+    """The heartbeats of a run go on while a transaction is open that is to come after it."""
+    with (
+        closing(Database(lab.url)) as database,
+        closing(Database(lab.url, timeouts="-c statement_timeout=3s")) as impatient,
+    ):
+        first = submitted(database, TRAINED)
+        claim = claim_next(database)
+        after = [first] if named_by == "after" else []
+        spec = ppca_spec() if after else from_weights(first)
+        submission = Submission.model_validate({"spec": spec, "after": after})
+        with database.transaction() as session:
+            known = Acceptance(session, lab, 1, [submission.spec], submission.after)
+            with impatient.transaction() as other:
+                lease.heartbeat(other, claim, lease_s=60)
+            unfinished = known.unfinished(submission.spec, submission.after)
+            last = store.submit(session, 1, submission, unfinished=unfinished).id
+            with impatient.transaction() as other:
+                lease.heartbeat(other, claim, lease_s=60)
+        finish(database, claim)
+        assert claim_next(database).experiment_id == last
 
 
 def test_two_that_end_at_once_free_what_waits_for_both(lab: Settings) -> None:
