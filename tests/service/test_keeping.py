@@ -242,6 +242,17 @@ def test_a_quota_removes_each_users_oldest(admin: TestClient, place: Settings) -
     assert sweep.planned(database_of(admin), limited) == []
 
 
+def test_pinned_files_count_against_the_quota_and_stay(admin: TestClient, place: Settings) -> None:
+    pinned, older, newer = (submit(admin) for _ in range(3))
+    for number, one in enumerate((pinned, older, newer)):
+        becomes(admin, one, Status.SUCCEEDED, ago_s=100.0 - number)
+        leave_file(admin, place, one, 40)
+    admin.patch(f"/v1/experiments/{pinned}", json={"pinned": True})
+    limited = place.model_copy(update={"keep_user_bytes": 90})
+    planned = sweep.planned(database_of(admin), limited)
+    assert [one.experiment_id for one in planned] == [older]
+
+
 def test_a_sweep_says_what_it_would_free(
     admin: TestClient, place: Settings, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

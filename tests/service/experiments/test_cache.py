@@ -234,6 +234,19 @@ def test_a_changed_text_or_checkpoint_computes_anew(seeing: TestClient, folders:
         assert post(seeing, TEXT)["cached_from"] is None
 
 
+def test_a_changed_checkpoint_of_the_baseline_computes_anew(
+    seeing: TestClient, folders: Settings
+) -> None:
+    assert folders.models_dir is not None
+    file = folders.models_dir / "bert-base/config.json"
+    file.write_text("{}")
+    spec = {**TEXT, "baseline": {"family": "masked_lm", "checkpoint": "bert-base"}}
+    one = computed(seeing, spec=spec)
+    assert post(seeing, spec)["cached_from"] == one
+    file.write_text("{}")
+    assert post(seeing, spec)["cached_from"] is None
+
+
 def test_what_is_not_in_sight_has_no_key(settings: Settings, folders: Settings) -> None:
     spec = validate_spec(TEXT)
     assert Inputs(settings).files(spec) is None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sqlalchemy import select, update
 
 from service.database import Database
-from service.experiments.models import Experiment, Queue, Status
+from service.experiments.models import Attempt, Experiment, Queue, Status
 from service.experiments.place import places
 from service.experiments.scene import Scenes
 from service.experiments.schemas import QueuePlace
@@ -114,6 +114,27 @@ def test_a_start_is_by_the_pace_of_what_runs(either: Database) -> None:
     start = found_places(lab, [waits])[waits].estimated_start
     assert start is not None
     assert 30 <= start.timestamp() - lab.clock.now <= 31
+
+
+def test_the_progress_of_a_resumed_run_tells_no_start(either: Database) -> None:
+    """It began before this attempt did: the time of the attempt says nothing about its speed."""
+    lab = SharedLab(either, FairShare(), cpus=1)
+    lab.submit(1, 3, JOB_S)
+    lab.run()
+    (running,) = lab.submit(1, 1, 1000.0)
+    (waits,) = lab.submit(1, 1, JOB_S)
+    lab.run(10)
+    half = update(Experiment).where(Experiment.id == running)
+    half = half.values(progress_done=1, progress_total=2)
+    for attempt, left_s in ((1, 10), (2, 90)):
+        with either.transaction() as session:
+            session.execute(half)
+            session.execute(
+                update(Attempt).where(Attempt.experiment_id == running).values(attempt=attempt)
+            )
+        start = found_places(lab, [waits])[waits].estimated_start
+        assert start is not None
+        assert left_s <= start.timestamp() - lab.clock.now <= left_s + 60
 
 
 def test_what_takes_longer_than_was_told_may_end_at_any_moment(either: Database) -> None:

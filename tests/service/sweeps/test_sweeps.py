@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select, update
+from sqlalchemy import event, func, select, update
 
 from service import sweep as files
 from service.database import Database, now
@@ -18,7 +18,6 @@ from service.experiments.models import Experiment, Held, Metric, Status
 from service.settings import Settings
 from service.sweeps.expansion import MOST_POINTS
 from service.sweeps.models import KeptRequest, Sweep, SweepPoint
-from service.sweeps.store import REQUESTS_S
 from service.users import User
 from tests.service.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.ppca_spec import ppca_spec
@@ -344,12 +343,17 @@ def test_a_deleted_sweep_is_purged_after_its_experiments(
     with database.transaction() as session:
         assert session.scalars(select(Sweep.id)).all() == [kept["id"]]
         assert session.scalars(select(SweepPoint.sweep_id).distinct()).all() == [kept["id"]]
-        old = KeptRequest.created_at - REQUESTS_S
-        assert len(session.scalars(select(KeptRequest)).all()) == 1
-        session.execute(update(KeptRequest).values(created_at=old))
-    files.purge(database, now_on, [])
-    with database.snapshot() as session:
-        assert session.scalars(select(KeptRequest)).all() == []
+
+
+def test_an_idempotency_key_is_known_for_thirty_days(admin: TestClient, settings: Settings) -> None:
+    made = sweep(admin, {"Idempotency-Key": "once"})
+    database = database_of(admin)
+    for days, known in ((29.9, True), (30.1, False)):
+        with database.transaction() as session:
+            session.execute(update(KeptRequest).values(created_at=now() - days * 86_400))
+        files.purge(database, settings, [])
+        again = sweep(admin, {"Idempotency-Key": "once"})["id"]
+        assert (again == made["id"]) == known
 
 
 def test_sweeps_are_listed_a_page_at_a_time(admin: TestClient) -> None:
@@ -358,6 +362,21 @@ def test_sweeps_are_listed_a_page_at_a_time(admin: TestClient) -> None:
     rest = admin.get("/v1/sweeps", params={"cursor": page["next_cursor"]}).json()
     assert [one["id"] for one in page["items"] + rest["items"]] == ids[::-1]
     assert rest["next_cursor"] is None
+
+
+def test_a_list_of_sweeps_reads_no_specs(admin: TestClient) -> None:
+    """A base spec may have megabytes, and no summary shows it."""
+    sweep(admin)
+    statements: list[str] = []
+
+    def note(*arguments: Any) -> None:
+        statements.append(arguments[2])
+
+    event.listen(database_of(admin).engine, "before_cursor_execute", note)
+    (listed,) = admin.get("/v1/sweeps").json()["items"]
+    assert listed["points"] == 6
+    assert any("FROM sweeps" in one for one in statements)
+    assert not any("sweeps.spec" in one for one in statements)
 
 
 def test_the_end_is_estimated_from_what_is_left(admin: TestClient) -> None:
