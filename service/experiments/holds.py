@@ -8,21 +8,23 @@ waits for. Every function takes a session and commits nothing.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sqlalchemy import bindparam, case, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.database import now
 from service.experiments.models import WAITING, Experiment, Held, Status, Wait
-from service.sweeps.models import Sweep, SweepPoint
+from service.sweeps.models import Sweep, SweepPoint, Turn
 
 OPEN = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
 _LIMITED = select(Sweep.id).where(Sweep.concurrency.is_not(None))
 _NEXT_HOLD = case((Experiment.sweep_id.in_(_LIMITED), Held.SWEEP), else_=Held.NOT)
 """What holds an experiment that waits for no other."""
 
-_HOLDING = select(Sweep.id, Sweep.concurrency).where(Sweep.holds)
+TURNS_AT_ONCE = 100
+"""Sweeps that one choice looks at: the others are looked at by the next ones."""
+_TURNS = select(Turn.id, Turn.sweep_id).order_by(Turn.id).limit(TURNS_AT_ONCE)
 _UNDER_WAY = select(func.count()).where(
     Experiment.sweep_id == bindparam("sweep_id"),
     Experiment.status.in_(OPEN),
@@ -30,11 +32,15 @@ _UNDER_WAY = select(func.count()).where(
 )
 _HELD = (
     select(Experiment.id)
-    .where(Experiment.sweep_id == bindparam("sweep_id"), Experiment.held == Held.SWEEP)
+    .where(
+        Experiment.sweep_id == bindparam("sweep_id"),
+        Experiment.status == Status.QUEUED,
+        Experiment.held == Held.SWEEP,
+    )
     .order_by(Experiment.id)
 )
-_NEXT = _HELD.where(Experiment.status == Status.QUEUED).with_for_update(skip_locked=True)
-_ANY = _HELD.where(Experiment.status.in_(WAITING)).limit(1)
+_NEXT = _HELD.with_for_update(skip_locked=True)
+_ANY = _HELD.limit(1)
 """Made once: idle workers ask ten times a second."""
 
 
@@ -117,52 +123,80 @@ def _free(session: Session, waiting: Sequence[str]) -> None:
         .values(held=_NEXT_HOLD)
         .returning(Experiment.sweep_id, Experiment.held)
     ).all()
-    note_holding(session, {row.sweep_id for row in freed if row.held == Held.SWEEP})
+    note_turns(session, {row.sweep_id for row in freed if row.held == Held.SWEEP})
 
 
 def take_turns(session: Session, experiment_ids: Collection[str]) -> None:
-    """What is new to a sweep with a limit, or was set aside and is resumed, waits for its turn."""
-    limited = update(Experiment).where(
-        Experiment.id.in_(experiment_ids),
-        Experiment.sweep_id.in_(_LIMITED),
-        Experiment.held == Held.NOT,
+    """Have experiments that are new to a sweep with a limit, or that were set aside and are
+    resumed, wait for their turn."""
+    session.execute(
+        update(Experiment)
+        .where(
+            Experiment.id.in_(experiment_ids),
+            Experiment.sweep_id.in_(_LIMITED),
+            Experiment.held == Held.NOT,
+        )
+        .values(held=Held.SWEEP)
     )
-    held = limited.values(held=Held.SWEEP).returning(Experiment.sweep_id)
-    note_holding(session, {one for one in session.scalars(held) if one is not None})
+    limited = select(Experiment.sweep_id).where(
+        Experiment.id.in_(experiment_ids), Experiment.sweep_id.in_(_LIMITED)
+    )
+    note_turns(session, session.scalars(limited.distinct()))
 
 
-def note_holding(session: Session, sweep_ids: set[str]) -> None:
-    """These sweeps have experiments that `fill` is to look after."""
-    if sweep_ids:
-        holding = update(Sweep).where(Sweep.id.in_(sweep_ids)).values(holds=True)
-        session.execute(holding.execution_options(synchronize_session=False))
+def note_turns(session: Session, sweep_ids: Iterable[str | None]) -> None:
+    """Have `fill` look at these sweeps."""
+    turns = [{"sweep_id": one} for one in sweep_ids]
+    if turns:
+        session.execute(insert(Turn), turns)
+
+
+def note_turn_of(session: Session, experiment_id: str) -> None:
+    """Have `fill` look at the sweep of an experiment that is under way no more."""
+    limited = select(Experiment.sweep_id).where(
+        Experiment.id == experiment_id, Experiment.sweep_id.in_(_LIMITED)
+    )
+    session.execute(insert(Turn).from_select(["sweep_id"], limited))
 
 
 def limit(session: Session, sweep: Sweep) -> None:
-    """Its limit has changed: what has not been chosen yet takes its turn anew."""
+    """Have what has not been chosen yet take its turn anew: the limit of its sweep has changed."""
     mine = update(Experiment).where(Experiment.sweep_id == sweep.id, Experiment.status.in_(WAITING))
     if sweep.concurrency is None:
         session.execute(mine.where(Experiment.held == Held.SWEEP).values(held=Held.NOT))
         return
     queued = (Experiment.status == Status.QUEUED) & (Experiment.held == Held.NOT)
     session.execute(mine.where(queued).values(held=Held.SWEEP))
-    note_holding(session, {sweep.id})
+    note_turns(session, [sweep.id])
 
 
 def fill(session: Session) -> None:
-    """Let sweeps have as many under way as they may. To be called by who alone dispatches: the
-    lock on that keeps two from giving the same place twice."""
-    for sweep_id, concurrency in session.execute(_HOLDING).all():
-        which = {"sweep_id": sweep_id}
-        room = (concurrency or 0) - (session.scalar(_UNDER_WAY, which) or 0)
+    """Let sweeps have as many runs under way as they may. Looks at those alone of which something
+    has changed, for a choice must cost nothing for what cannot run. Call only while holding the
+    dispatch lock, which keeps two from giving the same place twice."""
+    turns = session.execute(_TURNS).all()
+    if not turns:
+        return
+    session.execute(delete(Turn).where(Turn.id.in_([turn.id for turn in turns])))
+    sweeps = select(Sweep.id, Sweep.concurrency).where(Sweep.id.in_({t.sweep_id for t in turns}))
+    limits = session.execute(sweeps.order_by(Sweep.id)).all()
+    note_turns(session, [id for id, limit in limits if not _fill(session, id, limit)])
+
+
+def _fill(session: Session, sweep_id: str, concurrency: int | None) -> bool:
+    """Let one sweep have as many under way as it may. Returns whether that is done: an experiment
+    that another transaction holds is passed over."""
+    which = {"sweep_id": sweep_id}
+    room = None
+    if concurrency is not None:
+        room = concurrency - (session.scalar(_UNDER_WAY, which) or 0)
         if room <= 0:
-            continue
-        chosen = session.scalars(_NEXT.limit(room), which).all()
-        if chosen:
-            free = update(Experiment).where(Experiment.id.in_(chosen)).values(held=Held.NOT)
-            session.execute(free.execution_options(synchronize_session=False))
-        elif session.scalar(_ANY, which) is None:
-            session.execute(update(Sweep).where(Sweep.id == sweep_id).values(holds=False))
+            return True
+    chosen = session.scalars(_NEXT.limit(room), which).all()
+    if chosen:
+        free = update(Experiment).where(Experiment.id.in_(chosen)).values(held=Held.NOT)
+        session.execute(free.execution_options(synchronize_session=False))
+    return len(chosen) == room or session.scalar(_ANY, which) is None
 
 
 def reasons(

@@ -23,10 +23,13 @@ from service.webhooks import store as webhooks
 
 
 def note_status(session: Session, experiment_id: str, status: Status, **details: object) -> None:
-    """Say what an experiment has become. Where it has ended, what waits for it may run, or fails,
-    and so on along the chain."""
+    """Record what an experiment has become. Where it is under way no more, another of its sweep
+    may start. Where it has ended, what waits for it may run, or fails, and so on along the
+    chain."""
     data = {"status": status, **details}
     session.add(Event(experiment_id=experiment_id, kind="status", data=data))
+    if status not in holds.OPEN:
+        holds.note_turn_of(session, experiment_id)
     if is_terminal(status):
         webhooks.announce(session, [experiment_id], status)
         _settle(session, experiment_id, status)

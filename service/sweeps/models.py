@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, String, Text, false, text
+from sqlalchemy import JSON, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from service.database import Base, now
@@ -14,15 +14,7 @@ class Sweep(Owned, Base):
     """A spec, the fields of it that its points differ in, and what holds for all of them."""
 
     __tablename__ = "sweeps"
-    __table_args__ = (
-        Index("ix_sweeps_owner_id_id", "owner_id", "id"),
-        Index(
-            "ix_sweeps_holds",
-            "id",
-            sqlite_where=text("holds"),
-            postgresql_where=text("holds"),
-        ),
-    )
+    __table_args__ = (Index("ix_sweeps_owner_id_id", "owner_id", "id"),)
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
@@ -39,8 +31,6 @@ class Sweep(Owned, Base):
     comes_after: Mapped[list[str]] = mapped_column(JSON)
     concurrency: Mapped[int | None]
     """How many of its runs may be under way at once; null: as many as its owner's."""
-    holds: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """Whether some of its experiments wait for others of it to end."""
     created_at: Mapped[float] = mapped_column(default=now())
 
 
@@ -53,6 +43,16 @@ class SweepPoint(Base):
     sweep_id: Mapped[str] = mapped_column(ForeignKey(Sweep.id), primary_key=True)
     point: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), index=True)
+
+
+class Turn(Base):
+    """A note for the dispatcher: a run of this sweep has ended, or may be let go, or its limit has
+    changed. Rows are inserted and deleted, never updated: no transaction waits for another here."""
+
+    __tablename__ = "turns"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    sweep_id: Mapped[str] = mapped_column(String(32))
 
 
 class KeptRequest(Base):

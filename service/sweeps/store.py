@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session, defer, joinedload
 from uuid6 import uuid7
 
 from service.database import now
-from service.experiments import keeping, many, states, store
+from service.experiments import holds, keeping, many, states, store
 from service.experiments.many import New
 from service.experiments.models import (
     UNFINISHED,
@@ -56,7 +56,8 @@ def add_points(
         for point, one in enumerate(ids, first)
     ]
     session.execute(insert(SweepPoint), rows)
-    sweep.holds = sweep.holds or sweep.concurrency is not None
+    if sweep.concurrency is not None:
+        holds.note_turns(session, [sweep.id])
     return first
 
 

@@ -17,7 +17,7 @@ from service.experiments.lease import Claim, FailureCause
 from service.experiments.models import Experiment, Held, Metric, Status
 from service.settings import Settings
 from service.sweeps.expansion import MOST_POINTS
-from service.sweeps.models import KeptRequest, Sweep, SweepPoint
+from service.sweeps.models import KeptRequest, Sweep, SweepPoint, Turn
 from service.users import User
 from tests.service.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.ppca_spec import ppca_spec
@@ -139,7 +139,7 @@ def test_no_more_run_at_once_than_the_sweep_allows(admin: TestClient) -> None:
     finish(database, fifth)
     assert claim_next(database) is None
     with database.snapshot() as session:
-        assert session.scalars(select(Sweep.holds)).all() == [False]
+        assert session.scalars(select(Turn)).all() == []
 
 
 def test_what_is_resumed_or_retried_takes_its_turn(admin: TestClient) -> None:
