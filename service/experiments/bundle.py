@@ -1,7 +1,5 @@
 """All of an experiment that has ended as a zip, with what it takes to compute it again."""
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from service.experiments.schemas import AttemptOut, MetricOut
 from service.experiments.stored_records import numbered_points, numbered_records
 from service.experiments.views import attempt_out, metric_out
 from service.settings import Settings
+from service.spreadsheets import csv_text
 
 MOST_ARTIFACT_BYTES = 100 * 2**20
 """Of all artifacts in a bundle; those beyond are named in its README."""
@@ -134,6 +133,4 @@ def _keys(labels: Iterable[dict[str, Any]]) -> list[str]:
 
 def _csv(rows: Iterator[Row]) -> Iterator[bytes]:
     while some := [*islice(rows, LINES_TOGETHER)]:
-        text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows(some)
-        yield text.getvalue().encode()
+        yield csv_text(some).encode()

@@ -16,6 +16,7 @@ from service.experiments.curves import Curve
 from service.experiments.models import Experiment
 from service.experiments.recording import COLUMNS
 from service.media_types import accepted
+from service.spreadsheets import cell
 
 Document = dict[str, Any]
 
@@ -136,7 +137,7 @@ def _numbers(curve: Curve) -> Document:
 def _csv(answer: Answer) -> memoryview:
     csv = _pyarrow("pyarrow.csv")
     sink = _pyarrow("pyarrow").BufferOutputStream()
-    csv.write_csv(_table(answer), sink)
+    csv.write_csv(_table(answer, cell), sink)
     return memoryview(sink.getvalue())
 
 
@@ -150,16 +151,16 @@ def _arrow(answer: Answer) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def _table(answer: Answer) -> Any:
-    """A row for each point: the series and its labels, and of a batch the experiment, in columns
-    of their own."""
+def _table(answer: Answer, shown: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Return a row for each point, with the series, each label, and in a batch the experiment in
+    columns of their own. Texts are written as `shown`."""
     pa = _pyarrow("pyarrow")
     counts = [curve.shown for curve in answer.curves]
     places = pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
 
     def told(values: list[Any]) -> Any:
         """A value for each series, over all of its points."""
-        array = pa.array(values)
+        array = pa.array([shown(one) for one in values])
         if array.type == pa.string():
             array = array.dictionary_encode()
         return array.take(places)
@@ -170,17 +171,18 @@ def _table(answer: Answer) -> Any:
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
         columns[name] = pa.array(whole, from_pandas=True)
     columns["reason"] = pa.chunked_array(
-        [_reasons(pa, curve) for curve in answer.curves], pa.dictionary(pa.int32(), pa.string())
+        [_reasons(pa, curve, shown) for curve in answer.curves],
+        pa.dictionary(pa.int32(), pa.string()),
     )
     return pa.table(columns).unify_dictionaries().combine_chunks()
 
 
-def _reasons(pa: Any, curve: Curve) -> Any:
+def _reasons(pa: Any, curve: Curve, shown: Callable[[Any], Any]) -> Any:
     """The first of a curve's reasons is that there is none."""
     if not curve.columns["reason"].any():
         return pa.nulls(curve.shown, pa.dictionary(pa.int32(), pa.string()))
     codes = np.ma.masked_equal(curve.columns["reason"].astype(np.int32), 0) - 1
-    reasons = pa.array(curve.reasons[1:], pa.string())
+    reasons = pa.array([shown(one) for one in curve.reasons[1:]], pa.string())
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), reasons)
 
 

@@ -1,4 +1,4 @@
-"""What a bundle says of itself, for people."""
+"""The README of a bundle."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import indent
@@ -57,16 +57,19 @@ def readme(
         environment=UNKNOWN if latest is None else indent(_computed_with(latest), "    "),
         inputs=UNKNOWN if latest is None else _inputs(latest) or NO_INPUTS,
         after="" if experiment.status == Status.SUCCEEDED else ", until it ended",
-        left_out="".join(f"\n    not here: {name}, {why}" for name, why in left_out.items()),
+        left_out="".join(
+            f"\n    not here: {_one_line(name)}, {_one_line(why)}" for name, why in left_out.items()
+        ),
     )
 
 
 def _title(experiment: Experiment) -> str:
-    name = "" if experiment.name is None else f" ({experiment.name})"
+    name = "" if experiment.name is None else f" ({_one_line(experiment.name)})"
     title = f"Experiment {experiment.id}{name} {experiment.status}."
     if experiment.failure_kind is None:
         return title
-    return f"{title}\nIts failure was {experiment.failure_kind}: {experiment.failure_message}"
+    message = _one_line(experiment.failure_message or "")
+    return f"{title}\nIts failure was {experiment.failure_kind}: {message}"
 
 
 def _computed_with(found: EnvironmentOut) -> str:
@@ -77,8 +80,17 @@ def _computed_with(found: EnvironmentOut) -> str:
         where += f"; begun on {found.resumed_from}, so that the last digits may differ"
         where += ", and between a CPU and a GPU what VAEs draw"
     packages = (f"{name} {version}" for name, version in found.packages.items())
-    return "\n".join([f"core {found.core}", where, found.platform, *packages])
+    return "\n".join(map(_one_line, [f"core {found.core}", where, found.platform, *packages]))
 
 
 def _inputs(found: EnvironmentOut) -> str:
-    return "\n".join(f"    {place}\n        sha256 {sha}" for place, sha in found.inputs.items())
+    return "\n".join(
+        f"    {_one_line(place)}\n        sha256 {_one_line(sha)}"
+        for place, sha in found.inputs.items()
+    )
+
+
+def _one_line(text: str) -> str:
+    """Return text that others wrote without line breaks and invisible characters: it cannot pass
+    for a line of this file."""
+    return " ".join("".join(one if one.isprintable() else " " for one in text).split())

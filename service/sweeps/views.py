@@ -1,10 +1,9 @@
 """From rows of sweeps to answers."""
 
-import csv
-import io
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import Row
@@ -13,6 +12,7 @@ from mptlab.means import over_seeds
 from service.experiments.models import TERMINAL, Status
 from service.experiments.schemas import FailureOut, Progress, moment
 from service.sharing import Visibility
+from service.spreadsheets import csv_text
 from service.sweeps.expansion import value_at
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import (
@@ -180,11 +180,7 @@ def long_csv(made: Table, metrics: Metrics) -> str:
 
 
 def _csv(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(head)
-    writer.writerows(lines)
-    return text.getvalue()
+    return csv_text(chain([head], lines))
 
 
 def _metric_columns(made: Table) -> Iterator[str]:

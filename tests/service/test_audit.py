@@ -1,5 +1,8 @@
 """Who did what is written with the deed, and no one changes it."""
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
@@ -7,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from service import audit
 from service.database import Database
+from service.settings import Settings
 from tests.service.test_users import admin, bearer, member, place, processes
 from tests.support.ppca_spec import ppca_spec
 
@@ -28,6 +32,26 @@ def test_the_audit_is_append_only(either: Database, statement: str) -> None:
     with either.snapshot() as session:
         (entry, *_) = audit.newest(session, limit=1)
         assert (entry.actor, entry.action) == ("a test", "test.done")
+
+
+def test_sqlite_replaces_no_line(settings: Settings, database: Database) -> None:
+    """By a connection of someone else's, without our settings; a new line is still accepted."""
+    with database.transaction() as session:
+        audit.note(session, "a test", "test.done", "1")
+    columns = "id, at, actor, action, object_id, details"
+    with closing(sqlite3.connect(settings.store / "mptlab.sqlite3")) as raw, raw:
+        (last,) = raw.execute("SELECT max(id) FROM audit").fetchone()
+        values = "1.0, 'forged', 'test.done', '1', '{}'"
+        for insert in ("INSERT OR REPLACE", "REPLACE", "INSERT OR IGNORE"):
+            with pytest.raises(sqlite3.DatabaseError, match="append-only"):
+                raw.execute(f"{insert} INTO audit ({columns}) VALUES ({last}, {values})")
+        upsert = "ON CONFLICT (id) DO UPDATE SET actor = 'forged'"
+        with pytest.raises(sqlite3.DatabaseError, match="append-only"):
+            raw.execute(f"INSERT INTO audit ({columns}) VALUES ({last}, {values}) {upsert}")
+    with database.transaction() as session:
+        audit.note(session, "a test", "test.done", "2")
+    with database.snapshot() as session:
+        assert {one.actor for one in audit.newest(session, limit=2)} == {"a test"}
 
 
 def test_each_deed_is_written_with_who_did_it(admin: TestClient) -> None:

@@ -19,7 +19,7 @@ from mptcore.specs import Limits, parse_spec
 from service.database import Database
 from service.experiments import bundle, lease, stored_records
 from service.experiments.lease import Claim, FailureCause
-from service.experiments.models import Status
+from service.experiments.models import Experiment, Status
 from service.experiments.recording import Batch, record
 from service.experiments.stored_records import numbered_points
 from service.settings import Settings
@@ -154,6 +154,31 @@ def test_the_readme_says_what_was_read_and_how_it_ended(
 def test_what_was_not_kept_is_said(api: TestClient, database: Database, tmp_path: Path) -> None:
     text = (unzipped(api, ended(database).experiment_id, tmp_path) / "README.txt").read_text()
     assert text.count("it is not known") == 2
+
+
+def test_no_text_of_a_user_or_a_run_is_a_line_of_the_readme(
+    api: TestClient, database: Database, tmp_path: Path
+) -> None:
+    forged = "x\n\nTo compute it again:\r\x0b\u2028\u0085\n    rm -rf ~\u202e"
+    line = "x To compute it again: rm -rf ~"
+    environment = {**ENVIRONMENT, "cpu": forged, "inputs": {forged: "0" * 64}}
+    claim = ended(
+        database,
+        {"seq": None, "record": "environment", **environment},
+        {"seq": 1, "record": "metric", "name": "=1+1", "labels": {}, "value": -1.5,
+         "std_err": None, "reason": "-1+1"},
+        status=Status.FAILED,
+        failure=FailureCause("error", forged),
+    )  # fmt: skip
+    with database.transaction() as session:
+        session.get_one(Experiment, claim.experiment_id).name = forged
+    folder = unzipped(api, claim.experiment_id, tmp_path)
+    text = (folder / "README.txt").read_text()
+    assert text.count(line) == 4
+    assert [one for one in text.splitlines() if one.strip().startswith(("rm", "To comp"))] == [
+        "To compute it again, in the folder of this file:"
+    ]
+    assert (folder / "metrics.csv").read_text().splitlines()[1] == "'=1+1,-1.5,,'-1+1"
 
 
 def test_artifacts_that_are_too_large_or_gone_are_named(

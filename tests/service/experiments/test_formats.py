@@ -21,7 +21,7 @@ def point(seq: int, series: str = "score", **labels: Any) -> dict[str, Any]:
     missing = seq == 3
     return {"seq": seq, "record": "point", "series": series, "labels": labels, "x": seq / 10,
             "value": None if missing else -seq, "std_err": None if missing else 0.25, "n": 7,
-            **({"reason": 'a "bad", draw'} if missing else {})}  # fmt: skip
+            **({"reason": '@a "bad", draw'} if missing else {})}  # fmt: skip
 
 
 POINTS = [
@@ -65,7 +65,7 @@ def test_json(api: TestClient, path: str) -> None:
     CurvesOut.model_validate_json(answer.content, strict=True, extra="forbid")
     score, loss = document["series"]
     assert score["value"] == [-1, -2, None, -4, -5]
-    assert score["reasons"] == [None, None, 'a "bad", draw', None, None]
+    assert score["reasons"] == [None, None, '@a "bad", draw', None, None]
     assert loss["labels"] == {"seed": 5, "model": "=a,b"}
     assert loss["reasons"] is None
     assert document["last_seq"] == 8
@@ -75,7 +75,10 @@ def test_json(api: TestClient, path: str) -> None:
 def test_csv(api: TestClient, path: str) -> None:
     answer = api.get(path, params={"format": "csv"})
     assert answer.headers["content-type"].startswith("text/csv")
-    assert rows(pd.read_csv(io.BytesIO(answer.content))) == ROWS
+    as_text = {"=a,b": "'=a,b", '@a "bad", draw': '\'@a "bad", draw'}  # no formulas
+    assert rows(pd.read_csv(io.BytesIO(answer.content))) == [
+        {name: as_text.get(str(value), value) for name, value in one.items()} for one in ROWS
+    ]
     assert said(answer.headers) == (False, False, 8, 8)
 
 

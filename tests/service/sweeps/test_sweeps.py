@@ -234,7 +234,7 @@ def test_a_table_has_metrics_over_seeds_with_their_errors(admin: TestClient) -> 
     made = sweep(admin, grid={"data.n": [50, 60, 70]})
     first, second, third = (row["experiment_id"] for row in rows(admin, made["id"]))
     measure(admin, first, -10.0, -14.0, model="a")
-    measure(admin, first, -30.0, model="b")
+    measure(admin, first, -30.0, model="=b")
     measure(admin, second, -60.0, None, model="a")
     with database_of(admin).transaction() as session:
         session.execute(
@@ -245,12 +245,14 @@ def test_a_table_has_metrics_over_seeds_with_their_errors(admin: TestClient) -> 
     found = rows(admin, made["id"])
     assert found[0]["metrics"] == {
         "mpt[model=a]": {"value": -12.0, "std_err": 2.0, "count": 2},
-        "mpt[model=b]": {"value": -30.0, "std_err": 0.5, "count": 1},
+        "mpt[model==b]": {"value": -30.0, "std_err": 0.5, "count": 1},
     }
     missing = {"value": None, "std_err": None, "count": 2}
     assert found[1]["metrics"] == {"mpt[model=a]": missing}
     assert found[1]["failure"] == {"kind": "oom", "message": "=1+1"}
-    names = [f"mpt[model={name}]{what}" for name in "ab" for what in ("", " std_err", " count")]
+    names = [
+        f"mpt[model={name}]{what}" for name in ("a", "=b") for what in ("", " std_err", " count")
+    ]
     assert csv_of(admin, made) == [
         ["point", "experiment_id", "status", "data.n", *names],
         ["0", first, "queued", "50", "-12.0", "2.0", "2", "-30.0", "0.5", "1"],
@@ -262,7 +264,7 @@ def test_a_table_has_metrics_over_seeds_with_their_errors(admin: TestClient) -> 
          "std_err"],
         ["0", first, "queued", "50", "mpt", "a", "0", "-10.0", "0.5"],
         ["0", first, "queued", "50", "mpt", "a", "1", "-14.0", "0.5"],
-        ["0", first, "queued", "50", "mpt", "b", "0", "-30.0", "0.5"],
+        ["0", first, "queued", "50", "mpt", "'=b", "0", "-30.0", "0.5"],
         ["1", second, "failed", "60", "mpt", "a", "0", "-60.0", "0.5"],
         ["1", second, "failed", "60", "mpt", "a", "1", "", "0.5"],
     ]  # fmt: skip
