@@ -78,6 +78,9 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "mptcore/training/step_masks.py": ("tests/mptcore/training/test_step_masks.py",),
 }
 
+ELSEWHERE = {"mptcore/specs/": "tests/mptcore/families/*/test_refused_specs.py"}
+"""Tests that are asked too, for all modules below a folder."""
+
 
 def folder_of_tests(module: str) -> str:
     """Return the test folder that is at the same place as a module, or the nearest above it."""
@@ -92,12 +95,14 @@ def _modules() -> dict[str, tuple[str, ...]]:
     for file in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
         module = file.relative_to(ROOT).as_posix()
         if module not in LEFT_OUT and "def " in file.read_text():
-            found[module] = NARROWER.get(module) or _direct_tests(folder_of_tests(module))
+            found[module] = NARROWER.get(module) or _tests_of(module)
     return found
 
 
-def _direct_tests(folder: str) -> tuple[str, ...]:
-    files = (ROOT / folder).glob("test_*.py")
+def _tests_of(module: str) -> tuple[str, ...]:
+    patterns = [f"{folder_of_tests(module)}/test_*.py"]
+    patterns += [tests for folder, tests in ELSEWHERE.items() if module.startswith(folder)]
+    files = [file for pattern in patterns for file in ROOT.glob(pattern)]
     return tuple(sorted(file.relative_to(ROOT).as_posix() for file in files))
 
 

@@ -1,11 +1,13 @@
-"""What pytest is told about mutants: each is a new process, so that what is quick comes first.
+"""A pytest plugin for mutants: the quickest tests run first, since each mutant is a new process.
 
-Left out are the tests that start a PostgreSQL server, once for each mutant. Their twins on SQLite
-ask the same functions.
+Tests that start a PostgreSQL server are left out, since they would start one for each mutant. Their
+twins on SQLite reach the same functions.
 """
 
 import gc
 import json
+import os
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,19 @@ import pytest
 STATISTICS = Path("mutmut-stats.json")
 """In mutmut's folder, where the tests run: among others how long each test takes."""
 
+MAX_S = 30
+"""Seconds that a mutant's quickest tests may take together. The slower tests are left out."""
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if _needs_postgresql(item)]
-    config.hook.pytest_deselected(items=left_out)
     durations = _durations_s()
-    kept = [item for item in items if item not in left_out]
-    items[:] = sorted(kept, key=lambda item: durations.get(item.nodeid, 0.0))
+    kept = [item for item in items if not _needs_postgresql(item)]
+    kept.sort(key=lambda item: durations.get(item.nodeid, 0.0))
+    if not config.option.collectonly and os.environ.get("MUTANT_UNDER_TEST") != "stats":
+        sums = accumulate(durations.get(item.nodeid, 0.0) for item in kept)
+        kept = kept[: max(1, sum(sum_s <= MAX_S for sum_s in sums))]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
     gc.freeze()  # pytest collects garbage five times at its end: not torch again, for each mutant
 
 

@@ -35,6 +35,9 @@ def test_a_modules_tests_are_there(module: str) -> None:
 
 def test_the_tests_of_a_module_are_those_at_its_place_or_above() -> None:
     assert set(MODULES["mptcore/data/texts.py"]) == files_in("tests/mptcore/data")
+    specs = set(MODULES["mptcore/specs/base.py"])
+    assert specs > files_in("tests/mptcore/specs")
+    assert "tests/mptcore/families/vae/test_refused_specs.py" in specs
     assert set(MODULES["mptlab/commands/reading.py"]) == files_in("tests/mptlab")
     assert folder("mptlab/commands/reading.py") == folder("mptlab/plots.py")
     assert folder("mptlab/tables.py") != folder("mptlab/plots.py")  # it has fewer tests

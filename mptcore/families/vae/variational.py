@@ -40,12 +40,6 @@ def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
     return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance)
 
 
-def log_posterior(z: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
-    """Return log q(z | x), summed over latent dimensions."""
-    squares = (z - mean).square() / log_variance.exp()
-    return -0.5 * (LOG_2PI + log_variance + squares).sum(-1)
-
-
 def log_prior(z: Tensor) -> Tensor:
     """Return log p(z), summed over latent dimensions."""
     return -0.5 * (LOG_2PI + z.square()).sum(-1)

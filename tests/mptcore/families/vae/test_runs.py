@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from mptcore.data.arrays import load_arrays
 from mptcore.estimation.model import Evidence
 from mptcore.families.linear_gaussian.densities import initial_density
+from mptcore.families.vae.build import build_vae
 from mptcore.families.vae.diagnose import compared
 from mptcore.protocol.records import Artifact, Log, Metric, Point, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.checkpoint import files, first_whole
 from mptcore.runtime.session import Session
 from mptcore.specs import LatentExperiment
+from mptcore.specs.families.vae.models import Objective
 from tests.support.runs import records, spec_of, std_err_of, value_of
 from tests.support.vae_specs import DEEP, LINEAR, changed
 
@@ -174,6 +177,12 @@ def test_weights_and_pictures_are_kept_and_weights_used_again(
         again = ran({**deep, "model": {**model, "trained_by": objective}, "seeds": [7, 8]})
         for seed in (7, 8):
             assert metric(again, "kl", seed=seed).value == ends[seed, objective]
+    # A seed or an objective that was not trained takes the first that was.
+    taken, x = spec_of({**deep, "model": model}), torch.zeros(4, 64)
+    assert isinstance(taken, LatentExperiment)
+    assert kept_loadings(taken, x, 9, "lml") == kept_loadings(taken, x, 7, "mpt")
+    assert kept_loadings(taken, x, 9, "elbo") == kept_loadings(taken, x, 7, "elbo")
+    assert kept_loadings(taken, x, 9, "elbo") != kept_loadings(taken, x, 8, "elbo")
     binary = {"source": "digits", "binarize": "threshold"}
     others: list[tuple[str, Any, str]] = [
         ("latent_dim", 3, "weights of other shapes"),
@@ -187,6 +196,13 @@ def test_weights_and_pictures_are_kept_and_weights_used_again(
     ppca = {"family": "ppca", "latent_dim": 4, "init": "experiment", "experiment": "earlier"}
     with pytest.raises(RunError, match="another family, vae"):
         ran({"model": ppca, "data": {"source": "digits"}})
+
+
+def kept_loadings(
+    spec: LatentExperiment, x: Tensor, seed: int, objective: Objective
+) -> list[float]:
+    weight: Tensor = build_vae(spec, x, seed, objective).state_dict()["decoder.last.weight"]
+    return weight.flatten().tolist()
 
 
 def test_collapse_is_told() -> None:

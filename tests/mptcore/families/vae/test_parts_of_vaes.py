@@ -1,0 +1,188 @@
+"""Likelihoods and networks by themselves, against direct computations."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mptcore.families.vae import diagnose, networks
+from mptcore.families.vae.diagnose import _by_chains
+from mptcore.families.vae.importance import summary_of, weight_evidence
+from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
+from mptcore.families.vae.networks import Encoder
+from mptcore.families.vae.variational import divergence, elbo, log_prior
+from mptcore.protocol.records import Log, Metric
+from mptcore.specs import Convolutional, Dense
+
+N, G, D = 4, 3, 5
+LIKELIHOODS = [BernoulliLikelihood(), GaussianLikelihood(2.5)]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def data(likelihood: Likelihood) -> Tensor:
+    x = normal(N, D, seed=1)
+    return (x > 0).to(x) if isinstance(likelihood, BernoulliLikelihood) else x
+
+
+def distribution(likelihood: Likelihood, outputs: Tensor) -> torch.distributions.Distribution:
+    if isinstance(likelihood, BernoulliLikelihood):
+        return torch.distributions.Bernoulli(logits=outputs)
+    return torch.distributions.Normal(outputs, 1 / math.sqrt(2.5))
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+def test_a_likelihood_is_that_of_its_distribution(likelihood: Likelihood) -> None:
+    x, outputs = data(likelihood), normal(N, D).requires_grad_()
+    expected = distribution(likelihood, outputs)
+    log_prob = likelihood.log_prob(x, outputs)
+    assert torch.allclose(log_prob, expected.log_prob(x))
+    (slope,) = torch.autograd.grad(log_prob.sum(), outputs)
+    assert torch.allclose(likelihood.slope(x, outputs), slope)
+    assert torch.allclose(likelihood.mean(outputs), expected.mean)
+    drawn = likelihood.sample(outputs.expand(20_000, N, D), torch.Generator().manual_seed(0))
+    assert torch.allclose(drawn.mean(0), expected.mean, atol=0.03)
+    assert torch.allclose(drawn.var(0), expected.variance, atol=0.03)
+    squares = likelihood.slope(drawn, outputs).square().mean(0)  # E slope² is the information
+    assert torch.allclose(likelihood.information(outputs), squares, rtol=0.1)
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("observed", ["all", "alike", "each"])
+def test_a_likelihood_at_nodes_is_the_sum_of_what_is_observed(
+    likelihood: Likelihood, observed: str
+) -> None:
+    x, outputs = data(likelihood), normal(G, D, seed=2)
+    masks = {"all": None, "alike": torch.arange(D) % 2, "each": torch.arange(N * D).view(N, D) % 3}
+    mask = masks[observed]
+    given = None if mask is None else (mask > 0).to(x)
+    each = likelihood.log_prob(x[:, None], outputs)  # (N, G, D)
+    weight = torch.ones(1, D) if given is None else given.view(-1, D)
+    expected = (each * weight[:, None]).sum(-1)
+    assert torch.allclose(likelihood.node_log_probs(x, outputs, given), expected)
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+def test_a_mixture_of_nodes_is_the_log_of_the_mean_likelihood(likelihood: Likelihood) -> None:
+    x, outputs = data(likelihood), normal(G, D, seed=2)
+    shares = normal(N, G, seed=3).log_softmax(-1)
+    each = likelihood.log_prob(x[:, None], outputs)
+    expected = (shares[..., None] + each).logsumexp(1)
+    assert torch.allclose(likelihood.mixed_log_probs(x, outputs, shares), expected)
+
+
+def test_a_pixel_that_no_node_expects_keeps_its_log_likelihood() -> None:
+    """e^−800 is no number in float64."""
+    outputs = torch.tensor([[800.0], [900.0]], dtype=torch.float64)
+    shares = torch.full((2, 2), math.log(0.5), dtype=torch.float64)
+    x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    found = BernoulliLikelihood().mixed_log_probs(x, outputs, shares)
+    assert found.flatten().tolist() == pytest.approx([math.log(0.5) - 800, 0])
+
+
+def test_independent_outputs_give_the_mean_of_each_dimension() -> None:
+    x = torch.tensor([[0.0, 1.0, 1.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
+    assert GaussianLikelihood(2.0).independent(x).tolist() == [0, 1, 0.5]
+    bernoulli = BernoulliLikelihood()
+    # 1 / (2 N) for what is always the same.
+    assert bernoulli.mean(bernoulli.independent(x)).tolist() == pytest.approx([0.25, 0.75, 0.5])
+
+
+def kinds(module: nn.Module) -> list[str]:
+    return [type(one).__name__ for one in module.modules() if not list(one.children())]
+
+
+def test_a_convolutional_network_has_an_activation_after_each_layer_but_the_last() -> None:
+    spec = Convolutional(layers="convolutional", channels=(3, 5), width=7, activation="tanh")
+    encoder, decoder = networks.convolutional(spec, 64, 2)
+    down = ["Shaped", "Conv2d", "Tanh", "Conv2d", "Tanh", "Shaped", "Linear", "Tanh"]
+    assert kinds(encoder.body) == down
+    assert kinds(decoder.body) == ["Linear", "Tanh", "Linear", "Tanh"]
+    up = ["Shaped", "ConvTranspose2d", "Tanh", "ConvTranspose2d", "Shaped"]
+    assert kinds(decoder.last) == up
+    transposed = [one for one in decoder.modules() if isinstance(one, nn.ConvTranspose2d)]
+    assert [one.bias is None for one in transposed] == [False, True]
+    assert [one.out_channels for one in transposed] == [3, 1]
+    mean, log_variance = encoder(torch.zeros(2, 3, 64))
+    assert mean.shape == log_variance.shape == (2, 3, 2)
+    assert decoder(torch.zeros(2, 3, 2)).shape == (2, 3, 64)
+    columns = torch.tensor([5, 1])
+    z = normal(3, 2).float()
+    assert torch.equal(decoder(z, columns), decoder(z)[:, columns])
+
+
+def test_a_dense_network_goes_through_its_widths_and_back() -> None:
+    spec = Dense(layers="dense", widths=(7, 4), activation="gelu")
+    encoder, decoder = networks.dense(spec, 6, 2)
+    linear = [(one.in_features, one.out_features) for one in encoder.modules()
+              if isinstance(one, nn.Linear)]  # fmt: skip
+    assert linear == [(6, 7), (7, 4), (4, 4)]
+    linear = [(one.in_features, one.out_features) for one in decoder.modules()
+              if isinstance(one, nn.Linear)]  # fmt: skip
+    assert linear == [(2, 4), (4, 7), (7, 6)]
+    assert kinds(encoder.body) == ["Linear", "GELU"] * 2
+    z, columns = normal(3, 2).float(), torch.tensor([5, 1])
+    assert torch.allclose(decoder(z, columns), decoder(z)[:, columns])
+
+
+def test_an_encoders_variance_is_bounded() -> None:
+    encoder = Encoder(nn.Identity(), 1, 1)
+    with torch.no_grad():
+        encoder.head.weight.copy_(torch.tensor([[1.0], [1.0]]))
+        encoder.head.bias.zero_()
+    mean, log_variance = encoder(torch.tensor([[-50.0], [2.0], [50.0]]))
+    assert mean.flatten().tolist() == [-50, 2, 50]
+    assert log_variance.flatten().tolist() == [-20, 2, 20]
+
+
+def test_the_bound_and_its_parts_are_those_of_normal_distributions() -> None:
+    mean, log_variance, z = normal(4, 2), normal(4, 2, seed=1), normal(4, 2, seed=2)
+    posterior = torch.distributions.Normal(mean, (log_variance / 2).exp())
+    prior = torch.distributions.Normal(torch.zeros(2).double(), 1.0)
+    gap = torch.distributions.kl_divergence(posterior, prior)
+    assert torch.allclose(divergence(mean, log_variance), gap)
+    assert torch.allclose(log_prior(z), prior.log_prob(z).sum(-1))  # type: ignore[no-untyped-call]
+    encoder, decoder = networks.linear(5, 2)
+    encoder, decoder = encoder.double(), decoder.double()
+    x, noise, likelihood = normal(4, 5), normal(4, 2, seed=3), GaussianLikelihood(2.5)
+    found = elbo(encoder, decoder, likelihood, x, noise)
+    mean, log_variance = encoder(x)
+    drawn = mean + (log_variance / 2).exp() * noise
+    expected = distribution(likelihood, decoder(drawn)).log_prob(x).sum(-1)
+    assert torch.allclose(found, expected - divergence(mean, log_variance).sum(-1))
+
+
+def test_chains_in_doubt_add_nothing_to_the_error() -> None:
+    """Few chains have an effective sample size that is not in doubt."""
+    summary = summary_of((1 + 0.1 * normal(500, 40).abs()).log())
+    summary.doubtful[7] = 1
+    found = _by_chains([summary])
+    assert found.std_err == weight_evidence([summary], cure="", doubtful_error=0.0).std_err < 0.01
+    summary.doubtful[:] = 1
+    assert str(_by_chains([summary]).unconverged_reason).endswith(diagnose.CURE)
+
+
+def test_a_dimension_is_active_above_its_bound() -> None:
+    """A mean of 0.2 has a KL of 0.02 nats, one of 0.1 of 0.005."""
+    encoder = Encoder(nn.Identity(), 1, 3)
+    with torch.no_grad():
+        encoder.head.weight.zero_()
+        encoder.head.bias.copy_(torch.tensor([0.2, 0.1, 0.0, 0, 0, 0]))
+    found = list(diagnose.collapse(encoder, torch.zeros(5000, 1), {"seed": 1}))
+    kl, active = found
+    assert isinstance(kl, Metric)
+    assert (kl.name, kl.std_err) == ("kl", 0)
+    assert kl.value == pytest.approx(0.025)
+    assert active == Metric("active_units", 1, 0.0, {"seed": 1})
+    with torch.no_grad():
+        encoder.head.bias.zero_()
+    *_, warning = diagnose.collapse(encoder, torch.zeros(5, 1), {"seed": 1, "objective": "elbo"})
+    assert isinstance(warning, Log)
+    assert warning.level == "warning"
+    told = "collapse (seed 1, objective elbo): every latent dimension has a KL below 0.01 nats"
+    assert warning.message.startswith(told)
+    assert "train longer" in warning.message
