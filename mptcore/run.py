@@ -9,6 +9,7 @@ import torch
 from mptcore.families.linear_gaussian.run import LinearGaussianRun
 from mptcore.families.vae.run import VaeRun
 from mptcore.protocol.records import Log, Progress, Record
+from mptcore.runtime.cgroups import processors
 from mptcore.runtime.device import device_of, dtype_of, name_of, set_arithmetic
 from mptcore.runtime.process import keep_freed_memory
 from mptcore.runtime.session import ExperimentRun, Session, TrainingState, with_progress
@@ -18,6 +19,9 @@ from mptcore.specs import (
     TextExperiment,
     VectorExperiment,
 )
+
+MIN_THREADS = 2
+"""The default of `compute.threads`, so that its results are the same on a single processor."""
 
 Implementation = Callable[[Any, Session, torch.device, torch.dtype], ExperimentRun]
 """Build the run of an experiment from its spec, session, device and number type."""
@@ -60,16 +64,21 @@ def resumable(
     saved wherever `session.at_safe_point` is true. The caller increments `session.seq` for every
     record except progress records."""
     keep_freed_memory()
-    torch.set_num_threads(spec.compute.threads)
+    threads = min(spec.compute.threads, max(MIN_THREADS, processors()))
+    torch.set_num_threads(threads)
     device = device_of(spec.compute)
     dtype = dtype_of(spec.compute.precision, device)
     set_arithmetic(device, spec.compute)
     session.device, session.precision = name_of(device), str(dtype).removeprefix("torch.")
+    asked_for = ""
+    if threads < spec.compute.threads:
+        asked_for = f" (of {spec.compute.threads} asked for: its worker has no more processors)"
+        session.device += f", {threads} threads"
     place = session.device if device.type == "cuda" else "cpu"
     yield Log(
         "info",
         f"torch {torch.__version__} on {place}, {session.precision}, "
-        f"{torch.get_num_threads()} threads",
+        f"{torch.get_num_threads()} threads{asked_for}",
     )
     experiment = implementation(spec, session, device, dtype)
 

@@ -145,7 +145,7 @@ class Settings(BaseSettings):
     deaf_s: float = Field(default=10.0, gt=0)
     """A node that is idle while a dispatch for it has waited so long is restarted."""
     run_memory_bytes: int | None = Field(default=None, gt=0)
-    """Main memory that a run may take; unset is nine tenths of the machine's."""
+    """Main memory that a run may use; unset is nine tenths of the worker's machine or container."""
 
     warm_parent: bool = True
     """Keep a process from which runs are forked: 300 MB for the seconds that torch takes to load.

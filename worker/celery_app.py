@@ -24,6 +24,8 @@ def make_celery(settings: Settings) -> Celery:
         raise SystemExit("MPT_REDIS_URL is not set: lab mode rings its workers through Redis")
     app = Celery("mptlab", broker=settings.broker_url)
     app.conf.update(
+        broker_transport="worker.transport:Transport",
+        worker_consumer="worker.transport:Consumer",
         accept_content=["json"],
         task_serializer="json",
         task_ignore_result=True,

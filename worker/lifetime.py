@@ -30,7 +30,8 @@ class Lifetime:
         self.stopping = threading.Event()
         self.retiring = threading.Event()
         """Set before `stopping`: no new run is begun."""
-        self._failed = False
+        self.failed = False
+        """Whether the process is to end with status 1, so that it is started again."""
 
     def start(self, part: Callable[..., object], *arguments: object) -> threading.Thread:
         """Run a part in a thread of its own. Where it ends by an error, the process ends too: it
@@ -69,13 +70,13 @@ class Lifetime:
     def fail(self) -> None:
         """End the process as if it were told to stop, so that a run is handed back; its exit status
         has it started again."""
-        self._failed = True
+        self.failed = True
         self.stopping.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def end(self) -> None:
         """The last call of a process. Exit status 1 after a failure."""
-        if self._failed:
+        if self.failed:
             raise SystemExit(1)
 
     def _run(self, part: Callable[..., object], *arguments: object) -> None:

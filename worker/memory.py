@@ -5,12 +5,20 @@ from pathlib import Path
 
 import psutil
 
+from mptcore.runtime.cgroups import memory_limit_bytes
+
 GIB = 2**30
 
 
 def memory_limit(limit: int | None) -> int:
-    """The main memory that a run may take: the settings', or nine tenths of the machine's."""
-    return limit or int(0.9 * psutil.virtual_memory().total)
+    """Return the main memory that a run may use: the setting, or nine tenths of what its worker's
+    machine or container has."""
+    return limit or int(0.9 * within_container(psutil.virtual_memory().total))
+
+
+def within_container(size: int) -> int:
+    """Return a size of the machine's memory, or the container's limit where that is less."""
+    return min(size, memory_limit_bytes() or size)
 
 
 class Memory:

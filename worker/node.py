@@ -63,6 +63,9 @@ class Node:
                      "--loglevel", "INFO"]  # fmt: skip
         if not self.stopping.is_set():
             self.celery.worker_main(arguments)
+            if not self.stopping.is_set():
+                log.error("Celery has ended without being asked to: this process fails")
+                self.lifetime.failed = True
         self.stopping.set()
         self.slot.close()
         beats.join()

@@ -16,7 +16,7 @@ from service.experiments.models import Queue
 from service.settings import Settings
 from service.workers import Vitals
 from worker import gpus
-from worker.memory import memory_limit
+from worker.memory import memory_limit, within_container
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def vitals(queue: Queue, run_memory: int | None = None, run_pid: int | None = No
     common: dict[str, Any] = {
         "host": socket.gethostname(),
         "queue": queue,
-        "memory_free": psutil.virtual_memory().available,
+        "memory_free": within_container(psutil.virtual_memory().available),
         "run_memory": memory_limit(run_memory),
     }
     if queue == Queue.CPU:

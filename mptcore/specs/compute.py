@@ -12,12 +12,13 @@ than it takes to launch them, and not for long."""
 
 
 class Machine(Spec):
-    """`threads` fixes the result to the last bit on a CPU; `max_runtime_s` is the time limit of one
-    attempt, in seconds; `memory_mib` the memory for the masks that are scored together, by default
-    about what a processor's caches hold, and on a GPU 512 MiB, for language models three tenths of
-    what it has. `determinism`, for GPUs: exact gives the same bits each
-    time on the same device, with float32 in full; fast lets products and convolutions round their
-    factors to TF32 (10 bits), and takes the quickest kernels."""
+    """`threads` fixes the result to the last bit on a CPU. A run gets no more of them than its
+    worker has processors (or 2, if that is more); its log and environment say how many.
+    `max_runtime_s` is the time limit of one attempt, in seconds; `memory_mib` the memory for the
+    masks that are scored together, by default about what a processor's caches hold, and on a GPU
+    512 MiB, for language models three tenths of what it has. `determinism`, for GPUs: exact gives
+    the same bits each time on the same device, with float32 in full; fast lets products and
+    convolutions round their factors to TF32 (10 bits), and takes the quickest kernels."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Annotated[int, Field(ge=1, le=256)] = 2

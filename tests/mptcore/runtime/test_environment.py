@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mptcore import run
 from mptcore.protocol import code
 from mptcore.protocol.code import core_digest
-from mptcore.protocol.orders import Assignment, Input
+from mptcore.protocol.orders import Assignment, Input, Resume
+from mptcore.runtime import checkpoint
 from mptcore.runtime.runner import SpecRunner
 from tests.support import tiny_lm
 from tests.support.ppca_spec import ppca_spec
-from tests.support.runs import spec_of
+from tests.support.runs import records, spec_of
 
 COMPUTE = {"device": "cpu", "threads": 1, "memory_mib": 1}
 TEXT: dict[str, Any] = {
@@ -32,11 +34,14 @@ TEXT: dict[str, Any] = {
 
 
 def lines_of(
-    spec: dict[str, Any], inputs: dict[str, Input] | None = None, supervised: bool = True
+    spec: dict[str, Any],
+    inputs: dict[str, Input] | None = None,
+    supervised: bool = True,
+    resume: Resume | None = None,
 ) -> list[dict[str, Any]]:
     resumable = partial(run.resumable, implementation=run.implementation)
     out = io.StringIO()
-    assignment = Assignment(spec_of(spec), inputs=inputs)
+    assignment = Assignment(spec_of(spec), inputs=inputs, resume=resume)
     assert SpecRunner(resumable, assignment, out, supervised=supervised).run() == 0
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
@@ -66,6 +71,36 @@ def test_of_a_precision_that_is_auto_it_says_what_it_was(
     monkeypatch.setenv("MPT_MODELS_DIR", str(tmp_path))
     found = environments({**TEXT, "data": {"source": "text", "lines": tiny_lm.lines(4)}})
     assert found[-1]["precision"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "there", "given"), [(3, 1, 2), (8, 3, 3), (2, 1, 2), (3, 4, 3), (3, 3, 3)]
+)
+def test_a_run_gets_no_more_threads_than_there_are_processors(
+    monkeypatch: pytest.MonkeyPatch, asked_for: int, there: int, given: int
+) -> None:
+    """Its log and environment say how many it got."""
+    monkeypatch.setattr(run, "processors", lambda: there)
+    before = torch.get_num_threads()
+    log, environment, *_ = lines_of(ppca_spec(compute={**COMPUTE, "threads": asked_for}))
+    torch.set_num_threads(before)
+    assert environment["threads"] == given
+    more = f" (of {asked_for} asked for: its worker has no more processors)"
+    assert log["message"].endswith(f"{given} threads{more if given < asked_for else ''}")
+
+
+def test_a_run_that_resumes_with_fewer_threads_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = ppca_spec(compute={**COMPUTE, "threads": 3})
+    before = torch.get_num_threads()
+    monkeypatch.setattr(run, "processors", lambda: 2)
+    records(spec_of(spec), tmp_path, stop_after=2)
+    monkeypatch.setattr(run, "processors", lambda: 3)
+    resume = Resume(files=[str(path) for path in checkpoint.files(tmp_path)], after=1)
+    (found,) = environments(spec, resume=resume)
+    torch.set_num_threads(before)
+    assert found["resumed_from"].endswith(", 2 threads")
 
 
 def test_it_comes_once_the_run_has_begun() -> None:

@@ -1,0 +1,121 @@
+"""Garbage in Redis neither ends a node nor makes it deaf."""
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from service.database import Database
+from service.experiments.dispatch import Dispatch
+from service.experiments.models import Queue
+from service.settings import Settings
+from tests.support.forks import fork
+from tests.support.processes import Lab, wait_until
+from worker.celery_app import RUN, make_celery
+from worker.dispatcher import Dispatcher
+from worker.node import Node
+
+ETA_MESSAGES = 2000
+DAY_S = 86_400
+
+
+@pytest.fixture
+def node(lab: Settings) -> Iterator[Lab]:
+    """A node that is idle, in a lab without a dispatcher."""
+    made = Lab(lab, lab.store / "lab.log", fork)
+    made.start("node", "worker", "cpu", MPT_WARM_PARENT="false")
+    yield made
+    made.stop()
+
+
+def message(**changes: Any) -> bytes:
+    """A message of Celery, as it lies in Redis."""
+    body = base64.b64encode(json.dumps([["id", 1], {}, {}]).encode()).decode()
+    delivery = {"exchange": "", "routing_key": "cpu"}
+    properties = {"delivery_tag": "tag", "delivery_info": delivery, "body_encoding": "base64"}
+    headers = {"task": RUN, "id": "id"}
+    whole = {
+        "body": body,
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": headers,
+        "properties": properties,
+    }
+    return json.dumps({**whole, **changes}).encode()
+
+
+GARBAGE = (
+    b"",
+    b"\xff\xfe",
+    b"{",
+    b"[]",
+    b"null",
+    b'"text"',
+    b"{}",
+    b"[" * 100_000,
+    message(properties=None),
+    message(properties={}),
+    message(headers=None),
+    message(headers=7),
+    message(headers={"task": ["unhashable"], "id": "id"}),
+    message(headers={"task": {}, "id": "id"}),
+    message(headers={"task": "another", "id": "id"}),
+    message(headers={"task": RUN}),
+    message(headers={"task": RUN, "id": "id", "eta": "no time"}),
+    message(headers={"task": RUN, "id": "id", "expires": "no time"}),
+    message(headers={"task": RUN, "id": "id", "timelimit": 7}),
+    message(body="not base64"),
+    message(body=base64.b64encode(b"not JSON").decode()),
+    message(body=base64.b64encode(b"7").decode()),
+    message(body=base64.b64encode(b'["no", "call"]').decode()),
+    message(**{"content-type": "application/x-python-serialize"}),
+    message(**{"content-encoding": "none"}),
+)
+
+
+def test_garbage_and_delayed_messages_are_dropped(node: Lab) -> None:
+    """A dispatch that follows them is taken."""
+    settings = node.settings
+    assert settings.broker_url is not None
+    broker = redis.Redis.from_url(settings.broker_url)
+    celery = make_celery(settings)
+    with celery.producer_or_acquire() as producer:
+        for _ in range(ETA_MESSAGES):
+            celery.send_task(RUN, args=["none", 1], queue="cpu", countdown=DAY_S, producer=producer)
+    broker.lpush("cpu", *GARBAGE)
+    celery.send_task(RUN, args=["real", 17], queue="cpu")
+    wait_until(lambda: "dispatch 17 is stale" in node.log.read_text(), 120, "the dispatch")
+    wait_until(lambda: not broker.exists("cpu", "unacked"), 60, "no message that is kept")
+    assert node.log.read_text().count("it has an ETA") >= ETA_MESSAGES
+    process = node.processes["node"]
+    broker.set("cpu", "no list")  # Celery cannot read this queue at all
+    assert process.wait(120) == 1
+
+
+def test_a_node_whose_consumer_ends_by_itself_fails(
+    lab: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(lab.model_copy(update={"warm_parent": False}), Queue.CPU)
+    monkeypatch.setattr(node.celery, "worker_main", lambda arguments: None)
+    with pytest.raises(SystemExit) as ended:
+        node.run()
+    assert ended.value.code == 1
+
+
+def test_a_node_that_was_told_to_stop_does_not(
+    lab: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(lab.model_copy(update={"warm_parent": False}), Queue.CPU)
+    monkeypatch.setattr(node.celery, "worker_main", lambda arguments: node._shut_down())
+    node.run()
+    assert not node.lifetime.failed
+
+
+def test_garbage_in_redis_does_not_end_a_dispatcher(lab: Settings) -> None:
+    """The reaper puts back what it could not ring for."""
+    assert lab.broker_url is not None
+    redis.Redis.from_url(lab.broker_url).set("cpu", "no list")
+    Dispatcher(Database(lab.url), lab, make_celery(lab))._ring(Dispatch("0123", 1, Queue.CPU))
