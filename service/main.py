@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from typing import Any, ClassVar
 
@@ -85,6 +85,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)
     app.state.uploads_of = Counter[int]()  # by user
     app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
+    app.state.inspecting = defaultdict[int, asyncio.Lock](asyncio.Lock)  # one of each user at once
     app.state.rates = Rates(settings)
     app.state.refused_sign_ins = sign_in.Refusals()
     app.add_middleware(RateLimits, rates=app.state.rates)

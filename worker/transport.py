@@ -32,7 +32,7 @@ class Channel(redis.Channel):
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
-            return super()._brpop_read(**options)
+            return super()._brpop_read(**options)  # type: ignore[no-untyped-call]
         except BROKER_ERRORS:
             raise
         except Exception as error:
@@ -46,7 +46,7 @@ class Transport(redis.Transport):
     Channel = Channel
 
 
-class Consumer(CeleryConsumer):
+class Consumer(CeleryConsumer):  # type: ignore[misc]
     """A consumer that drops each message that is not a dispatch to run now."""
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,5 @@
-"""`python -m mptcore.data.inspect FILE` prints what an uploaded file holds, as one JSON object.
+"""`python -m mptcore.data.inspect FILE [CELLS]` prints the contents of an uploaded file, of at most
+so many cells, as one JSON object:
 
 {"format", "n", "dim" (numbers), "arrays" (.npz: shapes by name), "columns" (tables), "problems"};
 what is unknown is left out, and text has no "dim". Exit status 0 without problems, else 1. It may
@@ -14,21 +15,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mptcore.data import tables, texts
+from mptcore.data import tables, texts, upload_limits
 from mptcore.data.tables import Inspection, as_json
 from mptcore.runtime.process import be_expendable
 
 MEMORY_BYTES = 4 * 2**30
 """Memory limit for a file, in addition to the program itself."""
-CPU_S = 240
+CPU_S = 120
 OPEN_FILES = 64
 MOST_NAMED = 5
 
 
-def look(path: Path) -> Inspection:
+def look(path: Path, max_cells: int = upload_limits.MAX_CELLS) -> Inspection:
     """Return what a file holds: numbers or text. A file with text may also have one score column. A
     file with several columns of fractions is a table of numbers, from which the text is to be
     removed."""
+    with suppress(Exception):  # the reader below says what is malformed
+        if problem := upload_limits.excess(path, max_cells):
+            return Inspection(path.suffix.lstrip("."), problems=[problem])
     text, fractions = _kinds(path) if path.suffix == ".parquet" else ([], [])
     if text and len(fractions) > 1:
         told = f"it holds numbers ({_listed(fractions)}) and text ({_listed(text)}): which is it? "
@@ -64,12 +68,12 @@ def _limit_itself() -> None:
         resource.setrlimit(limit, (most, most))
 
 
-def main(path: str) -> int:
+def main(path: str, max_cells: str = str(upload_limits.MAX_CELLS)) -> int:
     if sys.platform == "linux":
         be_expendable()
         _limit_itself()
     try:
-        found = look(Path(path))
+        found = look(Path(path), int(max_cells))
     except MemoryError:
         found = Inspection(problems=[f"it takes more than {MEMORY_BYTES >> 30} GiB of memory"])
     print(as_json(found))  # noqa: T201
@@ -77,4 +81,4 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -18,6 +18,8 @@ from mptcore.specs import UploadData
 
 FORMATS = ("npy", "npz", "csv", "parquet")
 MOST_REPORTED = 5
+TYPE_ROWS = 100
+"""Rows of a column that are searched for its first text."""
 CELL_CURE = "every cell is a finite number: fill these in, or leave their rows out"
 LONGEST_LINE = 10_000_000
 
@@ -177,17 +179,33 @@ def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]
                 read_options=csv.ReadOptions(autogenerate_column_names=_headless(path)),
             )
         else:
+            _check_types(parquet.ParquetFile(path))
             table = parquet.read_table(path)
     except arrow.ArrowException as error:
         reason = TOO_LONG if "straddling" in str(error) else told_of(path, error)
         detail = f"not a readable .{suffix} file: {reason}{_semicolons(path)}"
         raise UnreadableError(detail) from error
     for place, column in zip(table.schema, table.columns, strict=True):
-        if not (arrow.types.is_integer(place.type) or arrow.types.is_floating(place.type)):
-            found = _first_text(column, path if suffix == "csv" else None)
+        if not _is_numeric(place):
+            found = _first_text(column, path)
             raise UnreadableError(f"column {place.name} is not numbers{found}{_semicolons(path)}")
     values = [column.to_numpy(zero_copy_only=False) for column in map(_chunked, table.columns)]
     return {"": _matrix(np.column_stack(values))}, table.column_names
+
+
+def _is_numeric(place: Any) -> bool:
+    types: Any = importlib.import_module("pyarrow").types
+    return bool(types.is_integer(place.type) or types.is_floating(place.type))
+
+
+def _check_types(file: Any) -> None:
+    """Raise UnreadableError for a Parquet file with a column that is not numbers. Only the first
+    rows of that column are decoded."""
+    for place in file.schema_arrow:
+        if not _is_numeric(place):
+            first = next(file.iter_batches(TYPE_ROWS, columns=[place.name]), None)
+            found = "" if first is None else _first_text(first.column(0), None)
+            raise UnreadableError(f"column {place.name} is not numbers{found}")
 
 
 def _chunked(column: Any) -> Any:

@@ -118,11 +118,11 @@ def move(file: Path, place: Path) -> None:
     sync_folder(place.parent.parent)
 
 
-def inspect(file: Path) -> dict[str, Any]:
+def inspect(file: Path, max_cells: int) -> dict[str, Any]:
     """What a file holds. Raises ApiError where it is neither numbers nor text, or not
     what its name says."""
     try:
-        found: dict[str, Any] = json.loads(_inspected(file))
+        found: dict[str, Any] = json.loads(_inspected(file, max_cells))
     except (subprocess.TimeoutExpired, ValueError):
         found = {"problems": ["it could not be read: it takes too much time or memory"]}
     if found["problems"]:
@@ -130,9 +130,9 @@ def inspect(file: Path) -> dict[str, Any]:
     return found
 
 
-def _inspected(file: Path) -> bytes:
+def _inspected(file: Path, max_cells: int) -> bytes:
     """What the inspection prints. It dies with this thread, and leaves no process behind."""
-    command = [sys.executable, "-m", "mptcore.data.inspect", str(file)]
+    command = [sys.executable, "-m", "mptcore.data.inspect", str(file), str(max_cells)]
     with subprocess.Popen(
         command,
         env=run_environment(),

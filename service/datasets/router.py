@@ -128,7 +128,8 @@ async def upload(
                 arrival = _Arrival(database, settings, dataset, user, folder / dataset.file)
                 kept = await run_in_threadpool(arrival.known)
                 if kept is None:
-                    async with request.app.state.inspections:
+                    own_turn = request.app.state.inspecting[user.id]
+                    async with own_turn, request.app.state.inspections:
                         kept = await run_in_threadpool(arrival.accept)
             except BaseException:
                 # What was put in its place may have a row, or none: the sweep will see.
@@ -173,7 +174,7 @@ class _Arrival:
 
     def accept(self) -> DatasetOut:
         """Look into the file and keep it. Raises ApiError."""
-        found = inspect(self.file)
+        found = inspect(self.file, self.settings.limits.elements)
         for name in ("n", "dim", "arrays", "columns"):
             setattr(self.dataset, name, found.get(name))
         place = self.settings.datasets(self.dataset.id) / self.dataset.file

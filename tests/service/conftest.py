@@ -28,4 +28,4 @@ def api(settings: Settings) -> Iterator[TestClient]:
 def inspected_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uploads are looked at in this process: where more is tested than that. A fresh one takes a
     third of a second to import numpy and the specs."""
-    monkeypatch.setattr(files, "_inspected", lambda file: as_json(look(file)).encode())
+    monkeypatch.setattr(files, "_inspected", lambda *file: as_json(look(*file)).encode())

@@ -18,7 +18,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from service.datasets.files import inspect
-inspect(Path(sys.argv[1]))
+inspect(Path(sys.argv[1]), 1000)
 """
 
 
@@ -70,6 +70,6 @@ def test_an_inspection_that_takes_too_long_is_ended(
     os.mkfifo(tmp_path / "x.npy")
     monkeypatch.setattr(files, "INSPECTION_TIMEOUT_S", 1.0)
     with pytest.raises(ApiError, match="too much time"):
-        files.inspect(tmp_path / "x.npy")
+        files.inspect(tmp_path / "x.npy", 1000)
     commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
     assert not any("mptcore.data.inspect" in command for command in commands)

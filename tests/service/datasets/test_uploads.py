@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from mptlab import serve
 from service.database import Database, NotMigrated
-from service.datasets import files, store
+from service.datasets import files, router, store
 from service.datasets.sweep import ABANDONED_S, sweep
 from service.main import create_app
 from service.settings import Settings
@@ -69,23 +69,56 @@ def test_sent_again_they_mend_what_was_damaged(api: TestClient, settings: Settin
 def test_sent_twice_at_once_they_are_one(
     request: pytest.FixtureRequest, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are looked into before either is stored."""
+    """Both are inspected before either is stored, by two processes of the API."""
     settings: Settings = request.getfixturevalue(mode)
     together = threading.Barrier(2)
     found = {"n": 10, "dim": 4, "problems": []}
 
-    def inspect(file: Path) -> dict[str, Any]:
+    def inspect(file: Path, max_cells: int) -> dict[str, Any]:
         together.wait(10)
         return found
 
     monkeypatch.setattr("service.datasets.router.inspect", inspect)
-    with api_on(settings) as api, ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda name: post(api, name, npy(GOOD)), ["a.npy", "b.npy"]))
+    with api_on(settings) as one, api_on(settings) as other, ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda api: post(api, "a.npy", npy(GOOD)), [one, other]))
     assert sorted(answer.status_code for answer in answers) == [200, 201]
     assert answers[0].json() == answers[1].json()
     assert rows(settings) == 1
     (folder,) = stored(settings)
     assert (folder / "data.npy").read_bytes() == npy(GOOD)
+
+
+def test_a_user_has_one_inspection_at_a_time(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second upload waits for the first one's."""
+    received = threading.Semaphore(0)
+    at_once: list[int] = []
+    under_way = threading.Semaphore(0)
+    known = router._Arrival.known
+
+    def noted(arrival: Any) -> Any:
+        found = known(arrival)
+        received.release()
+        return found
+
+    def inspect(file: Path, max_cells: int) -> dict[str, Any]:
+        under_way.release()
+        if not at_once:
+            assert received.acquire(timeout=30)
+            assert received.acquire(timeout=30)
+            time.sleep(0.3)  # in which the second would begin
+        at_once.append(under_way._value)
+        assert under_way.acquire(blocking=False)
+        return {"n": 10, "dim": 4, "problems": []}
+
+    monkeypatch.setattr(router._Arrival, "known", noted)
+    monkeypatch.setattr(router, "inspect", inspect)
+    with api_on(settings) as api, ThreadPoolExecutor(2) as pool:
+        files = [("a.npy", npy(GOOD)), ("b.npy", npy(GOOD + 1))]
+        answers = list(pool.map(lambda file: post(api, *file), files))
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert at_once == [1, 1]
 
 
 @pytest.mark.parametrize("mode", ["settings", "lab"])
