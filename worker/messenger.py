@@ -85,7 +85,8 @@ class Messenger:
         try:
             await send(delivery, self.settings.webhooks_to_private)
         except NotSent as error:
-            log.info("a webhook was not told: %s", error, extra={"webhook_id": delivery.webhook_id})
+            extra = {"webhook_id": delivery.webhook_id, "cause": repr(error.__cause__)}
+            log.info("a webhook was not told: %s", error, extra=extra)
             return str(error)
         except Exception as error:  # of one address: it must end neither this process nor the rest
             log.exception("a webhook was not told", extra={"webhook_id": delivery.webhook_id})

@@ -7,9 +7,7 @@ import asyncio
 import base64
 import json
 import secrets
-import socket
 import ssl
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
@@ -19,6 +17,7 @@ from standardwebhooks import Webhook as Signer
 
 from service.experiments.schemas import moment
 from service.webhooks.models import Delivery
+from service.webhooks.resolving import addresses_of
 
 SECRET_PREFIX = "whsec_"
 TRY_S = 15.0
@@ -31,8 +30,16 @@ LOCAL = [
 """What leads to a network of one's own, though it is not called private."""
 
 
+UNKNOWN_HOST = "the host of the URL is unknown"
+NO_PUBLIC_HOST = "the host of the URL is unknown, or has an address that is not public"
+NO_TLS = "no TLS connection was made: the certificate must be valid for the host of the URL"
+NO_CONNECTION = "no connection was made to the host of the URL"
+NO_ANSWER = "the connection ended without an answer in HTTP"
+
+
 class NotSent(Exception):
-    """Why a try failed, in a sentence for the owner."""
+    """Why a try failed, in a sentence for the owner, which tells nothing of this network: no
+    address, and not whether a name that only this network knows exists."""
 
 
 def new_secret() -> str:
@@ -80,17 +87,17 @@ def is_public(address: str) -> bool:
 
 
 async def send(delivery: Delivery, to_private: bool) -> None:
-    """Try to tell. Raises NotSent."""
+    """Try to send a delivery. Raises NotSent, whose cause says more to an administrator."""
     try:
         async with asyncio.timeout(TRY_S):
             await _send(delivery, to_private)
-    except TimeoutError:
-        raise NotSent(f"no answer within {TRY_S:g} s") from None
+    except TimeoutError as error:
+        raise NotSent(f"no answer within {TRY_S:g} s") from error
 
 
 async def _send(delivery: Delivery, to_private: bool) -> None:
     url = httpx.URL(delivery.webhook.url)
-    address = await _address(url, to_private)
+    address = await _address(url, delivery.webhook.owner_id, to_private)
     message_id, body = message_of(delivery)
     at = datetime.now(UTC).replace(microsecond=0)
     headers = {
@@ -115,7 +122,7 @@ async def _send(delivery: Delivery, to_private: bool) -> None:
             answer = await client.send(request, stream=True)
             await answer.aclose()
     except (httpx.HTTPError, ssl.SSLError, OSError) as error:
-        raise NotSent(str(error) or type(error).__name__) from None
+        raise NotSent(_sentence(error)) from error
     if not answer.is_success:
         raise NotSent(f"the answer was {answer.status_code}; it must be 2xx")
 
@@ -129,20 +136,26 @@ def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-async def _address(url: httpx.URL, to_private: bool) -> str:
-    """One that the name leads to, if all of them may be told. Raises NotSent."""
+def _sentence(error: Exception) -> str:
+    """Return the sentence for an error of a connection, whose own text may name addresses."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError):
+            return NO_TLS
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx.TimeoutException):
+        return f"no answer within {TRY_S:g} s"
+    return NO_CONNECTION if isinstance(error, httpx.ConnectError | OSError) else NO_ANSWER
+
+
+async def _address(url: httpx.URL, owner_id: int, to_private: bool) -> str:
+    """Return an address of the host, if all its addresses are allowed. Raises NotSent."""
     port = url.port or (443 if url.scheme == "https" else 80)
-    loop = asyncio.get_running_loop()
+    unknown = UNKNOWN_HOST if to_private else NO_PUBLIC_HOST
     try:
-        found = await loop.getaddrinfo(url.raw_host.decode(), port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        raise NotSent(f"no address is known of {url.host}") from None
-    addresses = [str(one[4][0]) for one in found]
-    refused = [one for one in addresses if not is_public(one)]
-    if refused and not to_private:
-        raise NotSent(f"{url.host} leads to {_listed(refused)}, which is not a public address")
+        addresses = await addresses_of(url.raw_host.decode(), port, owner_id)
+    except (OSError, UnicodeError) as error:  # a TimeoutError is an OSError
+        raise NotSent(unknown) from error
+    if not to_private and not all(map(is_public, addresses)):
+        raise NotSent(unknown) from ValueError(f"not public: {', '.join(addresses)}")
     return addresses[0]
-
-
-def _listed(addresses: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(addresses))

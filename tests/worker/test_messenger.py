@@ -19,6 +19,7 @@ from service.settings import Settings
 from service.users import User
 from service.webhooks import store
 from service.webhooks.models import Delivery, Webhook
+from service.webhooks.resolving import LOOK_UPS
 from service.webhooks.sending import TRY_S, new_secret
 from tests.support.attempts import claimed, submitted
 from tests.support.processes import wait_until
@@ -246,6 +247,48 @@ def test_a_slow_address_does_not_slow_another(
     assert {one.delivered_at is None for one in deliveries(either)} == {True, False}
 
 
+def test_names_that_are_never_found_hold_up_no_other_user(
+    either: Database, messenger: Messenger, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many of them as a user may have; each look-up keeps its thread."""
+    over, under_way, most = threading.Event(), [0], [0]
+    real = socket.getaddrinfo
+
+    def look_up(host: Any, *rest: Any, **how: Any) -> Any:
+        if not str(host).endswith(".tarpit"):
+            return real(host, *rest, **how)
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+        over.wait()
+        under_way[0] -= 1
+        raise OSError
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with either.transaction() as session:
+        session.add(User(id=2, name="ann"))
+    for i in range(40):
+        webhook(either, f"http://{i}.tarpit/")
+    ended(either)
+    stopping = threading.Event()
+    thread = threading.Thread(target=messenger.run, args=[stopping])
+    thread.start()
+    try:
+        wait_until(lambda: most[0] >= LOOK_UPS)
+        hook = webhook(either, receiver.url)
+        theirs = submitted(either)
+        change(either, theirs, owner_id=2)
+        with either.transaction() as session:
+            session.execute(update(Webhook).where(Webhook.id == hook).values(owner_id=2))
+        cancelled(either, theirs)
+        wait_until(lambda: len(receiver.told) == 1, timeout_s=30.0)
+        assert not over.is_set()
+    finally:
+        over.set()
+        stopping.set()
+        thread.join()
+    assert most[0] == LOOK_UPS
+
+
 def test_all_webhooks_have_their_turn(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where more are due than are told together."""
     monkeypatch.setattr(store, "TOGETHER", 2)
@@ -314,9 +357,10 @@ def test_an_address_that_cannot_be_understood_ends_nothing(
 
 def test_a_disabled_users_are_not_told(either: Database, receiver: Receiver) -> None:
     webhook(either, receiver.url)
+    claim = claimed(either)
     with either.transaction() as session:
         session.execute(update(User).values(disabled_at=now()))
-    ended(either)
+        lease.finish(session, claim, Status.SUCCEEDED)
     assert deliveries(either) == []
 
 
