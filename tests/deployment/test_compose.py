@@ -183,6 +183,6 @@ def test_every_command_of_the_file(compose: Compose, postgresql: PostgreSQL) -> 
         wait_until(lambda: len(client.workers()) == len(expected), what="the workers")
         assert {worker["queue"]: worker["gpu"] for worker in client.workers()} == expected
         submitted = client.submit(ppca_spec())["id"]
-        assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
+        assert client.wait(submitted, timeout_s=240)["status"] == "succeeded"
     statuses = compose.stop()
     assert set(statuses.values()) <= {0, -signal.SIGTERM}, statuses  # uvicorn ends by its signal

@@ -62,7 +62,7 @@ class Compose:
         family = [child for p in running.values() for child in p.children(recursive=True)]
         for process in running.values():
             process.terminate()
-        _, alive = psutil.wait_procs([*running.values(), *family], timeout=30)
+        _, alive = psutil.wait_procs([*running.values(), *family], timeout=120)
         for left in alive:
             left.kill()
         assert not alive, f"did not stop: {alive}"

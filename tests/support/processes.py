@@ -88,7 +88,7 @@ class Lab:
             if process.is_running():
                 process.resume()
                 process.terminate()
-        _, alive = psutil.wait_procs(family, timeout=20)
+        _, alive = psutil.wait_procs(family, timeout=120)
         for left in alive:
             left.kill()
         assert not alive, f"did not stop: {alive}"
@@ -107,7 +107,7 @@ def lab_processes(
         lab.stop()
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0, what: str = "it") -> None:
+def wait_until(holds: Callable[[], bool], timeout_s: float = 240.0, what: str = "it") -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > deadline:
