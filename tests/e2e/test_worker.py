@@ -34,7 +34,7 @@ def local_worker(settings: Settings, start: Start = fork) -> Iterator[Process]:
     finally:
         if process.is_running():
             process.terminate()
-            process.wait(15)
+            process.wait(300)
 
 
 def submit(database: Database, **changes: object) -> str:
@@ -48,7 +48,7 @@ def submit(database: Database, **changes: object) -> str:
 def wait_for(
     database: Database, experiment_id: str, holds: Callable[[Experiment], bool]
 ) -> Experiment:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         with database.snapshot() as session:
             experiment = session.get_one(Experiment, experiment_id)
@@ -99,7 +99,7 @@ def test_told_to_stop_it_hands_back(database: Database, settings: Settings) -> N
         runners = [child.environ()["CUDA_VISIBLE_DEVICES"] for child in worker.children()]
         assert set(runners) == {""}
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(15) == 0
+        assert worker.wait(300) == 0
     with database.snapshot() as session:
         experiment = session.get_one(Experiment, experiment_id)
         assert (experiment.status, experiment.lost) == ("queued", 0)

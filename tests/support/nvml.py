@@ -25,6 +25,8 @@ class Card:
     """Bytes by process."""
     parts: list["Card"] | None = None
     """Where it is divided (MIG)."""
+    mig_mode: tuple[int, int] = (1, 1)
+    """Whether its parts are in use now, and whether they are after its next reset."""
 
 
 class Nvml:
@@ -62,7 +64,7 @@ class Nvml:
     def nvmlDeviceGetMigMode(self, card: Card) -> list[int]:
         if card.parts is None:
             raise NVMLError("not supported")
-        return [self.NVML_DEVICE_MIG_ENABLE] * 2
+        return [*card.mig_mode]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, card: Card) -> int:
         return 7

@@ -226,6 +226,23 @@ def test_files_of_earlier_attempts_go(database: Database, settings: Settings) ->
     assert not settings.checkpoints(experiment_id).exists()
 
 
+@pytest.mark.parametrize("status", [Status.FAILED, Status.CANCELLED])
+def test_files_of_the_last_attempt_go_too(
+    database: Database, settings: Settings, status: Status
+) -> None:
+    """A run that ended early has left files that no record names."""
+    submitted(database)
+    claim = claim_next(database)
+    unrecorded = work_dir(database, settings, claim)
+    slot = Slot(database, settings, "test")
+    slot._clean_up(claim)
+    assert unrecorded.exists()  # it still runs
+    with database.transaction() as session:
+        lease.finish(session, claim, status)
+    slot._clean_up(claim)
+    assert not unrecorded.exists()
+
+
 def test_checkpoints_after_the_same_record(either: Database) -> None:
     """A run may be saved many times between two records: the latest two are kept."""
     first = claimed(either)

@@ -56,6 +56,16 @@ def test_what_is_visible(
     assert gpus.visible() == seen
 
 
+@pytest.mark.parametrize(("mode", "seen"), [((1, 0), PARTS), ((0, 1), [DIVIDED])])
+def test_a_gpu_is_divided_by_its_present_mode(
+    mode: tuple[int, int], seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mode that waits for a reset of the GPU does not count yet."""
+    divided = Card(DIVIDED, parts=[Card(part) for part in PARTS], mig_mode=mode)
+    monkeypatch.setattr(gpus, "pynvml", Nvml(divided))
+    assert gpus.visible() == seen
+
+
 def test_where_nvml_does_not_begin_nothing_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     class Without(Nvml):
         def nvmlInit(self) -> None:

@@ -4,7 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import func, select, update
@@ -378,3 +378,18 @@ def test_nor_of_what_ended_before(
     with either.transaction() as session:
         store.forget(session)
     assert deliveries(either) == []
+
+
+def test_a_webhook_that_is_being_told_is_not_told_beside(
+    either: Database, messenger: Messenger, receiver: Receiver
+) -> None:
+    """Its next end waits until this one is settled; other webhooks do not wait."""
+    busy = webhook(either, receiver.url)
+    ended(either)
+    messenger._under_way[busy] = cast(Any, None)
+    assert messenger._claimed() == ()
+    other = webhook(either, receiver.url)
+    ended(either)
+    assert [one.webhook_id for one in messenger._claimed()] == [other]
+    del messenger._under_way[busy]
+    assert [one.webhook_id for one in messenger._claimed()] == [busy]

@@ -3,6 +3,7 @@
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -63,3 +64,64 @@ def test_a_broker_that_is_frozen_does_not_answer(
         assert not broker_answers(on_redis)
     finally:
         redis.thaw()
+
+
+class ScriptedBeats(Presence):
+    """A presence for which a dispatch has waited so long at each beat."""
+
+    waited: list[float]
+
+    def _beat(self) -> float:
+        return self.waited.pop(0)
+
+    def _leave(self) -> None:
+        pass
+
+
+class Stopping:
+    """An event that is set after so many beats."""
+
+    def __init__(self, beats: int):
+        self.left = beats
+
+    def wait(self, timeout: float) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+
+LONG = 100.0
+
+
+@pytest.mark.parametrize(
+    ("waited", "idle", "answers", "deaf"),
+    [
+        ([LONG] * 4, [1, 1, 1, 1], [1, 1, 1, 1], [3, 4]),
+        ([LONG] * 5, [1, 1, 0, 1, 1], [1] * 4, []),  # a busy beat begins the count anew
+        ([LONG] * 6, [1, 1, 0, 1, 1, 1], [1] * 5, [6]),
+        ([LONG] * 5, [1, 1, 1, 1, 1], [1, 1, 0, 1, 1], []),  # so does a broker that is away
+        ([0, 0, LONG], [1, 1, 1], [1], [3]),
+        ([LONG, LONG, 2.0], [1, 1, 1], [1, 1, 1], []),  # it has waited no longer than allowed
+    ],
+)
+def test_only_a_node_that_was_idle_all_the_while_is_deaf(
+    database: Database,
+    settings: Settings,
+    waited: list[float],
+    idle: list[int],
+    answers: list[int],
+    deaf: list[int],
+) -> None:
+    """With a heartbeat of a second, and two seconds until a node counts as deaf."""
+    times = {"heartbeat_s": 1.0, "deaf_s": 2.0}
+    presence = ScriptedBeats(database, settings.model_copy(update=times), "w", Queue.CPU)
+    presence.waited, beats, found = [*waited], iter(idle), []
+    replies = iter(answers)
+    count = len(waited)
+    stopping: Any = Stopping(count)
+    presence.run(
+        stopping,
+        lambda: bool(next(beats)),
+        lambda: bool(next(replies)),
+        lambda: found.append(count - len(presence.waited)),
+    )
+    assert found == deaf

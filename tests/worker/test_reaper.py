@@ -125,3 +125,36 @@ def test_a_database_that_hangs_within_a_tick(
     monkeypatch.setattr(lease, "reap", hang)
     reaper.tick()
     assert status(database, running) == "running"
+
+
+class ScriptedSession:
+    """A session of a database whose clock shows what is written."""
+
+    def __init__(self, *clock: float):
+        self.clock = iter(clock)
+
+    def execute(self, statement: Any) -> Any:
+        return self
+
+    def scalar_one(self) -> float:
+        return next(self.clock)
+
+
+@pytest.mark.parametrize(
+    ("clock", "is_up"),
+    [
+        ([100, 105, 110], [False, False, True]),
+        ([100, 105, 109.9], [False, False, False]),
+        ([100, 105, 110, 111, 110.9, 115.9, 120.9], [False, False, True, True, False, False, True]),
+        ([100, 105, 110, 115.1, 120, 125, 125.1], [False, False, True, False, False, False, True]),
+        ([100, 100, 105, 110], [False, False, False, True]),
+    ],
+    ids=["a lease", "almost a lease", "a clock set back", "a gap", "a clock that stands still"],
+)
+def test_it_reaps_after_a_whole_lease_without_a_gap(
+    settings: Settings, database: Database, clock: list[float], is_up: list[bool]
+) -> None:
+    times = {"lease_s": 10.0, "heartbeat_s": 1.0}
+    reaper = Reaper(database, settings.model_copy(update=times))
+    session: Any = ScriptedSession(*clock)
+    assert [reaper._has_been_up(session) for _ in clock] == is_up

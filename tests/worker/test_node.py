@@ -1,4 +1,4 @@
-"""Garbage in Redis neither ends a node nor makes it deaf."""
+"""A node: garbage in Redis neither ends it nor makes it deaf, and it ends in time."""
 
 import base64
 import json
@@ -17,6 +17,7 @@ from tests.support.processes import Lab, wait_until
 from worker.celery_app import RUN, make_celery
 from worker.dispatcher import Dispatcher
 from worker.node import Node
+from worker.supervisor import UNHEARD_S
 
 ETA_MESSAGES = 2000
 DAY_S = 86_400
@@ -119,3 +120,24 @@ def test_garbage_in_redis_does_not_end_a_dispatcher(lab: Settings) -> None:
     assert lab.broker_url is not None
     redis.Redis.from_url(lab.broker_url).set("cpu", "no list")
     Dispatcher(Database(lab.url), lab, make_celery(lab))._ring(Dispatch("0123", 1, Queue.CPU))
+
+
+@pytest.mark.parametrize(
+    ("left_s", "retire_s", "stop_s"), [(1000.0, 873.0, 973.0), (50.0, 0.0, 23.0), (10.0, 0.0, 0.0)]
+)
+def test_a_node_stops_early_enough_to_hand_back(
+    lab: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    left_s: float,
+    retire_s: float,
+    stop_s: float,
+) -> None:
+    """A run may need its grace, and its end is known some seconds later. No run begins that could
+    not save a checkpoint."""
+    times = {"kill_grace_s": 22.0, "checkpoint_every_s": 100.0}
+    node = Node(lab.model_copy(update=times), Queue.CPU)
+    given: list[float] = []
+    monkeypatch.setattr(node.lifetime, "end_after", lambda *times: given.extend(times[:2]))
+    node._end_in_time(left_s)
+    assert UNHEARD_S == 5.0
+    assert given == [retire_s, stop_s]

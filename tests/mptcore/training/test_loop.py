@@ -1,0 +1,47 @@
+"""The training loop, with a trainer that only counts."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from mptcore.runtime.session import Session, Step, TrainingState
+from mptcore.training.loop import train
+
+
+class Counting:
+    """A trainer of three epochs."""
+
+    schedule = SimpleNamespace(length=3, unit="epochs", curve_at=())
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def heldout_points(self) -> list[Any]:
+        return []
+
+    def advance(self) -> tuple[list[Any], int]:
+        return [], 10
+
+    def tensors(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, tensors: Any) -> None:
+        pass
+
+
+def no_curves(epoch: int) -> Iterator[Step]:
+    yield from ()
+
+
+def test_a_resumed_training_keeps_the_plans_of_its_evaluations() -> None:
+    """And saves them again."""
+    plans: Any = ("one plan", "another plan")
+    session = Session()
+    resumed = TrainingState(2, 5, 20, plans, {})
+    steps = train(Counting(), session, resumed, no_curves)  # type: ignore[arg-type]
+    next(steps)
+    assert session.plans == [*plans]
+    next(steps)
+    assert session.training is not None
+    assert session.training().plans == plans
+    assert len(list(steps)) > 0
