@@ -253,6 +253,7 @@ OF_ANSWERS = {
     "RuntimeOut.host": "the machine that they ran on; null: on any",
     "Submission.spec": "what to compute",
     "Validation.spec": "as it would run, with what was left out filled in",
+    "Validation.points": "how many points it would write at most; interim scores are left out",
     "Validation.masks": "how many masks would be scored; where a target is set, at most",
     "memory_bytes": "what a run is expected to take of its device, about",
     "queue_position": "how many queued experiments would run before it",

@@ -40,6 +40,8 @@ UNHEARD_S = 5.0
 """After a kill, the end of a process is heard of by then."""
 SPOOL_RECORDS = 500_000
 """While the database is away, this many wait in memory; then the runner waits."""
+OTHER_RECORDS = 100_000
+"""Numbered records that a run may write beside its points: metrics, logs and artifacts."""
 UNSTORABLE = (DataError, ArithmeticError, LookupError, TypeError, ValueError)
 """What a record that is not as it should be raises: trying again does not help."""
 
@@ -173,6 +175,9 @@ class Supervision:
         elif line["record"] == "restart":
             self._pace, self._received = Pace(), 0
         self._received += line["seq"] is not None
+        if self._received > self.settings.limits.points + OTHER_RECORDS:
+            self._stop_writing()
+            return
         self._spooled += 1
         if batch.checkpoint is not None or batch.size >= BATCH_RECORDS:
             self._batches.append(Batch())
@@ -204,12 +209,22 @@ class Supervision:
         return True
 
     def _refuse_records(self, error: Exception) -> None:
-        """End a run one of whose records cannot be stored: it and what follows are passed over."""
+        """End a run that gave a record which cannot be stored. The record and all that follow it
+        are dropped."""
         log.error("a record cannot be stored: %s", error)
+        message = f"a record of the run cannot be stored: {getattr(error, 'orig', error)!r}"
+        self._drop_records(message)
+
+    def _stop_writing(self) -> None:
+        """End a run that writes more records than any spec may ask for."""
+        most = self.settings.limits.points
+        self._drop_records(f"the run writes more than {most} points (MPT_LIMITS__POINTS)")
+
+    def _drop_records(self, message: str) -> None:
+        """Fail the run, and drop its records that are not committed."""
         self._refused = True
         self._batches = deque([Batch()])
         self._spooled = 0
-        message = f"a record of the run cannot be stored: {getattr(error, 'orig', error)!r}"
         self._decide(Status.FAILED, FailureCause("error", message[:1000]))
         self._kill_after(0)
 

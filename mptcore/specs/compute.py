@@ -48,5 +48,7 @@ class Limits(Spec):
     """The same for the masks of all training steps, over all seeds: 40 days of two cores."""
     latent_work: int = 10**16
     """For VAEs: N · D · (nodes or draws) for each mask, of training too."""
+    points: int = 5_000_000
+    """Points of all series that a run writes: 37 bytes each."""
     memory_bytes: int = 16 * 2**30
     """What a run may take."""

@@ -78,6 +78,7 @@ def validate(asked: Asked, spec: SpecFile, set_: Changes = None) -> None:
     runtime = told["runtime"]
     lines = {
         "masks": told["masks"],
+        "points": told.get("points"),
         "memory": f"{told['memory_bytes'] / 2**20:.0f} MiB",
         "runtime": f"about {runtime['median_s']:.0f} s" if runtime else "not known yet",
         "would wait": told["queue_reason"],

@@ -123,6 +123,7 @@ def validate(
     return Validation(
         spec=submission.spec,
         masks=submission.spec.mask_count(),
+        points=submission.spec.point_count().total,
         memory_bytes=memory.expected,
         runtime=None if runtime is None else RuntimeOut(**asdict(runtime)),
         cached_from=hit,

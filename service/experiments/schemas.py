@@ -73,6 +73,8 @@ class Validation(BaseModel):
     spec: ExperimentSpec
     masks: int | None
     """How many masks would be scored; where a target is set, at most."""
+    points: int
+    """How many points the run would write at most; interim scores of text are left out."""
     memory_bytes: int
     """What a run is expected to take of its device, about."""
     runtime: RuntimeOut | None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.experiments.models import Attempt, Queue
-from tests.support.attempts import claim_next
+from tests.support.attempts import claim_next, claimed
 from tests.support.scripted import Watch, checkpoint, points
 from tests.support.stored import change
 from worker import supervisor
@@ -139,3 +139,18 @@ def test_however_a_run_ends_its_peak_is_kept(watch: Watch, status: int) -> None:
 def test_the_peak_on_a_cpu_is_of_main_memory(watch: Watch) -> None:
     watch.run(MEMORY, child=type("Me", (), {"pid": os.getpid()}))
     assert (peak_bytes(watch) or 0) > 2**20
+
+
+def test_a_run_that_writes_more_than_any_spec_may_is_ended(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of the supervisor's own, whatever the runner's code does."""
+    monkeypatch.setattr(supervisor, "OTHER_RECORDS", 2)
+    limits = watch.settings.limits.model_copy(update={"points": 3})
+    watch.settings = watch.settings.model_copy(update={"limits": limits})
+    assert watch.run(points(1), points(*range(2, 6)))[0] == "succeeded"
+    watch.claim = claimed(watch.database)
+    assert watch.run(points(1), points(*range(2, 7)), [], status=None)[0] == "failed"
+    told = "the run writes more than 3 points (MPT_LIMITS__POINTS)"
+    assert watch.failure == ("error", told)
+    assert watch.found.last_seq == 1

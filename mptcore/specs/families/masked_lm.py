@@ -9,6 +9,7 @@ from mptcore.specs.compute import Limits, Machine
 from mptcore.specs.data.text import TextSource
 from mptcore.specs.evaluate import max_masks_problems, target_problems
 from mptcore.specs.masks import Rate
+from mptcore.specs.points import SERIES_OF_A_STEP, PointCount, recorded_steps
 from mptcore.specs.train import one_or_more
 
 PAPER_RATES = tuple(round(percent / 100, 2) for percent in range(1, 100))
@@ -303,6 +304,18 @@ class TextExperiment(Spec):
         weights = (trained if self.train else kept) * sizes[0] + kept * sum(sizes[1:])
         return weights + (self.compute.memory_bytes or TOGETHER_BYTES)
 
+    def point_count(self) -> PointCount:
+        """How many points a run writes at most, the interim ones left out: how many these are
+        depends on the text."""
+        train, models = self.train, 2 if self.baseline else 1
+        curves = 1 + len(train.curve_at if train else ())
+        recorded = recorded_steps(train.steps, train.evaluate_every) if train else 0
+        return PointCount(
+            curve=len(self.seeds) * curves * len(self.evaluate.masks.rates) * (2 * models - 1),
+            convergence=0,
+            training=len(self.seeds) * recorded * SERIES_OF_A_STEP,
+        )
+
     def limit_problems(self, limits: Limits) -> list[Problem]:
         """What is too large, as far as the spec tells."""
         problems = []
@@ -315,4 +328,4 @@ class TextExperiment(Spec):
                     f"{needed >> 20} in training, the vocabulary not counted"
                 )
                 problems.append(Problem(f"{pointer}/architecture", detail))
-        return problems
+        return problems + self.point_count().problems(limits)

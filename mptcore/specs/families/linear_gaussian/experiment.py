@@ -9,6 +9,7 @@ from mptcore.specs.compute import GPU_BATCH_BYTES, Compute, Limits
 from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.families.linear_gaussian.models import LinearGaussianSpec
+from mptcore.specs.points import PointCount, point_count, recorded_steps
 from mptcore.specs.train import Train
 
 SCORED_A_SECOND, TRAINED_A_SECOND = 1.2e10, 3e9
@@ -63,6 +64,18 @@ class VectorExperiment(Spec):
         """Masks scored in all, over all seeds, those of training among them."""
         scored = self.evaluation_count() * self.evaluate.count(self.data.dim)
         return scored + len(self.seeds) * self._train_masks()
+
+    def point_count(self) -> PointCount:
+        """How many points a run writes at most."""
+        train = self.train
+        return point_count(
+            self.evaluate,
+            self.data.dim,
+            models=2 if self.baseline else 1,
+            starts=len(self.seeds),
+            recorded=recorded_steps(train.epochs, train.evaluate_every) if train else 0,
+            curves=1 + len(train.curve_at if train else ()),
+        )
 
     def evaluation_count(self) -> int:
         """How often masks are scored as `evaluate` says."""
@@ -133,7 +146,7 @@ class VectorExperiment(Spec):
         masks, most = len(self.seeds) * self._train_masks(), limits.train_work
         lower = "epochs or train.masks.per_size"
         problems += self._work_problems(masks, most, TRAINED_A_SECOND, "/train/epochs", lower)
-        return problems + self._memory_problems(limits)
+        return problems + self._memory_problems(limits) + self.point_count().problems(limits)
 
     def _work_problems(
         self, masks: int, most: int, a_second: float, pointer: str, lower: str

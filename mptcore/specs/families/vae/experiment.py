@@ -23,6 +23,7 @@ from mptcore.specs.families.vae.models import (
     grid_problems,
 )
 from mptcore.specs.masks import FixedSize, TrainSchedule
+from mptcore.specs.points import PointCount, point_count, recorded_steps
 from mptcore.specs.train import EpochSchedule, one_or_more
 
 MOST_STARTS = 10
@@ -251,6 +252,18 @@ class LatentExperiment(Spec):
             work += 2 * ais.temperatures * ais.leapfrog_steps * chains
         return self._starts() * self.data.dim * work
 
+    def point_count(self) -> PointCount:
+        """How many points a run writes at most."""
+        train = self.train
+        return point_count(
+            self.evaluate,
+            self.data.dim,
+            models=2 if self.baseline else 1,
+            starts=self._starts(),
+            recorded=recorded_steps(train.epochs, train.evaluate_every) if train else 0,
+            curves=1 + len(train.curve_at if train else ()),
+        )
+
     def limit_problems(self, limits: Limits) -> list[Problem]:
         """What is too large."""
         n, dim = self.data.n, self.data.dim
@@ -271,4 +284,4 @@ class LatentExperiment(Spec):
                 f"this is {self.work():.2e}: lower {draws}, data.n, masks or epochs"
             )
             return [Problem("/evaluate/masks", detail)]
-        return []
+        return self.point_count().problems(limits)

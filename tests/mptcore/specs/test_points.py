@@ -1,0 +1,102 @@
+"""How many points a spec says that its run writes, beside what the run writes."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from mptcore.protocol.records import Point
+from mptcore.run import run
+from mptcore.specs import Limits
+from tests.support.ppca_spec import ppca_spec
+from tests.support.runs import spec_of
+from tests.support.vae_specs import LINEAR
+
+PER_SIZE, DIM = 6, 5
+MASKS = {"schedule": "all", "per_size": PER_SIZE}
+BASELINE = {"family": "ppca", "latent_dim": 1, "init": "maximum_likelihood"}
+TRAINED = {
+    "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "random"},
+    "train": {"epochs": 7, "evaluate_every": 2, "curve_at": [0, 3]},
+}
+CASES: list[dict[str, Any]] = [
+    {},
+    {"seeds": [1, 2, 3]},
+    {"evaluate": {"masks": MASKS, "bias": True}},
+    {"evaluate": {"masks": MASKS, "convergence": True}},
+    {"evaluate": {"masks": MASKS, "bias": True, "convergence": True}, "baseline": BASELINE},
+    {"evaluate": {"masks": {"schedule": "sizes", "sizes": [1, 3], "per_size": PER_SIZE}}},
+    {**TRAINED, "evaluate": {"masks": MASKS, "convergence": True}, "seeds": [1, 2]},
+]
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    return ppca_spec(data__dim=DIM, **{"evaluate": {"masks": MASKS}, **changes})
+
+
+@pytest.mark.parametrize("changes", CASES)
+def test_a_run_writes_so_many(changes: dict[str, Any]) -> None:
+    """Exactly so many of its curves, and at most so many of its training."""
+    parsed = spec_of(spec(**changes))
+    found = Counter(one.series for one in run(parsed) if isinstance(one, Point))
+    count = parsed.point_count()
+    curve = found["score"] + found["bias"] + found["score_difference"]
+    assert (count.curve, count.convergence) == (curve, found["convergence"])
+    assert found.total() - curve - found["convergence"] <= count.training
+    assert (count.training > 0) == ("train" in changes)
+
+
+def test_more_points_than_the_limit_are_refused() -> None:
+    parsed = spec_of(spec(seeds=[1, 2]))
+    assert parsed.point_count().total == 2 * DIM
+    assert parsed.limit_problems(Limits(points=2 * DIM)) == []
+    (problem,) = parsed.limit_problems(Limits(points=2 * DIM - 1))
+    assert problem.pointer == "/evaluate/masks"
+    assert problem.detail == (
+        "an experiment writes at most 9 points (MPT_LIMITS__POINTS); this one would write up to "
+        "10: use fewer mask sizes, seeds or train.curve_at"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"evaluate": {"masks": MASKS, "convergence": True}}, "/evaluate/convergence"),
+        (TRAINED | {"train": {"epochs": 100}}, "/train/evaluate_every"),
+    ],
+)
+def test_the_field_that_most_points_follow_from_is_named(
+    changes: dict[str, Any], pointer: str
+) -> None:
+    (problem,) = spec_of(spec(**changes)).limit_problems(Limits(points=5))
+    assert problem.pointer == pointer
+
+
+VAE: dict[str, Any] = {
+    **LINEAR,
+    "train": {"objective": ["mpt", "elbo"], "epochs": 9, "evaluate_every": 4, "curve_at": [5]},
+    "evaluate": {"masks": MASKS},
+    "seeds": [1, 2],
+}
+TEXT: dict[str, Any] = {
+    "model": {"family": "masked_lm", "checkpoint": "tiny"},
+    "baseline": {"family": "masked_lm", "checkpoint": "tiny", "init": "random"},
+    "data": {"source": "text", "file": "a.txt"},
+    "train": {"steps": 9, "evaluate_every": 4, "curve_at": [0, 5]},
+    "evaluate": {"masks": {"schedule": "rates", "rates": [0.1, 0.5]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "curve", "training"),
+    [(VAE, 4 * 2 * 64, 4 * 4 * 6), (TEXT, 3 * 2 * 3, 4 * 6)],
+    ids=["vae", "text"],
+)
+def test_other_families_count_alike(value: dict[str, Any], curve: int, training: int) -> None:
+    """Starts × curves × sizes or rates × models and their difference, and six series of a step."""
+    parsed = spec_of(value)
+    count = parsed.point_count()
+    assert (count.curve, count.convergence, count.training) == (curve, 0, training)
+    (problem,) = parsed.limit_problems(Limits(points=count.total - 1))
+    assert "MPT_LIMITS__POINTS" in problem.detail
+    assert parsed.limit_problems(Limits(points=count.total)) == []
