@@ -147,6 +147,19 @@ class Client(Connection):
         """Ask for an experiment to end."""
         return self._call("POST", f"{_path(experiment_id)}:cancel", idempotent=True)
 
+    def cancel_matching(self, **filters: Any) -> Json:
+        """Cancel all your experiments that match the filters of a list, which are at least one; an
+        admin's `whose="all", owner="ann"` cancels those of another user. Return how many waited and
+        are `cancelled`, and how many run and are `ending`."""
+        path = f"/v1/experiments:cancel?{httpx.QueryParams(filters)}"
+        counts = {"cancelled": 0, "ending": 0}
+        more = True
+        while more:
+            answer = self._call("POST", path, idempotent=True)
+            counts = {name: count + answer[name] for name, count in counts.items()}
+            more = answer["more"]
+        return counts
+
     def pause(self, experiment_id: Id) -> Json:
         """Ask for an experiment to be set aside."""
         return self._call("POST", f"{_path(experiment_id)}:pause", idempotent=True)

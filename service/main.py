@@ -16,7 +16,7 @@ from service.database import Database
 from service.datasets import router as datasets
 from service.dependencies import current_user, noted_keys
 from service.errors import ProblemDocument, install_handlers
-from service.experiments import curve_routes, reading, results
+from service.experiments import cancelling, curve_routes, reading, results
 from service.experiments import router as experiments
 from service.experiments.scene import Scenes
 from service.headers import AnswerHeaders, guard_origins
@@ -37,6 +37,7 @@ ERRORS: dict[int | str, dict[str, object]] = {
 
 ROUTERS = (
     experiments.custom,
+    cancelling.router,
     batch.router,
     experiments.router,
     reading.custom,

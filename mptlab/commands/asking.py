@@ -118,6 +118,7 @@ def ids_and_names(incomplete: str) -> list[tuple[str, str]]:
 
 _HELP = "its id, the beginning of it, or its name"
 ExperimentId = Annotated[str, typer.Argument(help=_HELP, autocompletion=ids_and_names)]
+OptionalIds = Annotated[list[str] | None, typer.Argument(help=_HELP, autocompletion=ids_and_names)]
 ExperimentIds = Annotated[list[str], typer.Argument(help=_HELP, autocompletion=ids_and_names)]
 
 

@@ -8,7 +8,7 @@ import typer
 
 from mptlab import login as logins
 from mptlab.api import Client
-from mptlab.commands.asking import Asked, ExperimentIds, asks
+from mptlab.commands.asking import Asked, ExperimentIds, OptionalIds, asks
 from mptlab.errors import Json
 
 app = typer.Typer()
@@ -16,9 +16,25 @@ app = typer.Typer()
 
 @app.command()
 @asks
-def cancel(asked: Asked, experiment_ids: ExperimentIds) -> None:
-    """End experiments."""
-    _each(asked, experiment_ids, asked.client.cancel)
+def cancel(
+    asked: Asked,
+    experiment_ids: OptionalIds = None,
+    user: Annotated[str | None, typer.Option(help="all of this user's: for admins")] = None,
+    status: Annotated[list[str] | None, typer.Option(help="all with this status")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="all with this tag")] = None,
+    filter: Annotated[str | None, typer.Option(help="all that match, see docs/api.md")] = None,
+) -> None:
+    """Cancel experiments: these, or all unfinished ones that match every option."""
+    given = {"owner": user, "status": status, "tag": tag, "filter": filter}
+    filters = {name: value for name, value in given.items() if value}
+    if bool(experiment_ids) == bool(filters):
+        raise typer.BadParameter("give experiments, or options that select some: see --help")
+    if experiment_ids:
+        return _each(asked, experiment_ids, asked.client.cancel)
+    found = asked.client.cancel_matching(**filters, whose="all" if user else "mine")
+    if asked.as_json:
+        return asked.dump(found)
+    typer.echo(f"{found['cancelled']} cancelled, {found['ending']} running ones end soon")
 
 
 @app.command()

@@ -151,10 +151,12 @@ def note_turns(session: Session, sweep_ids: Iterable[str | None]) -> None:
         session.execute(insert(Turn), turns)
 
 
-def note_turn_of(session: Session, experiment_id: str) -> None:
-    """Have `fill` look at the sweep of an experiment that is under way no more."""
-    limited = select(Experiment.sweep_id).where(
-        Experiment.id == experiment_id, Experiment.sweep_id.in_(_LIMITED)
+def note_turns_of(session: Session, experiment_ids: Collection[str]) -> None:
+    """Have `fill` look at the sweeps of experiments that are under way no more."""
+    limited = (
+        select(Experiment.sweep_id)
+        .distinct()
+        .where(Experiment.id.in_(experiment_ids), Experiment.sweep_id.in_(_LIMITED))
     )
     session.execute(insert(Turn).from_select(["sweep_id"], limited))
 

@@ -61,7 +61,7 @@ def page_of(
     have it. Specs are large: they are read only where they are asked for. Raises ApiError."""
     order = _at("order_by", lambda: parse_order(wanted.order_by))
     query, key = _at("order_by", lambda: _ordered(session, order))
-    query = query.where(*_clauses(session, user_id, wanted))
+    query = query.where(*clauses(session, user_id, wanted))
     place = tuple_(key, Experiment.id)
     if cursor:
         last = tuple_(*_read(cursor, wanted, order))
@@ -135,7 +135,8 @@ def _by_metric(session: Session, order: Order, name: str) -> tuple[Select[Any, A
     return query, Metric.value
 
 
-def _clauses(session: Session, user_id: int, wanted: Wanted) -> list[Clause]:
+def clauses(session: Session, user_id: int, wanted: Wanted) -> list[Clause]:
+    """Return the conditions of a user's list. Raises ApiError."""
     found: list[Clause] = [Experiment.deleted_at.is_(None)]
     if wanted.whose == Whose.MINE:
         found.append(Experiment.owner_id == user_id)

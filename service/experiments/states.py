@@ -4,8 +4,10 @@ Every function takes a session and commits nothing.
 """
 
 import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.database import now
@@ -29,7 +31,7 @@ def note_status(session: Session, experiment_id: str, status: Status, **details:
     data = {"status": status, **details}
     session.add(Event(experiment_id=experiment_id, kind="status", data=data))
     if status not in holds.OPEN:
-        holds.note_turn_of(session, experiment_id)
+        holds.note_turns_of(session, [experiment_id])
     if is_terminal(status):
         webhooks.announce(session, [experiment_id], status)
         _settle(session, experiment_id, status)
@@ -106,12 +108,19 @@ def is_terminal(status: str) -> bool:
     return status in TERMINAL
 
 
-def cancel_sweep(session: Session, sweep_id: str) -> int:
-    """Have all of a sweep's experiments cancelled that have not ended, in a few statements; says
-    how many these are."""
-    mine = (Experiment.sweep_id == sweep_id, Experiment.status.in_(UNFINISHED))
+class Cancelled(NamedTuple):
+    """Experiments that a request cancelled, by their ids."""
+
+    ids: Sequence[str]
+    at_once: Sequence[str]
+    """Those of `ids` that have ended; the others run, and their attempts end them."""
+
+
+def cancel_all(session: Session, which: ColumnElement[bool]) -> Cancelled:
+    """Cancel all unfinished experiments that meet a condition, in a few statements."""
+    mine = (which, Experiment.status.in_(UNFINISHED))
     held = select(Experiment.id).where(*mine).order_by(Experiment.id).with_for_update()
-    found = len(session.scalars(held).all())
+    found = session.scalars(held).all()
     change = update(Experiment).where(*mine).execution_options(synchronize_session=False)
     cancelled = session.scalars(
         change.where(Experiment.status.in_(WAITING))
@@ -123,7 +132,8 @@ def cancel_sweep(session: Session, sweep_id: str) -> int:
     events = [{"experiment_id": one, "kind": "status", "data": data} for one in cancelled]
     if events:
         session.execute(insert(Event), events)
+        holds.note_turns_of(session, cancelled)
         webhooks.announce(session, cancelled, Status.CANCELLED)
     for one in holds.let_go(session, cancelled):
         _settle(session, one, Status.CANCELLED)
-    return found
+    return Cancelled(found, cancelled)

@@ -242,7 +242,7 @@ def cancel_sweep(
     a heartbeat and the grace it is given."""
     with database.transaction() as session:
         sweep = _find_own(session, user, sweep_id)
-        count = states.cancel_sweep(session, sweep.id)
+        count = len(states.cancel_all(session, Experiment.sweep_id == sweep.id).ids)
         audit.note(session, user, "sweep.cancelled", sweep_id, experiments=count)
         session.flush()
         return _out(session, scenes, sweep, user)

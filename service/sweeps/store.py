@@ -188,7 +188,7 @@ def obstacle(session: Session, sweep: Sweep) -> str | None:
 
 def remove(session: Session, sweep: Sweep) -> None:
     """Have no one see a sweep and what was made for it any more; what waits is cancelled first."""
-    states.cancel_sweep(session, sweep.id)
+    states.cancel_all(session, Experiment.sweep_id == sweep.id)
     mine = select(Experiment.id).where(Experiment.sweep_id == sweep.id)
     keeping.remove_ended(session, session.scalars(mine).all())
     sweep.deleted_at = session.scalar(select(now()))

@@ -72,6 +72,18 @@ def test_many_are_asked_for_by_fifties_each_once(client: Client, answers: Answer
     assert {request.url.path for request in answers.seen} == {"/v1/experiments:batchGet"}
 
 
+def test_all_that_match_are_cancelled(client: Client, answers: Answers) -> None:
+    """A request after the other, until nothing more matches."""
+    answers.says(
+        {"cancelled": 500, "ending": 0, "more": True},
+        {"cancelled": 2, "ending": 1, "more": False},
+    )
+    done = client.cancel_matching(whose="all", owner="ann", status=["queued", "running"])
+    assert done == {"cancelled": 502, "ending": 1}
+    sent = b"/v1/experiments:cancel?whose=all&owner=ann&status=queued&status=running"
+    assert [one.url.raw_path for one in answers.seen] == [sent, sent]
+
+
 def test_a_bundle_is_written(client: Client, answers: Answers, tmp_path: Path) -> None:
     assert client.bundle("a", tmp_path / "a.zip").read_bytes() == b"{}"
     assert answers.sent == ("GET", "/v1/experiments/a/bundle", {})

@@ -158,6 +158,7 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     f"POST {ONE}:retry": [{"status": Status.FAILED}],
     f"POST {ONE}:resume": [{"status": Status.PAUSED}],
     "POST /v1/experiments:batchGet": [{"ids": True}],
+    "POST /v1/experiments:cancel": [{"params": {"status": "queued"}}],
     "POST /v1/curves:batchGet": [{"ids": True}, {"ids": True, "form": "csv"},
                                  {"ids": True, "form": "arrow"}],
     "POST /v1/sweeps": [{"json": {**SPEC, "grid": {"seeds": [[4], [44]]}}}],

@@ -117,6 +117,8 @@ MATRIX = [
     row("GET", "/v1/events",                "200  200   200    200   200    401  401  401  403"),
     row("POST", "/v1/curves:batchGet",      "200  404   200    200   404    401  401  401  403",
         body={"ids": ["{experiment_id}"]}, scope=Scope.READ),
+    row("POST", "/v1/experiments:cancel",   "202  202   202    202   403    401  401  401  403",
+        query={"status": "queued"}, scope=Scope.CANCEL),
     row("POST", "/v1/experiments:batchGet", "200  404   200    200   404    401  401  401  403",
         body={"ids": ["{experiment_id}"]}, scope=Scope.READ),
     row("POST", "/v1/sweeps",               "202  202   202    202   403    401  401  401  403",

@@ -10,7 +10,7 @@ from sqlalchemy import select, text
 
 from service.database import Database
 from service.experiments import lease, states, store
-from service.experiments.models import TERMINAL, DesiredState, Held, Status
+from service.experiments.models import TERMINAL, DesiredState, Experiment, Held, Status
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
 from service.settings import Settings
@@ -187,7 +187,8 @@ def test_a_sweep_is_cancelled_as_a_whole(database: Database, other: str) -> None
     change(database, other, sweep_id=others)
     late = after(database, points[Status.PAUSED])
     with database.transaction() as session:
-        assert states.cancel_sweep(session, mine) == 4
+        done = states.cancel_all(session, Experiment.sweep_id == mine)
+        assert (len(done.ids), len(done.at_once)) == (4, 3)
     for status, one in points.items():
         found = row(database, one)
         waited = status in (Status.QUEUED, Status.DISPATCHED, Status.PAUSED)
@@ -202,7 +203,9 @@ def test_a_sweep_is_cancelled_as_a_whole(database: Database, other: str) -> None
     ended = [points[status] for status in (Status.QUEUED, Status.DISPATCHED, Status.PAUSED)]
     assert told(database) == sorted([*((one, "cancelled") for one in ended), (late, "failed")])
     with database.transaction() as session:
-        assert states.cancel_sweep(session, mine) == 1  # the run has not ended yet
+        assert (
+            len(states.cancel_all(session, Experiment.sweep_id == mine).ids) == 1
+        )  # the run has not ended yet
 
 
 def test_what_is_paused_for_ever_fills_no_disk(
