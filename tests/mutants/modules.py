@@ -27,6 +27,13 @@ DISPATCH = tuple(
     f"{EXPERIMENTS}/test_{name}.py" for name in ("dispatch", "queue", "memory", "fair_share")
 )
 KEYS = ("tests/service/test_whose_key.py", "tests/service/test_users.py")
+SIGN_INS = ("tests/service/ui/test_sign_in.py",)
+WEBHOOKS = ("tests/service/webhooks", "tests/worker/test_messenger.py")
+CURVES = (
+    f"{EXPERIMENTS}/test_curves.py",
+    f"{EXPERIMENTS}/test_formats.py",
+    "tests/service/test_many_curves.py",
+)
 CALLS = ("tests/mptlab/test_calls.py", "tests/mptlab/test_requests.py")
 JUDGES = ("tests/mptcore/presets/test_judges.py", "tests/mptcore/presets/test_comparisons.py")
 
@@ -41,6 +48,30 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/experiments/store.py": ("tests/service/experiments/test_store.py",),
     "service/keys.py": KEYS,
     "service/users.py": KEYS,
+    "service/access.py": ("tests/service/test_logs.py",),
+    "service/accounts.py": ("tests/service/test_users.py", "tests/service/test_matrix.py"),
+    "service/administration.py": ("tests/service/test_users.py", "tests/service/test_audit.py"),
+    "service/audit.py": ("tests/service/test_audit.py",),
+    "service/own_pages.py": SIGN_INS,
+    "service/permission.py": (*SIGN_INS, "tests/service/test_sharing.py"),
+    "service/sign_ins.py": SIGN_INS,
+    "service/ui/sign_in.py": SIGN_INS,
+    "service/spreadsheets.py": ("tests/service/test_spreadsheets.py",),
+    "service/experiments/bundle.py": (f"{EXPERIMENTS}/test_bundle.py",),
+    "service/experiments/readme.py": (f"{EXPERIMENTS}/test_bundle.py",),
+    "service/experiments/cancelling.py": ("tests/service/test_cancelling.py",),
+    "service/experiments/curve_routes.py": CURVES,
+    "service/experiments/curves.py": CURVES,
+    "service/experiments/formats.py": CURVES,
+    "service/experiments/selection.py": CURVES,
+    "service/experiments/thinning.py": (f"{EXPERIMENTS}/test_thinning.py",),
+    "service/experiments/listing.py": (f"{EXPERIMENTS}/test_listing.py",),
+    "service/experiments/listing_parameters.py": (f"{EXPERIMENTS}/test_listing.py",),
+    "worker/messenger.py": WEBHOOKS,
+    "service/webhooks/resolving.py": WEBHOOKS,
+    "service/webhooks/router.py": WEBHOOKS,
+    "service/webhooks/sending.py": WEBHOOKS,
+    "service/webhooks/store.py": WEBHOOKS,
     "worker/supervisor.py": ("tests/worker/test_supervision.py", "tests/worker/test_exits.py"),
     "mptlab/retries.py": ("tests/mptlab/test_pauses.py",),
     "mptlab/api.py": CALLS,

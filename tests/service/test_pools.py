@@ -74,7 +74,7 @@ def test_every_handler_that_writes_is_one_of_few() -> None:
         and _writable not in [one.call for one in route.dependant.dependencies]
     }
     reading = {"/v1/experiments:validate", "/v1/experiments:batchGet", "/v1/curves:batchGet"}
-    assert found == {*reading, "/v1/sign-in:preview", "/v1/datasets"}
+    assert found == {*reading, "/v1/datasets"}
 
 
 def test_a_writer_that_waits_too_long_is_told_so(settings: Settings) -> None:
