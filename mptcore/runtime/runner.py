@@ -52,8 +52,6 @@ class SpecRunner:
     out: TextIO
     supervised: bool = False
     """Leave the deletion of checkpoints to the supervisor, which knows which ones are needed."""
-    committed: int = 0
-    """Number of records that the supervisor has committed."""
     stop_requested: bool = False
     _session: Session = field(default_factory=Session)
     _given: int = 0
@@ -68,8 +66,6 @@ class SpecRunner:
 
     def obey(self, order: Order) -> None:
         """Handle an order. May be called from any thread."""
-        if order.committed is not None:
-            self.committed = order.committed
         if order.checkpoint is not None and order.checkpoint == self._unacknowledged:
             self._unacknowledged = None
         if order.stop is not None:

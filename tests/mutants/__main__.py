@@ -18,7 +18,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from tests.mutants.modules import MODULES, NARROWER, PACKAGES, ROOT, folder_of_tests
-from tests.mutants.results import Sample, forget_survivors, load, mutants_of, report
+from tests.mutants.results import Sample, forget_survivors, load, meta_file, mutants_of, report
 
 KEPT = ROOT / ".mutants"
 IN_MEMORY = Path("/dev/shm")
@@ -119,6 +119,12 @@ def prepare(work: Path, modules: Sequence[str], tests: Sequence[str]) -> None:
     )
     (work / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)
     rmtree(work / "mutants" / "tests", ignore_errors=True)  # mutmut leaves what is gone from here
+    for module in modules:
+        written, meta = work / "mutants" / module, meta_file(work, module)
+        if not meta.exists() or (
+            written.exists() and written.stat().st_mtime > meta.stat().st_mtime
+        ):
+            written.unlink(missing_ok=True)  # mutmut was interrupted while it wrote this file
 
 
 def tests_digest(tests: Sequence[str]) -> str:

@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("mptcore", "service", "worker", "mptlab")
 
 LEFT_OUT = {
+    "mptcore/presets/__init__.py": "it runs at import, before a mutant is chosen",
+    "mptcore/presets/language.py": "it runs at import, before a mutant is chosen",
     "mptlab/_async/api.py": "`make client` writes mptlab/api.py from it, which is asked",
     "mptlab/_async/connection.py": "`make client` writes mptlab/connection.py from it",
     "mptlab/_async/events.py": "`make client` writes mptlab/events.py from it",
@@ -76,6 +78,8 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "mptlab/retries.py": ("tests/mptlab/test_pauses.py",),
     "mptlab/api.py": CALLS,
     "mptlab/connection.py": CALLS,
+    "mptlab/demo.py": ("tests/mptlab/test_demo.py",),
+    "mptlab/serve.py": ("tests/mptlab/test_serve.py",),
     "mptlab/places.py": ("tests/mptlab/test_places.py",),
     "mptlab/answers.py": ("tests/mptlab/test_requests.py",),
     "mptlab/tables.py": ("tests/mptlab/test_tables.py",),
@@ -112,6 +116,16 @@ NARROWER: dict[str, tuple[str, ...]] = {
 ELSEWHERE = {"mptcore/specs/": "tests/mptcore/families/*/test_refused_specs.py"}
 """Tests that are asked too, for all modules below a folder."""
 
+NOT_ASKED = {
+    "tests/mptlab/test_async.py": "it reads source files, which are other ones for mutants",
+    "tests/mptlab/test_distribution.py": "it reads source files, which are other ones for mutants",
+    "tests/mptlab/test_cli.py": "it starts labs: test_commands.py reaches the same functions",
+    "tests/mptlab/test_demo.py": "it starts a lab, for mptlab/demo.py alone",
+    "tests/mptlab/test_retries.py": "it kills servers: test_pauses.py reaches the same functions",
+    "tests/mptlab/test_serve.py": "it starts labs, for mptlab/serve.py alone",
+}
+"""Tests of a folder that are not asked about its modules, and the reason."""
+
 
 def folder_of_tests(module: str) -> str:
     """Return the test folder that is at the same place as a module, or the nearest above it."""
@@ -134,7 +148,7 @@ def _tests_of(module: str) -> tuple[str, ...]:
     patterns = [f"{folder_of_tests(module)}/test_*.py"]
     patterns += [tests for folder, tests in ELSEWHERE.items() if module.startswith(folder)]
     files = [file for pattern in patterns for file in ROOT.glob(pattern)]
-    return tuple(sorted(file.relative_to(ROOT).as_posix() for file in files))
+    return tuple(sorted({file.relative_to(ROOT).as_posix() for file in files} - NOT_ASKED.keys()))
 
 
 MODULES = _modules()

@@ -2,13 +2,14 @@
 
 import ast
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.mutants import results
 from tests.mutants.__main__ import folder, prepare, unasked
-from tests.mutants.modules import LEFT_OUT, MODULES, NARROWER, PACKAGES, ROOT
+from tests.mutants.modules import LEFT_OUT, MODULES, NARROWER, NOT_ASKED, PACKAGES, ROOT
 from tests.mutants.results import EQUIVALENT, Sample, equivalents, meta_file
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -24,6 +25,7 @@ def test_each_module_with_a_function_is_asked_or_left_out_with_a_reason() -> Non
     assert with_functions == MODULES.keys() | LEFT_OUT.keys()
     assert not MODULES.keys() & LEFT_OUT.keys()
     assert all(LEFT_OUT.values())
+    assert all((ROOT / test).exists() for test in NOT_ASKED)
     assert NARROWER.keys() <= MODULES.keys()
 
 
@@ -38,7 +40,8 @@ def test_the_tests_of_a_module_are_those_at_its_place_or_above() -> None:
     specs = set(MODULES["mptcore/specs/base.py"])
     assert specs > files_in("tests/mptcore/specs")
     assert "tests/mptcore/families/vae/test_refused_specs.py" in specs
-    assert set(MODULES["mptlab/commands/reading.py"]) == files_in("tests/mptlab")
+    commands = set(MODULES["mptlab/commands/reading.py"])
+    assert commands | NOT_ASKED.keys() == files_in("tests/mptlab")
     assert folder("mptlab/commands/reading.py") == folder("mptlab/plots.py")
     assert folder("mptlab/tables.py") != folder("mptlab/plots.py")  # it has fewer tests
 
@@ -77,3 +80,18 @@ def test_only_what_has_no_answer_is_asked(tmp_path: Path) -> None:
     assert unasked(tmp_path, module, Sample()) == names[1:]
     second = [name for name in names[1:] if name in Sample(2, 1)]
     assert unasked(tmp_path, module, Sample(2, 1)) == second
+
+
+def test_a_file_that_mutmut_did_not_finish_is_written_again(tmp_path: Path) -> None:
+    module = "mptcore/data/digits.py"
+    written, meta = tmp_path / "mutants" / module, meta_file(tmp_path, module)
+    written.parent.mkdir(parents=True)
+    for unfinished in (True, False):
+        meta.write_text("{}")
+        written.write_text("")
+        os.utime(written, (0, meta.stat().st_mtime + (1 if unfinished else -1)))
+        prepare(tmp_path, [module], MODULES[module])
+        assert written.exists() != unfinished
+    meta.unlink()
+    prepare(tmp_path, [module], MODULES[module])
+    assert not written.exists()

@@ -30,7 +30,7 @@ def test_auto_takes_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(RunError, match="this machine has none"):
         device_of(Compute(device="cuda"))
     with pretended_gpu():
-        assert device_of(Compute(device="auto")).type == "cuda"
+        assert device_of(Compute(device="auto")) == torch.device("cuda", 0)
         assert device_of(Compute(device="cpu")) == CPU
         assert name_of(DEVICE) == "a pretended GPU"
 

@@ -4,10 +4,12 @@ import hashlib
 import io
 import json
 import platform
+import sys
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,8 +20,11 @@ from mptcore.protocol import code
 from mptcore.protocol.code import core_digest
 from mptcore.protocol.orders import Assignment, Input, Resume
 from mptcore.runtime import checkpoint
+from mptcore.runtime.environment import _cpu_model, environment
 from mptcore.runtime.runner import SpecRunner
+from mptcore.runtime.session import Session
 from tests.support import tiny_lm
+from tests.support.nvml import Nvml, NVMLError
 from tests.support.ppca_spec import ppca_spec
 from tests.support.runs import records, spec_of
 
@@ -146,6 +151,39 @@ def test_uploads_are_named_by_their_digests(tmp_path: Path) -> None:
     assert found["inputs"] == {"MPT_STORE/datasets/one/*": digest}
     # The next run of this process has read nothing yet.
     assert environments(ppca_spec(compute=COMPUTE))[-1]["inputs"] == {}
+
+
+@pytest.mark.parametrize("driver", ["610.0", None])
+def test_a_gpu_is_told_with_its_driver(monkeypatch: pytest.MonkeyPatch, driver: str | None) -> None:
+    nvml = Nvml()
+    if driver is None:
+        monkeypatch.setattr(nvml, "nvmlInit", failing)
+    monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, nvml))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
+    monkeypatch.setattr(torch.version, "cuda", "13.1")
+    session = Session(device="a", precision="float64", saved_on="a")
+    found = environment(spec_of(ppca_spec()), session)
+    assert (found.gpu, found.gpu_driver, found.cuda) == ("A GPU", driver, "13.1")
+    assert found.resumed_from is None
+    session.saved_on = "b"
+    assert environment(spec_of(ppca_spec()), session).resumed_from == "b"
+
+
+def failing() -> None:
+    raise NVMLError
+
+
+def test_a_processor_is_named_where_linux_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "processor : 0\nmodel name\t: A CPU: the second\nmodel name\t: Other\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: text)
+    assert _cpu_model() == "A CPU: the second"
+    monkeypatch.setattr(Path, "read_text", lambda self: "flags: none\n")
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv")
+    assert _cpu_model() == "riscv"
+    monkeypatch.setattr(platform, "processor", lambda: "a name")
+    assert _cpu_model() == "a name"
 
 
 def test_other_libraries_are_another_core(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.runtime.out_of_memory import in_halves, in_smaller_parts, is_out_of_memory
+from mptcore.runtime.out_of_memory import by_rows, in_halves, in_smaller_parts, is_out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,19 @@ def test_all_begins_again_with_smaller_parts() -> None:
     found = in_smaller_parts(compute, parts, lambda parts: told.append([len(p) for p in parts]))
     assert found == [2, 1, 1, 1, 1]
     assert told == [[5, 1], [3, 2, 1]]
+
+
+@pytest.mark.parametrize("most", [5, 2])
+def test_rows_are_computed_together_or_in_parts(most: int) -> None:
+    asked: list[int] = []
+
+    def compute(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        assert len(one) == len(other)
+        return squares(most, asked, one)[0], -other
+
+    one, other = torch.arange(5.0), torch.arange(10.0).view(5, 2)
+    found = by_rows(compute, one, other)
+    assert torch.equal(found[0], one.square())
+    assert torch.equal(found[1], -other)
+    assert asked[0] == 5
+    assert max(asked[-2:]) <= most

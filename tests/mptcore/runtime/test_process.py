@@ -1,9 +1,17 @@
 """What a run asks of its process."""
 
+import ctypes
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from mptcore.runtime import process
 
 LARGE_TEMPORARIES = """
 import resource
@@ -32,3 +40,40 @@ def test_large_temporaries_are_not_cleared_anew() -> None:
     command = [sys.executable, "-c", LARGE_TEMPORARIES]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 100
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What is asked of Linux for this process, and not done."""
+    found: list[tuple[Any, ...]] = []
+    libc = SimpleNamespace(
+        prctl=lambda *given: found.append(("prctl", *given)),
+        mallopt=lambda *given: found.append(("mallopt", *given)),
+    )
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: libc if name is None else None)
+    monkeypatch.setattr(os, "nice", lambda by: found.append(("nice", by)))
+    monkeypatch.setattr(process, "Path", lambda place: tmp_path / Path(place).name)
+    return found
+
+
+def test_a_run_dies_with_its_parent_and_before_others(
+    calls: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    process.be_expendable()
+    assert calls == [("prctl", 1, signal.SIGKILL), ("nice", 5)]  # 1 is PR_SET_PDEATHSIG
+    assert (tmp_path / "oom_score_adj").read_text() == "1000"
+    process.be_expendable(niceness=11)
+    assert calls[-1] == ("nice", 11)
+
+
+def test_freed_memory_is_kept_up_to_any_size(
+    calls: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.keep_freed_memory()  # M_MMAP_MAX is −4, M_TRIM_THRESHOLD −1
+    assert calls == [("mallopt", -4, 0), ("mallopt", -1, 2**31 - 1)]
+    calls.clear()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    process.keep_freed_memory()
+    process.be_expendable()
+    assert calls == []

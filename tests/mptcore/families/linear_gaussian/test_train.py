@@ -9,15 +9,24 @@ import pytest
 import torch
 
 from mptcore.data.arrays import load_arrays
+from mptcore.estimation.evaluate import Evaluation
 from mptcore.families.linear_gaussian.densities import initial_density
-from mptcore.families.linear_gaussian.moments import second_moment
+from mptcore.families.linear_gaussian.moments import (
+    DenseMoment,
+    FactoredMoment,
+    data_factor,
+    of_factor,
+    second_moment,
+)
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood
-from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
+from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer, _Centred
 from mptcore.protocol.records import Artifact, Metric, Point, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import Session
 from mptcore.specs import VectorExperiment, parse_spec
+from tests.support.runs import records as run_records
+from tests.support.runs import value_of
 
 BASE: dict[str, Any] = {
     "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "random"},
@@ -171,12 +180,80 @@ def test_a_start_trains_the_same_alone_and_in_company() -> None:
 
 def test_curves_on_the_way_carry_their_epoch() -> None:
     spec = spec_of(train={"curve_at": [0, 2]})
-    epochs = [
-        record.labels.get("epoch")
-        for record in run(spec)
-        if isinstance(record, Point) and record.series == "score" and record.x == 1
+    points = [record for record in run(spec) if isinstance(record, Point) and record.x == 1]
+    labels = [point.labels for point in points if point.series == "score"]
+    assert labels == [
+        *({"seed": seed, "epoch": epoch} for epoch in (0, 2) for seed in (4, 44)),
+        *({"seed": seed} for seed in (4, 44)),
     ]
-    assert epochs == [0, 0, 2, 2, None, None]
+
+
+def test_the_loss_is_the_score_with_the_other_sign() -> None:
+    records = list(run(spec_of(train={"epochs": 2})))
+    for seed in (4, 44):
+        loss, score = (series(records, name)[seed] for name in ("loss", "mpt"))
+        assert [point.value for point in score] == [-value_of(point) for point in loss]
+
+
+def test_a_resumed_training_does_not_begin_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epochs: list[int] = []
+    advance = LinearGaussianTrainer.advance
+
+    def counted(self: LinearGaussianTrainer) -> Any:
+        epochs.append(self.epoch)
+        return advance(self)
+
+    monkeypatch.setattr(LinearGaussianTrainer, "advance", counted)
+    spec = spec_of(train={"epochs": 6})
+    first = run_records(spec, tmp_path, stop_after=14)
+    assert epochs == [0, 1, 2]
+    assert first + run_records(spec, tmp_path) == run_records(spec, tmp_path / "other")
+    assert epochs[3:] == [*range(3, 7), *range(7)]
+
+
+@pytest.mark.parametrize("memory_mib", [None, 3])
+def test_masks_are_scored_within_the_memory_that_is_given(
+    monkeypatch: pytest.MonkeyPatch, memory_mib: int | None
+) -> None:
+    asked: list[int | None] = []
+
+    class Asked(Evaluation):
+        def records(self, generator: torch.Generator) -> Any:
+            asked.append(self.memory_bytes)
+            return super().records(generator)
+
+    monkeypatch.setattr("mptcore.families.linear_gaussian.run.Evaluation", Asked)
+    list(run(spec_of(train={"epochs": 1}, compute={"threads": 1, "memory_mib": memory_mib})))
+    assert asked == [memory_mib and memory_mib * 2**20] * 2
+
+
+@pytest.mark.parametrize("dim", [6, 80])
+def test_a_moment_about_another_mean(dim: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, mean, other = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((9, dim), (1, dim), (2, dim))
+    )
+    about = second_moment(x, mean[0])[None]
+    dense = _Centred(x.mean(0)[None], DenseMoment(second_moment(x, x.mean(0))[None]))
+    factor = data_factor(x, x.mean(0))[None]
+    factored = _Centred(x.mean(0)[None], of_factor(factor))
+    assert torch.allclose(_matrix(dense.about(mean)), about)
+    assert torch.allclose(_matrix(factored.about(mean)), about)
+    both = torch.stack([second_moment(x, one) for one in other])
+    for centred in (dense, factored):
+        assert torch.allclose(_matrix(centred.about(other)), both)
+        assert torch.allclose(centred.about(other).diagonal, both.diagonal(dim1=-2, dim2=-1))
+        assert centred.about(centred.mean) is centred.moment
+        assert centred.about(centred.mean.clone()) is centred.moment
+
+
+def _matrix(moment: DenseMoment | FactoredMoment) -> torch.Tensor:
+    if isinstance(moment, DenseMoment):
+        return moment.matrix
+    return moment.factor @ moment.factor.mT
 
 
 def test_what_is_held_out_is_scored_apart() -> None:

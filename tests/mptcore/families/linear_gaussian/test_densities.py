@@ -1,0 +1,264 @@
+"""Densities as a spec asks for them: fitted, drawn, or kept by an earlier run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.data.dataset import Dataset
+from mptcore.families.linear_gaussian import factor_analysis as em
+from mptcore.families.linear_gaussian import ppca
+from mptcore.families.linear_gaussian.densities import initial_density
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.moments import (
+    DenseMoment,
+    FactoredMoment,
+    compressed,
+    data_factor,
+    moment_of,
+    rows_factor,
+    second_moment,
+    stacked,
+    variances,
+)
+from mptcore.families.linear_gaussian.weights import keep_densities, kept_density
+from mptcore.protocol.records import Artifact, Log, RunError
+from mptcore.runtime import inputs
+from mptcore.specs import FactorAnalysisModel, PpcaModel
+
+DIM, K = 6, 2
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def data() -> Dataset:
+    x = normal(300, K) @ normal(K, DIM, seed=1) + normal(300, DIM, seed=2) * 0.5 + 3
+    return Dataset(x)
+
+
+def equal(one: LowRankGaussian, other: LowRankGaussian) -> bool:
+    parts = ("loadings", "mean", "noise_variance")
+    return all(torch.equal(getattr(one, part), getattr(other, part)) for part in parts)
+
+
+def test_a_fit_is_of_the_datas_own_mean_and_moment() -> None:
+    found = data()
+    mean = found.x.mean(0)
+    moment = second_moment(found.x, mean)
+    for spec, expected in (
+        (
+            FactorAnalysisModel(family="factor_analysis", latent_dim=K, init="maximum_likelihood"),
+            em.maximum_likelihood(moment, mean, K),
+        ),
+        (
+            PpcaModel(family="ppca", latent_dim=K, init="maximum_likelihood"),
+            ppca.maximum_likelihood(moment, mean, K),
+        ),
+        (
+            PpcaModel(family="ppca", latent_dim=K, init="maximum_likelihood", noise_precision=9.0),
+            ppca.maximum_likelihood(moment, mean, K, 9.0),
+        ),
+    ):
+        assert equal(initial_density(spec, found, 0, torch.Generator()), expected)
+
+
+def test_the_closed_form_of_ppca_is_a_maximum() -> None:
+    found = data()
+    mean = found.x.mean(0)
+    best = ppca.maximum_likelihood(second_moment(found.x, mean), mean, K)
+    top = best.log_prob(found.x).mean()
+    for change in (0.99, 1.01):
+        for other in (
+            LowRankGaussian(best.loadings * change, mean, best.noise_variance),
+            LowRankGaussian(best.loadings, mean, best.noise_variance * change),
+        ):
+            assert other.log_prob(found.x).mean() < top
+    given = ppca.maximum_likelihood(second_moment(found.x, mean), mean, K, 4.0)
+    assert given.noise_variance.tolist() == [0.25] * DIM
+    wide = ppca.maximum_likelihood(second_moment(found.x, mean), mean, K, 1e-3)
+    assert wide.loadings.abs().max() == 0
+
+
+def test_data_without_variance_beyond_the_loadings_have_no_maximum() -> None:
+    x = normal(50, K) @ normal(K, DIM, seed=1)
+    moment = second_moment(x, x.mean(0))
+    with pytest.raises(RunError) as error:
+        ppca.maximum_likelihood(moment, x.mean(0), K)
+    assert error.value.cause == "invalid"
+    told = "the data have no variance beyond 2 dimensions, so the likelihood has no maximum: "
+    assert str(error.value) == f"{told}lower latent_dim or give a noise_precision"
+    assert ppca.maximum_likelihood(moment, x.mean(0), K, 4.0).noise_variance[0] == 0.25
+
+
+def test_a_noise_variance_has_a_least_share_of_its_columns() -> None:
+    """A Heywood case: two columns that are the same have no noise."""
+    x = data().x.clone() * 100
+    x[:, 1] = x[:, 0]
+    mean = x.mean(0)
+    found = em.maximum_likelihood(second_moment(x, mean), mean, K)
+    share = found.noise_variance / x.var(0, correction=0)
+    assert share[:2].max().item() < 1e-3
+    assert share.min().item() >= em.LEAST_SHARE * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("count", [10, 11])
+def test_constant_columns_are_listed_up_to_ten(count: int) -> None:
+    """Small ones beside large ones are not constant."""
+    diagonal = torch.ones(20, dtype=torch.float64) * 1e-6
+    diagonal[-1] = 1e3
+    diagonal[:count] = 0.0
+    with pytest.raises(RunError) as error:
+        em.refuse_constant_columns(torch.diag(diagonal))
+    listed = "0, 1, 2, 3, 4, 5, 6, 7, 8, 9" + (", …" if count > 10 else "")
+    assert str(error.value) == (
+        f"columns {listed} are constant (counted from 0), so factor analysis has no maximum: "
+        "leave them out, or use family ppca"
+    )
+    assert error.value.cause == "invalid"
+    em.refuse_constant_columns(torch.diag(diagonal[count:]))
+
+
+def test_a_random_start_is_drawn_by_its_generator() -> None:
+    spec = PpcaModel(family="ppca", latent_dim=K, init="random", noise_precision=4.0)
+    found = initial_density(spec, data(), 0, torch.Generator().manual_seed(3))
+    drawn = torch.randn(DIM, K, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(found.loadings, drawn.double())
+    assert torch.equal(found.mean, data().x.mean(0))
+    assert found.noise_variance.tolist() == [0.25] * DIM
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, LowRankGaussian]:
+    """Experiment `first` has densities of two seeds with noise of their own in each dimension, and
+    `alike` has one without."""
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    inputs.locate(None)
+    noise = torch.linspace(1, 2, DIM, dtype=torch.float64)
+    densities = {s: LowRankGaussian(normal(DIM, K, seed=s), normal(DIM), noise * s) for s in (7, 8)}
+    artifact = keep_densities(densities, tmp_path / "artifacts" / "first")
+    assert isinstance(artifact, Artifact)
+    assert artifact.file == "weights.safetensors"
+    alike = LowRankGaussian(normal(DIM, K), normal(DIM), torch.ones(DIM, dtype=torch.float64))
+    keep_densities({1: alike}, tmp_path / "artifacts" / "alike")
+    return densities
+
+
+def model(family: Any = FactorAnalysisModel, **changes: Any) -> Any:
+    name = {FactorAnalysisModel: "factor_analysis", PpcaModel: "ppca"}[family]
+    values = {"family": name, "latent_dim": K, "init": "experiment", "experiment": "first"}
+    return family.model_validate({**values, **changes})
+
+
+def test_a_seed_takes_its_own_density_or_that_of_the_first(
+    kept: dict[int, LowRankGaussian],
+) -> None:
+    for seed, taken in ((7, 7), (8, 8), (9, 7)):
+        assert equal(kept_density(model(), DIM, seed), kept[taken])
+        assert equal(initial_density(model(), data(), seed, torch.Generator()), kept[taken])
+
+
+def refused(spec: Any, dim: int = DIM) -> str:
+    with pytest.raises(RunError) as error:
+        kept_density(spec, dim, 7)
+    assert error.value.cause == "invalid"
+    return str(error.value)
+
+
+def test_a_density_of_another_shape_or_noise_is_refused(kept: object) -> None:
+    shapes = "experiment first has weights for D = 6, K = 2; this spec has D = "
+    assert refused(model(latent_dim=3)) == f"{shapes}6, K = 3"
+    assert refused(model(), dim=5) == f"{shapes}5, K = 2"
+    told = "has a noise variance for each dimension: use family factor_analysis"
+    assert refused(model(PpcaModel)) == f"experiment first {told}"
+    assert kept_density(model(PpcaModel, experiment="alike"), DIM, 1).noise_variance[0] == 1
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    found = keep_densities({}, None)
+    assert found == Log("info", "the weights are not kept: no work directory was given")
+
+
+def test_all_parts_of_a_density_are_moved() -> None:
+    found = LowRankGaussian(normal(6, 2), normal(6), normal(6)).to(
+        torch.device("cpu"), torch.float32
+    )
+    assert {part.dtype for part in (found.loadings, found.mean, found.noise_variance)} == {
+        torch.float32
+    }
+
+
+def test_a_density_has_shapes_that_fit() -> None:
+    with pytest.raises(ValueError, match=r"not \[\(6, 2\), \(5,\), \(6,\)\]"):
+        LowRankGaussian(normal(6, 2), normal(5), normal(6))
+    with pytest.raises(ValueError, match=r"not \[\(6, 2\), \(6,\), \(5,\)\]"):
+        LowRankGaussian(normal(6, 2), normal(6), normal(5))
+
+
+def test_a_marginal_and_its_conditionals_are_those_of_the_dense_normal() -> None:
+    density = LowRankGaussian(normal(DIM, K), normal(DIM, seed=1), normal(DIM, seed=2).exp())
+    x, places = normal(4, DIM, seed=3), torch.tensor([4, 1])
+    dense = torch.distributions.MultivariateNormal(density.mean, density.covariance)
+    assert torch.allclose(density.log_prob(x), dense.log_prob(x))  # type: ignore[no-untyped-call]
+    some = density.marginal(places)
+    expected = torch.distributions.MultivariateNormal(
+        density.mean[places], density.covariance[places][:, places]
+    )
+    assert torch.allclose(some.log_prob(x[:, places]), expected.log_prob(x[:, places]))  # type: ignore[no-untyped-call]
+    masked = torch.arange(DIM) < 2
+    found = density.conditional_log_probs(x, masked)
+    rest = density.marginal((~masked).nonzero().flatten())
+    for j in (0, 1):
+        both = torch.cat([torch.tensor([j]), (~masked).nonzero().flatten()])
+        joint = density.marginal(both).log_prob(x[:, both])
+        assert torch.allclose(found[:, j], joint - rest.log_prob(x[:, ~masked]))
+
+
+def test_all_forms_of_a_moment_are_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the rows are taken in several parts."""
+    monkeypatch.setattr("mptcore.families.linear_gaussian.moments.ROWS", 100)
+    x, mean = data().x, normal(DIM, seed=9)
+    expected = (x - mean).mT @ (x - mean) / len(x)
+    assert torch.allclose(second_moment(x.float(), mean), expected, rtol=1e-5)
+    assert second_moment(x.float(), mean).dtype == torch.float64
+    assert torch.allclose(variances(x, mean), expected.diagonal())
+    for factor in (data_factor(x, mean), rows_factor(x, mean)):
+        assert torch.allclose(factor @ factor.mT, expected)
+    assert data_factor(x, mean).shape == (DIM, DIM)
+    assert rows_factor(x, mean).shape == (DIM, len(x))
+    both = second_moment(torch.stack([x, 2 * x]), torch.stack([mean, 2 * mean]))
+    assert torch.allclose(both, torch.stack([expected, 4 * expected]))
+
+
+def test_a_moment_is_factored_where_its_rank_is_low() -> None:
+    low = normal(12, 3)
+    matrix = low @ low.mT
+    found = compressed(matrix, 1.0)
+    assert isinstance(found, FactoredMoment)
+    assert found.factor.shape[1] <= 4
+    assert torch.allclose(found.factor @ found.factor.mT, matrix)
+    assert torch.allclose(found.diagonal, matrix.diagonal())
+    noisy = compressed(matrix + 1e-6 * torch.eye(12), 1.0)
+    assert isinstance(noisy, DenseMoment)
+    assert torch.equal(noisy.diagonal, (matrix + 1e-6 * torch.eye(12)).diagonal())
+    assert isinstance(compressed(matrix + 1e-6 * torch.eye(12), 1e6), FactoredMoment)
+    x = normal(4, 12, seed=5)
+    few = moment_of(x, torch.zeros(12, dtype=torch.float64), 1e-12)
+    assert isinstance(few, FactoredMoment)
+    assert few.factor.shape == (12, 4)
+    many = moment_of(normal(5, 12, seed=5), torch.zeros(12, dtype=torch.float64), 1e-12)
+    assert isinstance(many, DenseMoment)
+
+
+def test_moments_of_several_ranks_are_stacked() -> None:
+    one, other = (FactoredMoment(normal(4, q), normal(4, seed=q)) for q in (1, 3))
+    found = stacked([one, other])
+    assert found.factor.shape == (2, 4, 3)
+    assert torch.equal(found.factor[0, :, :1], one.factor)
+    assert found.factor[0, :, 1:].abs().max() == 0
+    assert torch.equal(found.factor[1], other.factor)
+    assert torch.equal(found.diagonal, torch.stack([one.diagonal, other.diagonal]))

@@ -1,0 +1,171 @@
+"""The training loop with a trainer that records what is asked of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.protocol.records import Log, Point, Stage
+from mptcore.runtime.session import Session, Step, TrainingState, Work
+from mptcore.training.adam import Adam
+from mptcore.training.learned import Learned
+from mptcore.training.loop import DivergedError, diverged, train
+from mptcore.training.step_points import lml_loss, score_of_step
+
+
+@dataclass
+class Three:
+    """The schedule: three epochs, with curves at the first and the last."""
+
+    length: int = 3
+    unit: Any = "epochs"
+    curve_at: tuple[int, ...] = (0, 3)
+
+
+@dataclass
+class Counting:
+    """Trains nothing; each odd epoch has no points."""
+
+    schedule: Three = field(default_factory=Three)
+    epoch: int = 0
+    fails_at: int | None = None
+    restored: Mapping[str, Tensor] | None = None
+
+    def heldout_points(self) -> list[Point]:
+        return [point("loss_heldout", self.epoch)]
+
+    def advance(self) -> tuple[list[Point], int]:
+        points = [] if self.epoch % 2 else [point("loss", self.epoch), point("lml", self.epoch)]
+        if self.epoch == self.fails_at:
+            raise diverged(self.epoch, [4, 44, 4], points)
+        return points, 10
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"parameter/w": torch.tensor(self.epoch), "optimizer/0/step": torch.tensor(1)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.restored = tensors
+
+
+def point(name: Any, epoch: int) -> Point:
+    return Point(name, epoch, 0.0, 0.0, 0, {})
+
+
+def curves(epoch: int) -> Work[None]:
+    yield Step(Log("info", f"curve {epoch}"))
+
+
+def told(steps: list[Step]) -> list[Any]:
+    """The records and the masks of the steps that have either."""
+    names = [
+        f"{one.record.series} {one.record.x:g}" if isinstance(one.record, Point) else
+        one.record.message if isinstance(one.record, Log) else None
+        for one in steps
+    ]  # fmt: skip
+    return [(name, one.masks) for name, one in zip(names, steps, strict=True) if name or one.masks]
+
+
+WHOLE: list[Any] = [
+    ("loss_heldout 0", 0), ("curve 0", 0), ("loss 0", 10), ("lml 0", 0),
+    ("loss_heldout 1", 0), (None, 10),
+    ("loss_heldout 2", 0), ("loss 2", 10), ("lml 2", 0),
+    ("loss_heldout 3", 0), ("curve 3", 0), (None, 10),
+]  # fmt: skip
+
+
+def test_an_epoch_is_heldout_points_then_curves_then_training() -> None:
+    trainer, session = Counting(), Session()
+    found: list[Step] = []
+    stages = []
+    for step in train(trainer, session, None, curves):
+        found.append(step)
+        is_safe = step == Step()
+        assert session.at_safe_point == is_safe
+        if is_safe:
+            assert session.training is not None
+            state = session.training()
+            assert state.epoch == trainer.epoch
+            assert set(state.tensors) == {"parameter/w", "optimizer/0/step"}
+        stages.append(session.stage)
+    assert told(found) == WHOLE
+    assert stages[0] == Stage("training", 0, 3, "epochs")
+    assert stages[1:3] == [stages[0]] * 2
+    assert stages[3] == Stage("training", 1, 3, "epochs")
+    assert stages[-1] == Stage("training", 3, 3, "epochs")
+    assert session.stage is None
+
+
+def test_after_training_its_optimizer_is_not_kept() -> None:
+    trainer, session = Counting(), Session(seq=7, masks=40)
+    list(train(trainer, session, None, curves))
+    assert session.training is not None
+    state = session.training()
+    assert (state.epoch, state.seq, state.masks, state.plans) == (4, 7, 40, ())
+    assert set(state.tensors) == {"parameter/w"}
+    session.seq = 9
+    assert session.training() is state
+
+
+def test_a_resumed_training_goes_on_from_its_epoch() -> None:
+    trainer, session = Counting(), Session()
+    resumed = TrainingState(2, 9, 20, (), {"parameter/w": torch.tensor(2)})
+    work = train(trainer, session, resumed, curves)
+    assert next(work) == Step(masks=20)
+    assert session.seq == 0  # the masks are counted before the records
+    assert trainer.restored == resumed.tensors
+    assert told(list(work)) == WHOLE[6:]
+    assert session.seq == 9
+
+
+def test_training_that_diverges_gives_the_points_of_its_epoch_first() -> None:
+    found: list[Step] = []
+    with pytest.raises(DivergedError) as error:
+        found.extend(train(Counting(fails_at=2), Session(), None, curves))
+    assert error.value.cause == "error"
+    assert str(error.value) == (
+        "the loss of seed 4, 44 is not finite at epoch 2: lower train.learning_rate, or use "
+        "precision float64"
+    )
+    assert told(found) == [*WHOLE[:7], ("loss 2", 0), ("lml 2", 0)]
+
+
+def test_a_score_of_one_step_has_no_error_and_says_why() -> None:
+    found = score_of_step("mpt", 3, -2.5, 12, {"seed": 4})
+    assert (found.series, found.x, found.value) == ("mpt", 3, -2.5)
+    assert (found.std_err, found.n, found.labels) == (None, 12, {"seed": 4})
+    assert found.reason == "the masks of one step"
+    some = lml_loss(3, 2.5, 20, {"seed": 4})
+    assert some == Point("loss", 3, 2.5, None, 20, {"seed": 4}, "the observations of one step")
+    assert lml_loss(3, 2.5, None, {"seed": 4}) == Point("loss", 3, 2.5, 0.0, 0, {"seed": 4})
+
+
+def learned(seed: int) -> Learned:
+    weight = torch.nn.Parameter(torch.full((3,), float(seed)))
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = Adam([weight], lr=0.1)
+    return Learned({"w": weight}, optimizer, {"masks": generator})
+
+
+def stepped(one: Learned) -> list[float]:
+    weight = one.parameters["w"]
+    weight.grad = torch.rand(3, generator=one.generators["masks"])
+    one.optimizer.step()
+    values: list[float] = weight.tolist()
+    return values
+
+
+def test_what_was_learned_is_restored_with_its_optimizer_and_generators() -> None:
+    first, second = learned(1), learned(2)
+    fresh = {name: tensor.clone() for name, tensor in first.tensors().items()}
+    assert set(fresh) == {"parameter/w", "generator/masks"}
+    stepped(first)
+    kept = {name: tensor.clone() for name, tensor in first.tensors().items()}
+    assert {"parameter/w", "generator/masks", "optimizer/0/exp_avg"} < set(kept)
+    second.restore(kept)
+    assert stepped(second) == stepped(first)
+    third = learned(3)
+    third.restore(fresh)  # before the first step there are no moments
+    assert stepped(third) == stepped(learned(1))
