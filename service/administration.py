@@ -149,7 +149,8 @@ def list_users(database: DatabaseDep, user: Admin) -> UserList:
 
 @router.post("/users", status_code=HTTPStatus.CREATED)
 def add_user(new: NewUser, database: WriterDep, user: Admin) -> UserOut:
-    """Add a user, who has no key yet."""
+    """Add a user, who has no key yet. A signed-in browser adds none."""
+    check_has_key(user)
     with database.transaction() as session:
         added = accounts.add(session, new.name, new.role)
         if added is None:
@@ -163,7 +164,8 @@ def add_user(new: NewUser, database: WriterDep, user: Admin) -> UserOut:
 def change_user(name: UserName, changes: UserChanges, database: WriterDep, user: Admin) -> UserOut:
     """Change a user's role, shares or limits, or disable or enable the user. While a user is
     disabled, keys and browsers are refused and queued experiments do not start; running ones go
-    on."""
+    on. A signed-in browser changes none."""
+    check_has_key(user)
     wanted = changes.model_dump(exclude_unset=True)
     standing = {name: wanted[name] for name in STANDING if name in wanted}
     with database.transaction() as session:

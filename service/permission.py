@@ -32,7 +32,9 @@ def writable(user: Caller, found: Row | None, what: str) -> Row:
 def check_has_key(user: Caller) -> None:
     """Raise ApiError (403) for a browser's cookie: what is made would outlive its sign-out."""
     if user.sign_in_id is not None:
-        detail = "a signed-in browser makes no API keys and no sign-in codes: use an API key"
+        detail = (
+            "a signed-in browser adds or changes no users, keys or sign-in codes: use an API key"
+        )
         raise ApiError(HTTPStatus.FORBIDDEN, "key_needed", detail)
 
 

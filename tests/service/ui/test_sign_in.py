@@ -116,13 +116,20 @@ def test_a_code_of_a_key_that_is_over_signs_nobody_in(
 
 
 def test_a_cookie_makes_nothing_that_outlives_its_sign_out(browser: TestClient, key: str) -> None:
-    """Neither another sign-in nor a key, though this key may make both."""
+    """No other sign-in, no key, no user and no higher role, though this key may make all."""
     sign_in(browser, key=key)
-    for path in ("/v1/sign-in-codes", "/v1/users/local/keys"):
-        answer = browser.post(path, json={}, headers=OWN)
+    for method, path, body in (
+        ("POST", "/v1/sign-in-codes", {}),
+        ("POST", "/v1/users/local/keys", {}),
+        ("POST", "/v1/users", {"name": "ann"}),
+        ("PATCH", "/v1/users/ann", {"role": "admin"}),
+    ):
+        answer = browser.request(method, path, json=body, headers=OWN)
         assert (answer.status_code, answer.json()["reason"]) == (403, "key_needed")
-        by_key = browser.post(path, json={}, headers={"Authorization": f"Bearer {key}"})
-        assert by_key.status_code == 201
+        by_key = browser.request(
+            method, path, json=body, headers={"Authorization": f"Bearer {key}"}
+        )
+        assert by_key.is_success
 
 
 def test_a_code_is_short_lived(browser: TestClient, api: TestClient, database: Database) -> None:
