@@ -8,6 +8,8 @@ class Plan:
     """How much is to happen."""
 
     kills: int
+    container_kills: int
+    lab_stops: int
     stops: int
     flushes: int
     broker_restarts: int
@@ -26,9 +28,9 @@ class Plan:
     seed: int = 0
 
 
-SHORT = Plan(kills=5, stops=1, flushes=1, broker_restarts=0, black_holes=0,
-             database_restarts=1, database_away_s=0.0, cancels=1, pauses=2, stalls=0,
+SHORT = Plan(kills=4, container_kills=1, lab_stops=0, stops=1, flushes=1, broker_restarts=0,
+             black_holes=0, database_restarts=1, database_away_s=0.0, cancels=1, pauses=2, stalls=0,
              slow_disks=1, failovers=1, every_s=(0.2, 1.0), waiting=2)  # fmt: skip
-LONG = Plan(kills=200, stops=50, flushes=10, broker_restarts=10, black_holes=5,
-            database_restarts=30, database_away_s=90.0, cancels=15, pauses=30, stalls=4,
-            slow_disks=20, failovers=10)  # fmt: skip
+LONG = Plan(kills=200, container_kills=60, lab_stops=10, stops=50, flushes=10,
+            broker_restarts=10, black_holes=5, database_restarts=30, database_away_s=90.0,
+            cancels=15, pauses=30, stalls=4, slow_disks=20, failovers=10)  # fmt: skip

@@ -22,11 +22,12 @@ from sqlalchemy import select, update
 
 from mptlab import Client, NoAnswer, Refused
 from service.database import AWAY, Database
-from service.experiments.models import DesiredState, Event, Experiment, Status
+from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.states import is_terminal, request
 from service.prepare import prepare
 from service.settings import Settings
 from service.users import User, ensure_key
+from tests.chaos.aftermath import false_failures, false_reaps, processes_of, say
 from tests.chaos.plan import LONG, SHORT, Plan
 from tests.support.invariants import Counts, Record, check
 from tests.support.processes import Lab, wait_until
@@ -96,8 +97,8 @@ class Storm:
         self._settle(database)
         counts = check(database, self.accepted, sharing=self.settings.share)
         zeros = {
-            "false reaps": self._false_reaps(database),
-            "false failures": self._false_failures(database),
+            "false reaps": false_reaps(database, self.tally.blame),
+            "false failures": false_failures(database, self.kinds, MAY_FAIL),
             "orphan processes": self._orphans(),
         }
         database.close()
@@ -159,6 +160,8 @@ class Storm:
         plan = self.plan
         deeds = (
             [self._kill] * plan.kills
+            + [self._kill_container] * plan.container_kills
+            + [self._stop_lab] * plan.lab_stops
             + [self._stop_past_lease] * plan.stops
             + [self._flush] * plan.flushes
             + [self._restart_broker] * plan.broker_restarts
@@ -196,6 +199,30 @@ class Storm:
                 return
             victim = self.random.choice(children)
         victim.kill()
+
+    def _kill_container(self) -> None:
+        """Kill all processes of one part or server at once, as when its container is killed."""
+        name = self.random.choice([*self.commands, "redis", "postgresql"])
+        if name == "redis":
+            self._restart_broker()
+        elif name == "postgresql":
+            self._restart_database()
+        else:
+            victim: psutil.Process = self.lab.processes[name]
+            if name.startswith("worker"):
+                self.tally.blame.append((time.time(), f":{victim.pid}"))
+            for process in (victim, *victim.children(recursive=True)):
+                process.kill()
+
+    def _stop_lab(self) -> None:
+        """Stop all parts by SIGTERM, then both servers, and start all again: a stop of the
+        containers costs no attempt."""
+        self.lab.stop()
+        self.redis.stop()
+        self.postgresql.stop("fast")
+        time.sleep(self.random.uniform(0, 2 * LEASE_S))
+        self.postgresql.start()
+        self.redis.start()
 
     def _stop_past_lease(self) -> None:
         """SIGSTOP of a worker, but not of its runner, for longer than its lease; SIGCONT."""
@@ -302,68 +329,16 @@ class Storm:
                 return
             time.sleep(1)
 
-    def _false_reaps(self, database: Database) -> int:
-        """Attempts that were lost although nothing was done to their worker."""
-        with database.snapshot() as session:
-            events = session.scalars(
-                select(Event).where(Event.kind == "status").order_by(Event.id)
-            ).all()
-        began: dict[tuple[str, int], tuple[float, str]] = {}
-        false = 0
-        for event in events:
-            if event.data["status"] == "running":
-                key = (event.experiment_id, event.data["attempt"])
-                began[key] = (event.at, event.data["worker"])
-            elif "lost_attempt" in event.data:
-                attempt = event.data["lost_attempt"]
-                at, worker = began[event.experiment_id, attempt]
-                if not any(
-                    worker.endswith(who) and at - 30 <= when <= event.at
-                    for when, who in self.tally.blame
-                ):
-                    false += 1
-                    say(f"false reap of {worker}: {event.data}, {at:.1f} to {event.at:.1f}")
-        return false
-
-    def _false_failures(self, database: Database) -> int:
-        """Experiments that failed by no fault of their own, and of no one who stalled them."""
-        with database.snapshot() as session:
-            failed = session.scalars(select(Experiment).where(Experiment.status == Status.FAILED))
-            false = [
-                f"{one.id}: {one.failure_kind}: {one.failure_message}"
-                for one in failed
-                if one.failure_kind != MAY_FAIL.get(self.kinds.get(one.id, ""))
-                and "reported nothing" not in (one.failure_message or "")
-            ]
-        for line in false:
-            say(f"false failure: {line}")
-        return len(false)
-
     def _orphans(self) -> int:
         """Processes of the lab that are left 30 s after it was stopped."""
         store = str(self.settings.store)
         self.lab.stop()
         deadline = time.monotonic() + ORPHAN_S
-        while (left := _with_store(store)) and time.monotonic() < deadline:
+        while (left := processes_of(store)) and time.monotonic() < deadline:
             time.sleep(0.5)
         for process in left:
             process.kill()
         return len(left)
-
-
-def _with_store(store: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("MPT_STORE") == store:
-                found.append(process)
-        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-    return found
-
-
-def say(text: str) -> None:
-    print(time.strftime("%H:%M:%S"), text, flush=True)
 
 
 def summary(tally: Tally, counts: Counts, zeros: dict[str, int]) -> str:
