@@ -82,6 +82,8 @@ def _read(text: bytes, union: Any) -> Assignment | None:
     except SpecError as error:
         for problem in error.problems:
             print(f"{problem.pointer or '/'}: {problem.detail}", file=sys.stderr)  # noqa: T201
+        if more := error.count - len(error.problems):
+            print(f"and {more} more", file=sys.stderr)  # noqa: T201
         sys.stderr.flush()
         return None
 

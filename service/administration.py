@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
 from service import accounts, audit
-from service.bodies import StrictRoute
+from service.bodies import JsonBody, StrictRoute
 from service.dependencies import Admin, Canceller, DatabaseDep, Reader, UserDep, WriterDep
 from service.errors import ApiError, invalid
 from service.experiments.schemas import Line, moment
@@ -59,9 +59,7 @@ class UserChanges(Body):
 class NewKey(Body):
     name: Line | None = None
     """What it is for."""
-    scopes: Annotated[list[Annotated[Scope, Field(strict=False)]], Field(min_length=1)] | None = (
-        None
-    )
+    scopes: Annotated[list[AnyScope], Field(min_length=1, max_length=20)] | None = None
     """At most what the user's role allows, which is the default."""
     lasts_days: Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)] | None = None
     """Null: until it is revoked."""
@@ -148,7 +146,7 @@ def list_users(database: DatabaseDep, user: Admin) -> UserList:
 
 
 @router.post("/users", status_code=HTTPStatus.CREATED)
-def add_user(new: NewUser, database: WriterDep, user: Admin) -> UserOut:
+def add_user(new: JsonBody[NewUser], database: WriterDep, user: Admin) -> UserOut:
     """Add a user, who has no key yet. A signed-in browser adds none."""
     check_has_key(user)
     with database.transaction() as session:
@@ -161,7 +159,9 @@ def add_user(new: NewUser, database: WriterDep, user: Admin) -> UserOut:
 
 
 @router.patch("/users/{name}")
-def change_user(name: UserName, changes: UserChanges, database: WriterDep, user: Admin) -> UserOut:
+def change_user(
+    name: UserName, changes: JsonBody[UserChanges], database: WriterDep, user: Admin
+) -> UserOut:
     """Change a user's role, shares or limits, or disable or enable the user. While a user is
     disabled, keys and browsers are refused and queued experiments do not start; running ones go
     on. A signed-in browser changes none."""
@@ -188,7 +188,7 @@ def list_keys(name: UserName, database: DatabaseDep, user: Reader) -> KeyList:
 
 
 @router.post("/users/{name}/keys", status_code=HTTPStatus.CREATED)
-def add_key(name: UserName, new: NewKey, database: WriterDep, user: Admin) -> MadeKey:
+def add_key(name: UserName, new: JsonBody[NewKey], database: WriterDep, user: Admin) -> MadeKey:
     """Make a key, which is shown in this answer and never again. A signed-in browser makes none."""
     check_has_key(user)
     with database.transaction() as session:

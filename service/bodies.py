@@ -1,19 +1,63 @@
-"""Reading request bodies, limited in size and time, and parsed by the one strict JSON parser; and
-the ids of paths."""
+"""Routes that check who calls before they read a request's body, and request bodies: limited in
+size and time, parsed by the one strict JSON parser in a worker thread; and the ids of paths."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPStatus
-from typing import Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidatorFunctionWrapHandler, WrapValidator
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from mptcore.specs import SpecError, parse_json
-from service.errors import ApiError, invalid
+from service.dependencies import authenticate, check_scopes, scopes_of
+from service.errors import ApiError, invalid, wrong_body
+from service.own_pages import check_own_page
+from service.parameters import QueryParameters
 from service.settings import Settings
+
+LARGE_BYTES = 64 * 1024
+"""Of larger bodies one is parsed at a time in a process: several threads that compute take turns
+with the event loop, which then waits for each of them."""
+MAX_USER_LARGE = 4
+"""Requests of one user with larger bodies that are under way in a process."""
+PUBLIC_BYTES = 4096
+"""Of a body that anyone may send."""
+
+
+class LargeBodies:
+    """The large bodies that a process holds."""
+
+    def __init__(self) -> None:
+        self.parsing = CapacityLimiter(1)
+        self._under_way = Counter[int]()  # by user
+
+    @contextmanager
+    def one(self, user_id: int) -> Iterator[None]:
+        """Count a request of the user with a large body. Raise ApiError (429)."""
+        if self._under_way[user_id] >= MAX_USER_LARGE:
+            detail = (
+                f"{MAX_USER_LARGE} requests of yours with more than {LARGE_BYTES} bytes are under "
+                "way, which is the most: try again"
+            )
+            headers = {"Retry-After": "2"}
+            status = HTTPStatus.TOO_MANY_REQUESTS
+            raise ApiError(status, "too_many_large_bodies", detail, headers=headers)
+        self._under_way[user_id] += 1
+        try:
+            yield
+        finally:
+            self._under_way[user_id] -= 1
+            if not self._under_way[user_id]:
+                del self._under_way[user_id]
 
 
 class IdConvertor(StringConvertor):
@@ -25,61 +69,112 @@ class IdConvertor(StringConvertor):
 register_url_convertor("id", IdConvertor())
 
 
-class StrictRequest(Request):
-    """A request whose body keeps to the settings `max_body_bytes` and `body_s`."""
+@dataclass(frozen=True, slots=True)
+class _Validated:
+    """A body that a worker thread has validated."""
 
-    def _limit(self, settings: Settings) -> int:
-        return settings.max_body_bytes
+    value: Any
+
+
+def _once(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    return value.value if isinstance(value, _Validated) else validate(value)
+
+
+Model = TypeVar("Model")
+_ONCE = WrapValidator(_once)
+JsonBody = Annotated[Model, _ONCE]
+"""The JSON body of a handler: `new: JsonBody[NewUser]`. It is parsed and validated in a worker
+thread; FastAPI alone would validate it on the event loop."""
+
+
+class StrictRequest(Request):
+    """A request whose body keeps to a limit and to the setting `body_s`."""
+
+    route: "StrictRoute"
+    held: ExitStack
+    """What ends with the request."""
 
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
             settings: Settings = self.app.state.settings
             try:
                 async with asyncio.timeout(settings.body_s):
-                    self._body = await self._received(self._limit(settings))
+                    self._body = await self._received(self.route.max_body_bytes(settings))
             except TimeoutError:
                 detail = f"a body comes within {settings.body_s:g} s"
                 raise ApiError(HTTPStatus.REQUEST_TIMEOUT, "body_stalled", detail) from None
         return self._body
 
     async def _received(self, limit: int) -> bytes:
+        if int(self.headers.get("Content-Length", 0)) > limit:
+            raise _too_large(limit)
+        large: LargeBodies = self.app.state.large_bodies
         received = bytearray()
+        is_large = False
         async for chunk in self.stream():
             received += chunk
             if len(received) > limit:
-                detail = f"a body is at most {limit} bytes"
-                status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-                raise ApiError(status, "body_too_large", detail)
+                raise _too_large(limit)
+            if len(received) > LARGE_BYTES and not is_large:
+                is_large = True
+                self.held.enter_context(large.one(self.state.caller.id))
         return bytes(received)
 
     async def json(self) -> Any:
-        try:
-            return parse_json(await self.body())
-        except SpecError as error:
-            raise invalid(error.problems) from None
+        """Return the body as the handler's `JsonBody`. Raise ApiError with what is wrong in it."""
+        text = await self.body()
+        limiter = self.app.state.large_bodies.parsing if len(text) > LARGE_BYTES else None
+        return await run_sync(self.route.parsed, text, limiter=limiter)
 
 
-class LargeRequest(StrictRequest):
-    """One that tells of many things, and may be as large as `max_batch_bytes`."""
-
-    def _limit(self, settings: Settings) -> int:
-        return settings.max_batch_bytes
+def _too_large(limit: int) -> ApiError:
+    detail = f"a body is at most {limit} bytes"
+    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", detail)
 
 
 class StrictRoute(APIRoute):
-    """A route whose JSON body is read by StrictRequest."""
+    """A route for callers with a key. Key, scopes and query parameters are checked before any of
+    the body is read."""
 
-    request_class: type[StrictRequest] = StrictRequest
+    needs_key = True
+
+    def max_body_bytes(self, settings: Settings) -> int:
+        return settings.max_body_bytes
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        assert self.body_field is None or _ONCE in self.body_field.field_info.metadata, (
+            f"{self.path}: declare the body as JsonBody[…]"
+        )
+        scopes, parameters = scopes_of(self.dependant), QueryParameters(self.dependant)
 
         async def strict(request: Request) -> Response:
-            return await handle(self.request_class(request.scope, request.receive))
+            if self.needs_key:
+                check_scopes(await authenticate(request), scopes)
+            else:
+                check_own_page(request)
+            parameters.check(request)
+            request = StrictRequest(request.scope, request.receive)
+            request.route = self
+            with ExitStack() as request.held:
+                return await handle(request)
 
         return strict
 
-    @property
+    def parsed(self, text: bytes) -> _Validated:
+        """Return a body, validated as the handler declares it. Raise ApiError."""
+        try:
+            value = parse_json(text)
+        except SpecError as error:
+            raise invalid(error) from None
+        field = self.body_field
+        assert field is not None
+        found, errors = field.validate(value)
+        if errors:
+            raise wrong_body(errors, value, self.body_model)
+        return _Validated(found)
+
+    @cached_property
     def body_model(self) -> type[BaseModel]:
         """The model of the body, for the pointers of its errors."""
         field = self.body_field
@@ -91,6 +186,17 @@ class StrictRoute(APIRoute):
 
 
 class LargeRoute(StrictRoute):
-    """The same by LargeRequest."""
+    """A route whose body describes many things, and may have `max_batch_bytes`."""
 
-    request_class = LargeRequest
+    def max_body_bytes(self, settings: Settings) -> int:
+        return settings.max_batch_bytes
+
+
+class PublicRoute(StrictRoute):
+    """A route for callers without a key. Its bodies are small, and browsers send them from this
+    service's own pages only."""
+
+    needs_key = False
+
+    def max_body_bytes(self, settings: Settings) -> int:
+        return PUBLIC_BYTES

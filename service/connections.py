@@ -1,34 +1,93 @@
-"""What uvicorn leaves open: what a connection may cost, by a head that is too large or too slow and
-by an answer that no one takes; and that a server that stops tells its event streams."""
+"""Limits that uvicorn lacks: the number of connections, the size and time of a request's head, and
+the time for which an answer may not be taken; and a server that ends its event streams when it
+stops."""
 
 import asyncio
 import socket
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEAD_BYTES = 64 * 1024
+from service.rates import network
+
+HEAD_BYTES = 32 * 1024
 """Of a request line with its headers."""
 HEAD_S = 20.0
 """For it to come, from a connection's beginning or the first byte of its next request."""
 STALL_S = 30.0
 """An answer of which the other end takes nothing for so long is cut off: it would keep a server
 that stops from ending."""
+MAX_CONNECTIONS = 900
+"""To one API process, whose files are often limited to 1,024."""
+MAX_OF_ADDRESS = 200
+"""Connections of one address, except that of a trusted proxy, to one API process."""
+TOO_MANY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nConnection: close\r\n"
+    b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: 20\r\n\r\ntoo many connections"
+)
 
 
 class BoundedHeads(HttpToolsProtocol):
-    """uvicorn's protocol, which ends a connection whose request's head is too large or too slow, or
-    whose answer is not taken."""
+    """uvicorn's protocol with the limits of this module."""
 
     _head_bytes = 0
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
+    _idle_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._idle_since = self.loop.time()
         self._await_head()
+        if len(self.connections) > MAX_OF_ADDRESS:
+            self._make_room()
+
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _make_room(self) -> None:
+        """Where there are too many connections, close the one that has been idle for the longest
+        time; where none is idle, refuse this one."""
+        others = [
+            one
+            for one in self.connections
+            if isinstance(one, BoundedHeads) and one is not self and not one.transport.is_closing()
+        ]
+        if not self._is_of_proxy:
+            mine = network(self._address)
+            same = [one for one in others if network(one._address) == mine]
+            if len(same) >= MAX_OF_ADDRESS:
+                return self._replace_one_of(same)
+        if len(others) >= MAX_CONNECTIONS:
+            self._replace_one_of(others)
+
+    def _replace_one_of(self, others: list["BoundedHeads"]) -> None:
+        idle = [one for one in others if one._is_idle]
+        if idle:
+            min(idle, key=lambda one: one._idle_since).transport.close()
+        else:
+            self.transport.write(TOO_MANY)
+            self.transport.close()
+
+    @property
+    def _address(self) -> str | None:
+        return self.client[0] if self.client else None
+
+    @property
+    def _is_of_proxy(self) -> bool:
+        """Whether the connection may carry the requests of many addresses."""
+        proxied = self.config.loaded_app
+        if not isinstance(proxied, ProxyHeadersMiddleware):
+            return False
+        return self._address is None or self._address in proxied.trusted_hosts
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()

@@ -83,6 +83,7 @@ EXAMPLES: dict[str, list[Document]] = {
         {"title": "Unprocessable Content", "status": 422, "reason": "invalid_request",
          "detail": "/spec/seeds: a seed may be listed once only",
          "errors": [{"pointer": "/spec/seeds", "detail": "a seed may be listed once only"}],
+         "error_count": 1,
          "request_id": "5f0c"}
     ],
 }  # fmt: skip

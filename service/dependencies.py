@@ -2,20 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated
 
 from cachetools import TTLCache
 from fastapi import BackgroundTasks, Depends, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.dependencies.models import Dependant
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.orm import Session
 
 from service.database import AWAY, Database
 from service.errors import ApiError
 from service.own_pages import check_own_page
-from service.rates import Rates, shown
+from service.rates import shown
 from service.settings import Settings
 from service.sign_ins import COOKIE, caller_of_cookie
 from service.users import (
@@ -81,20 +83,16 @@ WriterDep = Annotated[Database, Depends(_writable, scope="function")]
 """For plain handlers that write."""
 
 
-async def current_user(
-    request: Request,
-    database: DatabaseDep,
-    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
-    after: BackgroundTasks,
-) -> Caller:
-    """The user whose key the request carries, or whose browser is signed in; else 401. A key is
-    looked up at every request: what was revoked serves no one from that moment on, in any
-    process."""
+async def authenticate(request: Request) -> Caller:
+    """Find whose key the request carries, or whose browser is signed in, and keep the caller in the
+    request's state; else raise ApiError (401). Nothing of the body is read for this. A key is
+    looked up at every request: a revoked key is refused from that moment on, in any process."""
+    credentials = await _bearer(request)
     key = None if credentials is None else credentials.credentials
     cookie = request.cookies.get(COOKIE)
     if key is None and cookie is None:
         raise unauthorized("give a valid API key: Authorization: Bearer mpt_…")
-    rates: Rates = request.app.state.rates
+    database, rates = request.app.state.database, request.app.state.rates
     try:
         if key is not None:
             parsed(key)  # what is mistyped costs no look
@@ -107,8 +105,20 @@ async def current_user(
         rates.forget(shown(request.headers))
         raise unauthorized(str(refused)) from None
     rates.know(shown(request.headers), user.id)
+    request.state.caller, request.state.unnoted = user, unnoted
+    return user
+
+
+async def current_user(
+    request: Request,
+    database: DatabaseDep,
+    documented: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    after: BackgroundTasks,
+) -> Caller:
+    """Return the caller that `authenticate` found, and note later that the key was used."""
+    user: Caller = request.state.caller
     noted: NotedKeys = request.app.state.noted_keys
-    if unnoted and user.key_id not in noted:
+    if request.state.unnoted and user.key_id not in noted:
         noted[user.key_id] = None
         after.add_task(_note_use, database, user.key_id)
     return user
@@ -138,13 +148,26 @@ def unauthorized(detail: str) -> ApiError:
 UserDep = Annotated[Caller, Depends(current_user)]
 
 
-def _with_scope(scope: Scope) -> Callable[[Caller], Awaitable[Caller]]:
-    async def allowed(user: UserDep) -> Caller:
-        if scope not in user.scopes:
-            raise _forbidden(user, scope)
+@dataclass(frozen=True)
+class WithScope:
+    """Dependency of a handler that is for keys with this scope."""
+
+    scope: Scope
+
+    async def __call__(self, user: UserDep) -> Caller:
         return user
 
-    return allowed
+
+def scopes_of(handler: Dependant) -> frozenset[Scope]:
+    """Return the scopes that a handler asks for."""
+    own = [handler.call.scope] if isinstance(handler.call, WithScope) else []
+    return frozenset(own).union(*map(scopes_of, handler.dependencies))
+
+
+def check_scopes(user: Caller, scopes: frozenset[Scope]) -> None:
+    """Raise ApiError (403) where the caller's key lacks one of the scopes."""
+    for scope in scopes - user.scopes:
+        raise _forbidden(user, scope)
 
 
 def _forbidden(user: Caller, scope: Scope) -> ApiError:
@@ -155,9 +178,9 @@ def _forbidden(user: Caller, scope: Scope) -> ApiError:
     return ApiError(HTTPStatus.FORBIDDEN, "role_insufficient", detail)
 
 
-Reader = Annotated[Caller, Depends(_with_scope(Scope.READ))]
-Submitter = Annotated[Caller, Depends(_with_scope(Scope.SUBMIT))]
-Canceller = Annotated[Caller, Depends(_with_scope(Scope.CANCEL))]
-Admin = Annotated[Caller, Depends(_with_scope(Scope.ADMIN))]
-Scraper = Annotated[Caller, Depends(_with_scope(Scope.METRICS))]
-"""The caller, whose key has the scope that the handler asks for; else 403."""
+Reader = Annotated[Caller, Depends(WithScope(Scope.READ))]
+Submitter = Annotated[Caller, Depends(WithScope(Scope.SUBMIT))]
+Canceller = Annotated[Caller, Depends(WithScope(Scope.CANCEL))]
+Admin = Annotated[Caller, Depends(WithScope(Scope.ADMIN))]
+Scraper = Annotated[Caller, Depends(WithScope(Scope.METRICS))]
+"""The caller. StrictRoute has checked that the key has the scope; else the answer is 403."""

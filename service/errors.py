@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import compile_path
 
-from mptcore.specs import Problem, problems_of
+from mptcore.specs import MAX_PROBLEMS, Problem, SpecError
+from mptcore.specs.parsing.problems import spec_error
 from mptcore.specs.parsing.sentences import sentence
 from mptcore.specs.parsing.suggestions import meant
 from service.database import AWAY, NotMigrated
@@ -32,8 +33,12 @@ SERVICE_PATTERNS = {
 }
 """What text must be that a pattern holds to; specs have their own."""
 
-MOST_OF_A_PATH = 200
-"""So much of a path is compared with those that there are."""
+MAX_SIMILAR_PATH = 100
+"""Characters of a path for which a similar one is looked for."""
+MAX_DETAIL = 2000
+"""Characters of an answer's `detail`."""
+MAX_ITEM_DETAIL = 1000
+"""Characters of the `detail` of one of its errors."""
 
 
 class ErrorItem(BaseModel):
@@ -44,18 +49,21 @@ class ErrorItem(BaseModel):
 
 
 class ProblemDocument(BaseModel):
-    """RFC 9457, with a stable `reason` for programs."""
+    """RFC 9457, with a stable `reason` for programs. `errors` lists the first hundred of
+    `error_count` errors."""
 
     title: str
     status: int
     detail: str
     reason: str
     errors: list[ErrorItem]
+    error_count: int
     request_id: str | None
 
 
 class ApiError(HTTPException):
-    """An answer other than success: its status, a stable reason, and what was wrong."""
+    """An answer other than success: its status, a stable reason, and the problems found, of which
+    it keeps the first MAX_PROBLEMS and their `count`."""
 
     def __init__(
         self,
@@ -64,19 +72,47 @@ class ApiError(HTTPException):
         detail: str,
         problems: Sequence[Problem] = (),
         headers: dict[str, str] | None = None,
+        count: int | None = None,
     ):
-        super().__init__(status, detail, headers)
+        super().__init__(status, _cut(detail, MAX_DETAIL), headers)
         self.reason = reason
-        self.problems = problems
+        self.problems = problems[:MAX_PROBLEMS]
+        self.count = len(problems) if count is None else count
 
 
-def invalid(problems: Sequence[Problem]) -> ApiError:
+def invalid(problems: Sequence[Problem] | SpecError) -> ApiError:
+    """Return the answer (422) to a request with these problems."""
+    error = problems if isinstance(problems, SpecError) else SpecError(problems)
     return ApiError(
         HTTPStatus.UNPROCESSABLE_ENTITY,
         "invalid_request",
-        "; ".join(f"{p.pointer or '/'}: {p.detail}" for p in problems),
-        problems,
+        _told_together(error),
+        error.problems,
+        count=error.count,
     )
+
+
+def _told_together(error: SpecError) -> str:
+    """Return the sentences of the first problems, up to MAX_DETAIL, and how many more there are."""
+    told: list[str] = []
+    left = MAX_DETAIL - len("; and 999999 more")
+    for problem in error.problems:
+        one = _cut(f"{problem.pointer or '/'}: {problem.detail}", MAX_ITEM_DETAIL)
+        left -= len(one) + 2
+        if left < 0:
+            break
+        told.append(one)
+    more = error.count - len(told)
+    return "; ".join([*told, f"and {more} more"] if more else told)
+
+
+def _item(problem: Problem) -> ErrorItem:
+    pointer, detail = (_cut(text, MAX_ITEM_DETAIL) for text in (problem.pointer, problem.detail))
+    return ErrorItem(pointer=pointer, detail=detail)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -95,7 +131,8 @@ def problem_response(error: ApiError) -> JSONResponse:
         status=error.status_code,
         detail=error.detail,
         reason=error.reason,
-        errors=[ErrorItem(pointer=p.pointer, detail=p.detail) for p in error.problems],
+        errors=[_item(one) for one in error.problems],
+        error_count=error.count,
         request_id=correlation_id.get(),
     )
     return JSONResponse(
@@ -124,17 +161,17 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _no_path(request: Request) -> str:
-    path = request.url.path[:MOST_OF_A_PATH]
-    near = meant(path, {_filled(one, path) for one in request.app.openapi()["paths"]})
+    path: str = request.scope["path"]
+    given = path.rstrip("/").split("/")
+    known = [one.split("/") for one in request.app.openapi()["paths"]]
+    filled = {_filled(parts, given) for parts in known if len(parts) == len(given)}
+    near = meant(path, filled) if len(path) <= MAX_SIMILAR_PATH else ""
     return f"there is no such path: {near}/openapi.json lists them all"
 
 
-def _filled(template: str, path: str) -> str:
-    """The template of a path with what stands in a path of as many parts."""
-    parts, given = template.split("/"), path.split("/")
-    if len(parts) != len(given):
-        return template
-    pairs = zip(parts, given, strict=True)
+def _filled(template: list[str], given: list[str]) -> str:
+    """Return a template of a path with what stands in a path of as many parts."""
+    pairs = zip(template, given, strict=True)
     return "/".join(own if part.endswith("}") else part for part, own in pairs)
 
 
@@ -149,48 +186,36 @@ def _allowed(request: Request) -> str:
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer what FastAPI found: errors of the path, the query and the headers, and of a body that
+    is missing or no JSON. What is wrong in JSON, `wrong_body` tells."""
     assert isinstance(error, RequestValidationError)
-    return problem_response(invalid(_request_problems(request, error)))
-
-
-def _request_problems(request: Request, error: RequestValidationError) -> list[Problem]:
-    body_model = getattr(request.scope["route"], "body_model", BaseModel)
-    in_body = [item for item in error.errors() if item["loc"][0] == "body"]
+    errors = error.errors()
+    in_body = [item for item in errors if item["loc"][0] == "body"]
     problems = [
-        Problem("/".join(("", *map(str, item["loc"]))), _sentence(item))
-        for item in error.errors()
+        Problem("/".join(("", *map(str, item["loc"]))), sentence(_told(item)))
+        for item in errors
         if item["loc"][0] != "body"
     ]
-    if whole := _wrong_as_a_whole(request, in_body, error.body, body_model):
-        return [*problems, whole]
-    told = [_told(item) for item in in_body]
-    return [*problems, *problems_of(told, error.body, body_model)]
+    if in_body and error.body is None:
+        problems.append(Problem("", "the body is a JSON object, and there is none"))
+    elif in_body:
+        problems.append(Problem("/header/Content-Type", "say Content-Type: application/json"))
+    return problem_response(invalid(problems))
 
 
-def _wrong_as_a_whole(
-    request: Request, errors: Sequence[Any], body: Any, model: type[BaseModel]
-) -> Problem | None:
-    """What is wrong with a body that holds nothing of what is asked for."""
-    if body is None and errors:
-        return Problem("", "the body is a JSON object, and there is none")
-    if any(item["loc"] == ("body",) for item in errors):
-        if "json" not in request.headers.get("Content-Type", ""):
-            return Problem("/header/Content-Type", "say Content-Type: application/json")
+def wrong_body(errors: Sequence[Any], body: Any, model: type[BaseModel]) -> ApiError:
+    """Return the answer to a JSON body that pydantic found these errors in."""
     fields = model.model_fields
     if isinstance(body, dict) and "spec" in fields and "spec" not in body and "model" in body:
-        return Problem("/spec", 'this field is required: wrap the spec in {"spec": {…}}')
-    return None
+        detail = 'this field is required: wrap the spec in {"spec": {…}}'
+        return invalid([Problem("/spec", detail)])
+    return invalid(spec_error(errors, body, model, lambda item: sentence(_told(item))))
 
 
 def _told(item: Any) -> Any:
-    """The error, located in the body, in which patterns of the service's own have their words."""
+    """Return the error, in which patterns of the service's own are explained in words."""
     own = SERVICE_PATTERNS.get(item.get("ctx", {}).get("pattern"))
-    words = {"type": "in_words", "msg": own} if own else {}
-    return {**item, "loc": item["loc"][1:], **words}
-
-
-def _sentence(item: Any) -> str:
-    return sentence(_told(item))
+    return {**item, "type": "in_words", "msg": own} if own else item
 
 
 async def _database_error(request: Request, error: Exception) -> JSONResponse:

@@ -1,7 +1,7 @@
 """Headers of every answer, and who may ask from where: browsers are told to trust nothing."""
 
 from fastapi import FastAPI
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,20 +34,38 @@ LOOPBACK = ("127.0.0.1", "localhost")
 
 
 class AnswerHeaders:
-    """ASGI middleware: SECURE, and what others left for the answer in the request's state."""
+    """ASGI middleware that adds SECURE and the headers in the request's state to the answer. Where
+    the body of the request was not read to its end, the answer closes the connection: the server
+    would read and drop the rest."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_unread = scope["type"] == "http" and _has_body(scope)
+
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in {**SECURE, **scope.get("state", {}).get("headers", {})}.items():
                     headers.setdefault(name, value)
+                if is_unread:
+                    headers["Connection"] = "close"
             await send(message)
 
-        await self.app(scope, receive, with_headers)
+        async def noting_the_end() -> Message:
+            nonlocal is_unread
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body"):
+                is_unread = False
+            return message
+
+        await self.app(scope, noting_the_end if is_unread else receive, with_headers)
+
+
+def _has_body(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0"
 
 
 def guard_origins(app: FastAPI, settings: Settings) -> None:

@@ -4,9 +4,10 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from sqlalchemy import text
 
+from service.bodies import PublicRoute
 from service.dependencies import DatabaseDep
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], route_class=PublicRoute)
 
 
 class Health(BaseModel):

@@ -7,11 +7,13 @@ from functools import cache
 from typing import Any, ClassVar
 
 from asgi_correlation_id import CorrelationIdMiddleware
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from starlette.routing import BaseRoute
 
 from service import administration, contract, health, monitoring, presets, queue, retention
 from service.access import AccessLog
+from service.bodies import LargeBodies, StrictRoute
 from service.database import Database
 from service.datasets import router as datasets
 from service.dependencies import current_user, noted_keys
@@ -20,7 +22,6 @@ from service.experiments import cancelling, curve_routes, reading, results
 from service.experiments import router as experiments
 from service.experiments.scene import Scenes
 from service.headers import AnswerHeaders, guard_origins
-from service.parameters import known_parameters
 from service.rates import RateLimits, Rates
 from service.settings import Settings
 from service.streams import router as streams
@@ -60,27 +61,36 @@ ROUTERS = (
 
 
 class Service(FastAPI):
-    """With all that its document promises, which is written once in a process: it takes half a
-    second, and each path that there is not is compared with those in it."""
+    """FastAPI, whose OpenAPI document is built and rendered once per process: that takes half a
+    second, and each unknown path is compared with those in it."""
 
     _document: ClassVar[dict[str, Any] | None] = None
+    _rendered: ClassVar[bytes | memoryview | None] = None
 
     def openapi(self) -> dict[str, Any]:
         if Service._document is None:
             Service._document = contract.complete(super().openapi())
         return Service._document
 
+    @staticmethod
+    async def document(request: Request) -> Response:
+        if Service._rendered is None:
+            Service._rendered = JSONResponse(request.app.openapi()).body
+        return Response(Service._rendered, media_type="application/json")
+
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The service on the database that the settings name, which must be migrated."""
     settings = settings or Settings()
-    app = Service(title="MPT Lab", version="1", docs_url=None, redoc_url=None)
+    app = Service(title="MPT Lab", version="1", openapi_url=None, redirect_slashes=False)
+    app.add_route("/openapi.json", Service.document, include_in_schema=False)
     app.state.settings = settings
     app.state.database = Database(settings.url, settings.api_connections)
     app.state.scenes = Scenes(
         settings.worker_silent_s, settings.share, settings.places_for_s, app.state.database
     )
     app.state.poller = Poller(app.state.database, settings)
+    app.state.large_bodies = LargeBodies()
     app.state.writers = asyncio.Semaphore(settings.api_writers)
     app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)
@@ -107,10 +117,11 @@ def _routes() -> list[BaseRoute]:
     found = APIRouter(responses=ERRORS)
     found.include_router(pages.router)
     for router in (health.router, sign_in.public):
-        found.include_router(router, dependencies=[Depends(known_parameters)])
-    asks_for_key = [Depends(current_user), Depends(known_parameters)]
+        found.include_router(router)
     for router in ROUTERS:
-        found.include_router(router, dependencies=asks_for_key)
+        assert issubclass(router.route_class, StrictRoute)
+        assert router.route_class.needs_key
+        found.include_router(router, dependencies=[Depends(current_user)])
     return found.routes
 
 

@@ -12,11 +12,15 @@ from service.errors import ApiError
 Form = TypeVar("Form", bound=StrEnum)
 
 
+MAX_RANGES = 50
+"""Media ranges of a header Accept that are looked at. Browsers send ten at most."""
+
+
 def accepted(request: Request, media_types: Mapping[Form, str]) -> Form:
-    """By the header Accept; of equals the first. Raises ApiError."""
+    """Return the form that the header Accept prefers; of equals the first. Raise ApiError."""
     accept = ",".join(request.headers.getlist("accept")) or "*/*"
     best: tuple[float, Form | None] = (0.0, None)
-    for part in accept.split(","):
+    for part in accept.split(",", MAX_RANGES)[:MAX_RANGES]:
         media_type, *parameters = (one.strip().lower() for one in part.split(";"))
         quality = max(0.0, min(1.0, _quality(parameters)))
         for form, known in media_types.items():

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from service import worker_samples, workers
+from service.bodies import StrictRoute
 from service.dependencies import DatabaseDep, Reader, Scraper, SettingsDep
 from service.experiments import store
 from service.experiments.models import Queue
@@ -35,7 +36,7 @@ from service.experiments.statistics import (
 )
 from service.settings import Settings
 
-router = APIRouter(tags=["monitoring"])
+router = APIRouter(tags=["monitoring"], route_class=StrictRoute)
 
 SILENT_S = 60.0
 """A worker that has been silent for longer is not shown."""

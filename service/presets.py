@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
 from mptcore.specs import ExperimentSpec, Problem, stored_spec
 from mptcore.specs.parsing.suggestions import meant
+from service.bodies import StrictRoute
 from service.dependencies import DatabaseDep, Reader
 from service.errors import ApiError, invalid
 from service.experiments import store
@@ -19,7 +20,7 @@ from service.experiments.curves import read_series
 from service.experiments.models import Experiment, Status
 from service.experiments.views import metric_out
 
-router = APIRouter(prefix="/v1/presets", tags=["presets"])
+router = APIRouter(prefix="/v1/presets", tags=["presets"], route_class=StrictRoute)
 
 ALL_POINTS = 10_000_000
 

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from service import accounts
+from service.bodies import StrictRoute
 from service.dependencies import Admin, DatabaseDep, Reader
 from service.experiments import shares, store
 from service.experiments.models import Experiment
@@ -11,7 +12,7 @@ from service.experiments.place import places
 from service.experiments.scene import ScenesDep
 from service.experiments.schemas import QueuedOut, QueueOut, QueuePlace, Share, moment
 
-router = APIRouter(tags=["queue"])
+router = APIRouter(tags=["queue"], route_class=StrictRoute)
 
 SHOWN = 100
 

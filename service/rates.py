@@ -33,7 +33,7 @@ KNOWN_S = 60.0
 REDIS_TIMEOUT_S = 0.5
 REDIS_ASLEEP_S = 5.0
 """Redis that did not answer is left alone for so long."""
-EXEMPT = "/healthz"
+PROBE = "/healthz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,16 @@ class Rates:
         user_id = self._known.get(_digest(credential))
         if user_id is not None:
             return await self._count("user", str(user_id), self._settings.rate_per_user)
-        return await self._count("address", _network(address), self._settings.rate_per_address)
+        return await self._count("address", network(address), self._settings.rate_per_address)
+
+    async def count_probe(self, address: str | None) -> Standing:
+        """Count a request for the health of this process: in this process, apart from all others,
+        so that a load balancer's probes are answered whatever else comes from its address."""
+        most = self._settings.rate_per_address
+        return await self._hit(self._near, "health", _key("health", network(address), most), most)
 
     async def _count(self, policy: str, name: str, most: int) -> Standing:
-        key = RateLimitItemPerSecond(most, WINDOW_S, namespace="MPT").key_for(policy, name)
+        key = _key(policy, name, most)
         if self._far is not None and time.monotonic() >= self._far_asleep_until:
             try:
                 return await self._hit(self._far, policy, key, most)
@@ -131,8 +137,12 @@ def _digest(credential: str) -> bytes:
     return hashlib.sha256(credential.encode()).digest()
 
 
-def _network(address: str | None) -> str:
-    """Whose address it is: who has one of IPv6 has the 2^64 that begin like it."""
+def _key(policy: str, name: str, most: int) -> str:
+    return RateLimitItemPerSecond(most, WINDOW_S, namespace="MPT").key_for(policy, name)
+
+
+def network(address: str | None) -> str:
+    """Return an address, or for IPv6 the network of 2^64 that belongs to one holder."""
     try:
         parsed = ip_address(address or "")
     except ValueError:
@@ -150,10 +160,13 @@ class RateLimits:
         self.rates = rates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == EXEMPT:
+        if scope["type"] != "http":
             return await self.app(scope, receive, send)
         address = scope["client"][0] if scope.get("client") else None
-        standing = await self.rates.count(shown(Headers(scope=scope)), address)
+        if scope["path"] == PROBE:
+            standing = await self.rates.count_probe(address)
+        else:
+            standing = await self.rates.count(shown(Headers(scope=scope)), address)
         scope.setdefault("state", {})["headers"] = standing.headers
         if standing.exceeded:
             return await _too_many(standing)(scope, receive, send)

@@ -6,9 +6,10 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from service import sweep
+from service.bodies import StrictRoute
 from service.dependencies import Admin, DatabaseDep, SettingsDep
 
-router = APIRouter(prefix="/v1", tags=["users"])
+router = APIRouter(prefix="/v1", tags=["users"], route_class=StrictRoute)
 
 
 class Freed(BaseModel):

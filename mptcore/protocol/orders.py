@@ -9,7 +9,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mptcore.specs import ExperimentSpec, Limits, SpecError, parse_json, problems_of, validate_spec
+from mptcore.specs import ExperimentSpec, Limits, parse_json, spec_error, validate_spec
 from mptcore.specs.stored import in_present_form
 
 UNLIMITED = Limits(**dict.fromkeys(Limits.model_fields, 2**62))
@@ -82,7 +82,7 @@ def parse_assignment(text: bytes, union: Any = ExperimentSpec) -> Assignment:
     try:
         envelope = Envelope.model_validate(value)
     except ValidationError as error:
-        raise SpecError(problems_of(error.errors(), value, Envelope)) from None
+        raise spec_error(error.errors(), value, Envelope) from None
     return Assignment(
         # It was accepted before, perhaps by an earlier version.
         validate_spec(in_present_form(envelope.spec), UNLIMITED, union),

@@ -1,6 +1,6 @@
 """The spec: pydantic and the standard library alone, so that service and client may import it."""
 
-from mptcore.specs.base import Problem, Spec, SpecError
+from mptcore.specs.base import MAX_PROBLEMS, Problem, Spec, SpecError
 from mptcore.specs.compute import Compute, Limits, Machine
 from mptcore.specs.data.arrays import (
     DataSource,
@@ -58,12 +58,13 @@ from mptcore.specs.masks import (
     UniformSize,
 )
 from mptcore.specs.parsing.json_text import parse_json
-from mptcore.specs.parsing.problems import parse_spec, problems_of, validate_spec
+from mptcore.specs.parsing.problems import parse_spec, spec_error, validate_spec
 from mptcore.specs.stored import stored_spec
 from mptcore.specs.train import Train
 from mptcore.specs.union import ByFamily, ExperimentSpec
 
 __all__ = [
+    "MAX_PROBLEMS",
     "Ais",
     "AllSizes",
     "Architecture",
@@ -126,7 +127,7 @@ __all__ = [
     "VectorExperiment",
     "parse_json",
     "parse_spec",
-    "problems_of",
+    "spec_error",
     "stored_spec",
     "validate_spec",
 ]

@@ -1,5 +1,6 @@
 """What every part of a spec shares: strict, frozen, closed, and a spec's problems as values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NoReturn
 
@@ -7,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 INT64_MAX = 2**63 - 1
+MAX_PROBLEMS = 100
+"""Problems that are listed of one spec or request; of more, only the number is kept."""
 
 ExperimentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
 Seed = Annotated[int, Field(ge=0, le=INT64_MAX)]
@@ -29,11 +32,17 @@ class Problem:
 
 
 class SpecError(ValueError):
-    """A spec that cannot be run, with every problem found."""
+    """A spec that cannot be run, with the first MAX_PROBLEMS problems and the `count` of all."""
 
-    def __init__(self, problems: list[Problem]):
-        super().__init__("; ".join(f"{p.pointer}: {p.detail}" for p in problems))
-        self.problems = problems
+    def __init__(self, problems: Sequence[Problem], count: int | None = None):
+        self.problems = list(problems[:MAX_PROBLEMS])
+        self.count = len(problems) if count is None else count
+        super().__init__("; ".join(f"{p.pointer}: {p.detail}" for p in self.problems))
+
+    def within(self, pointer: str) -> "SpecError":
+        """Return the same error of a value that contains the spec at `pointer`."""
+        inner = [Problem(pointer + p.pointer, p.detail) for p in self.problems]
+        return SpecError(inner, self.count)
 
 
 def reject(problems: list[Problem]) -> NoReturn:

@@ -1,7 +1,7 @@
 """How a model is trained: the objective, its masks, its steps."""
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -18,8 +18,9 @@ def _as_list(value: Any) -> Any:
 
 
 def one_or_more(choices: Any) -> BeforeValidator:
-    """A list of some choices; a single string is taken as a list of one."""
-    return BeforeValidator(_as_list, json_schema_input_type=choices | list[choices])
+    """Validate a list of some choices; a single string stands for a list of one."""
+    several = Annotated[list[choices], Field(max_length=len(get_args(choices)))]
+    return BeforeValidator(_as_list, json_schema_input_type=choices | several)
 
 
 class EpochSchedule(Spec):

@@ -17,6 +17,7 @@ from uuid6 import uuid7
 
 from mptcore.specs import Problem
 from service import audit
+from service.bodies import JsonBody, StrictRoute
 from service.database import Database
 from service.datasets import quota, store
 from service.datasets.files import inspect, move, receive
@@ -37,7 +38,7 @@ from service.settings import Settings
 from service.sharing import Visibility, Whose
 from service.users import Caller
 
-router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=StrictRoute)
 
 FileName = Annotated[
     str,
@@ -226,7 +227,7 @@ def get_dataset(dataset_id: DatasetId, database: DatabaseDep, user: Reader) -> D
 
 @router.patch("/{dataset_id}")
 def change_dataset(
-    dataset_id: DatasetId, changes: DatasetChanges, database: WriterDep, user: Submitter
+    dataset_id: DatasetId, changes: JsonBody[DatasetChanges], database: WriterDep, user: Submitter
 ) -> DatasetOut:
     """Share an upload with the lab, or have it private again."""
     wanted = changes.model_dump(exclude_unset=True)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
-from service.bodies import StrictRoute
+from service.bodies import JsonBody, StrictRoute
 from service.database import Database
 from service.dependencies import DatabaseDep, Reader
 from service.errors import invalid
@@ -134,7 +134,7 @@ def _curves(session: Session, experiment: Experiment, asked: Asked) -> Answer:
     responses={200: {"content": FORMATS}},
 )
 def batch_get_curves(
-    wanted: CurvesWanted, database: DatabaseDep, user: Reader, format: FormatDep
+    wanted: JsonBody[CurvesWanted], database: DatabaseDep, user: Reader, format: FormatDep
 ) -> Response:
     """The curves of up to 1,000 experiments in one answer: of all or none. Where some are not
     there, the 404 names them."""

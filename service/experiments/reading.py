@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
-from service.bodies import StrictRoute
+from service.bodies import JsonBody, StrictRoute
 from service.database import Database
 from service.dependencies import DatabaseDep, Reader
 from service.errors import invalid
@@ -99,7 +99,7 @@ def list_experiments(
 
 @custom.post("/v1/experiments:batchGet", response_model=ManyExperimentsOut)
 def batch_get_experiments(
-    wanted: ExperimentsWanted, database: DatabaseDep, scenes: ScenesDep, user: Reader
+    wanted: JsonBody[ExperimentsWanted], database: DatabaseDep, scenes: ScenesDep, user: Reader
 ) -> Response:
     """Up to 50 experiments in one answer: all or none. Where some are not there, the 404 names
     them."""

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs import SpecError, stored_spec
 from service import audit
-from service.bodies import StrictRoute
+from service.bodies import JsonBody, StrictRoute
 from service.database import Database
 from service.dependencies import (
     Canceller,
@@ -54,7 +54,7 @@ IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200)]
     responses={200: {"model": ExperimentOut, "description": "One that computed the same before"}},
 )
 def submit(
-    sent: Sent,
+    sent: JsonBody[Sent],
     database: WriterDep,
     settings: SettingsDep,
     scenes: ScenesDep,
@@ -99,7 +99,7 @@ custom = APIRouter(tags=["experiments"], route_class=StrictRoute)
 
 @custom.post("/v1/experiments:validate")
 def validate(
-    sent: Sent,
+    sent: JsonBody[Sent],
     database: DatabaseDep,
     settings: SettingsDep,
     scenes: ScenesDep,
@@ -141,7 +141,7 @@ WEIGHTY = ("priority", "visibility", "pinned")
 @router.patch("/{experiment_id:id}")
 def change(
     experiment_id: ExperimentId,
-    changes: Changes,
+    changes: JsonBody[Changes],
     database: WriterDep,
     scenes: ScenesDep,
     user: Submitter,
@@ -318,7 +318,7 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except SpecError as error:
-        raise invalid(error.problems) from None
+        raise invalid(error) from None
     except store.Refused as refusal:
         jumps = refusal.reason == "may_not_jump"
         status = HTTPStatus.FORBIDDEN if jumps else HTTPStatus.CONFLICT

@@ -391,7 +391,9 @@ class CurvesWanted(BaseModel):
         None
     )
     """Their names; null for all."""
-    labels: Annotated[dict[str, Label | list[Label]], Field(max_length=20)] = {}
+    labels: Annotated[
+        dict[str, Label | Annotated[list[Label], Field(max_length=1000)]], Field(max_length=20)
+    ] = {}
     """The value that a label must have, or several of which it must have one."""
     max_points: Annotated[int, Field(ge=2, le=1_000_000)] = 100_000
     """Of all series of all experiments together; more are thinned."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 from sqlalchemy.orm import Session
 
-from mptcore.specs import Problem, SpecError, problems_of
+from mptcore.specs import Problem, SpecError, spec_error
 from service.datasets.sizes import Uploads, leaves_out_sizes
 from service.experiments.schemas import Submission
 
@@ -47,14 +47,15 @@ def whole(
     """The same with what their specs leave out. Raises SpecError; `pointer` is where each stands in
     the request."""
     uploads = Uploads(lambda: nullcontext(session), owner_id)
-    made, problems = [], []
+    made, problems, count = [], list[Problem](), 0
     for number, one in enumerate(sent):
         try:
             made.append(_whole(one, uploads))
         except SpecError as error:
-            problems += [Problem(pointer(number) + p.pointer, p.detail) for p in error.problems]
+            problems += error.within(pointer(number)).problems
+            count += error.count
     if problems:
-        raise SpecError(problems)
+        raise SpecError(problems, count)
     return made
 
 
@@ -65,6 +66,6 @@ def _whole(one: Submission | Unsized, uploads: Uploads) -> Submission:
         body = {**one.body, "spec": uploads.with_sizes(one.body["spec"])}
         return Submission.model_validate(body)
     except ValidationError as error:
-        raise SpecError(problems_of(error.errors(), body, Submission)) from None
+        raise spec_error(error.errors(include_url=False), body, Submission) from None
     except SpecError as error:
-        raise SpecError([Problem(f"/spec{p.pointer}", p.detail) for p in error.problems]) from None
+        raise error.within("/spec") from None

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
-from service.bodies import LargeRoute
+from service.bodies import JsonBody, LargeRoute
 from service.dependencies import SettingsDep, Submitter, WriterDep
 from service.errors import invalid
 from service.experiments import many, store
@@ -26,7 +26,7 @@ router = APIRouter(tags=["experiments"], route_class=LargeRoute)
 
 @router.post("/v1/experiments:batch", status_code=HTTPStatus.ACCEPTED)
 def submit_batch(
-    batch: Batch,
+    batch: JsonBody[Batch],
     database: WriterDep,
     settings: SettingsDep,
     user: Submitter,

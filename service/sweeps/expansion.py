@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from mptcore.specs import ExperimentSpec, Limits, Problem, SpecError, validate_spec
 from mptcore.specs.base import Seed, reject
 from mptcore.specs.parsing.json_text import pointer_token
+from mptcore.specs.parsing.long_lists import first_errors
 
 MOST_POINTS = 10_000
 MAX_FIELDS = 100
@@ -27,6 +28,7 @@ MOST_PROBLEMS = 100
 FieldPath = Annotated[
     str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,9}$", max_length=200)
 ]
+Listed = Annotated[dict[FieldPath, Any], Field(max_length=MAX_FIELDS)]
 Values = Annotated[list[Any], Field(min_length=1, max_length=MOST_POINTS)]
 
 
@@ -78,7 +80,7 @@ class Points(Part):
         None
     )
     listed: Annotated[
-        list[Annotated[dict[FieldPath, Any], Field(max_length=MAX_FIELDS)]] | None,
+        Annotated[list[Listed], first_errors(Listed)] | None,
         Field(alias="list", min_length=1, max_length=MOST_POINTS),
     ] = None
     random: RandomDraws | None = None

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, Problem, SpecError, stored_spec
 from service import audit
-from service.bodies import LargeRoute
+from service.bodies import JsonBody, LargeRoute
 from service.datasets.sizes import Uploads
 from service.dependencies import Canceller, DatabaseDep, Reader, SettingsDep, Submitter, WriterDep
 from service.errors import ApiError, invalid
@@ -64,7 +64,7 @@ SweepId = Annotated[str, Path(max_length=100)]
 
 @router.post("", status_code=HTTPStatus.ACCEPTED)
 def submit_sweep(
-    submission: SweepSubmission,
+    submission: JsonBody[SweepSubmission],
     database: WriterDep,
     settings: SettingsDep,
     scenes: ScenesDep,
@@ -160,7 +160,7 @@ def get_table(
 @router.post("/{sweep_id}/points", status_code=HTTPStatus.ACCEPTED)
 def add_points(
     sweep_id: SweepId,
-    more: MorePoints,
+    more: JsonBody[MorePoints],
     database: WriterDep,
     settings: SettingsDep,
     user: Submitter,
@@ -195,7 +195,7 @@ def add_points(
 @router.patch("/{sweep_id:id}")
 def change_sweep(
     sweep_id: SweepId,
-    changes: SweepChanges,
+    changes: JsonBody[SweepChanges],
     database: WriterDep,
     scenes: ScenesDep,
     user: Submitter,
@@ -274,7 +274,7 @@ def _specs(
     try:
         return specs_of(base, points, settings.limits, uploads.with_sizes)
     except SpecError as error:
-        raise invalid(error.problems) from None
+        raise invalid(error) from None
 
 
 def _add(

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mptcore.specs.parsing.long_lists import first_errors
 from service.experiments.models import Status
 from service.experiments.schemas import (
     After,
@@ -32,7 +33,9 @@ class Batch(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    experiments: Annotated[list[Sent], Field(min_length=1, max_length=MOST_TOGETHER)]
+    experiments: Annotated[
+        list[Sent], Field(min_length=1, max_length=MOST_TOGETHER), first_errors(Sent)
+    ]
 
 
 class Made(BaseModel):

@@ -8,23 +8,22 @@ from http import HTTPStatus
 from typing import Annotated, Self
 
 from cachetools import TTLCache
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy.orm import Session
 
 from service import audit, sign_ins
-from service.bodies import StrictRoute
+from service.bodies import JsonBody, PublicRoute, StrictRoute
 from service.database import Database
 from service.dependencies import DatabaseDep, UserDep, WriterDep, unauthorized
 from service.experiments.schemas import moment
-from service.own_pages import check_own_page
 from service.permission import check_has_key
 from service.sign_ins import COOKIE, LASTS_S
 from service.users import Caller, KeyRefused, caller_of_key
 
 router = APIRouter(prefix="/v1", tags=["sign-in"], route_class=StrictRoute)
 """What asks for a key, or for a browser that is signed in."""
-public = APIRouter(prefix="/v1", tags=["sign-in"], route_class=StrictRoute)
+public = APIRouter(prefix="/v1", tags=["sign-in"], route_class=PublicRoute)
 """What a browser asks before it is signed in."""
 
 SIGN_IN_PAGE = "/sign-in"
@@ -70,8 +69,10 @@ class SignInCodeOut(BaseModel):
     expires_at: datetime
 
 
-@public.post("/sign-in", status_code=HTTPStatus.NO_CONTENT, dependencies=[Depends(check_own_page)])
-def sign_in(body: SignInWith, database: WriterDep, request: Request, response: Response) -> None:
+@public.post("/sign-in", status_code=HTTPStatus.NO_CONTENT)
+def sign_in(
+    body: JsonBody[SignInWith], database: WriterDep, request: Request, response: Response
+) -> None:
     """Sign this browser in: the answer sets a cookie, which allows what the key allows, until the
     key serves no longer, or for a week."""
     try:
@@ -87,8 +88,8 @@ def sign_in(body: SignInWith, database: WriterDep, request: Request, response: R
     _set(response, request, cookie)
 
 
-@public.post("/sign-in:preview", dependencies=[Depends(check_own_page)])
-def preview(body: Code, database: DatabaseDep, request: Request) -> SignInPreview:
+@public.post("/sign-in:preview")
+def preview(body: JsonBody[Code], database: DatabaseDep, request: Request) -> SignInPreview:
     """Say whom a code would sign in, and leave the code valid: a page asks before it signs in by a
     link, which may come from anyone."""
     with database.snapshot() as session:
@@ -100,7 +101,7 @@ def preview(body: Code, database: DatabaseDep, request: Request) -> SignInPrevie
     return SignInPreview(name=name, signed_in_as=current)
 
 
-@public.post("/sign-out", status_code=HTTPStatus.NO_CONTENT, dependencies=[Depends(check_own_page)])
+@public.post("/sign-out", status_code=HTTPStatus.NO_CONTENT)
 def sign_out(database: WriterDep, request: Request, response: Response) -> None:
     """Sign this browser out, if it is signed in."""
     cookie = request.cookies.get(COOKIE)

@@ -12,7 +12,7 @@ from uuid6 import uuid7
 
 from mptcore.specs import Problem
 from service import audit
-from service.bodies import StrictRoute
+from service.bodies import JsonBody, StrictRoute
 from service.dependencies import Canceller, DatabaseDep, Reader, SettingsDep, Submitter, WriterDep
 from service.errors import ApiError, invalid
 from service.experiments.schemas import moment
@@ -81,7 +81,7 @@ class WebhookList(BaseModel):
 
 @router.post("", status_code=HTTPStatus.CREATED)
 def add_webhook(
-    new: NewWebhook, database: WriterDep, settings: SettingsDep, user: Submitter
+    new: JsonBody[NewWebhook], database: WriterDep, settings: SettingsDep, user: Submitter
 ) -> MadeWebhook:
     """Have an address told of each of your experiments that ends from now on."""
     if problems := [*_url_problems(new.url, settings), *_secret_problems(new.secret)]:

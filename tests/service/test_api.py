@@ -205,6 +205,15 @@ def test_only_a_sensible_request_id_is_echoed(api: TestClient, given: str, kept:
     assert len(echoed) <= 128
 
 
+@pytest.mark.parametrize("path", ["/v1/experiments/", "/v1/sweeps/", "/openapi.json/"])
+def test_a_path_with_another_slash_is_none(api: TestClient, path: str) -> None:
+    """A redirect would lead to what the header Host says."""
+    answer = api.get(path, headers={"Host": "evil.example"}, follow_redirects=False)
+    assert answer.status_code == 404
+    assert "evil" not in answer.text
+    assert "location" not in answer.headers
+
+
 def test_pages_follow_each_other(api: TestClient) -> None:
     submitted = [submit(api) for _ in range(5)]
     seen, cursor = [], None

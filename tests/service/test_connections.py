@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import psutil
 import pytest
@@ -18,15 +19,23 @@ from service.settings import Settings
 from tests.support.processes import wait_until
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+SIGN_IN = (
+    b"POST /v1/sign-in HTTP/1.1\r\nHost: x\r\nSec-Fetch-Site: same-origin\r\n"
+    b"Content-Type: application/json\r\n"
+)
 
 
-@pytest.fixture
-def port(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(connections, "HEAD_S", 0.5)
-    monkeypatch.setattr(connections, "STALL_S", 0.5)
-    quick = settings.model_copy(update={"body_s": 0.5})
+@contextmanager
+def served(settings: Settings) -> Iterator[int]:
+    """The service on a port, in a thread."""
     chosen = serve.free_port()
-    config = uvicorn.Config(create_app(quick), port=chosen, log_config=None, http=BoundedHeads)
+    config = uvicorn.Config(
+        create_app(settings),
+        port=chosen,
+        log_config=None,
+        http=BoundedHeads,
+        timeout_keep_alive=600,  # what is closed is closed for another reason
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -36,8 +45,16 @@ def port(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     thread.join()
 
 
+@pytest.fixture
+def port(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(connections, "HEAD_S", 0.5)
+    monkeypatch.setattr(connections, "STALL_S", 0.5)
+    with served(settings.model_copy(update={"body_s": 0.5})) as chosen:
+        yield chosen
+
+
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=5)
+    return socket.create_connection(("127.0.0.1", port), timeout=30)
 
 
 def answer(connection: socket.socket) -> bytes:
@@ -100,11 +117,18 @@ def test_a_head_that_comes_too_slowly_is_given_up(port: int, before: bytes) -> N
 
 def test_a_body_that_comes_too_slowly_is_given_up(port: int) -> None:
     with connect(port) as connection:
-        connection.sendall(
-            b"POST /v1/experiments HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"Content-Length: 100\r\n\r\n{"
-        )
+        connection.sendall(SIGN_IN + b"Content-Length: 100\r\n\r\n{")
         assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+
+
+def test_an_answer_to_a_body_that_is_not_read_closes_the_connection(port: int) -> None:
+    """Else the server would go on to read what was sent, as long as it comes."""
+    for head in (b"POST /v1/experiments", b"GET /healthz", b"POST /v1/sign-out"):
+        with connect(port) as connection:
+            connection.sendall(head + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{")
+            told = answer(connection)
+            assert told.startswith(b"HTTP/1.1 ")
+            assert b"\r\nconnection: close\r\n" in told
 
 
 def test_an_answer_that_no_one_takes_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,3 +176,49 @@ def test_who_takes_an_answer_slowly_is_not_cut_off(monkeypatch: pytest.MonkeyPat
 
     asyncio.run(send())
     assert transport.left == [5]
+
+
+@contextmanager
+def used(port: int, count: int) -> Iterator[list[socket.socket]]:
+    """Connections that have each had an answer."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            found.append(stack.enter_context(connect(port)))
+            found[-1].sendall(HEAD + b"\r\n")
+            assert found[-1].recv(65536).startswith(b"HTTP/1.1 200")
+        yield found
+
+
+@pytest.fixture(params=["MAX_CONNECTIONS", "MAX_OF_ADDRESS"])
+def for_three(
+    request: pytest.FixtureRequest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[int]:
+    """A service that takes three connections: of all, where they come from a proxy, or of one
+    address."""
+    limits = {"MAX_CONNECTIONS": 99, "MAX_OF_ADDRESS": 0, request.param: 3}
+    for name, limit in limits.items():
+        monkeypatch.setattr(connections, name, limit)
+    proxy = "10.0.0.1" if request.param == "MAX_OF_ADDRESS" else "127.0.0.1"
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", proxy)
+    with served(settings) as chosen:
+        yield chosen
+
+
+def test_of_too_many_connections_the_one_that_is_idle_longest_is_closed(for_three: int) -> None:
+    with used(for_three, 1) as (oldest,), used(for_three, 2) as others, used(for_three, 1):
+        assert answer(oldest) == b""
+        for one in others:
+            one.sendall(HEAD + b"\r\n")
+            assert one.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_is_refused_where_all_others_are_busy(for_three: int) -> None:
+    with ExitStack() as stack:
+        for _ in range(3):
+            busy = stack.enter_context(connect(for_three))
+            busy.sendall(SIGN_IN + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+            assert busy.recv(65536).startswith(b"HTTP/1.1 100")  # its body is waited for
+        told = answer(stack.enter_context(connect(for_three)))
+        assert told.startswith(b"HTTP/1.1 503")
+        assert b"Retry-After: 2" in told

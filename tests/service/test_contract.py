@@ -293,7 +293,8 @@ def test_refusals_are_problems(
     answer = api.request(method, path.format(id=submitted(database)), **how)
     assert answer.status_code == status
     assert answer.headers["content-type"] == PROBLEM
-    assert {"title", "status", "detail", "reason", "errors", "request_id"} == set(answer.json())
+    fields = {"title", "status", "detail", "reason", "errors", "error_count", "request_id"}
+    assert fields == set(answer.json())
 
 
 def test_the_document_is_completed_once(api: TestClient) -> None:

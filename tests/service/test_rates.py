@@ -65,8 +65,6 @@ def test_a_user_who_asks_too_often_is_told_when_to_ask_again(settings: Settings)
             assert answer.headers["ratelimit"].startswith(f'"user";r={left};t=')
             assert answer.status_code == 200
         check_refused(api.get(ME))
-        assert api.get("/healthz").status_code == 200
-        assert "ratelimit" not in api.get("/healthz").headers
 
 
 def test_a_refusal_ends_with_its_window(
@@ -101,7 +99,23 @@ def test_wrong_keys_are_refused_by_address_and_hurt_no_one_who_is_known(
         assert statuses(api, 1) == [200]
 
 
-def test_what_is_refused_before_its_key_is_looked_at_is_counted_too(settings: Settings) -> None:
+def test_probes_of_health_are_counted_apart(settings: Settings) -> None:
+    """By address too: neither do they take an address's requests, nor the other way round."""
+    with served(settings, rate_per_address=3) as api:
+        assert statuses(api, 3, **WRONG) == [401, 401, 429]
+        found = [api.get("/healthz", headers=WRONG) for _ in range(4)]
+        assert [one.status_code for one in found] == [200, 200, 200, 429]
+        assert found[0].headers["ratelimit-policy"] == '"health";q=3;w=10'
+        check_refused(found[-1])
+
+
+def test_a_probe_asks_no_redis(lab: Settings) -> None:
+    """Which may be slow, or away: the process lives."""
+    with served(lab, rate_per_address=1) as one, served(lab, rate_per_address=1) as other:
+        assert [api.get("/healthz").status_code for api in (one, other)] == [200, 200]
+
+
+def test_bad_bodies_are_counted_too(settings: Settings) -> None:
     with served(settings, rate_per_address=3, rate_per_user=2) as api:
         refused = {"content": b"{", "headers": {**WRONG, "Content-Type": "application/json"}}
         found = [api.post("/v1/experiments", **refused).status_code for _ in range(3)]  # type: ignore[arg-type]

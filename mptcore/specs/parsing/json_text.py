@@ -2,17 +2,26 @@
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from mptcore.specs.base import INT64_MAX, Problem, SpecError
+from mptcore.specs.base import INT64_MAX, MAX_PROBLEMS, Problem, SpecError
 
 MAX_DEPTH = 20
+MAX_ITEMS = 200_000
+"""Values and containers in one text, counted by its commas and opening brackets."""
+MAX_KEYS = 256
+"""Keys of one object. No model has as many fields."""
+MAX_KEY_LENGTH = 256
 TOO_LARGE = "the integer is too large: 64 bits hold those from -2^63 to 2^63 - 1"
 
 
 def parse_json(text: bytes) -> Any:
-    """The value of a JSON text. Raises SpecError for text that is not JSON (RFC 8259), nests
-    deeper than MAX_DEPTH, repeats a key, or holds a number or character that cannot be kept."""
+    """Return the value of a JSON text (RFC 8259). Raise SpecError for text that is not JSON, is
+    larger than the limits above, repeats a key, or holds a number or character that cannot be
+    stored."""
+    if sum(map(text.count, (b",", b"[", b"{"))) > MAX_ITEMS:
+        _refuse(f"JSON holds at most {MAX_ITEMS} items")
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys)
     except UnicodeDecodeError as error:
@@ -25,10 +34,13 @@ def parse_json(text: bytes) -> Any:
         if isinstance(error, SpecError):
             raise
         _refuse(TOO_LARGE)
-    problems: list[Problem] = []
-    _check(value, "", 1, problems)
-    if problems:
-        raise SpecError(problems)
+    found = _Findings()
+    if isinstance(value, dict | list):
+        found.check_items(value, None, 1)
+    elif detail := _value_problem(value):
+        _refuse(detail)
+    if found.count:
+        raise SpecError(found.problems, found.count)
     return value
 
 
@@ -42,38 +54,83 @@ def _refuse(detail: str) -> NoReturn:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_KEYS:
+        _refuse(f"an object has at most {MAX_KEYS} keys, not {len(pairs)}")
     items = dict(pairs)
     if len(items) < len(pairs):
         _refuse("an object may name each key once only")
     return items
 
 
-def _check(value: Any, pointer: str, depth: int, problems: list[Problem]) -> None:
+_Place = tuple[Any, str | int] | None
+"""Place of a container: the place of the one around it, and its key there. A pointer is made from
+it only where something is wrong."""
+
+
+class _Findings:
+    """What is wrong with the values in a text: the first MAX_PROBLEMS, and how many there are."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.count = 0
+
+    def check_items(self, container: dict[str, Any] | list[Any], place: _Place, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            _refuse(f"JSON nests at most {MAX_DEPTH} levels deep")
+        items: Iterable[tuple[str | int, Any]] = enumerate(container)
+        if isinstance(container, dict):
+            items = [item for item in container.items() if self._is_key(item[0], place)]
+        for key, value in items:
+            kind = type(value)
+            if kind is dict or kind is list:
+                self.check_items(value, (place, key), depth + 1)
+            elif detail := _value_problem(value):
+                self._add((place, key), detail)
+
+    def _is_key(self, key: str, place: _Place) -> bool:
+        if detail := _key_problem(key):
+            self._add(place, f"a key {detail}")
+        return detail is None
+
+    def _add(self, place: _Place, detail: str) -> None:
+        self.count += 1
+        if self.count <= MAX_PROBLEMS:
+            self.problems.append(Problem(_pointer(place), detail))
+
+
+def _pointer(place: _Place) -> str:
+    steps = []
+    while place is not None:
+        place, key = place
+        steps.append(pointer_token(key))
+    return "".join(reversed(steps))
+
+
+def _key_problem(key: str) -> str | None:
+    if len(key) > MAX_KEY_LENGTH:
+        return f"has at most {MAX_KEY_LENGTH} characters"
+    return _text_problem(key)
+
+
+def _value_problem(value: Any) -> str | None:
     match value:
-        case dict() | list() if depth > MAX_DEPTH:
-            problems.append(Problem("", f"JSON nests at most {MAX_DEPTH} levels deep"))
-        case dict():
-            for key, item in value.items():
-                if _text_problem(key):
-                    problems.append(Problem(pointer, f"a key {_text_problem(key)}"))
-                else:
-                    _check(item, pointer + pointer_token(key), depth + 1, problems)
-        case list():
-            for i, item in enumerate(value):
-                _check(item, f"{pointer}/{i}", depth + 1, problems)
         case str() if detail := _text_problem(value):
-            problems.append(Problem(pointer, f"text {detail}"))
+            return f"text {detail}"
         case bool():
-            pass
+            return None
         case int() if not -INT64_MAX - 1 <= value <= INT64_MAX:
-            problems.append(Problem(pointer, TOO_LARGE))
+            return TOO_LARGE
         case float() if not math.isfinite(value):
-            problems.append(Problem(pointer, "a number is finite: no NaN, no Infinity"))
+            return "a number is finite: no NaN, no Infinity"
+    return None
 
 
 def _text_problem(text: str) -> str | None:
     if "\0" in text:
         return "may not hold the character U+0000"
-    if any("\ud800" <= c <= "\udfff" for c in text):
-        return "may not hold half of a surrogate pair"
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return "may not hold half of a surrogate pair"
     return None

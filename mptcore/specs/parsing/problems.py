@@ -1,11 +1,11 @@
 """From pydantic's errors to problems: the pointer of the field and what is allowed there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from mptcore.specs.base import Problem, SpecError
+from mptcore.specs.base import MAX_PROBLEMS, Problem, SpecError
 from mptcore.specs.compute import Limits
 from mptcore.specs.parsing.json_text import parse_json, pointer_token
 from mptcore.specs.parsing.sentences import sentence
@@ -14,45 +14,64 @@ from mptcore.specs.union import ExperimentSpec, adapter_of
 
 
 def parse_spec(text: bytes, limits: Limits | None = None) -> ExperimentSpec:
-    """The spec in a JSON text. Raises SpecError with every problem found."""
+    """Return the spec in a JSON text. Raise SpecError."""
     return validate_spec(parse_json(text), limits)
 
 
 def validate_spec(
     value: object, limits: Limits | None = None, union: Any = ExperimentSpec
 ) -> ExperimentSpec:
-    """The spec in what parse_json gave, one of a union. Raises SpecError with every problem
-    found."""
+    """Return the spec, one of a union, in a value that parse_json returned. Raise SpecError."""
     try:
         spec: ExperimentSpec = adapter_of(union).validate_python(value)
     except ValidationError as error:
-        raise SpecError(problems_of(error.errors(), value, union)) from None
+        raise spec_error(error.errors(include_url=False), value, union) from None
     if problems := spec.limit_problems(limits or Limits()):
         raise SpecError(problems)
     return spec
 
 
-def problems_of(errors: Sequence[Any], value: object, model: Any) -> list[Problem]:
-    """The problems in pydantic's errors about `value`, validated as `model`: one model, or a union
-    of some."""
-    return [
-        problem
-        for error in errors
-        if not _follows_from_another(error, errors)
-        for problem in _problems(error, value, model)
-    ]
+def spec_error(
+    errors: Sequence[Any],
+    value: object,
+    model: Any,
+    sentence_of: Callable[[Any], str] = sentence,
+) -> SpecError:
+    """Return the problems in pydantic's errors about `value`, validated as `model`: one model, or a
+    union. Sentences are made only for the problems that SpecError lists."""
+    shown = _without_consequences(errors)
+    problems: list[Problem] = []
+    count = 0
+    for error in shown:
+        if error["type"] == MORE_ERRORS:
+            count += error["ctx"]["count"]
+        elif count < MAX_PROBLEMS:
+            found = _problems(error, value, model, sentence_of)
+            problems += found
+            count += len(found)
+        else:
+            count += 1
+    return SpecError(problems, count)
 
 
-def _follows_from_another(error: Any, errors: Sequence[Any]) -> bool:
-    """Pydantic leaves bad items out of a list before it counts them."""
-    location = error["loc"]
-    return error["type"] == "too_short" and any(
-        len(other["loc"]) > len(location) and other["loc"][: len(location)] == location
-        for other in errors
-    )
+MORE_ERRORS = "more_errors"
+"""Type of an error that stands for `count` errors that were not made."""
 
 
-def _problems(error: Any, value: object, model: Any) -> list[Problem]:
+def _without_consequences(errors: Sequence[Any]) -> Sequence[Any]:
+    """Leave out that a list is too short where some of its items are bad: pydantic drops these
+    before it counts."""
+    short = {error["loc"] for error in errors if error["type"] == "too_short"}
+    if not short:
+        return errors
+    outer = {error["loc"][:i] for error in errors for i in range(len(error["loc"]))}
+    short &= outer
+    return [e for e in errors if e["type"] != "too_short" or e["loc"] not in short]
+
+
+def _problems(
+    error: Any, value: object, model: Any, sentence_of: Callable[[Any], str]
+) -> list[Problem]:
     context = error.get("ctx", {})
     pointer, holder, members = _locate(error["loc"], value, model)
     match error["type"]:
@@ -74,7 +93,7 @@ def _problems(error: Any, value: object, model: Any) -> list[Problem]:
         case "too_long":
             return [Problem(pointer, f"at most {context['max_length']} items")]
         case _:
-            return [Problem(pointer, sentence(error))]
+            return [Problem(pointer, sentence_of(error))]
 
 
 def _locate(
