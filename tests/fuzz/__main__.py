@@ -10,6 +10,7 @@ from pathlib import Path
 from service.prepare import prepare
 from service.settings import Settings
 from tests.fuzz.campaign import run, target
+from tests.fuzz.costs import MOST_CPU_S, TITLE
 
 
 def main() -> int:
@@ -21,7 +22,10 @@ def main() -> int:
     settings = Settings(store=folder / "store", database_url=None)
     prepare(settings)
     with target(settings, folder / "log") as aim:
-        outcome = run(aim, arguments.requests, arguments.seed)
+        outcome = run(aim, arguments.requests, arguments.seed, MOST_CPU_S)
+    print(TITLE)
+    for cost in outcome.costs:
+        print(cost.line)
     for status, count in sorted(outcome.statuses.items(), key=str):
         print(f"{status or 'cut off'}: {count}")
     for defect in outcome.defects[:50]:

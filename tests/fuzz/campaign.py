@@ -34,6 +34,7 @@ from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
 from service.users import MAY, Role, User
+from tests.fuzz.costs import KINDS, MOST_ANSWER_BYTES, TIMES, Cost, cpu_s, waits
 from tests.fuzz.hostile import ATTACKS, Connection, SlowLoris
 from tests.fuzz.mutations import Generator, Request, routes
 from tests.support.ppca_spec import ppca_spec
@@ -47,6 +48,8 @@ WARM = 300
 """Requests after which the process has loaded what it loads."""
 GROWTH_BYTES = 64 * 2**20
 """More would be a body of 100 MiB that was kept, or 700 bytes of each of 100,000 requests."""
+COSTLY_GROWTH_BYTES = 256 * 2**20
+"""More would be a large body's objects that stay, several times over."""
 ANSWER_S = 30.0
 
 
@@ -59,6 +62,7 @@ class Outcome:
     defects: list[str] = field(default_factory=list)
     growth_bytes: int = 0
     seconds: float = 0.0
+    costs: list[Cost] = field(default_factory=list)
 
     @property
     def summary(self) -> str:
@@ -135,8 +139,9 @@ def _people(settings: Settings) -> tuple[dict[str, str], dict[str, list[str]]]:
         return keys, known
 
 
-def run(aim: Target, count: int, seed: int) -> Outcome:
-    """So many requests, hostile connections among them."""
+def run(aim: Target, count: int, seed: int, most_cpu_s: float | None = None) -> Outcome:
+    """So many requests, hostile connections and costly requests among them; where `most_cpu_s` is
+    given, each kind of these is asked several times, and may cost so much."""
     outcome, began = Outcome(), time.monotonic()
     before = _stored(aim.settings)
     chance = random.Random(seed)
@@ -154,8 +159,12 @@ def run(aim: Target, count: int, seed: int) -> Outcome:
         if status is not None and status >= 500:
             outcome.defects.append(f"{name}: answered {status}")
         _watch_memory(aim, warm_bytes, outcome, name)
-    _ask(asker, generator, count - outcome.requests, outcome, made)
+    _ask(
+        asker, generator, count - len(KINDS) * _times(most_cpu_s) - outcome.requests, outcome, made
+    )
     _watch_memory(aim, warm_bytes, outcome, "all requests")
+    _ask_costly(aim, asker, outcome, most_cpu_s)
+    _watch_memory(aim, warm_bytes, outcome, "all costly requests", COSTLY_GROWTH_BYTES)
     if time.monotonic() > opened_at + HEAD_S + 5 and loris.still_open():
         outcome.defects.append(f"{loris.still_open()} slow connections are still open")
     loris.close()
@@ -170,10 +179,44 @@ def _attacked(aim: Target, attack: Any, chance: random.Random) -> int | None:
     return connection.send(attack(connection))
 
 
-def _watch_memory(aim: Target, warm_bytes: int, outcome: Outcome, when: str) -> None:
+def _times(most_cpu_s: float | None) -> int:
+    return 1 if most_cpu_s is None else TIMES
+
+
+def _ask_costly(aim: Target, asker: "Asker", outcome: Outcome, most_cpu_s: float | None) -> None:
+    """Each kind of request that is made to cost much."""
+    times = _times(most_cpu_s)
+    with waits(aim.port) as waited:
+        for name, kind in KINDS.items():
+            request = kind.request(aim.keys[Role.MEMBER])
+            waited()
+            before = cpu_s(aim.process)
+            answers = [asker.ask(request) for _ in range(times)]
+            cost = Cost(
+                name,
+                {one.status for one in answers},
+                max(len(one.body) for one in answers),
+                (cpu_s(aim.process) - before) / times,
+                waited(),
+            )
+            outcome.requests += times
+            outcome.statuses.update(one.status for one in answers)
+            outcome.costs.append(cost)
+            if not cost.statuses <= {*kind.refused, *([] if kind.has_key else [None])}:
+                outcome.defects.append(f"{name}: answered {cost.statuses}")
+            if cost.answer_bytes > MOST_ANSWER_BYTES:
+                outcome.defects.append(f"{name}: an answer of {cost.answer_bytes} bytes")
+            if most_cpu_s is not None and cost.cpu_s > most_cpu_s:
+                outcome.defects.append(f"{name}: costs {cost.cpu_s:.1f} s")
+
+
+def _watch_memory(
+    aim: Target, warm_bytes: int, outcome: Outcome, when: str, most_bytes: int = GROWTH_BYTES
+) -> None:
     growth = aim.rss_bytes - warm_bytes
-    outcome.growth_bytes = max(outcome.growth_bytes, growth)
-    if growth > GROWTH_BYTES:
+    if most_bytes == GROWTH_BYTES:
+        outcome.growth_bytes = max(outcome.growth_bytes, growth)
+    if growth > most_bytes:
         outcome.defects.append(f"after {when} the process is {growth / 2**20:.0f} MiB larger")
 
 
