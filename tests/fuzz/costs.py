@@ -97,7 +97,10 @@ KINDS: dict[str, Kind] = {
        for name, body in BODIES.items()},
     **{name: Kind("POST", SWEEPS, body) for name, body in BODIES.items()},
     "4 MB to sign in": Kind("POST", "/v1/sign-in", BODIES["4 MB of NaN"], has_key=False,
-                            refused=(413,)),
+                            refused=(403,)),
+    "4 MB to sign in, from an own page": Kind(
+        "POST", "/v1/sign-in", BODIES["4 MB of NaN"], has_key=False, refused=(413,),
+        headers=((b"Sec-Fetch-Site", b"same-origin"),)),
     "1,000 wrong experiments": Kind("POST", BATCH, lambda: _experiments(1000, 150)),
     "150,000 values for experiments": Kind(
         "POST", BATCH, lambda: b'{"experiments": ' + _many(b"1", 150_000) + b"}"),
