@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from mptcore.specs import Limits, SpecError, validate_spec
+from mptcore.specs import Limits, SpecError, parse_json, validate_spec
+from mptcore.specs.parsing.suggestions import meant
 from tests.support.lm_specs import BASE
 from tests.support.vae_specs import DEEP, LINEAR, changed
 
@@ -80,3 +81,18 @@ def test_what_is_too_large_for_a_server_says_what_to_lower() -> None:
         f"/model/architecture: a run takes at most {(needed - 1) >> 20} MiB; this takes "
         f"{needed >> 20} in training, the vocabulary not counted"
     ]
+
+
+def test_integers_are_those_of_64_bits() -> None:
+    for number in (-(2**63), 2**63 - 1):
+        assert parse_json(f'{{"a": [{number}]}}'.encode()) == {"a": [number]}
+    for number in (-(2**63) - 1, 2**63):
+        with pytest.raises(SpecError, match=r"^/a/0: the integer is too large: 64 bits hold"):
+            parse_json(f'{{"a": [{number}]}}'.encode())
+
+
+def test_a_name_that_is_nearly_known_is_suggested() -> None:
+    known = ["latent_dim", "latent_dims", "noise"]
+    assert meant("latent_dimz", known, "--") == "did you mean --latent_dim? "
+    assert meant("nois", known) == "did you mean noise? "
+    assert meant("xyz", known) == ""
