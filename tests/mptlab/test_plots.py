@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
@@ -26,6 +27,14 @@ def axes_of(kind: str | None, *found: dict[str, Any]) -> Axes:
     return axes
 
 
+AXES = {
+    "training": ("epoch", "nats per observation", "linear"),
+    "convergence": ("masks of each size P", "MPT − LML, nats", "log"),
+    "scores": ("mask size m", "score S(m), nats", "linear"),
+    "area": ("mask size m", "score, nats", "linear"),
+    "evolution": ("mask size m", "score, nats", "linear"),
+    "comparison": ("mask size m", "model − baseline, nats", "linear"),
+}
 OF_KINDS = {name: names[0] for name, (_, names) in KINDS.items()}
 
 
@@ -36,8 +45,16 @@ def test_each_form_draws_the_series(kind: str) -> None:
     assert np.array_equal(np.asarray(line.get_xdata()), X)
     assert np.array_equal(np.asarray(line.get_ydata()), VALUE)
     assert axes.get_title() == "a title"
-    assert axes.get_xlabel()
-    assert axes.get_ylabel()
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale()) == AXES[kind]
+    at_zero = [line for line in axes.lines if set(np.asarray(line.get_ydata())) == {0.0}]
+    assert len(at_zero) == (kind in ("area", "comparison", "convergence"))
+
+
+def test_moments_of_training_go_from_light_to_dark() -> None:
+    during = [series("score", epoch=epoch) for epoch in (0, 10, 20)]
+    lines = axes_of("evolution", *during).lines
+    shades = mpl.colormaps["viridis_r"].resampled(4)
+    assert [line.get_color() for line in lines] == [shades(place) for place in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "comparison"])

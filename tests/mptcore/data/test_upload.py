@@ -49,6 +49,8 @@ def test_every_format_is_inspected_and_loaded(
     monkeypatch.setenv("MPT_STORE", str(tmp_path))
     spec = UploadData(source="upload", dataset="abc-1", n=4, dim=3)
     assert np.array_equal(uploaded(spec), TABLE)
+    written(folder, name, TABLE.astype(np.float32))
+    assert uploaded(spec).dtype == np.float64
 
 
 def test_columns_and_arrays_are_picked_by_name(

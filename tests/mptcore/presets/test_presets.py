@@ -4,6 +4,8 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -319,3 +321,14 @@ def test_a_missing_curve_is_incomplete() -> None:
         assert verdict.verdict == "incomplete"
         assert verdict.missing
         assert preset.verdict([]).verdict == "incomplete"
+
+
+def test_the_specs_of_each_preset_are_those_that_its_result_was_measured_with() -> None:
+    """By the SHA-256 of its specs. A preset that is meant to change has another digest here."""
+    specs = {
+        name: [spec.model_dump(mode="json", exclude_unset=True) for spec in preset.specs]
+        for name, preset in PRESETS.items()
+    }
+    texts = {name: json.dumps(of_preset, sort_keys=True) for name, of_preset in specs.items()}
+    found = {name: sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
+    assert found == json.loads(Path(__file__).with_name("digests.json").read_text())

@@ -65,6 +65,7 @@ def test_it_says_code_machine_threads_precision_and_seeds() -> None:
     assert (found["threads"], found["precision"], found["seeds"]) == (1, "float64", [4, 44])
     assert found["cpu"]
     assert found["cpu_capability"]
+    assert found["platform"] == platform.platform()
     assert found["gpu"] is found["gpu_driver"] is found["cuda"] is None
     assert found["inputs"] == {}
 

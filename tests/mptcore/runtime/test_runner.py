@@ -34,6 +34,8 @@ def test_memory_that_torch_does_not_get_is_told() -> None:
     assert SpecRunner(hungry, parse_assignment(line(SMALL)), out).run() == FAILED
     (failure,) = map(json.loads, out.getvalue().splitlines())
     assert (failure["record"], failure["cause"]) == ("failure", "oom")
+    advice = "out of memory: lower data.n, compute.memory_mib or the size of the model ("
+    assert failure["message"].startswith(advice)
 
 
 @pytest.mark.parametrize(("saving_s", "saved_at"), [(0.5, [30, 60, 90, 120, 150]), (11, [30, 140])])

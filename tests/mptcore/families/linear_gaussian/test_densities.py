@@ -10,6 +10,7 @@ from torch import Tensor
 from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian import factor_analysis as em
 from mptcore.families.linear_gaussian import ppca
+from mptcore.families.linear_gaussian.baseline import baseline_of
 from mptcore.families.linear_gaussian.densities import initial_density
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import (
@@ -26,6 +27,7 @@ from mptcore.families.linear_gaussian.moments import (
 from mptcore.families.linear_gaussian.weights import keep_densities, kept_density
 from mptcore.protocol.records import Artifact, Log, RunError
 from mptcore.runtime import inputs
+from mptcore.runtime.rng import generator_for
 from mptcore.specs import FactorAnalysisModel, PpcaModel
 
 DIM, K = 6, 2
@@ -132,6 +134,21 @@ def test_a_random_start_is_drawn_by_its_generator() -> None:
     assert found.noise_variance.tolist() == [0.25] * DIM
 
 
+@pytest.mark.parametrize("init", ["random", "maximum_likelihood"])
+def test_a_baseline_is_the_density_of_its_spec_and_seed(init: str) -> None:
+    spec = PpcaModel.model_validate(
+        {"family": "ppca", "latent_dim": K, "init": init, "noise_precision": 4.0}
+    )
+    expected = initial_density(spec, data(), 3, generator_for(3, "init"))
+    x = normal(9, DIM)
+    found = baseline_of(spec, data(), 3).scored_on(x, torch.device("cpu"))
+    lml = expected.log_prob(x).mean().item()
+    assert found.log_marginal_likelihood() == pytest.approx(lml)
+    other = baseline_of(spec, data(), 4).scored_on(x, torch.device("cpu"))
+    same = other.log_marginal_likelihood() == pytest.approx(lml)
+    assert same == (init == "maximum_likelihood")
+
+
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, LowRankGaussian]:
     """Experiment `first` has densities of two seeds with noise of their own in each dimension, and
@@ -187,6 +204,9 @@ def test_all_parts_of_a_density_are_moved() -> None:
     found = LowRankGaussian(normal(6, 2), normal(6), normal(6)).to(
         torch.device("cpu"), torch.float32
     )
+    moment = FactoredMoment(normal(4, 2), normal(4)).to(normal(1).float())
+    assert (moment.factor.dtype, moment.diagonal.dtype) == (torch.float32, torch.float32)
+    assert DenseMoment(normal(4, 4)).to(normal(1).float()).matrix.dtype == torch.float32
     assert {part.dtype for part in (found.loadings, found.mean, found.noise_variance)} == {
         torch.float32
     }

@@ -195,6 +195,15 @@ def test_the_loss_is_the_score_with_the_other_sign() -> None:
         assert [point.value for point in score] == [-value_of(point) for point in loss]
 
 
+def test_the_loss_of_the_likelihood_is_exact() -> None:
+    records = list(run(spec_of(train={"epochs": 2, "objective": "lml"})))
+    for seed in (4, 44):
+        loss, lml = (series(records, name)[seed] for name in ("loss", "lml"))
+        assert [value_of(p) for p in loss] == pytest.approx([-value_of(p) for p in lml])
+        assert {point.std_err for point in loss} == {0}
+    assert series(records, "mpt") == {}
+
+
 def test_a_resumed_training_does_not_begin_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

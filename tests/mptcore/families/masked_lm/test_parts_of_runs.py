@@ -1,0 +1,148 @@
+"""Parts of a run on a language model by themselves: texts, checkpoints, what is held out."""
+
+import hashlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mptcore.data.texts import texts
+from mptcore.families.masked_lm import corpus
+from mptcore.families.masked_lm.pretrained import (
+    MASKED_LMS,
+    PretrainedSource,
+    fresh,
+    network_of,
+    positions,
+)
+from mptcore.families.masked_lm.run import MaskedLmRun
+from mptcore.protocol.records import RunError
+from mptcore.runtime import inputs
+from mptcore.runtime.rng import generator_for
+from mptcore.runtime.session import Session
+from mptcore.specs import MaskedLmModel, PlainText, TextExperiment
+from tests.support import tiny_lm
+from tests.support.lm_specs import BASE
+from tests.support.runs import spec_of
+from tests.support.texts import CPU, corpus_of
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """MPT_MODELS_DIR with the checkpoint tiny."""
+    tiny_lm.checkpoint(tmp_path / "tiny")
+    monkeypatch.setenv("MPT_MODELS_DIR", str(tmp_path))
+    inputs.locate(None)
+    return tmp_path
+
+
+def model(**changes: Any) -> MaskedLmModel:
+    return MaskedLmModel.model_validate({"family": "masked_lm", "checkpoint": "tiny", **changes})
+
+
+def test_the_longest_sequence_is_the_architectures() -> None:
+    def config(kind: str, **sizes: int) -> Any:
+        return SimpleNamespace(model_type=kind, pad_token_id=1, **sizes)
+
+    assert positions(config("bert", max_position_embeddings=40)) == 40
+    assert positions(config("bert")) == 512
+    for kind in ("roberta", "esm"):
+        assert positions(config(kind, max_position_embeddings=514)) == 512
+
+
+def test_another_architecture_is_refused_with_those_that_are_run(models: Path) -> None:
+    (models / "other").mkdir()
+    (models / "other" / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(RunError) as error:
+        PretrainedSource.of(model(checkpoint="other")).config()
+    assert str(error.value) == (
+        "the checkpoint other is a gpt2; those that are run are albert, bert, distilbert, electra, "
+        "esm, modernbert, roberta"
+    )
+    assert error.value.cause == "invalid"
+    assert list(MASKED_LMS) == sorted(MASKED_LMS)
+
+
+def test_a_revision_is_for_the_hub(models: Path) -> None:
+    with pytest.raises(RunError) as error:
+        PretrainedSource.of(model(revision="main"))
+    told = "the checkpoint tiny lies in MPT_MODELS_DIR, which has no revisions: leave it null"
+    assert str(error.value) == told
+    assert PretrainedSource.of(model()).place == str(models / "tiny")
+    assert PretrainedSource.of(model(checkpoint="a/b", revision="v1")) == PretrainedSource(
+        "a/b", "a/b", "v1"
+    )
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_checkpoint_is_named_by_the_digest_of_its_files(models: Path, weights: bool) -> None:
+    found = PretrainedSource.of(model()).digest(weights)
+    patterns = ["*.json", "*.safetensors"] if weights else ["*.json"]
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in patterns for path in (models / "tiny").glob(pattern)):
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    assert found == digest.hexdigest()
+    place = f"MPT_MODELS_DIR/tiny, {' and '.join(patterns)} together"
+    assert inputs.used() == {place: found}
+
+
+def test_random_weights_are_those_of_their_seed(models: Path) -> None:
+    source = PretrainedSource.of(model())
+    first, again, other = (
+        network_of(model(init="random"), source.tokenizer(), seed) for seed in (4, 4, 5)
+    )
+    expected = fresh(source.config(), generator_for(4, "init").initial_seed())
+    for name, value in expected.state_dict().items():
+        assert torch.equal(first.state_dict()[name], value), name
+        assert torch.equal(again.state_dict()[name], value), name
+    changed = [not torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(),
+                                                     strict=True)]  # fmt: skip
+    assert any(changed)
+
+
+def run_of(**data: Any) -> MaskedLmRun:
+    spec = spec_of({**BASE, "data": {**BASE["data"], **data}, "train": {"steps": 2}})
+    assert isinstance(spec, TextExperiment)
+    return MaskedLmRun(spec, Session(), CPU, torch.float32)
+
+
+def test_what_is_held_out_is_chosen_by_the_seed_and_never_all() -> None:
+    whole = corpus_of(tiny_lm.lines(10))
+    trained_on, scored = run_of(heldout=0.3, seed=5)._split(whole)
+    order = torch.randperm(10, generator=generator_for(5, "heldout"))
+    assert torch.equal(scored.ids, whole.subset(order[:3].sort().values).ids)
+    assert torch.equal(trained_on.ids, whole.subset(order[3:].sort().values).ids)
+    two = corpus_of(tiny_lm.lines(2))
+    for share in (0.01, 0.99):
+        assert [len(part) for part in run_of(heldout=share)._split(two)] == [1, 1]
+    all_of_it = run_of()._split(whole)
+    assert all_of_it[0] is all_of_it[1] is whole
+
+
+def test_one_sequence_cannot_be_held_out() -> None:
+    with pytest.raises(RunError) as error:
+        run_of(heldout=0.5)._split(corpus_of(tiny_lm.lines(1)))
+    assert str(error.value) == "data.heldout needs two sequences or more; the text has one"
+    assert error.value.cause == "invalid"
+
+
+def test_some_texts_are_chosen_by_the_seed_and_keep_their_order() -> None:
+    lines = tiny_lm.lines(12)
+    spec = PlainText.model_validate({"source": "text", "lines": lines, "n": 5, "seed": 3})
+    found = corpus.read(spec, tiny_lm.tokenizer(), 40)
+    order = torch.randperm(12, generator=generator_for(3, "texts"))[:5].sort().values.tolist()
+    assert torch.equal(found.ids, corpus_of([lines[i] for i in order]).ids)
+    every = corpus.read(spec.model_copy(update={"n": 12}), tiny_lm.tokenizer(), 40)
+    assert torch.equal(every.ids, corpus_of(lines).ids)
+    assert json.dumps([row[0] for row in texts(spec)]) == json.dumps(lines)
+
+
+def test_a_text_without_two_tokens_gives_nothing_to_score() -> None:
+    with pytest.raises(RunError) as error:
+        corpus_of(["cat", "dog"])
+    assert str(error.value) == (
+        "the text gives nothing to score: none of the 2 sequences has two tokens that can be masked"
+    )

@@ -1,0 +1,98 @@
+"""What users read of a spec that is refused, word for word: refused.ndjson has a case a line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mptcore.specs import Limits, SpecError, parse_json, validate_spec
+from mptcore.specs.parsing.suggestions import meant
+from tests.support.lm_specs import BASE
+from tests.support.vae_specs import DEEP, LINEAR, changed
+
+VECTORS: dict[str, Any] = {
+    "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "random"},
+    "data": {"source": "ppca", "n": 20, "dim": 6, "latent_dim": 2, "noise_precision": 5.0},
+    "evaluate": {"masks": {"schedule": "all", "per_size": 3}},
+}
+BASES = {"vectors": VECTORS, "text": BASE, "vae": DEEP, "linear_vae": LINEAR}
+CASES = Path(__file__).with_name("refused.ndjson").read_text().splitlines()
+
+
+def problems(spec: dict[str, Any], limits: Limits | None = None) -> list[str]:
+    with pytest.raises(SpecError) as error:
+        validate_spec(spec, limits)
+    return [f"{problem.pointer}: {problem.detail}" for problem in error.value.problems]
+
+
+@pytest.mark.parametrize("line", CASES)
+def test_each_problem_is_told_with_its_field(line: str) -> None:
+    case = json.loads(line)
+    spec = BASES[case["base"]]
+    for path, value in case["change"].items():
+        spec = changed(spec, path, value)
+    assert problems(spec) == case["problems"]
+
+
+def test_what_is_just_within_a_bound_is_accepted() -> None:
+    within: list[tuple[dict[str, Any], str, Any]] = [
+        (VECTORS, "data/heldout", 0.5),
+        (VECTORS, "train", {"epochs": 2, "batch_size": 20, "curve_at": [0, 2]}),
+        (VECTORS, "evaluate", {"target_std_err": 0.1, "max_masks": 100}),
+        (LINEAR, "model/latent_dim", 3),
+        (BASE, "data/lines", ["a" * 100_000, "b" * 100_000]),
+        (BASE, "train", {"steps": 12, "warmup_steps": 12, "curve_at": [12]}),
+    ]
+    for base, path, value in within:
+        validate_spec(changed(base, path, value))
+    lines = ["a" * 100_000, "b" * 100_000, "c"]
+    detail = "/data/lines: at most 200000 characters in all, not 200001: upload longer texts"
+    assert problems(changed(BASE, "data/lines", lines)) == [detail]
+
+
+def test_the_least_masks_of_a_target_are_accepted() -> None:
+    """Ten of each of twelve sizes: a pilot of eight, and two."""
+    spec = changed(VECTORS, "data/dim", 12)
+    target = {"target_std_err": 0.1, "max_masks": 120}
+    validate_spec(changed(spec, "evaluate", target))
+    told = "/evaluate/max_masks: at least 120 here: a pilot of 8 masks of each size, and two"
+    assert problems(changed(spec, "evaluate", {**target, "max_masks": 119})) == [told]
+
+
+def test_what_is_too_large_for_a_server_says_what_to_lower() -> None:
+    tiny = Limits(mask_work=1, train_work=1)
+    trained = changed(VECTORS, "train", {"epochs": 4})
+    scored, trains = problems(trained, tiny)
+    assert scored.startswith("/evaluate/masks/per_size: 18 masks of 20000 multiplications")
+    assert scored.endswith("are accepted: lower per_size")
+    assert trains.startswith("/train/epochs: 30 masks of 20000 multiplications")
+    assert trains.endswith("are accepted: lower epochs or train.masks.per_size")
+    target = changed(VECTORS, "evaluate", {"target_std_err": 0.1, "max_masks": 500})
+    (of_target,) = problems(target, tiny)
+    assert of_target.startswith("/evaluate/max_masks: 500 masks")
+    assert of_target.endswith("lower max_masks")
+    size = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+            "intermediate_size": 4096}  # fmt: skip
+    large = changed(changed(BASE, "model/init", "random"), "model/architecture", size)
+    needed = 16 * (24 * (4 * 1024**2 + 2 * 1024 * 4096) + 512 * 1024)
+    validate_spec(large, Limits(memory_bytes=needed))
+    assert problems(large, Limits(memory_bytes=needed - 1)) == [
+        f"/model/architecture: a run takes at most {(needed - 1) >> 20} MiB; this takes "
+        f"{needed >> 20} in training, the vocabulary not counted"
+    ]
+
+
+def test_integers_are_those_of_64_bits() -> None:
+    for number in (-(2**63), 2**63 - 1):
+        assert parse_json(f'{{"a": [{number}]}}'.encode()) == {"a": [number]}
+    for number in (-(2**63) - 1, 2**63):
+        with pytest.raises(SpecError, match=r"^/a/0: the integer is too large: 64 bits hold"):
+            parse_json(f'{{"a": [{number}]}}'.encode())
+
+
+def test_a_name_that_is_nearly_known_is_suggested() -> None:
+    known = ["latent_dim", "latent_dims", "noise"]
+    assert meant("latent_dimz", known, "--") == "did you mean --latent_dim? "
+    assert meant("nois", known) == "did you mean noise? "
+    assert meant("xyz", known) == ""
