@@ -48,6 +48,7 @@ notebooks: setup ## what the notebooks of docs/ show, half a minute
 chaos: setup ## processes killed and servers restarted at random, for most of an hour
 	MPT_CHAOS_SQLITE_RUNS=2000 MPT_CHAOS_POSTGRESQL_RUNS=300 \
 		$(BIN)/pytest -q tests/chaos/test_queue_machine.py --timeout 3600
+	$(BIN)/pytest -q -m containers tests/deployment/test_containers.py
 	$(BIN)/python -m tests.chaos.fairness
 	$(BIN)/python -m tests.chaos.storm
 
