@@ -20,6 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt constraints-cuda.txt
 	if ! nvidia-smi && curl --head --fail --max-time 3 $(TORCH_CPU)/torch/; then \
 		export PIP_EXTRA_INDEX_URL="$$PIP_EXTRA_INDEX_URL $(TORCH_CPU)"; \
 	fi > /dev/null 2>&1; $(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip uninstall --quiet --yes torchvision  # of before: beside another torch, transformers fails
 	@touch $@
 
 demo: setup ## the paper's Table 1 and real digits, through the whole service
