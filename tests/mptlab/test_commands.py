@@ -228,7 +228,7 @@ def test_who_can_be_asked_is_asked_before_a_deletion(
     assert f"{one} asked about queued" in told
     assert "Delete 1 experiment? [y/N]" in told
     assert shown.strip() == (f"deleted {one} asked about" if is_deleted else "")
-    found = [document["id"] for document in client.experiments(name="asked about", limit=10)]
+    found: list[str] = [one["id"] for one in client.experiments(name="asked about", limit=10)]
     assert (one not in found) == is_deleted
     assert process.returncode == (0 if is_deleted else 1)
 
@@ -237,7 +237,7 @@ def test_who_can_be_asked_is_asked_before_a_deletion(
 def test_the_exit_status_of_a_verdict(
     environment: Environment, monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
 ) -> None:
-    found = {"verdict": verdict, "comparisons": [], "missing": None}
+    found: dict[str, Any] = {"verdict": verdict, "comparisons": [], "missing": None}
     monkeypatch.setattr(Client, "verdict", lambda *_: found)
     assert mpt(environment, "verdict", "table1", "0" * 32)[0] == code
     assert mpt(environment, "verdict", "table1", "0" * 32, "--json")[0] == code
