@@ -14,8 +14,8 @@ from urllib.parse import quote
 import httpx
 
 from mptlab import tables
+from mptlab.administration import Administration
 from mptlab.answers import checked
-from mptlab.connection import Connection
 from mptlab.curves import Curves
 from mptlab.errors import Json, Refused
 from mptlab.events import follow
@@ -43,7 +43,7 @@ Spec = Any
 """A mapping, a pydantic model, the path of a JSON or YAML file, or the name of a preset."""
 
 
-class Client(Connection):
+class Client(Administration):
     """The service, by a URL and a key: see Connection for where these come from.
 
     `experiments` holds objects to work with; the methods here take ids, and give the service's
@@ -178,8 +178,13 @@ class Client(Connection):
         return self._call("PATCH", _path(experiment_id), json=changes)
 
     def delete(self, experiment_id: Id) -> None:
-        """Delete an experiment that does not run."""
+        """Delete an experiment that does not run; `undelete` brings it back for some days."""
         self._call("DELETE", _path(experiment_id))
+
+    def undelete(self, experiment_id: Id) -> Json:
+        """Bring back an experiment that was deleted, while its files are kept. Raises Refused."""
+        path = f"{_path(experiment_id)}:undelete"
+        return self._call("POST", path, idempotent=True)
 
     def me(self) -> Json:
         """Whose key this is, and what it allows."""
@@ -189,55 +194,6 @@ class Client(Connection):
         """A page that signs one browser in with this key, once, within ten minutes."""
         made = self._call("POST", "/v1/sign-in-codes")
         return f"{self.url}{made['path']}"
-
-    def users(self) -> list[Json]:
-        """All users; for admins, as what follows."""
-        return self._items("/v1/users")
-
-    def add_user(self, name: str, role: str = "member") -> Json:
-        return self._call("POST", "/v1/users", json={"name": name, "role": role})
-
-    def change_user(self, name: str, **changes: Any) -> Json:
-        """Another `role`, or `active=False`: the user's keys serve no longer."""
-        return self._call("PATCH", f"/v1/users/{name}", json=changes)
-
-    def keys(self, name: str) -> list[Json]:
-        """A user's keys: your own, or for an admin anyone's."""
-        return self._items(f"/v1/users/{name}/keys")
-
-    def add_key(self, user: str, **how: Any) -> Json:
-        """A new key of a user's, shown in `key` this once; `how` is name (what it is for), scopes,
-        lasts_days."""
-        return self._call("POST", f"/v1/users/{user}/keys", json=how)
-
-    def revoke_key(self, name: str, key_id: str) -> None:
-        """Revoke a key: it serves no request that comes after."""
-        self._call("DELETE", f"/v1/users/{name}/keys/{key_id}")
-
-    def audit(self, **filters: Any) -> Iterator[Json]:
-        """Who did what to which object, newest first; `actor` and `object_id` filter."""
-        return self._pages("/v1/audit", filters)
-
-    def queue(self) -> Json:
-        """Your share of the server and your limits, and what you have waiting, next first."""
-        return self._call("GET", "/v1/queue")
-
-    def workers(self) -> list[Json]:
-        """The workers that live."""
-        return self._items("/v1/workers")
-
-    def worker_history(self, hours: int = 6) -> Json:
-        """How busy the workers were over the last hours, at most 24, and what memory they had free:
-        for each of `items` a list, by the moments of `at`."""
-        return self._call("GET", "/v1/workers/history", params={"hours": hours})
-
-    def usage(self) -> list[Json]:
-        """How the users share the server, who has used it most of late first; for admins."""
-        return self._items("/v1/usage")
-
-    def retention(self) -> Json:
-        """What has been kept for long enough by now, by owner and cause; for admins."""
-        return self._call("GET", "/v1/retention")
 
     def wait(
         self,
@@ -369,11 +325,13 @@ class Client(Connection):
     def run_preset(
         self, name: str, *, idempotency_key: str | None = None, **beside: Any
     ) -> list[Experiment]:
-        """Queue an experiment for each of a preset's specs, all or none; their ids, in order, are
-        what `verdict` takes."""
-        one = {"name": name, **beside}
-        specs = self._specs_of(name)
-        submissions = [{"spec": spec, **one} for spec in specs]
+        """Queue an experiment for each of a preset's specs, all or none, tagged as the dashboard's
+        Paper page does; their ids, in order, are what `verdict` takes."""
+        tags = [*beside.get("tags", ()), f"preset:{name}"]
+        submissions = [
+            {"spec": spec, "name": name, **beside, "tags": [*tags, f"part:{part}"]}
+            for part, spec in enumerate(self._specs_of(name), 1)
+        ]
         ids = self.batch(submissions, idempotency_key=idempotency_key)
         return [self.experiments.get(one) for one in ids]
 

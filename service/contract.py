@@ -1,5 +1,6 @@
-"""The OpenAPI document beyond what FastAPI writes: the media type of problems, what each field is,
-examples, and links from what makes an id to what takes it."""
+"""The OpenAPI document beyond what FastAPI writes: the media type of problems, descriptions of
+fields, examples, links from what makes an id to what takes it, and a form that generators of
+clients understand."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -98,17 +99,43 @@ def complete(document: Document) -> Document:
             schema["examples"] = EXAMPLES[name]
         if name.startswith("UploadData") and not name.endswith("-Output"):
             schema["required"] = [one for one in schema["required"] if one not in SIZES]
+        _generate(name, schema)
     for operation in operations(document):
         for parameter in operation.get("parameters", ()):
             if parameter["name"] in OF_PARAMETERS:
                 parameter.setdefault("description", OF_PARAMETERS[parameter["name"]])
+            if parameter["in"] == "header":
+                parameter["schema"] = {"type": "string"}
         for status, response in operation["responses"].items():
+            for media_type, content in response.get("content", {}).items():
+                text = media_type.startswith("text/")
+                content.setdefault("schema", TEXT if text else BINARY)
             if status[0] in "45":
                 content = response["content"]
                 content[PROBLEM] = content.pop("application/json")
     for (path, method, status), parameter in MAKES.items():
         document["paths"][path][method]["responses"][status]["links"] = _links(parameter)
     return document
+
+
+TEXT = {"type": "string"}
+BINARY = {"type": "string", "format": "binary"}
+"""The schemas of answers that are not JSON."""
+OBJECT_DEFAULT = "x-default"
+"""The key of a default that is an object: generators of clients refuse a schema with one."""
+
+
+def _generate(name: str, schema: Document) -> None:
+    """Put a schema in a form that generators of clients understand: titles are unique, for they
+    become names of classes; no default is an object; one value of several kinds is an enum."""
+    if "-" in name:
+        schema["title"] = name.replace("-", "")
+    for about in schema.get("properties", {}).values():
+        if isinstance(about.get("default"), dict):
+            about[OBJECT_DEFAULT] = about.pop("default")
+        for member in about.get("anyOf", ()):
+            if "const" in member:
+                member["enum"] = [member.pop("const")]
 
 
 def operations(document: Document) -> Iterator[Document]:

@@ -50,6 +50,7 @@ ROUTERS = (
     streams.router,
     webhooks.router,
     datasets.router,
+    presets.custom,
     presets.router,
     monitoring.router,
     administration.router,

@@ -10,17 +10,22 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
-from mptcore.specs import ExperimentSpec, Problem, stored_spec
+from mptcore.specs import ExperimentSpec, Problem
 from mptcore.specs.parsing.suggestions import meant
 from service.bodies import StrictRoute
-from service.dependencies import DatabaseDep, Reader
+from service.dependencies import DatabaseDep, Reader, SettingsDep
 from service.errors import ApiError, invalid
 from service.experiments import store
 from service.experiments.curves import read_series
 from service.experiments.models import Experiment, Status
-from service.experiments.views import metric_out
+from service.experiments.place import places
+from service.experiments.scene import ScenesDep
+from service.experiments.schemas import ExperimentSummary
+from service.experiments.views import metric_out, summary_out
+from service.preset_runs import ran, runs_of_presets
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"], route_class=StrictRoute)
+custom = APIRouter(tags=["presets"], route_class=StrictRoute)
 
 ALL_POINTS = 10_000_000
 
@@ -38,6 +43,17 @@ class PresetOut(BaseModel):
 
 class PresetList(BaseModel):
     items: list[PresetOut]
+
+
+class PresetRuns(BaseModel):
+    """The experiments that ran a preset's specs, in their order; null where none did."""
+
+    name: str
+    runs: list[ExperimentSummary | None]
+
+
+class PresetRunsList(BaseModel):
+    items: list[PresetRuns]
 
 
 class ComparisonOut(BaseModel):
@@ -63,6 +79,27 @@ class VerdictOut(BaseModel):
 def list_presets(user: Reader) -> PresetList:
     """The paper's tables and figures."""
     return PresetList(items=[_out(preset) for preset in PRESETS.values()])
+
+
+@custom.get("/v1/presets:runs")
+def list_preset_runs(
+    database: DatabaseDep, settings: SettingsDep, scenes: ScenesDep, user: Reader
+) -> PresetRunsList:
+    """For each spec of each preset your newest experiment that ran it, whoever submitted it and by
+    which means; else the newest that is shared with you and has succeeded."""
+    with database.snapshot() as session:
+        found = runs_of_presets(session, settings, user)
+        made = {one.id: one for runs in found.values() for one in runs if one is not None}
+        waiting = places(session, list(made.values()), scenes, user.id)
+    return PresetRunsList(
+        items=[
+            PresetRuns(
+                name=name,
+                runs=[one and summary_out(one, waiting.get(one.id)) for one in runs],
+            )
+            for name, runs in found.items()
+        ]
+    )
 
 
 @router.get("/{name}")
@@ -109,8 +146,7 @@ def _no_result_of(experiment: Experiment | None, spec: ExperimentSpec) -> str | 
         return "no experiment of yours, nor one that is shared with the lab"
     if experiment.status != Status.SUCCEEDED:
         return f"it is {experiment.status}: a verdict needs what has succeeded"
-    ran = stored_spec(experiment.spec)
-    if ran.model_copy(update={"compute": spec.compute}) != spec:
+    if not ran(experiment, spec):
         return "it ran another spec than the preset's at this place"
     return None
 

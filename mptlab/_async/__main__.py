@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-MODULES = ("api", "connection", "events", "experiments", "sweeps")
+MODULES = ("administration", "api", "connection", "events", "experiments", "sweeps")
 
 WORDS = {
     r"\basync_content\((\w+)\)": r"\1",  # what is sent: the file itself

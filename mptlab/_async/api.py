@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx
 
 from mptlab import tables
-from mptlab._async.connection import AsyncConnection
+from mptlab._async.administration import AsyncAdministration
 from mptlab._async.events import follow
 from mptlab._async.experiments import AsyncExperiment, AsyncExperiments, Id, id_of
 from mptlab._async.sweeps import AsyncSweep, points_of
@@ -44,7 +44,7 @@ Spec = Any
 """A mapping, a pydantic model, the path of a JSON or YAML file, or the name of a preset."""
 
 
-class AsyncClient(AsyncConnection):
+class AsyncClient(AsyncAdministration):
     """The service, by a URL and a key: see AsyncConnection for where these come from.
 
     `experiments` holds objects to work with; the methods here take ids, and give the service's
@@ -181,8 +181,13 @@ class AsyncClient(AsyncConnection):
         return await self._call("PATCH", _path(experiment_id), json=changes)
 
     async def delete(self, experiment_id: Id) -> None:
-        """Delete an experiment that does not run."""
+        """Delete an experiment that does not run; `undelete` brings it back for some days."""
         await self._call("DELETE", _path(experiment_id))
+
+    async def undelete(self, experiment_id: Id) -> Json:
+        """Bring back an experiment that was deleted, while its files are kept. Raises Refused."""
+        path = f"{_path(experiment_id)}:undelete"
+        return await self._call("POST", path, idempotent=True)
 
     async def me(self) -> Json:
         """Whose key this is, and what it allows."""
@@ -192,55 +197,6 @@ class AsyncClient(AsyncConnection):
         """A page that signs one browser in with this key, once, within ten minutes."""
         made = await self._call("POST", "/v1/sign-in-codes")
         return f"{self.url}{made['path']}"
-
-    async def users(self) -> list[Json]:
-        """All users; for admins, as what follows."""
-        return await self._items("/v1/users")
-
-    async def add_user(self, name: str, role: str = "member") -> Json:
-        return await self._call("POST", "/v1/users", json={"name": name, "role": role})
-
-    async def change_user(self, name: str, **changes: Any) -> Json:
-        """Another `role`, or `active=False`: the user's keys serve no longer."""
-        return await self._call("PATCH", f"/v1/users/{name}", json=changes)
-
-    async def keys(self, name: str) -> list[Json]:
-        """A user's keys: your own, or for an admin anyone's."""
-        return await self._items(f"/v1/users/{name}/keys")
-
-    async def add_key(self, user: str, **how: Any) -> Json:
-        """A new key of a user's, shown in `key` this once; `how` is name (what it is for), scopes,
-        lasts_days."""
-        return await self._call("POST", f"/v1/users/{user}/keys", json=how)
-
-    async def revoke_key(self, name: str, key_id: str) -> None:
-        """Revoke a key: it serves no request that comes after."""
-        await self._call("DELETE", f"/v1/users/{name}/keys/{key_id}")
-
-    def audit(self, **filters: Any) -> AsyncIterator[Json]:
-        """Who did what to which object, newest first; `actor` and `object_id` filter."""
-        return self._pages("/v1/audit", filters)
-
-    async def queue(self) -> Json:
-        """Your share of the server and your limits, and what you have waiting, next first."""
-        return await self._call("GET", "/v1/queue")
-
-    async def workers(self) -> list[Json]:
-        """The workers that live."""
-        return await self._items("/v1/workers")
-
-    async def worker_history(self, hours: int = 6) -> Json:
-        """How busy the workers were over the last hours, at most 24, and what memory they had free:
-        for each of `items` a list, by the moments of `at`."""
-        return await self._call("GET", "/v1/workers/history", params={"hours": hours})
-
-    async def usage(self) -> list[Json]:
-        """How the users share the server, who has used it most of late first; for admins."""
-        return await self._items("/v1/usage")
-
-    async def retention(self) -> Json:
-        """What has been kept for long enough by now, by owner and cause; for admins."""
-        return await self._call("GET", "/v1/retention")
 
     async def wait(
         self,
@@ -375,11 +331,13 @@ class AsyncClient(AsyncConnection):
     async def run_preset(
         self, name: str, *, idempotency_key: str | None = None, **beside: Any
     ) -> list[AsyncExperiment]:
-        """Queue an experiment for each of a preset's specs, all or none; their ids, in order, are
-        what `verdict` takes."""
-        one = {"name": name, **beside}
-        specs = await self._specs_of(name)
-        submissions = [{"spec": spec, **one} for spec in specs]
+        """Queue an experiment for each of a preset's specs, all or none, tagged as the dashboard's
+        Paper page does; their ids, in order, are what `verdict` takes."""
+        tags = [*beside.get("tags", ()), f"preset:{name}"]
+        submissions = [
+            {"spec": spec, "name": name, **beside, "tags": [*tags, f"part:{part}"]}
+            for part, spec in enumerate(await self._specs_of(name), 1)
+        ]
         ids = await self.batch(submissions, idempotency_key=idempotency_key)
         return [await self.experiments.get(one) for one in ids]
 

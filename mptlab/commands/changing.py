@@ -1,6 +1,7 @@
 """The commands that change what there is, and who one is."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from mptlab import login as logins
 from mptlab.api import Client
 from mptlab.commands.asking import Asked, ExperimentIds, OptionalIds, asks
 from mptlab.errors import Json
+from mptlab.progress import printable
 
 app = typer.Typer()
 
@@ -60,10 +62,43 @@ def retry(asked: Asked, experiment_ids: ExperimentIds) -> None:
 
 @app.command()
 @asks
-def delete(asked: Asked, experiment_ids: ExperimentIds) -> None:
-    """Delete experiments that do not run."""
-    for one in asked.ids(experiment_ids):
+def delete(
+    asked: Asked,
+    experiment_ids: ExperimentIds,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask, as in a script")] = False,
+) -> None:
+    """Delete experiments that do not run, after a question. `mpt undelete` brings them back while
+    their files are kept."""
+    found = [asked.client.get(one) for one in asked.ids(experiment_ids)]
+    if not yes:
+        _ask_to_delete(found)
+    for one in found:
         asked.client.delete(one)
+        if not asked.as_json:
+            typer.echo(f"deleted {_named(one)}")
+    if asked.as_json:
+        asked.dump([{"id": one["id"], "name": one["name"]} for one in found])
+
+
+@app.command()
+@asks
+def undelete(asked: Asked, experiment_ids: ExperimentIds) -> None:
+    """Bring back deleted experiments, by their whole ids, while their files are kept."""
+    _each(asked, experiment_ids, asked.client.undelete)
+
+
+def _ask_to_delete(found: Sequence[Json]) -> None:
+    """Raises Abort where the answer is no, and BadParameter where no one can be asked."""
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("no one can be asked here whether to delete: give --yes")
+    for one in found:
+        typer.echo(f"  {_named(one)} {one['status']}", err=True)
+    noun = "experiment" if len(found) == 1 else "experiments"
+    typer.confirm(f"Delete {len(found)} {noun}?", abort=True, err=True)
+
+
+def _named(one: Json) -> str:
+    return f"{one['id']} {printable(one['name'] or '')}".rstrip()
 
 
 @app.command()

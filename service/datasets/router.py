@@ -88,7 +88,14 @@ class DatasetPage(BaseModel):
 @router.post(
     "",
     status_code=HTTPStatus.CREATED,
-    openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+            },
+        }
+    },
     responses={200: {"model": DatasetOut, "description": "You have sent these bytes before"}},
 )
 async def upload(

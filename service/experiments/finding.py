@@ -5,6 +5,7 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import Path
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
@@ -28,6 +29,18 @@ def find(session: Session, user: Caller, experiment_id: str) -> Experiment:
 def find_own(session: Session, user: Caller, experiment_id: str) -> Experiment:
     """What the caller may change. Raises ApiError."""
     return writable(user, _readable(session, user, experiment_id), "experiment")
+
+
+def find_deleted(session: Session, user: Caller, experiment_id: str) -> Experiment | None:
+    """A deleted experiment of the caller's, or for an admin of anyone's, that is not purged yet."""
+    if not experiment_id.isalnum():
+        return None
+    query = select(Experiment).where(
+        Experiment.id == experiment_id, Experiment.deleted_at.is_not(None)
+    )
+    if not user.is_admin:
+        query = query.where(Experiment.owner_id == user.id)
+    return session.scalar(query)
 
 
 def find_all(

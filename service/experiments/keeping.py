@@ -27,6 +27,9 @@ from service.sweeps.models import SweepPoint
 from service.users import User
 from service.webhooks.models import Delivery
 
+RESTORE_MARGIN_S = 60.0
+"""No transaction takes longer, so a restored experiment is never among those being purged."""
+
 
 class Kept(NamedTuple):
     """An experiment, whose it is, and whether a quota may remove it."""
@@ -53,6 +56,17 @@ def remove_ended(session: Session, experiment_ids: Sequence[str]) -> Sequence[st
         .returning(Experiment.id)
         .execution_options(synchronize_session=False)
     ).all()
+
+
+def restore(session: Session, experiment_id: str, purge_after_s: float) -> bool:
+    """Bring back a deleted experiment. False where it may be purged by now: its files go before its
+    row does, so a minute before that is too late."""
+    kept = Experiment.deleted_at > now() - (purge_after_s - RESTORE_MARGIN_S)
+    change = update(Experiment).where(Experiment.id == experiment_id, kept).values(deleted_at=None)
+    restored = session.scalars(
+        change.returning(Experiment.id).execution_options(synchronize_session=False)
+    )
+    return restored.one_or_none() is not None
 
 
 def older(session: Session, keep_s: float) -> Sequence[Kept]:

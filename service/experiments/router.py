@@ -24,7 +24,7 @@ from service.dependencies import (
 from service.errors import ApiError, invalid
 from service.experiments import keeping, states, store
 from service.experiments.acceptance import Acceptance, beside_of
-from service.experiments.finding import ExperimentId, find, find_own
+from service.experiments.finding import ExperimentId, find, find_deleted, find_own
 from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.place import place_of_next
 from service.experiments.reading import seen
@@ -174,6 +174,27 @@ def delete(experiment_id: ExperimentId, database: WriterDep, user: Canceller) ->
             detail = "it is running: cancel it first, and delete it once it has ended"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
         audit.note(session, user, "experiment.deleted", experiment_id)
+
+
+@router.post("/{experiment_id}:undelete")
+def undelete(
+    experiment_id: ExperimentId,
+    database: WriterDep,
+    settings: SettingsDep,
+    scenes: ScenesDep,
+    user: Canceller,
+) -> ExperimentOut:
+    """Bring back an experiment that was deleted, as long as its files are kept
+    (`MPT_PURGE_AFTER_S`). What waited when it was deleted is cancelled, and may be retried."""
+    with database.transaction() as session:
+        if find_deleted(session, user, experiment_id) is not None:
+            if not keeping.restore(session, experiment_id, settings.purge_after_s):
+                detail = "it was deleted too long ago: its files are being removed"
+                raise ApiError(HTTPStatus.GONE, "purged", detail)
+            audit.note(session, user, "experiment.undeleted", experiment_id)
+        experiment = find_own(session, user, experiment_id)
+        session.refresh(experiment)
+        return seen(session, experiment, scenes, user)
 
 
 @router.post("/{experiment_id}:cancel", status_code=HTTPStatus.ACCEPTED)

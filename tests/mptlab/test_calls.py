@@ -239,8 +239,18 @@ def test_files_are_written_where_they_are_wanted(
     assert client.download("e") == [Path("a.png")]
 
 
+def test_a_file_is_written_into_the_folder_whatever_it_is_called(
+    client: Client, answers: Answers, tmp_path: Path
+) -> None:
+    name = "../up/weights.bin"
+    left = {"items": [{"name": name, "sha256": hashlib.sha256(b"x").hexdigest()}]}
+    answers.given = [httpx.Response(200, json=left), httpx.Response(200, content=b"x")]
+    assert client.download("e", tmp_path / "here") == [tmp_path / "here" / "weights.bin"]
+    assert [one.name for one in tmp_path.iterdir()] == ["here"]
+
+
 def test_a_preset_is_run_whole(client: Client, answers: Answers) -> None:
-    """Each spec under its name, in order."""
+    """Each spec under its name, in order, with the tags that the Paper page sets too."""
     specs = [{**SPEC, "seeds": [i]} for i in range(2)]
     answers.says({"specs": specs}, {"items": [{"id": "a"}, {"id": "b"}]}, {"id": "a"}, {"id": "b"})
     made = client.run_preset("fig1", idempotency_key="once", tags=["t"])
@@ -249,7 +259,8 @@ def test_a_preset_is_run_whole(client: Client, answers: Answers) -> None:
     assert paths[:2] == ["/v1/presets/fig1", "/v1/experiments:batch"]
     sent = answers.seen[1]
     assert json.loads(sent.content)["experiments"] == [
-        {"spec": spec, "name": "fig1", "tags": ["t"]} for spec in specs
+        {"spec": spec, "name": "fig1", "tags": ["t", "preset:fig1", f"part:{part}"]}
+        for part, spec in enumerate(specs, 1)
     ]
     assert sent.headers["Idempotency-Key"] == "once"
 

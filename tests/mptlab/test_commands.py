@@ -199,8 +199,48 @@ def test_the_life_of_an_experiment(environment: Environment, client: Client) -> 
     again = output.split()[0]
     assert (code, client.get(again)["retry_of"]) == (0, one)
     assert mpt(environment, "cancel", again)[0] == 0
-    assert mpt(environment, "delete", one, again) == (0, "", "")
+    code, _, error = mpt(environment, "delete", one, again)
+    assert (code, "give --yes" in error) == (2, True)
+    assert client.get(one)["status"] == "cancelled"
+    deleted = mpt(environment, "delete", "--yes", one, again)
+    assert deleted == (0, f"deleted {one}\ndeleted {again}\n", "")
     assert mpt(environment, "show", one)[0] == 1
+    assert mpt(environment, "undelete", one) == (0, f"{one} cancelled\n", "")
+    named = client.change(one, name="a name")
+    told = asked_json(environment, "delete", "-y", one)
+    assert told == [{"id": one, "name": named["name"]}]
+
+
+@pytest.mark.parametrize(("typed", "is_deleted"), [("y\n", True), ("n\n", False), ("\n", False)])
+def test_who_can_be_asked_is_asked_before_a_deletion(
+    environment: Environment, client: Client, typed: str, is_deleted: bool
+) -> None:
+    one = client.submit(WAITING, name="asked about")["id"]
+    ours, theirs = pty.openpty()
+    os.write(ours, typed.encode())
+    process = subprocess.Popen(
+        [*MPT, "delete", one], env={**os.environ, **environment}, text=True,
+        stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    shown, told = process.communicate()
+    os.close(ours)
+    os.close(theirs)
+    assert f"{one} asked about queued" in told
+    assert "Delete 1 experiment? [y/N]" in told
+    assert shown.strip() == (f"deleted {one} asked about" if is_deleted else "")
+    found: list[str] = [one["id"] for one in client.experiments(name="asked about", limit=10)]
+    assert (one not in found) == is_deleted
+    assert process.returncode == (0 if is_deleted else 1)
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("agrees", 0), ("differs", 3), ("incomplete", 3)])
+def test_the_exit_status_of_a_verdict(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
+) -> None:
+    found: dict[str, Any] = {"verdict": verdict, "comparisons": [], "missing": None}
+    monkeypatch.setattr(Client, "verdict", lambda *_: found)
+    assert mpt(environment, "verdict", "table1", "0" * 32)[0] == code
+    assert mpt(environment, "verdict", "table1", "0" * 32, "--json")[0] == code
 
 
 def test_a_sweep_is_followed_to_its_table(environment: Environment, tmp_path: Path) -> None:

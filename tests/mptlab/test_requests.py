@@ -29,6 +29,7 @@ PLAIN: list[tuple[Callable[[Client], Any], str, str, dict[str, str]]] = [
     (lambda c: c.cancel("a"), "POST", "/v1/experiments/a:cancel", {}),
     (lambda c: c.pause("a"), "POST", "/v1/experiments/a:pause", {}),
     (lambda c: c.resume("a"), "POST", "/v1/experiments/a:resume", {}),
+    (lambda c: c.undelete("a"), "POST", "/v1/experiments/a:undelete", {}),
     (lambda c: c.retry("a"), "POST", "/v1/experiments/a:retry", {}),
     (lambda c: c.preset("table1"), "GET", "/v1/presets/table1", {}),
     (lambda c: c.validate(SPEC), "POST", "/v1/experiments:validate", {}),

@@ -14,6 +14,7 @@ LEFT_OUT = {
     "mptcore/presets/__init__.py": "it runs at import, before a mutant is chosen",
     "mptcore/presets/language.py": "it runs at import, before a mutant is chosen",
     "mptlab/_async/__main__.py": "test_async.py compares all that it writes with what is there",
+    "mptlab/_async/administration.py": "`make client` writes mptlab/administration.py from it",
     "mptlab/_async/api.py": "`make client` writes mptlab/api.py from it, which is asked",
     "mptlab/_async/connection.py": "`make client` writes mptlab/connection.py from it",
     "mptlab/_async/events.py": "`make client` writes mptlab/events.py from it",

@@ -95,6 +95,43 @@ def test_what_is_deleted_is_seen_by_no_one(admin: TestClient) -> None:
     assert admin.get("/v1/experiments?whose=all").json()["items"] == []
 
 
+def test_what_is_deleted_is_brought_back_while_its_files_are_kept(
+    admin: TestClient, settings: Settings
+) -> None:
+    headers = bearer(member(admin)["key"])
+    one = submit(admin, headers=headers)
+    path = f"/v1/experiments/{one}"
+    assert admin.delete(path, headers=headers).status_code == 204
+    admin.post("/v1/users", json={"name": "bob"})
+    other = bearer(admin.post("/v1/users/bob/keys", json={}).json()["key"])
+    assert admin.post(f"{path}:undelete", headers=other).status_code == 404
+    for _ in range(2):  # sent again it does no harm
+        answer = admin.post(f"{path}:undelete", headers=headers)
+        assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
+    assert admin.get(path, headers=headers).json()["id"] == one
+    assert [line["action"] for line in audited(admin, one)].count("experiment.undeleted") == 1
+    admin.delete(path, headers=headers)
+    deleted_ago(admin, one, settings.purge_after_s - keeping.RESTORE_MARGIN_S - 60)
+    assert admin.post(f"{path}:undelete").status_code == 200  # by an admin
+    admin.delete(path, headers=headers)
+    deleted_ago(admin, one, settings.purge_after_s - keeping.RESTORE_MARGIN_S)
+    answer = admin.post(f"{path}:undelete", headers=headers)
+    assert (answer.status_code, answer.json()["reason"]) == (410, "purged")
+    assert admin.get(path, headers=headers).status_code == 404
+    assert admin.post("/v1/experiments/%00:undelete").status_code == 404
+
+
+def audited(api: TestClient, object_id: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = api.get(f"/v1/audit?object_id={object_id}").json()["items"]
+    return found
+
+
+def deleted_ago(api: TestClient, experiment_id: str, ago_s: float) -> None:
+    own = update(Experiment).where(Experiment.id == experiment_id)
+    with database_of(api).transaction() as session:
+        session.execute(own.values(deleted_at=now() - ago_s))
+
+
 @pytest.mark.parametrize("status", list(Status))
 def test_what_runs_is_cancelled_before_it_is_deleted(admin: TestClient, status: Status) -> None:
     one = submit(admin)

@@ -1,5 +1,7 @@
 """Presets over HTTP: what is listed can be submitted, and stored results get their verdict."""
 
+from typing import Any
+
 from fastapi.testclient import TestClient
 
 from mptcore.presets import PRESETS
@@ -64,3 +66,53 @@ def test_a_verdict_needs_the_presets_own_results(api: TestClient, database: Data
         answer = api.get(f"/v1/presets/{query}")
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["pointer"].startswith("/query/experiment")
+
+
+def runs_of(api: TestClient, preset: str) -> list[str | None]:
+    items = api.get("/v1/presets:runs").json()["items"]
+    assert [one["name"] for one in items] == list(PRESETS)
+    (runs,) = (one["runs"] for one in items if one["name"] == preset)
+    return [one and one["id"] for one in runs]
+
+
+def submit(api: TestClient, spec: dict[str, Any], *tags: str, **beside: Any) -> str:
+    body = {"spec": spec, "tags": list(tags), "cache": False, **beside}
+    experiment: str = api.post("/v1/experiments", json=body).json()["id"]
+    return experiment
+
+
+def test_runs_of_presets_are_found_however_they_were_submitted(api: TestClient) -> None:
+    """By their spec where they have no tag; by tag where the spec is computed by other means."""
+    first, second, third = api.get("/v1/presets/table1").json()["specs"]
+    assert runs_of(api, "table1") == [None] * 3
+    untagged = submit(api, second)
+    assert runs_of(api, "table1") == [None, untagged, None]
+    threads = {**third, "compute": {**third["compute"], "threads": 1}}
+    tagged = submit(api, threads, "preset:table1", "part:3")
+    assert runs_of(api, "table1") == [None, untagged, tagged]
+    newer = submit(api, second, "mine")
+    assert runs_of(api, "table1") == [None, newer, tagged]
+    submit(api, {**first, "seeds": [1]}, "preset:table1", "part:1")  # another spec
+    submit(api, first, "preset:table1", "part:2")  # under another part's tag
+    found = runs_of(api, "table1")
+    assert (found[0] is not None, found[1:]) == (True, [newer, tagged])
+    api.delete(f"/v1/experiments/{newer}")
+    assert runs_of(api, "table1")[1] == untagged
+
+
+def test_runs_of_others_are_shown_where_they_are_shared_and_have_succeeded(
+    api: TestClient, database: Database
+) -> None:
+    shared = store_results(api, database, 0.1)
+    made = api.post("/v1/users", json={"name": "ann", "role": "member"})
+    assert made.status_code == 201, made.text
+    key = api.post("/v1/users/ann/keys", json={}).json()["key"]
+    ann = TestClient(api.app, headers={"Authorization": f"Bearer {key}"})
+    assert runs_of(ann, "fig4-left") == [None]
+    api.patch(f"/v1/experiments/{shared}", json={"visibility": "lab"})
+    assert runs_of(ann, "fig4-left") == [shared]
+    (spec,) = api.get("/v1/presets/fig4-left").json()["specs"]
+    submit(api, spec, visibility="lab")  # newer, but it has not succeeded
+    assert runs_of(ann, "fig4-left") == [shared]
+    own = submit(ann, spec)
+    assert runs_of(ann, "fig4-left") == [own]

@@ -20,7 +20,7 @@ const SCOPES = { pause: "cancel", cancel: "cancel", resume: "cancel", retry: "su
 export function Actions({ experiment, me, may, onDone }) {
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
-  const [deleting, setDeleting] = useState(false);
+  const [question, setQuestion] = useState(null);
   const path = `/v1/experiments/${experiment.id}`;
   if (experiment.owner !== me.name && !may("admin")) {
     return html`<p class="muted small">${experiment.owner} shares this with the lab: you may read it.</p>`;
@@ -42,27 +42,34 @@ export function Actions({ experiment, me, may, onDone }) {
     if (verb === "retry") location.assign(`/experiments/${answer.id}`);
   });
   const change = (changes) => run(() => call("PATCH", path, changes));
-  function onAnswer(yes) {
-    setDeleting(false);
-    if (yes) run(async () => {
-      await call("DELETE", path);
-      location.assign("/");
-    });
+  const remove = () => run(async () => {
+    await call("DELETE", path);
+    location.assign("/");
+  });
+  function answer(work) {
+    return (yes) => {
+      setQuestion(null);
+      if (yes) work();
+    };
   }
   const shared = experiment.visibility === "lab";
   return html`<div class="stack">
     <div class="row" role="group" aria-label="What to do with it">
       ${verbsOf(experiment).filter((verb) => may(SCOPES[verb])).map((verb) => html`
-        <button key=${verb} type="button" disabled=${busy} onClick=${() => perform(verb)}>${TEXTS[verb]}</button>`)}
+        <button key=${verb} type="button" disabled=${busy} onClick=${() => (verb === "cancel" ? setQuestion(verb) : perform(verb))}>${TEXTS[verb]}</button>`)}
       ${may("submit") && html`
         <button type="button" disabled=${busy} onClick=${() => change({ visibility: shared ? "private" : "lab" })}>${shared ? "Make private" : "Share"}</button>
         <button type="button" disabled=${busy} onClick=${() => change({ pinned: !experiment.pinned })}>${experiment.pinned ? "Unpin" : "Pin"}</button>`}
       ${may("cancel") && experiment.status !== "running" && html`
-        <button type="button" class="danger" disabled=${busy} onClick=${() => setDeleting(true)}>Delete</button>`}
+        <button type="button" class="danger" disabled=${busy} onClick=${() => setQuestion("delete")}>Delete</button>`}
     </div>
     <${Problem} error=${error} />
-    ${deleting && html`<${Confirm} title="Delete this experiment?" action="Delete" onAnswer=${onAnswer}>
-      <p class="wrap">${titleOf(experiment)}: no one sees it from then on, and its files go after a time.</p>
+    ${question === "cancel" && html`<${Confirm} title="Cancel this run?" action="Cancel the run" onAnswer=${answer(() => perform("cancel"))}>
+      <p class="wrap">${titleOf(experiment)}: what it has computed stays; it does not go on.</p>
+    <//>`}
+    ${question === "delete" && html`<${Confirm} title="Delete this experiment?" action="Delete" onAnswer=${answer(remove)}>
+      <p class="wrap">${titleOf(experiment)}: no one sees it from then on, and its files go after a time.
+        Until then <code>mpt undelete ${experiment.id}</code> brings it back.</p>
     <//>`}
   </div>`;
 }

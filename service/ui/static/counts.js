@@ -2,7 +2,7 @@
 
 import { html } from "./vendor/preact-htm.js";
 
-const ENDED = ["succeeded", "failed", "cancelled"];
+export const ENDED = ["succeeded", "failed", "cancelled"];
 
 export function Counts({ sweep }) {
   const counts = Object.entries(sweep.counts).filter(([, count]) => count > 0);

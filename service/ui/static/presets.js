@@ -1,8 +1,8 @@
-// The paper's presets: run as experiments that carry their tags, by which they are found again.
+// The paper's presets: their runs, which carry tags, and where they stand.
 
 import { get, post, withQuery } from "./api.js";
 
-export const tagOf = (preset) => `preset:${preset.name}`;
+const tagOf = (preset) => `preset:${preset.name}`;
 const partOf = (index) => `part:${index + 1}`;
 
 /** Queues all of a preset's specs, or none; gives their ids. */
@@ -22,12 +22,10 @@ export async function runPreset(preset) {
  * null, and the `verdict` once all of these have succeeded.
  */
 export async function standingsOf(presets) {
-  const path = withQuery("/v1/experiments", { tag: presets.map(tagOf), limit: 500 });
-  const { items } = await get(path);
+  const { items } = await get("/v1/presets:runs");
+  const known = new Map(items.map((one) => [one.name, one.runs]));
   const standings = presets.map(async (preset) => {
-    const mine = items.filter((one) => one.tags.includes(tagOf(preset)));
-    const ran = (index) => mine.find((one) => one.tags.includes(partOf(index))) ?? null;
-    const runs = preset.specs.map((_, index) => ran(index));
+    const runs = known.get(preset.name);
     return [preset.name, { runs, verdict: await verdictOf(preset, runs) }];
   });
   return Object.fromEntries(await Promise.all(standings));

@@ -23,7 +23,7 @@ const isNumeric = ({ type }) => type === "integer" || type === "number";
 function partOf(schema, schemas) {
   const kinds = (schema.anyOf ?? [schema]).filter((one) => one.type !== "null");
   const nullable = kinds.length < (schema.anyOf?.length ?? 0);
-  return { ...shapeOf(kinds, schemas), default: schema.default, about: schema.description, nullable };
+  return { ...shapeOf(kinds, schemas), default: schema.default ?? schema["x-default"], about: schema.description, nullable };
 }
 
 function shapeOf(kinds, schemas) {

@@ -2,6 +2,7 @@
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { call, get, post, withEach } from "./api.js";
+import { ENDED } from "./counts.js";
 import { titleOf } from "./format.js";
 import { Confirm } from "./parts.js";
 
@@ -28,41 +29,65 @@ function Tagging({ experiments, onTag }) {
   </div>`;
 }
 
+const MAX_NAMES = 8;
+const runs = (number) => (number === 1 ? "1 run" : `${number} runs`);
+
+/** A question about several experiments, with their names. */
+function Question({ title, action, experiments, onAnswer, children }) {
+  return html`<${Confirm} title=${title} action=${action} onAnswer=${onAnswer}>
+    <ul>${experiments.slice(0, MAX_NAMES).map((one) => html`<li key=${one.id} class="wrap">${titleOf(one)}</li>`)}</ul>
+    ${experiments.length > MAX_NAMES && html`<p>and ${experiments.length - MAX_NAMES} more</p>`}
+    ${children}
+  <//>`;
+}
+
 /** A bar below the list, as long as some are selected. */
 export function Selection({ selected, clear, may, onDone }) {
-  const [deleting, setDeleting] = useState(false);
+  const [question, setQuestion] = useState(null);
   const [said, setSaid] = useState(null);
+  const [deleted, setDeleted] = useState([]);
   const experiments = [...selected.values()];
   const ids = experiments.map((one) => one.id);
+  const open = experiments.filter((one) => !ENDED.includes(one.status));
 
-  async function each(done, work) {
-    setSaid(`${count(ids.length)}…`);
-    const refused = await withEach(ids, work);
-    const kept = refused.length ? `; ${refused.length} refused: ${refused[0]}` : "";
-    setSaid(`${count(ids.length - refused.length)} ${done}${kept}`);
+  /** Does the same with each, says how it went, and gives the ids of those that were not refused. */
+  async function each(some, done, work) {
+    setDeleted([]);
+    setSaid(`${count(some.length)}…`);
+    const kept = [];
+    const refused = await withEach(some, (id) => work(id).then(() => kept.push(id)));
+    setSaid(`${count(kept.length)} ${done}${refused.length ? `; ${refused.length} refused: ${refused[0]}` : ""}`);
     clear();
     onDone();
+    return kept;
   }
-  function onAnswer(yes) {
-    setDeleting(false);
-    if (yes) each("deleted", (id) => call("DELETE", pathOf(id)));
+  const cancel = () => each(open.map((one) => one.id), "cancelled", (id) => post(`${pathOf(id)}:cancel`));
+  const remove = () => each(ids, "deleted", (id) => call("DELETE", pathOf(id))).then(setDeleted);
+  const undo = () => each(deleted, "brought back", (id) => post(`${pathOf(id)}:undelete`));
+  const onTag = (tag, on) => each(ids, on ? `tagged ${tag}` : `without ${tag}`, (id) => retag(id, tag, on));
+  function answer(work) {
+    return (yes) => {
+      setQuestion(null);
+      if (yes) work();
+    };
   }
-  const cancel = () => each("cancelled", (id) => post(`${pathOf(id)}:cancel`));
-  const onTag = (tag, on) => each(on ? `tagged ${tag}` : `without ${tag}`, (id) => retag(id, tag, on));
 
   return html`
-    <p role="status" class=${said ? "notice" : ""}>${said}</p>
+    <div class=${said ? "notice row" : ""}>
+      <span role="status">${said}</span>
+      ${deleted.length > 0 && html`<button type="button" onClick=${undo}>Undo</button>`}
+    </div>
     ${ids.length > 0 && html`<div class="selection row" role="group" aria-label="Selected experiments">
       <strong>${ids.length} selected</strong>
       <a class="button primary" href=${`/compare?ids=${ids.join(",")}`}>Compare</a>
       ${may("submit") && html`<${Tagging} experiments=${experiments} onTag=${onTag} />`}
       ${may("cancel") && html`
-        <button type="button" onClick=${cancel}>Cancel</button>
-        <button type="button" class="danger" onClick=${() => setDeleting(true)}>Delete</button>`}
+        ${open.length > 0 && html`<button type="button" onClick=${() => setQuestion("cancel")}>Cancel ${runs(open.length)}</button>`}
+        <button type="button" class="danger" onClick=${() => setQuestion("delete")}>Delete</button>`}
       <button type="button" class="quiet" onClick=${clear}>Select none</button>
     </div>`}
-    ${deleting && html`<${Confirm} title=${`Delete ${count(ids.length)}?`} action="Delete" onAnswer=${onAnswer}>
-      <ul>${experiments.slice(0, 8).map((one) => html`<li class="wrap">${titleOf(one)}</li>`)}</ul>
-      ${experiments.length > 8 && html`<p>and ${experiments.length - 8} more</p>`}
-    <//>`}`;
+    ${question === "cancel" && html`<${Question} title=${`Cancel ${runs(open.length)}?`} action=${`Cancel ${runs(open.length)}`}
+      experiments=${open} onAnswer=${answer(cancel)}><p>What they have computed stays; they do not go on.</p><//>`}
+    ${question === "delete" && html`<${Question} title=${`Delete ${count(ids.length)}?`} action="Delete"
+      experiments=${experiments} onAnswer=${answer(remove)} />`}`;
 }

@@ -132,18 +132,29 @@ def test_one_is_cancelled_on_its_page_and_many_in_the_list(page: Page, lab: Brow
     ids = [submitted(lab.database, name=f"unwanted {i}") for i in range(3)]
     page.goto(lab.url(f"/experiments/{ids[0]}"))
     page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Cancel this run?")
+    assert lab.status(ids[0]) == Status.QUEUED
+    page.get_by_role("dialog").get_by_role("button", name="Cancel the run").click()
     expect(page.locator(".first .status")).to_have_text("cancelled")
     expect(page.get_by_role("button", name="Retry")).to_be_visible()
     page.goto(lab.url("/?q=unwanted"))
-    for i in (1, 2):
+    for i in range(3):
         page.get_by_label(f"Select unwanted {i}").check()
-    page.get_by_role("button", name="Cancel").click()
+    selected = page.get_by_role("group", name="Selected experiments")
+    selected.get_by_role("button", name="Cancel 2 runs").click()  # of three, one has ended
+    page.get_by_role("dialog").get_by_role("button", name="Keep").click()
+    assert [lab.status(one) for one in ids[1:]] == [Status.QUEUED] * 2
+    selected.get_by_role("button", name="Cancel 2 runs").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel 2 runs").click()
     expect(page.get_by_text("2 experiments cancelled")).to_be_visible()
     assert [lab.status(one) for one in ids] == [Status.CANCELLED] * 3
     page.get_by_label("Select all of this page").check()
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(page.get_by_text("No experiment is like that")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_text("3 experiments brought back")).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(3)
 
 
 def test_the_service_says_what_is_wrong_at_the_field(page: Page, lab: BrowsedLab) -> None:

@@ -2,22 +2,24 @@
 
 import { html, useState } from "../vendor/preact-htm.js";
 import { get } from "../api.js";
+import { titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Loading, Problem, Progress, Status } from "../parts.js";
 import { runPreset, standingsOf } from "../presets.js";
 import { Comparisons, Curves } from "../published.js";
 
-function Runs({ runs }) {
+function Runs({ runs, me }) {
   const made = runs.filter(Boolean);
   if (!made.length) return null;
   return html`<ul>${made.map((one) => html`<li key=${one.id}>
-    <a href=${`/experiments/${one.id}`}>${one.name}</a> <${Status} of=${one.status} />
-    ${one.status === "running" && html`<${Progress} experiment=${one} label=${`Progress of ${one.name}`} />`}
+    <a href=${`/experiments/${one.id}`}>${titleOf(one)}</a> <${Status} of=${one.status} />
+    ${one.owner !== me.name && html` <span class="muted small">of ${one.owner}</span>`}
+    ${one.status === "running" && html`<${Progress} experiment=${one} label=${`Progress of ${titleOf(one)}`} />`}
   </li>`)}</ul>
   ${made.length > 1 && html`<p><a href=${`/compare?ids=${made.map((one) => one.id).join(",")}`}>Compare them</a></p>`}`;
 }
 
-function Preset({ preset, standing, may, onRun }) {
+function Preset({ preset, standing, me, may, onRun }) {
   const [refused, setRefused] = useState(null);
   const run = () => runPreset(preset).then(() => setRefused(null), setRefused).then(onRun);
   const { runs, verdict } = standing;
@@ -30,7 +32,7 @@ function Preset({ preset, standing, may, onRun }) {
     <p>${preset.statement}</p>
     ${verdict && html`<${Comparisons} verdict=${verdict} />`}
     ${verdict?.missing && html`<p class="muted">${verdict.missing}</p>`}
-    <${Runs} runs=${runs} />
+    <${Runs} runs=${runs} me=${me} />
     <${Curves} preset=${preset} runs=${runs} />
     <${Problem} error=${refused} />
     <div class="row">
@@ -50,7 +52,7 @@ function grouped(presets) {
   return [...groups];
 }
 
-export default function Paper({ may }) {
+export default function Paper({ me, may }) {
   const presets = useLive(() => get("/v1/presets"), [], () => true);
   const { data, error, refresh } = useLive(
     async () => presets.data && standingsOf(presets.data.items),
@@ -65,7 +67,7 @@ export default function Paper({ may }) {
     ${data && grouped(presets.data.items).map(([of, items]) => html`<section key=${of} aria-label=${of}>
       <h2>${of}</h2>
       <div class="halves">
-        ${items.map((one) => html`<${Preset} key=${one.name} preset=${one} standing=${data[one.name]} may=${may} onRun=${refresh} />`)}
+        ${items.map((one) => html`<${Preset} key=${one.name} preset=${one} standing=${data[one.name]} me=${me} may=${may} onRun=${refresh} />`)}
       </div>
     </section>`)}
   </div>`;

@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/preact-htm.js";
 import { call, get, post } from "../api.js";
 import { Chart } from "../chart.js";
-import { Counts } from "../counts.js";
+import { Counts, ENDED } from "../counts.js";
 import { dateTime, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
 import { Parallel } from "../parallel.js";
@@ -95,23 +95,31 @@ function Points({ id, table }) {
 
 function SweepActions({ sweep, me, may, onDone }) {
   const [error, setError] = useState(null);
-  const [deleting, setDeleting] = useState(false);
+  const [question, setQuestion] = useState(null);
   if (sweep.owner !== me.name && !may("admin")) return null;
   const path = `/v1/sweeps/${sweep.id}`;
   const run = (work) => work().then(() => setError(null), setError).then(onDone);
   const failed = (sweep.counts.failed ?? 0) + (sweep.counts.cancelled ?? 0);
-  function onAnswer(yes) {
-    setDeleting(false);
-    if (yes) run(() => call("DELETE", path).then(() => location.assign("/sweeps")));
+  const open = sweep.points - ENDED.reduce((total, status) => total + (sweep.counts[status] ?? 0), 0);
+  const cancel = () => run(() => post(`${path}:cancel`));
+  const remove = () => run(() => call("DELETE", path).then(() => location.assign("/sweeps")));
+  function answer(work) {
+    return (yes) => {
+      setQuestion(null);
+      if (yes) work();
+    };
   }
+  const runs = open === 1 ? "1 run" : `${open} runs`;
   return html`<div class="stack">
     <div class="row" role="group" aria-label="What to do with it">
-      ${may("cancel") && !sweep.terminal && html`<button type="button" onClick=${() => run(() => post(`${path}:cancel`))}>Cancel all</button>`}
+      ${may("cancel") && !sweep.terminal && html`<button type="button" onClick=${() => setQuestion("cancel")}>Cancel ${runs}</button>`}
       ${may("submit") && failed > 0 && html`<button type="button" onClick=${() => run(() => post(`${path}:retry`))}>Retry ${failed}</button>`}
-      ${may("cancel") && html`<button type="button" class="danger" onClick=${() => setDeleting(true)}>Delete</button>`}
+      ${may("cancel") && html`<button type="button" class="danger" onClick=${() => setQuestion("delete")}>Delete</button>`}
     </div>
     <${Problem} error=${error} />
-    ${deleting && html`<${Confirm} title="Delete this sweep?" action="Delete" onAnswer=${onAnswer}><p>Its experiments go with it.</p><//>`}
+    ${question === "cancel" && html`<${Confirm} title=${`Cancel ${runs}?`} action=${`Cancel ${runs}`} onAnswer=${answer(cancel)}>
+      <p>What they have computed stays; they do not go on.</p><//>`}
+    ${question === "delete" && html`<${Confirm} title="Delete this sweep?" action="Delete" onAnswer=${answer(remove)}><p>Its experiments go with it.</p><//>`}
   </div>`;
 }
 

@@ -109,6 +109,7 @@ test("parallel axes: numbers by value, wide ranges by logarithm, the rest in ord
   assert.deepEqual(places([1, 2, 5]), [0, 0.25, 1]);
   assert.deepEqual(places([1, 10, 100]), [0, 0.5, 1]);
   assert.deepEqual(places([1, 25, 49]), [0, 0.5, 1]);
+  assert.deepEqual(places([1, 25, 50])[1], Math.log(25) / Math.log(50));
   assert.deepEqual(places([7]), [0.5]);
   assert.deepEqual(places(["a", "b"]), [0.25, 0.75]);
   assert.deepEqual(axisOf("k", [1, 2, 3, 4, 5, 6, 7, 8, 9]).ticks, [1, 9]);

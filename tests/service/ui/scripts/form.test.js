@@ -65,6 +65,17 @@ test("the parts of a schema, by family", () => {
   assert.equal(fields.model.members.ppca.fields.init.kind, "choice");
 });
 
+test("what is of one of two kinds is a value that is typed", () => {
+  const seed = { anyOf: [{ type: "integer" }, { type: "string", enum: ["run"] }] };
+  const { vae } = partsOf({ components: { schemas: { ...schemas, Two: { properties: { ...schemas.Two.properties, seed } } } } });
+  assert.deepEqual([vae.fields.seed.kind, vae.fields.seed.numeric, vae.fields.seed.nullable], ["value", true, false]);
+});
+
+test("a default that is an object is beside the standard key", () => {
+  const { ppca } = partsOf({ components: { schemas: { ...schemas, One: { properties: { ...schemas.One.properties, train: { ...ref("Train"), "x-default": { epochs: 3 } } }, required: ["model"] } } } });
+  assert.deepEqual(ppca.fields.train.default, { epochs: 3 });
+});
+
 test("what fits is kept, what does not and what is the default anyway goes", () => {
   const { ppca, vae } = partsOf({ components: { schemas } });
   const spec = { model: { family: "ppca", dim: 3, init: "random", odd: 1 }, n: 5, train: null, other: 2 };
