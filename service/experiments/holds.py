@@ -71,7 +71,7 @@ def take_places(session: Session, successors: Mapping[str, str]) -> None:
 def settle(session: Session, ended_id: str, status: str) -> Sequence[str]:
     """An experiment has ended: what waited for it may run where that was the last, or fails where
     it did not succeed. Gives those that fail. Waits for submissions that have looked at the
-    experiment and are not committed yet (`store.lock_readable`): they may wait for it."""
+    experiment and are not committed yet (`store.named`): they may wait for it."""
     session.execute(select(Experiment.id).where(Experiment.id == ended_id).with_for_update())
     session.execute(delete(Wait).where(Wait.experiment_id == ended_id))
     waiting = session.scalars(
