@@ -21,6 +21,9 @@ class FairShare(BaseModel):
     max_running: int | None = Field(default=None, ge=1)
     """Of one user at once (Slurm's MaxJobs), where the user has no limit of its own; unset is no
     limit."""
+    spare_slots: int = Field(default=1, ge=0)
+    """Of the workers of each kind, so many that the runs of one user leave to the others. It does
+    not count where one user alone may submit, nor where there are no more workers than that."""
     max_submitted: int = Field(default=5000, ge=1)
     """Experiments of one user that have not ended (Slurm's MaxSubmitJobs), where the user has no
     limit of its own."""
