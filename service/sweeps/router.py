@@ -17,6 +17,7 @@ from service.dependencies import Canceller, DatabaseDep, Reader, SettingsDep, Su
 from service.errors import ApiError, invalid
 from service.experiments import holds, many, states
 from service.experiments.many import New
+from service.experiments.models import Experiment
 from service.experiments.router import IdempotencyKey, refusals
 from service.experiments.scene import Scenes, ScenesDep
 from service.experiments.views import as_json
