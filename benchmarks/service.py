@@ -232,7 +232,7 @@ def _add_idle(session: Session) -> None:
         for n, held in enumerate((Held.NOT, Held.SWEEP))
     ]
     session.execute(insert(Experiment), paused)
-    after = [{**common, "id": f"{i:031x}a", "held": Held.AFTER} for i in range(HELD)]
+    after = [{**common, "id": f"{i:031x}w", "held": Held.AFTER} for i in range(HELD)]
     session.execute(insert(Experiment), after)
     first = f"{ENDED:032x}"
     waits = [{"experiment_id": one["id"], "after_id": first} for one in after]

@@ -84,7 +84,7 @@ def test_points_that_are_all_wrong_are_given_up_soon(api: TestClient, validated:
 
 @pytest.fixture
 def while_it_prepares(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
-    """What is done, once, when the first spec of a request has been judged."""
+    """What is done, once, when the next spec of a request has been judged."""
     todo: list[Callable[[], object]] = []
     cache_key = Acceptance.cache_key
 
@@ -111,13 +111,14 @@ def test_others_write_while_a_request_prepares(
         with sqlite3.connect(file, timeout=0.1, isolation_level=None) as other:
             other.execute("BEGIN IMMEDIATE")
             other.execute("ROLLBACK")
+        while_it_prepares.append(write)  # at every spec
 
     while_it_prepares.append(write)
     points = {"grid": {"data.seed": [1, 2]}}
     bodies = {"sweep": {"spec": SPEC, **points}, "points": points, "retry": None}
     path = {"sweep": "/v1/sweeps"}.get(what, made["urls"].get(what, ""))
     assert api.post(path, json=bodies[what]).status_code == 202
-    assert while_it_prepares == []
+    assert while_it_prepares == [write]
 
 
 def test_what_fails_meanwhile_is_not_waited_for(
