@@ -217,7 +217,7 @@ def idle(settings: Settings) -> Iterator[Figure]:
             yield Figure(f"beside idle sweeps{beside}, p50", percentile(settled, 50), "ms",
                          at_most=limit_ms)  # fmt: skip
             if not at_limit:
-                yield Figure("looks at 100 sweeps that changed, slowest", max(took), "ms")
+                yield Figure("looks at sweeps that changed, slowest", max(took), "ms")
 
 
 def _add_idle(session: Session) -> None:

@@ -22,7 +22,7 @@ _LIMITED = select(Sweep.id).where(Sweep.concurrency.is_not(None))
 _NEXT_HOLD = case((Experiment.sweep_id.in_(_LIMITED), Held.SWEEP), else_=Held.NOT)
 """What holds an experiment that waits for no other."""
 
-TURNS_AT_ONCE = 100
+TURNS_AT_ONCE = 20
 """Sweeps that one choice looks at: the others are looked at by the next ones."""
 _TURNS = select(Turn.id, Turn.sweep_id).order_by(Turn.id).limit(TURNS_AT_ONCE)
 _UNDER_WAY = select(func.count()).where(
