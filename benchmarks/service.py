@@ -21,16 +21,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import insert, text
+from sqlalchemy import insert, text, update
+from sqlalchemy.orm import Session
 
 from benchmarks import asking, dashboard, listening, peer, queries
 from benchmarks.figures import Figure, percentile
 from benchmarks.modes import LONG, MODES, SMALL, running
 from mptlab import Client
 from service.database import Database
+from service.experiments import holds
 from service.experiments.dispatch import dispatch_next
-from service.experiments.models import Device, Experiment, Queue, Status, Usage
+from service.experiments.models import Device, Experiment, Held, Queue, Status, Usage, Wait
 from service.settings import Settings
+from service.sweeps.models import Sweep, Turn
 from service.users import User
 from tests.support.attempts import claimed
 from tests.support.processes import Lab
@@ -186,6 +189,66 @@ def dispatch(settings: Settings) -> Iterator[Figure]:
     yield Figure("the same, committed, p50", percentile(whole, 50), "ms")
 
 
+SWEEPS, HELD, BACKLOG = 5_000, 20_000, 100_000
+
+
+def idle(settings: Settings) -> Iterator[Figure]:
+    """The same choice beside what cannot run: 5,000 sweeps with a limit that are paused, 20,000
+    experiments that wait for another one, and 100,000 queued ones of 50 users at their limits."""
+    limit_ms = 10 if settings.database_url is None else 5
+    with closing(Database(settings.url)) as database:
+        _fill(database)
+        with database.transaction() as session:
+            _add_idle(session)
+        _analyze(database)
+        for at_limit in (False, True):
+            if at_limit:
+                with database.transaction() as session:
+                    session.execute(update(User).where(User.id >= 100).values(max_running=0))
+            took = []
+            for _ in range(DECISIONS + SWEEPS // holds.TURNS_AT_ONCE):
+                began = time.perf_counter()
+                with database.transaction() as session:
+                    dispatch_next(session)
+                    session.flush()
+                    took.append(1000 * (time.perf_counter() - began))
+            settled = took[SWEEPS // holds.TURNS_AT_ONCE :]
+            beside = ", users at their limits" if at_limit else ""
+            yield Figure(f"beside idle sweeps{beside}, p50", percentile(settled, 50), "ms",
+                         at_most=limit_ms)  # fmt: skip
+            if not at_limit:
+                yield Figure("looks at sweeps that changed, slowest", max(took), "ms")
+
+
+def _add_idle(session: Session) -> None:
+    common = {"owner_id": 1, "tags": [], "priority": 0, "spec": SMALL}
+    sweeps = [f"{i:031x}s" for i in range(SWEEPS)]
+    beside = {"concurrency": 1, "fields": ["seeds"], "comes_after": []}
+    session.execute(insert(Sweep), [{**common, **beside, "id": one} for one in sweeps])
+    session.execute(insert(Turn), [{"sweep_id": one} for one in sweeps])
+    paused = [
+        {**common, "id": f"{i:030x}{n}p", "sweep_id": one, "held": held, "status": Status.PAUSED}
+        for i, one in enumerate(sweeps)
+        for n, held in enumerate((Held.NOT, Held.SWEEP))
+    ]
+    session.execute(insert(Experiment), paused)
+    after = [{**common, "id": f"{i:031x}w", "held": Held.AFTER} for i in range(HELD)]
+    session.execute(insert(Experiment), after)
+    first = f"{ENDED:032x}"
+    waits = [{"experiment_id": one["id"], "after_id": first} for one in after]
+    session.execute(insert(Wait), waits)
+    queued = [
+        {**common, "owner_id": 100 + i % (USERS - 1), "id": f"{i:031x}q"} for i in range(BACKLOG)
+    ]
+    session.execute(insert(Experiment), queued)
+
+
+def _analyze(database: Database) -> None:
+    if database.engine.dialect.name == "postgresql":  # as it does by itself in time
+        with database.transaction() as session:
+            session.execute(text("ANALYZE"))
+
+
 def _fill(database: Database) -> None:
     """With what waits, what has been, and what each user has had."""
     spec = SMALL
@@ -208,9 +271,7 @@ def _fill(database: Database) -> None:
             for i in range(ENDED + WAITING)
         ]
         session.execute(insert(Experiment), rows)
-    if database.engine.dialect.name == "postgresql":  # as it does by itself in time
-        with database.transaction() as session:
-            session.execute(text("ANALYZE"))
+    _analyze(database)
 
 
 CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
@@ -220,6 +281,7 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "start": start,
     "many": many,
     "dispatch": dispatch,
+    "idle": idle,
     "sweeps": sweeps,
     "recording": recording,
     "curves": queries.curves,

@@ -21,9 +21,15 @@ class FairShare(BaseModel):
     max_running: int | None = Field(default=None, ge=1)
     """Of one user at once (Slurm's MaxJobs), where the user has no limit of its own; unset is no
     limit."""
+    spare_slots: int = Field(default=1, ge=0)
+    """Of the workers of each kind, so many that the runs of one user leave to the others. It does
+    not count where one user alone may submit, nor where there are no more workers than that."""
     max_submitted: int = Field(default=5000, ge=1)
     """Experiments of one user that have not ended (Slurm's MaxSubmitJobs), where the user has no
     limit of its own."""
+    max_sweeps: int = Field(default=1000, ge=1)
+    """Sweeps of one user, deleted ones too until they are purged: a sweep whose points are all
+    answered from the cache has no experiments that would count."""
     max_gpu_hours_a_day: float | None = Field(default=None, gt=0)
     """A user who has had so many hours of GPU slots within the last 24 begins no other run on a GPU
     (what runs goes on), where the user has no limit of its own; unset is no limit."""

@@ -40,7 +40,7 @@ def get_queue(database: DatabaseDep, scenes: ScenesDep, user: Reader) -> QueueOu
         submitted, most = store.submitted_of(session, user.id, sharing)
     mine = next(one for one in standings if one.owner_id == user.id)
     return QueueOut(
-        running=mine.under_way,
+        running=mine.running,
         max_running=mine.max_running,
         submitted=submitted,
         max_submitted=most,
@@ -75,7 +75,7 @@ def get_usage(database: DatabaseDep, scenes: ScenesDep, user: Admin) -> UsageLis
         items=[
             UsageOut(
                 name=names[one.owner_id],
-                running=one.under_way,
+                running=one.running,
                 share=shares.share_of(one.owner_id, standings),
             )
             for one in standings

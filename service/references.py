@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -20,33 +20,47 @@ WEIGHTS = "weights.safetensors"
 """The file in which a training run keeps what it trained."""
 
 
+class Names(NamedTuple):
+    """The ids of uploads and experiments that specs name."""
+
+    datasets: frozenset[str]
+    experiments: frozenset[str]
+
+    @classmethod
+    def of(cls, specs: Iterable[ExperimentSpec], after: Iterable[str] = ()) -> "Names":
+        specs = list(specs)
+        uploads = {one for spec in specs if (one := getattr(spec.data, "dataset", None))}
+        weights = {one for spec in specs for _, one in _weights(spec)}
+        return cls(frozenset(uploads), frozenset(weights.union(after)))
+
+
 @dataclass(frozen=True, slots=True)
 class Named:
     """The uploads and experiments that specs name and their owner may read, by their ids."""
 
+    names: Names
     datasets: Mapping[str, Dataset]
     experiments: Mapping[str, Experiment]
     weights: Mapping[str, str]
     """The SHA-256 of what these experiments kept, of those that did."""
 
     @classmethod
-    def by(
-        cls,
-        session: Session,
-        owner_id: int,
-        specs: Iterable[ExperimentSpec],
-        after: Iterable[str] = (),
-    ) -> "Named":
-        """Looked up once for any number of specs. The experiments do not end before the
-        transaction does: what is to wait for them is not too late."""
-        specs = list(specs)
-        uploads = {one for spec in specs if (one := getattr(spec.data, "dataset", None))}
-        named = {one for spec in specs for _, one in _weights(spec)}.union(after)
+    def by(cls, session: Session, owner_id: int, names: Names, *, lock: bool = True) -> "Named":
+        """Look up what specs name. With `lock` the experiments do not end before the transaction
+        does: what is to wait for them is not too late."""
+        found = experiments.named(session, owner_id, names.experiments, lock=lock)
         return cls(
-            {one.id: one for one in datasets.readable_of(session, owner_id, uploads)},
-            {one.id: one for one in experiments.lock_readable(session, owner_id, named)},
-            {one.experiment_id: one.sha256 for one in _kept(session, named)},
+            names,
+            {one.id: one for one in datasets.readable_of(session, owner_id, names.datasets)},
+            {one.id: one for one in found},
+            {one.experiment_id: one.sha256 for one in _kept(session, names.experiments)},
         )
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """All that decides whether the specs may run: equal as long as nothing has changed."""
+        statuses = {one.id: one.status for one in self.experiments.values()}
+        return {*self.datasets}, statuses, self.weights
 
     def digests(self, spec: ExperimentSpec) -> list[str] | None:
         """Of the uploads and weights that a spec names; None where some are not there yet."""

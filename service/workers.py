@@ -132,6 +132,17 @@ def hosts(session: Session, within_s: float) -> dict[Queue, set[str]]:
     return found
 
 
+_ALIVE = select(func.count()).where(
+    Worker.queue == bindparam("queue"),
+    Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float),
+)
+
+
+def alive_in(session: Session, queue: Queue, within_s: float) -> int:
+    """Return how many workers of a queue were heard of within so many seconds."""
+    return session.scalar(_ALIVE, {"queue": queue, "within_s": within_s}) or 0
+
+
 def slots(session: Session, within_s: float) -> dict[Queue, Slots]:
     """Of each queue that has workers: how many, and how many are idle, less the dispatches on
     their way."""

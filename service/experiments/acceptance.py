@@ -11,13 +11,13 @@ from service.experiments.cache import BESIDE, Hits, fingerprint, hits, key_of
 from service.experiments.inputs import Inputs
 from service.experiments.memory import Memory, MemoryModel
 from service.experiments.schemas import Submission
-from service.references import Named, after_problems, reference_problems
+from service.references import Named, Names, after_problems, reference_problems
 from service.settings import Settings
 
 
 class Acceptance:
-    """For the specs of one request and their owner: what they need to know is looked up once,
-    however many they are. In a transaction that writes, it stays so until that ends."""
+    """Looks up once what is needed to judge the specs of one request and their owner, however many
+    they are. With `lock` it stays so until the transaction ends."""
 
     def __init__(
         self,
@@ -26,9 +26,11 @@ class Acceptance:
         owner_id: int,
         specs: Iterable[ExperimentSpec],
         after: Iterable[str] = (),
+        *,
+        lock: bool = True,
     ):
         self._limits = settings.limits
-        self._named = Named.by(session, owner_id, specs, after)
+        self.named = Named.by(session, owner_id, Names.of(specs, after), lock=lock)
         self._memory = MemoryModel(session)
         self._inputs = Inputs(settings)
         self._states: dict[tuple[Path, ...], str | None] = {(): ""}
@@ -36,7 +38,7 @@ class Acceptance:
 
     def problems(self, spec: ExperimentSpec) -> list[Problem]:
         """What is wrong with one of the specs; pointers are into it."""
-        problems = spec.limit_problems(self._limits) or reference_problems(self._named, spec)
+        problems = spec.limit_problems(self._limits) or reference_problems(self.named, spec)
         problems = problems or list(self._inputs.problems(spec))
         return problems or self._memory.problems(spec, self.memory(spec))
 
@@ -47,17 +49,17 @@ class Acceptance:
 
     def gone(self, spec: ExperimentSpec, after: Sequence[str]) -> list[Problem]:
         """What is wrong with a spec that was accepted before, by what it names alone."""
-        named = reference_problems(self._named, spec)
+        named = reference_problems(self.named, spec)
         of_spec = [Problem(f"/spec{p.pointer}", p.detail) for p in named]
         return of_spec + self.after_problems(after)
 
     def after_problems(self, after: Sequence[str]) -> list[Problem]:
         """What is wrong with the experiments that one is to come after: /after/i."""
-        return list(after_problems(self._named, after))
+        return list(after_problems(self.named, after))
 
     def cache_key(self, spec: ExperimentSpec) -> str | None:
         """What tells what it computes; None where that is not known."""
-        digests, files = self._named.digests(spec), self._inputs.files(spec)
+        digests, files = self.named.digests(spec), self._inputs.files(spec)
         if digests is None or files is None:
             return None
         read = tuple(files)
@@ -78,7 +80,7 @@ class Acceptance:
 
     def unfinished(self, spec: ExperimentSpec, after: Sequence[str]) -> list[str]:
         """What it has to wait for."""
-        return self._named.unfinished(spec, after)
+        return self.named.unfinished(spec, after)
 
 
 def beside_of(submission: Submission) -> dict[str, Any]:

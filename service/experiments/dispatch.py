@@ -58,14 +58,19 @@ def dispatch_next(
 ) -> Dispatch | None:
     """Choose the next queued experiment that a worker of this queue may run and mark it dispatched,
     under a new number that only one claim can use: of the user who has had least for its shares,
-    the highest priority, then the oldest. A user at a limit is passed over, and what no idle
-    GPU has the memory for, and what is held: for others to succeed, or for its sweep's limit. None
-    where nothing may run. One such choice is made at a time, so that
-    no limit is passed. A worker is one that was heard of within so many seconds."""
+    the highest priority, then the oldest. A user at a limit is passed over, or whose runs have all
+    workers but the spare ones, and what no idle GPU has the memory for, and what is held: for
+    others to succeed, or for its sweep's limit. None where nothing may run. One such choice is made
+    at a time, so that no limit is passed. A worker is one that was heard of within so many
+    seconds."""
     workers.lock_dispatching(session)
     holds.fill(session)
-    standings = shares.standings(session, sharing or FairShare())
-    may_run = [one for one in standings if one.may_begin(for_queue)]
+    sharing = sharing or FairShare()
+    standings = shares.standings(session, sharing)
+    most = shares.most_slots(standings, sharing, workers.alive_in(session, for_queue, within_s))
+    may_run = [
+        one for one in standings if one.may_begin(for_queue) and one.under_way[for_queue] < most
+    ]
     room: int | None = None
     for user in shares.in_turn(session, may_run, for_queue):
         if for_queue == Queue.GPU and room is None:

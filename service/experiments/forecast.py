@@ -27,14 +27,22 @@ UNKNOWN = "it is not known how long the runs before it take"
 
 
 @dataclass(frozen=True, slots=True)
+class Running:
+    """A run under way, in the database's time; `end` is None where it is not known."""
+
+    owner_id: int
+    started_at: float
+    end: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """Of one queue, in the database's time."""
 
     clock: float
     mean_s: float | None
     """Of a run's length, lately; None until a few have ended."""
-    free_at: Sequence[float | None]
-    """Of each slot that is busy; None where it is not known."""
+    running: Sequence[Running]
     ends: dict[int, float]
     """When the first of a user's runs is expected to end, by the user."""
 
@@ -46,7 +54,7 @@ class Forecast:
         """When the next slot comes free once so many runs have had theirs; None where that is not
         known."""
         free = [self.clock] * slots.idle
-        free += [max(self.clock, at) for at in self.free_at if at is not None]
+        free += [max(self.clock, run.end) for run in self.running if run.end is not None]
         if not free or (position and self.mean_s is None):
             return None
         rounds, position = divmod(position, len(free))
@@ -99,14 +107,14 @@ def ends_of(session: Session, sweep_id: str, found: Mapping[Queue, Forecast]) ->
 def _forecast(session: Session, queue: Queue, running: Sequence[Any], clock: float) -> Forecast:
     mean_s = _mean_s(session, queue)
     ends: dict[int, float] = defaultdict(lambda: math.inf)
-    free_at = []
+    runs = []
     for one in running:
         if one.queue == queue:
             end = _end(one, mean_s, clock)
-            free_at.append(end)
+            runs.append(Running(one.owner_id, one.started_at, end))
             if end is not None:
                 ends[one.owner_id] = min(ends[one.owner_id], _rounded(end, clock))
-    return Forecast(clock, mean_s, free_at, dict(ends))
+    return Forecast(clock, mean_s, runs, dict(ends))
 
 
 def _mean_s(session: Session, queue: Queue) -> float | None:

@@ -22,7 +22,7 @@ _LIMITED = select(Sweep.id).where(Sweep.concurrency.is_not(None))
 _NEXT_HOLD = case((Experiment.sweep_id.in_(_LIMITED), Held.SWEEP), else_=Held.NOT)
 """What holds an experiment that waits for no other."""
 
-TURNS_AT_ONCE = 100
+TURNS_AT_ONCE = 20
 """Sweeps that one choice looks at: the others are looked at by the next ones."""
 _TURNS = select(Turn.id, Turn.sweep_id).order_by(Turn.id).limit(TURNS_AT_ONCE)
 _UNDER_WAY = select(func.count()).where(
@@ -71,7 +71,7 @@ def take_places(session: Session, successors: Mapping[str, str]) -> None:
 def settle(session: Session, ended_id: str, status: str) -> Sequence[str]:
     """An experiment has ended: what waited for it may run where that was the last, or fails where
     it did not succeed. Gives those that fail. Waits for submissions that have looked at the
-    experiment and are not committed yet (`store.lock_readable`): they may wait for it."""
+    experiment and are not committed yet (`store.named`): they may wait for it."""
     session.execute(select(Experiment.id).where(Experiment.id == ended_id).with_for_update())
     session.execute(delete(Wait).where(Wait.experiment_id == ended_id))
     waiting = session.scalars(

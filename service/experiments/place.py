@@ -1,13 +1,11 @@
 """Where a queued experiment stands, why it waits, and when it may start."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from service.experiments import forecast, holds
-from service.experiments.ledger import slot_weight
 from service.experiments.models import Device, Experiment, Queue, Status
 from service.experiments.scene import LAST, QUEUES, Scene, Scenes
 from service.experiments.schemas import QueuePlace, moment
@@ -65,32 +63,14 @@ def place_of_next(
 
 
 def _position(one: Waiting, queue: Queue, scene: Scene) -> int:
-    """How many are taken before it if each counts what a run takes on average: who has had least
-    for its shares is next, and has then had one run more."""
+    """Return how many start before it, by a simulation of the dispatcher."""
     own = scene.own_before(one.owner_id, First(one.priority, one.id), queue)
-    charge = slot_weight(scene.sharing, queue) * scene.forecasts[queue].usual_s(scene.sharing)
-    mine, older = scene.standings[one.owner_id], scene.older(one.owner_id)
-    level = (mine.charged_s + own * charge) / mine.shares
-    jumps = one.priority > MOST_PRIORITY
-    position = own
-    for user in scene.standings.values():
-        count, jumping = scene.queued.get((user.owner_id, queue), (0, 0))
-        if user.owner_id == one.owner_id or not count or not user.may_begin(queue):
-            continue
-        sooner = _below(user, level, charge, user.owner_id in older)
-        if jumps:
-            position += min(jumping, sooner)
-        else:
-            position += max(jumping, min(count, sooner))
-    return position
-
-
-def _below(user: Standing, level: float, charge: float, wins_ties: bool) -> int:
-    """How many runs a user is given before another user at this level is."""
-    runs = (level * user.shares - user.charged_s) / charge
-    if runs < 0:
-        return 0
-    return math.floor(runs) + 1 if wins_ties else math.ceil(runs)
+    if scene.is_alone(one.owner_id, queue):
+        return own
+    _, jumping = scene.queued.get((one.owner_id, queue), (0, 0))
+    if one.priority > MOST_PRIORITY:
+        jumping = max(jumping, own + 1)
+    return scene.starts(one.owner_id, queue, jumping).place(own)
 
 
 def _place(one: Waiting, scene: Scene, is_readers: bool = True) -> QueuePlace:
@@ -105,7 +85,7 @@ def _place(one: Waiting, scene: Scene, is_readers: bool = True) -> QueuePlace:
     if mine.is_disabled:
         return _unknown(position, "its owner is disabled: it starts once an admin enables the user")
     if mine.is_at_limit:
-        reason = f"{mine.under_way} of your runs are running, your limit is {mine.max_running}"
+        reason = f"{mine.running} of your runs are running, your limit is {mine.max_running}"
         reason = reason if is_readers else "as many of its owner's runs are running as may"
         return _with_start(position, reason, _start_at_limit(mine, scene))
     served = [queue for queue in served if mine.may_begin(queue)]
@@ -114,6 +94,14 @@ def _place(one: Waiting, scene: Scene, is_readers: bool = True) -> QueuePlace:
         reason = f"you had {hours}, your limit is {mine.max_gpu_hours:g}"
         reason = reason if is_readers else "its owner has had the GPU-hours of a day"
         return _unknown(position, reason)
+    free = [queue for queue in served if mine.under_way[queue] < scene.most_slots(queue)]
+    if not free:
+        spare = scene.sharing.spare_slots
+        kinds = " and ".join(queue.upper() for queue in served)
+        reason = f"your runs have all {kinds} workers but {spare}, kept for other users"
+        reason = reason if is_readers else "its owner's runs have all workers but the spare ones"
+        return _with_start(position, reason, _start_at_limit(mine, scene))
+    served = free
     gpu_run_is_first = mine.has_one_place and scene.gpu_run_is_first(one.owner_id)
     if served == [Queue.CPU] and scene.gpus and gpu_run_is_first:
         reason = f"your limit is {mine.max_running}, and your GPU run before it has the last place"

@@ -1,9 +1,10 @@
 """The queue as a whole at one moment: what every experiment's place in it rests on."""
 
+import math
 import threading
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,8 +19,10 @@ from service import workers
 from service.database import AWAY, Database
 from service.experiments import forecast, shares
 from service.experiments.forecast import Forecast
+from service.experiments.ledger import slot_weight
 from service.experiments.models import DEVICES, Device, Experiment, Held, Queue, Status
 from service.experiments.shares import MOST_PRIORITY, First, Firsts, Standing
+from service.experiments.starts import Rival, Starts
 from service.fair_share import FairShare
 from service.workers import Gpu, Slots
 
@@ -48,6 +51,8 @@ class Scene:
     made_at: float
     waits: dict[int, Waits] = field(default_factory=dict)
     """Of the users who asked."""
+    simulated: dict[tuple[int, Queue, int], Starts] = field(default_factory=dict)
+    """Of users, by their queues and how many of their experiments jump."""
 
     def own_before(self, owner_id: int, one: First, queue: Queue) -> int:
         """How many of the same user each of the queue's workers takes before this one, which may
@@ -58,14 +63,62 @@ class Scene:
                 before += len(ids) if priority > one.priority else bisect_left(ids, one.id)
         return before
 
-    def older(self, owner_id: int) -> set[int]:
-        """Users who have had as much as this one, and whose next experiment is older."""
-        level, own = self.standings[owner_id].level, self._oldest(owner_id)
-        return {
-            user
-            for user in self.firsts
-            if self.standings[user].level == level and self._oldest(user) < own
+    def most_slots(self, queue: Queue) -> float:
+        """Return how many workers of a queue the runs of one user may have."""
+        workers = self.slots[queue].workers if queue in self.slots else 0
+        return shares.most_slots(self.standings.values(), self.sharing, workers)
+
+    def is_alone(self, owner_id: int, queue: Queue) -> bool:
+        """Return whether no other user has anything waiting for a queue."""
+        others = (owner for owner, name in self.queued if name == queue and owner != owner_id)
+        return not any(others)
+
+    def starts(self, owner_id: int, queue: Queue, jumping: int) -> Starts:
+        """Return the simulated starts of a user's experiments, of which so many jump."""
+        key = owner_id, queue, jumping
+        if key not in self.simulated:
+            self.simulated[key] = self._starts(owner_id, queue, jumping)
+        return self.simulated[key]
+
+    def _starts(self, owner_id: int, queue: Queue, jumping: int) -> Starts:
+        forecast = self.forecasts[queue]
+        began: dict[int, list[float]] = defaultdict(list)
+        for run in forecast.running:
+            began[run.owner_id].append(run.started_at)
+        waiting: dict[int, tuple[float, int]] = {
+            owner: found for (owner, name), found in self.queued.items() if name == queue
         }
+        waiting[owner_id] = math.inf, jumping
+        rivals = [
+            self._rival(user, queue, *waiting[user], began[user])
+            for user in waiting
+            if user in self.standings
+            and (user == owner_id or self.standings[user].could_begin(queue))
+        ]
+        slots = self.slots.get(queue, Slots(0, 0))
+        weight = slot_weight(self.sharing, queue)
+        return Starts(owner_id, rivals, slots, forecast, self.sharing, weight)
+
+    def _rival(
+        self, user: int, queue: Queue, waiting: float, jumping: int, began: list[float]
+    ) -> Rival:
+        one = self.standings[user]
+        rival = Rival(
+            owner_id=user,
+            shares=one.shares,
+            waiting=waiting,
+            jumping=jumping,
+            room=self.most_slots(queue) - one.under_way[queue],
+            charged_s=0.0,
+            next_id=self._oldest(user),
+            began=began,
+        )
+        if one.max_running is not None:
+            rival.room = min(rival.room, one.max_running - one.running)
+        weight = slot_weight(self.sharing, queue)
+        here = rival.charge_at(self.forecasts[queue].clock, weight, self.sharing.advance_s)
+        rival.charged_s = one.charged_s - here
+        return rival
 
     def gpu_run_is_first(self, owner_id: int) -> bool:
         return shares.gpu_run_is_first(self.firsts.get(owner_id, {}))

@@ -4,7 +4,8 @@ Every function takes a session and commits nothing.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -27,7 +28,7 @@ from service.experiments.models import (
 )
 from service.experiments.schemas import Share
 from service.fair_share import FairShare
-from service.users import User
+from service.users import MAY, Role, Scope, User
 
 MOST_PRIORITY = 100
 """A priority above this is the class that jumps: it goes before everyone's, from users whom an
@@ -70,6 +71,8 @@ class Standing:
     owner_id: int
     shares: int
     is_disabled: bool
+    may_submit: bool
+    """Whether it may have experiments at all: it is neither disabled nor a viewer."""
     max_running: int | None
     max_gpu_hours: float | None
     gpu_hours: float
@@ -77,8 +80,8 @@ class Standing:
     usage_s: float
     charged_s: float
     """The usage, where what is under way counts for as long as it is charged in advance."""
-    under_way: int
-    """Dispatched or running."""
+    under_way: Mapping[Queue, int]
+    """Dispatched or running, on the workers of each queue."""
     highest: Mapping[Device, int]
     """The highest priority that waits for each device."""
 
@@ -88,8 +91,13 @@ class Standing:
         return self.charged_s / self.shares
 
     @property
+    def running(self) -> int:
+        """Runs under way on all workers."""
+        return sum(self.under_way.values())
+
+    @property
     def is_at_limit(self) -> bool:
-        return self.max_running is not None and self.under_way >= self.max_running
+        return self.max_running is not None and self.running >= self.max_running
 
     @property
     def has_spent_gpu_hours(self) -> bool:
@@ -102,11 +110,17 @@ class Standing:
             return False
         return not (queue == Queue.GPU and self.has_spent_gpu_hours)
 
+    def could_begin(self, queue: Queue) -> bool:
+        """Return whether a run of this user may start on such a worker once others of its own have
+        ended."""
+        spent = queue == Queue.GPU and self.has_spent_gpu_hours
+        return not (self.is_disabled or self.max_running == 0 or spent)
+
     @property
     def has_one_place(self) -> bool:
         """Under its limit, and a run that needs a GPU waits for it perhaps."""
         waits = Device.CUDA in self.highest and not self.has_spent_gpu_hours
-        return waits and self.max_running is not None and self.under_way + 1 == self.max_running
+        return waits and self.max_running is not None and self.running + 1 == self.max_running
 
     def waits_for(self, queue: Queue) -> bool:
         return any(device in self.highest for device in DEVICES[queue])
@@ -114,6 +128,14 @@ class Standing:
     def jumps(self, queue: Queue) -> bool:
         """Whether its next one goes before everyone's."""
         return any(self.highest.get(device, 0) > MOST_PRIORITY for device in DEVICES[queue])
+
+
+def most_slots(standings: Collection[Standing], sharing: FairShare, workers: int) -> float:
+    """Return how many of so many workers of one kind the runs of one user may have: all but some
+    spare ones, which are for other users. Nothing that runs is interrupted, so a user who came
+    first could keep all of them for as long as a run may last."""
+    alone = sum(one.may_submit for one in standings) < 2
+    return math.inf if alone or workers <= sharing.spare_slots else workers - sharing.spare_slots
 
 
 def in_turn(session: Session, standings: Iterable[Standing], queue: Queue) -> Iterator[Standing]:
@@ -174,9 +196,8 @@ def _standing(
     gpu_hours: float,
     sharing: FairShare,
 ) -> Standing:
-    owner_id, shares, disabled_at, max_running, max_gpu_hours, clock, slot_s, as_of, *highest = (
-        rows[0][:-3]
-    )
+    owner_id, shares, role, disabled_at, max_running, max_gpu_hours, clock = rows[0][:7]
+    slot_s, as_of, *highest = rows[0][7:-3]
     lines = [row[-3:] for row in rows if row[-3] is not None]
     uses = [Use(owner_id, *line) for line in lines]
     folded = 0.0 if slot_s is None else sharing.decayed(slot_s, clock - as_of)
@@ -190,12 +211,13 @@ def _standing(
         owner_id=owner_id,
         shares=shares,
         is_disabled=disabled_at is not None,
+        may_submit=disabled_at is None and Scope.SUBMIT in MAY[Role(role)],
         max_running=sharing.max_running if max_running is None else max_running,
         max_gpu_hours=sharing.max_gpu_hours_a_day if max_gpu_hours is None else max_gpu_hours,
         gpu_hours=gpu_hours,
         usage_s=folded + worth(sharing, uses, clock),
         charged_s=folded + worth(sharing, advance, clock),
-        under_way=len(under_way),
+        under_way=Counter(Queue(queue) for _, queue in under_way),
         highest={
             d: priority for d, priority in zip(Device, highest, strict=True) if priority is not None
         },
@@ -268,6 +290,7 @@ _STANDINGS = (
     select(
         _USERS.c.id,
         _USERS.c.shares,
+        _USERS.c.role,
         _USERS.c.disabled_at,
         _USERS.c.max_running,
         _USERS.c.max_gpu_hours_a_day,

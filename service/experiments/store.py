@@ -289,11 +289,11 @@ def find_readable(
     return session.scalar(_READABLE, {"id": experiment_id, **reader(reader_id, reads_all)})
 
 
-def lock_readable(
-    session: Session, reader_id: int, experiment_ids: Collection[str]
+def named(
+    session: Session, reader_id: int, experiment_ids: Collection[str], *, lock: bool
 ) -> Sequence[Experiment]:
-    """Return those of these experiments that are open to the reader. None of them ends before this
-    transaction does: `holds.settle` waits for this lock. Their heartbeats do not wait for it."""
+    """Return those of these experiments that are open to the reader. With `lock` none of them ends
+    before this transaction does: `holds.settle` waits for it. Their heartbeats do not."""
     if not experiment_ids:
         return ()
     query = (
@@ -301,9 +301,10 @@ def lock_readable(
         .where(Experiment.id.in_(experiment_ids), Experiment.deleted_at.is_(None))
         .where(readable(Experiment))
         .order_by(Experiment.id)
-        .with_for_update(read=True, key_share=True)
         .execution_options(populate_existing=True)
     )
+    if lock:
+        query = query.with_for_update(read=True, key_share=True)
     return session.scalars(query, reader(reader_id)).all()
 
 

@@ -22,6 +22,8 @@ from mptcore.specs.parsing.long_lists import first_errors
 MOST_POINTS = 10_000
 MAX_FIELDS = 100
 """Fields that all points of a sweep set together: each is a column of the table."""
+MAX_STORED_BYTES = 32 * 2**20
+"""Specs that one request may store: a spec stands whole in the row of each point."""
 MOST_PROBLEMS = 100
 """In one answer."""
 
@@ -106,6 +108,18 @@ class Points(Part):
             return [*self.random.fields]
         return [*dict.fromkeys(path for point in self.listed or () for path in point)]
 
+    def estimated_bytes(self, base: Mapping[str, Any]) -> int:
+        """Return about how many bytes the specs of all points take. None is made for it."""
+        if self.grid is not None:
+            number = math.prod(map(len, self.grid.values()))
+            values = sum(number // len(some) * _size(some) for some in self.grid.values())
+        elif self.random is not None:
+            number = self.random.n
+            values = number * sum(_largest(one) for one in self.random.fields.values())
+        else:
+            number, values = len(self.listed or ()), _size(self.listed)
+        return number * _size(base) + values
+
     def points(self) -> Iterator["Point"]:
         """Each with its place in this request."""
         if self.grid is not None:
@@ -144,6 +158,14 @@ class Point:
         return ", ".join(f"{path}={_short(value)}" for path, value in self.values.items())
 
 
+def _size(value: Any) -> int:
+    return len(json.dumps(value))
+
+
+def _largest(among: list[Any] | Range) -> int:
+    return 20 if isinstance(among, Range) else max(map(_size, among))
+
+
 def _grid(grid: Mapping[str, Sequence[Any]]) -> Iterator[Point]:
     for places in itertools.product(*(range(len(values)) for values in grid.values())):
         chosen = dict(zip(grid, places, strict=True))
@@ -179,23 +201,40 @@ def specs_of(
     limits: Limits,
     completed: Callable[[Any], Any] = lambda spec: spec,
 ) -> list[ExperimentSpec]:
-    """The specs of the points, each `completed` by what is known beside it. Raises SpecError with
-    what is wrong: pointers are into the request, whose spec is the base, and each names the first
-    point that it concerns."""
+    """Return the specs of the points, each `completed` by what is known beside it. Raises SpecError
+    with what is wrong: pointers are into the request, whose spec is the base, and each names the
+    first point that it concerns. Gives up after a hundred wrong points."""
     found: list[ExperimentSpec] = []
     problems: dict[str, Problem] = {}
+    wrong = stored = 0
     for i, point in enumerate(points):
         try:
-            found.append(validate_spec(completed(with_values(base, point.values)), limits))
+            spec = validate_spec(completed(with_values(base, point.values)), limits)
         except SpecError as error:
-            for problem in error.problems:
+            wrong += 1
+            for problem in error.problems[:MOST_PROBLEMS]:
                 there = in_request(problem, i, point)
                 problems.setdefault(there.pointer, there)
-        if len(problems) >= MOST_PROBLEMS:
+        else:
+            found.append(spec)
+            stored += len(spec.model_dump_json())
+            check_stored(stored, len(points))
+        if wrong >= MOST_PROBLEMS or len(problems) >= MOST_PROBLEMS:
             break
     if problems:
         raise SpecError([*problems.values()])
     return found
+
+
+def check_stored(size: int, points: int) -> None:
+    """Raise SpecError where the specs of so many points take more bytes than a request may
+    store."""
+    if size > MAX_STORED_BYTES:
+        detail = (
+            f"the specs of {points} points take {math.ceil(size / 2**20)} MiB or more; a request "
+            f"may store {MAX_STORED_BYTES // 2**20} MiB: send fewer points, or a smaller spec"
+        )
+        raise SpecError([Problem("", detail)])
 
 
 def in_request(problem: Problem, number: int, point: Point) -> Problem:

@@ -1,45 +1,42 @@
 """The routes of sweeps."""
 
+import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 from sqlalchemy.orm import Session
 
-from mptcore.specs import ExperimentSpec, Problem, SpecError, stored_spec
+from mptcore.specs import Problem, SpecError
 from service import audit
 from service.bodies import JsonBody, LargeRoute
 from service.datasets.sizes import Uploads
 from service.dependencies import Canceller, DatabaseDep, Reader, SettingsDep, Submitter, WriterDep
 from service.errors import ApiError, invalid
 from service.experiments import holds, many, states
-from service.experiments.acceptance import Acceptance
 from service.experiments.many import New
 from service.experiments.models import Experiment
 from service.experiments.router import IdempotencyKey, refusals
 from service.experiments.scene import Scenes, ScenesDep
-from service.experiments.schemas import Submission
-from service.experiments.store import columns_again, columns_of
 from service.experiments.views import as_json
 from service.pages import Cursor, Limit, page, read_cursor
 from service.permission import check_whose, not_found, writable
 from service.settings import Settings
-from service.sharing import Visibility, Whose
+from service.sharing import Whose
 from service.sweeps import store
 from service.sweeps.batch import sha256_of
 from service.sweeps.ends import estimated_end
 from service.sweeps.expansion import (
     MAX_FIELDS,
     MOST_POINTS,
-    MOST_PROBLEMS,
-    Point,
+    check_stored,
     field_problems,
-    in_request,
     specs_of,
 )
 from service.sweeps.models import Sweep
+from service.sweeps.preparation import PointsToAdd, confirm_retry, prepare_retry
 from service.sweeps.schemas import (
     Added,
     CsvForm,
@@ -74,21 +71,27 @@ def submit_sweep(
 ) -> SweepOut:
     """Queue an experiment for each point of a sweep, 10,000 at most: all, or none where one is
     refused. The errors say which point, and point to its value in the request."""
-    points = [*submission.points()]
     sha256 = sha256_of("sweep", submission)
     with database.snapshot() as session:
         made = many.made_before(session, user.id, idempotency_key, sha256)
-    # Thousands: while no one waits for the lock. What was made stays so, whatever is gone since.
+        if made:  # and stays so, whatever is gone since
+            answer = _out(session, scenes, _find(session, user, made[0]), user)
+            response.headers["Location"] = answer.urls.self
+            return answer
     uploads = Uploads(database.snapshot, user.id)
-    specs = [] if made else _specs(settings, uploads, submission.spec, points)
+    to_add = _to_add(settings, uploads, submission.spec, submission)
+    sweep = store.new(user.id, submission)
+    with database.snapshot() as session:
+        prepared = to_add.prepare(session, settings, sweep)
     with refusals(), database.transaction() as session:
         kept = many.kept_request(session, user.id, idempotency_key, sha256)
-        if made := made or (kept.made if kept else []):
-            sweep = _find(session, user, made[0])
+        if kept and kept.made:
+            sweep = _find(session, user, kept.made[0])
         else:
-            sweep = store.create(session, user.id, submission)
-            _add(session, settings, user, sweep, points, specs, submission.cache)
-            audit.note(session, user, "sweep.submitted", sweep.id, points=len(points))
+            wanted = to_add.confirm(session, settings, user, sweep, prepared)
+            store.add(session, sweep, settings.share)
+            store.add_points(session, sweep, wanted, by=user, sharing=settings.share)
+            audit.note(session, user, "sweep.submitted", sweep.id, points=len(wanted))
             if kept:
                 kept.made = [sweep.id]
         session.flush()
@@ -168,28 +171,32 @@ def add_points(
 ) -> Added:
     """Add points to a sweep, of the same spec."""
     with database.snapshot() as session:
-        base = _find_own(session, user, sweep_id).spec
+        sweep = _find_own(session, user, sweep_id)
         sha256 = sha256_of(f"points of {sweep_id}", more)
-        made = many.made_before(session, user.id, idempotency_key, sha256)
-    points = [*more.points()]
-    specs = [] if made else _specs(settings, Uploads(database.snapshot, user.id), base, points)
+        if made := many.made_before(session, user.id, idempotency_key, sha256):
+            return Added(first=int(made[0]), count=len([*more.points()]))
+    to_add = _to_add(settings, Uploads(database.snapshot, user.id), sweep.spec, more)
+    with database.snapshot() as session:
+        prepared = to_add.prepare(session, settings, sweep)
+    count = len(to_add.points)
     with refusals(), database.transaction() as session:
         sweep = _find_own(session, user, sweep_id)
         kept = many.kept_request(session, user.id, idempotency_key, sha256)
-        if made := made or (kept.made if kept else []):
-            return Added(first=int(made[0]), count=len(points))
-        if store.next_point(session, sweep.id) + len(points) > MOST_POINTS:
+        if kept and kept.made:
+            return Added(first=int(kept.made[0]), count=count)
+        if store.next_point(session, sweep.id) + count > MOST_POINTS:
             detail = f"a sweep has at most {MOST_POINTS} points"
             raise invalid([Problem("", detail)])
         fields = [*dict.fromkeys([*sweep.fields, *more.fields()])]
         if len(fields) > max(MAX_FIELDS, len(sweep.fields)):
             raise invalid(field_problems(fields, ""))
-        first = _add(session, settings, user, sweep, points, specs, more.cache)
+        wanted = to_add.confirm(session, settings, user, sweep, prepared)
+        first = store.add_points(session, sweep, wanted, by=user, sharing=settings.share)
         sweep.fields = fields
         if kept:
             kept.made = [str(first)]
-        audit.note(session, user, "sweep.extended", sweep.id, points=len(points))
-    return Added(first=first, count=len(points))
+        audit.note(session, user, "sweep.extended", sweep.id, points=count)
+    return Added(first=first, count=count)
 
 
 @router.patch("/{sweep_id:id}")
@@ -254,95 +261,39 @@ def retry_sweep(
 ) -> Retried:
     """Queue a new experiment for each point whose own failed or was cancelled; it takes the
     place of that one in the sweep. Sent again, it finds none left to retry."""
+    with database.snapshot() as session:
+        prepared = prepare_retry(session, settings, _find_own(session, user, sweep_id))
     with refusals(), database.transaction() as session:
         sweep = _find_own(session, user, sweep_id)
         store.next_point(session, sweep.id)  # holds it: of two retries the second finds none left
-        old = store.retryable(session, sweep)
-        new = _again(session, settings, sweep, old)
+        new = confirm_retry(session, settings, user, sweep, prepared)
         ids = many.submit(
             session, sweep.owner_id, new, by=user, sharing=settings.share, sweep_id=sweep.id
         )
-        holds.take_places(session, {one.id: id for one, id in zip(old, ids, strict=True)})
+        pairs = zip(new, ids, strict=True)
+        holds.take_places(
+            session, {one.columns["retry_of"]: id for one, id in pairs if isinstance(one, New)}
+        )
         audit.note(session, user, "sweep.retried", sweep_id, experiments=len(ids))
     return Retried(count=len(ids))
 
 
-def _specs(
-    settings: Settings, uploads: Uploads, base: Mapping[str, Any], points: Sequence[Point]
-) -> list[ExperimentSpec]:
-    """Raises ApiError."""
+def _to_add(
+    settings: Settings, uploads: Uploads, base: Mapping[str, Any], more: MorePoints
+) -> PointsToAdd:
+    """Make the specs of the points. Raises ApiError, before any is made where they would be too
+    large."""
     try:
-        return specs_of(base, points, settings.limits, uploads.with_sizes)
+        size = len(json.dumps(base))
+        if size > settings.max_body_bytes:
+            detail = f"at most {settings.max_body_bytes} bytes, as of one experiment, not {size}"
+            raise invalid([Problem("/spec", detail)])
+        points = [*more.points()]
+        check_stored(more.estimated_bytes(base), len(points))
+        specs = specs_of(base, points, settings.limits, uploads.with_sizes)
     except SpecError as error:
         raise invalid(error) from None
-
-
-def _add(
-    session: Session,
-    settings: Settings,
-    user: Caller,
-    sweep: Sweep,
-    points: Sequence[Point],
-    specs: Sequence[ExperimentSpec],
-    cache: bool,
-) -> int:
-    """An experiment for each point: one that computed the same before, where `cache` allows that,
-    or a new one. Gives the number of the first. Raises ApiError and Refused."""
-    known = Acceptance(session, settings, sweep.owner_id, specs, sweep.comes_after)
-    if problems := known.after_problems(sweep.comes_after) + _unacceptable(known, points, specs):
-        raise invalid(problems)
-    keys = [known.cache_key(spec) for spec in specs]
-    hits = known.hits(keys if cache else [])
-    computed = [
-        hits.id_for(key) or _new(known, sweep, spec, key)
-        for spec, key in zip(specs, keys, strict=True)
-    ]
-    return store.add_points(session, sweep, computed, by=user, sharing=settings.share)
-
-
-def _unacceptable(
-    known: Acceptance, points: Sequence[Point], specs: Sequence[ExperimentSpec]
-) -> list[Problem]:
-    """Each problem at its place in the request, for the first point that it concerns."""
-    found: dict[str, Problem] = {}
-    for i, (point, spec) in enumerate(zip(points, specs, strict=True)):
-        for problem in known.problems(spec):
-            there = in_request(problem, i, point)
-            found.setdefault(there.pointer, there)
-        if len(found) >= MOST_PROBLEMS:
-            break
-    return [*found.values()]
-
-
-def _new(known: Acceptance, sweep: Sweep, spec: ExperimentSpec, cache_key: str | None) -> New:
-    unfinished = known.unfinished(spec, sweep.comes_after)
-    submission = Submission.model_construct(
-        spec=spec,
-        tags=sweep.tags,
-        priority=sweep.priority,
-        visibility=Visibility(sweep.visibility),
-        after=sweep.comes_after,
-    )
-    columns = columns_of(submission, known.memory(spec), unfinished, cache_key)
-    return New({**columns, "held": store.held(sweep, unfinished)}, unfinished)
-
-
-def _again(
-    session: Session, settings: Settings, sweep: Sweep, old: Sequence[Experiment]
-) -> list[New]:
-    """Raises ApiError where what one named is gone, or shared no longer."""
-    specs = [stored_spec(one.spec) for one in old]
-    after = {id for one in old for id in one.comes_after or ()}
-    known = Acceptance(session, settings, sweep.owner_id, specs, after)
-    new = []
-    for one, spec in zip(old, specs, strict=True):
-        after_it = one.comes_after or []
-        if problems := known.gone(spec, after_it):
-            detail = f"{one.id} cannot run again: {problems[0].detail}"
-            raise ApiError(HTTPStatus.CONFLICT, "not_retryable", detail)
-        unfinished = known.unfinished(spec, after_it)
-        new.append(New(columns_again(one, unfinished, known.cache_key(spec)), unfinished))
-    return new
+    return PointsToAdd(points, specs, more.cache)
 
 
 def _find(session: Session, user: Caller, sweep_id: str) -> Sweep:

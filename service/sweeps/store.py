@@ -20,6 +20,7 @@ from service.experiments.models import (
     Metric,
     Status,
 )
+from service.experiments.store import Refused
 from service.fair_share import FairShare
 from service.sharing import Whose, readable, reader, shared
 from service.sweeps.models import KeptRequest, Sweep, SweepPoint
@@ -27,18 +28,31 @@ from service.sweeps.schemas import SweepSubmission
 from service.users import Caller
 
 FAILED = (Status.FAILED, Status.CANCELLED)
+_POINTS = Sweep.metadata.tables[SweepPoint.__tablename__]
 
 
-def create(session: Session, owner_id: int, submission: SweepSubmission) -> Sweep:
-    """A new sweep, without a point yet."""
+def new(owner_id: int, submission: SweepSubmission) -> Sweep:
+    """Return a sweep that is not stored yet and has no points."""
     beside = {"spec", "name", "tags", "note", "priority", "visibility", "concurrency"}
-    sweep = Sweep(
+    return Sweep(
         id=uuid7().hex,
         owner_id=owner_id,
         fields=submission.fields(),
         comes_after=submission.after,
         **submission.model_dump(include=beside),
     )
+
+
+def add(session: Session, sweep: Sweep, sharing: FairShare | None = None) -> Sweep:
+    """Store a new sweep. Raises Refused where its owner has as many as it may."""
+    sharing = sharing or FairShare()
+    count = session.scalar(select(func.count()).where(Sweep.owner_id == sweep.owner_id)) or 0
+    if count >= sharing.max_sweeps:
+        detail = (
+            f"you have {count} sweeps, and your limit is {sharing.max_sweeps}: delete some; they "
+            "count until the service has purged them"
+        )
+        raise Refused("limit_reached", detail)
     session.add(sweep)
     session.flush()
     return sweep
@@ -55,7 +69,7 @@ def add_points(
         {"sweep_id": sweep.id, "point": point, "experiment_id": one}
         for point, one in enumerate(ids, first)
     ]
-    session.execute(insert(SweepPoint), rows)
+    session.execute(insert(_POINTS), rows)
     if sweep.concurrency is not None:
         holds.note_turns(session, [sweep.id])
     return first
@@ -161,15 +175,24 @@ def progress(session: Session, sweep_id: str) -> float:
 
 
 def retryable(session: Session, sweep: Sweep) -> Sequence[Experiment]:
-    """The experiments of its points that failed or were cancelled."""
-    query = (
-        select(Experiment)
+    """Return the experiments of its points that failed or were cancelled."""
+    return session.scalars(_retryable(sweep, Experiment)).all()
+
+
+def retryable_states(session: Session, sweep: Sweep) -> list[tuple[Any, ...]]:
+    """Return the ids of the same, and what their owner may change of them."""
+    beside = (Experiment.id, Experiment.priority, Experiment.visibility, Experiment.name)
+    return [tuple(row) for row in session.execute(_retryable(sweep, *beside))]
+
+
+def _retryable(sweep: Sweep, *columns: Any) -> Select[Any]:
+    return (
+        select(*columns)
         .join(SweepPoint, SweepPoint.experiment_id == Experiment.id)
         .where(SweepPoint.sweep_id == sweep.id, Experiment.sweep_id == sweep.id)
         .where(Experiment.status.in_(FAILED), Experiment.deleted_at.is_(None))
         .order_by(SweepPoint.point)
     )
-    return session.scalars(query).all()
 
 
 def obstacle(session: Session, sweep: Sweep) -> str | None:

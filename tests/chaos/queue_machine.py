@@ -128,7 +128,7 @@ class QueueMachine(RuleBasedStateMachine):
         columns = store.columns_of(Submission.model_validate({"spec": ppca_spec()}), None, [])
         by = Caller(user, f"user {user}", Role.MEMBER, "key", frozenset())
         with self.database.transaction() as session:
-            sweep = sweeps.create(session, user, submission)
+            sweep = sweeps.add(session, sweeps.new(user, submission))
             new = [New({**columns, "held": sweeps.held(sweep, [])})] * points
             sweeps.add_points(session, sweep, new, by=by, sharing=SHARING)
             made = select(Experiment.id).where(Experiment.sweep_id == sweep.id)

@@ -133,7 +133,7 @@ def _people(settings: Settings) -> tuple[dict[str, str], dict[str, list[str]]]:
         submission = Submission.model_validate({"spec": ppca_spec()})
         ids = [store.submit(session, user.id, submission).id for _ in range(3)]
         swept = {"spec": ppca_spec(), "grid": {"model.latent_dim": [1]}}
-        sweep = sweeps.create(session, user.id, SweepSubmission.model_validate(swept))
+        sweep = sweeps.add(session, sweeps.new(user.id, SweepSubmission.model_validate(swept)))
         known = {"experiment_id": ids, "sweep_id": [sweep.id], "name": ["victim"],
                  "key_id": [key.id], "dataset_id": ["0" * 32], "series": ["score"]}  # fmt: skip
         return keys, known

@@ -229,7 +229,8 @@ class Lab:
                 made, _ = accounts.add_key(session, owner, name=None, scopes=scopes, lasts_s=None)
             case "sweep_id":
                 points = {**SPEC, **TWO_POINTS, "visibility": visibility}
-                made = sweeps.create(session, owner.id, SweepSubmission.model_validate(points))
+                submission = SweepSubmission.model_validate(points)
+                made = sweeps.add(session, sweeps.new(owner.id, submission))
             case "webhook_id":
                 hook = {"owner_id": owner.id, "url": "", "secret": "", "statuses": "failed"}
                 session.add(made := Webhook(id=uuid7().hex, **hook))

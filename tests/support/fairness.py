@@ -17,7 +17,8 @@ def starved(database: Database, seed: int) -> list[str]:
     shares, each of whom may exceed that by one run, and until a run that began before has ended.
     """
     pick = random.Random(seed)
-    sharing = FairShare(half_life_s=pick.choice([500.0, 5000.0]), gpu_weight=pick.uniform(1, 10))
+    half_life_s, gpu_weight = pick.choice([500.0, 5000.0]), pick.uniform(1, 10)
+    sharing = FairShare(half_life_s=half_life_s, gpu_weight=gpu_weight, spare_slots=0)
     lab = SharedLab(database, sharing, cpus=pick.randint(1, 2), gpus=1)
     users = [
         lab.user(f"user {seed} {i}", shares=pick.randint(1, 4)) for i in range(pick.randint(2, 4))

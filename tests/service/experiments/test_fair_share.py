@@ -30,7 +30,7 @@ JOB_S = 100.0
 
 
 def test_one_of_another_starts_within_the_length_of_one(either: Database) -> None:
-    lab = SharedLab(either, FairShare(), cpus=2)
+    lab = SharedLab(either, FairShare(spare_slots=0), cpus=2)
     flooder, other = 1, lab.user("other")
     lab.submit(flooder, 1000, JOB_S, priority=100)
     lab.run(10.5 * JOB_S)
@@ -53,6 +53,63 @@ def test_parts_are_as_shares(database: Database) -> None:
     used = lab.used_s()
     for user, of in users.items():
         assert used[user] / sum(used.values()) == pytest.approx(of / 7, rel=0.05)
+
+
+def test_shares_of_short_runs_lag_by_one_advance_and_no_more(database: Database) -> None:
+    """A run under way is charged `advance_s` at once, however short it is. So what two users of
+    2 and 1 shares have had differs from that by one advance at most, and the ratio converges."""
+    sharing = FairShare(spare_slots=0)
+    lab = SharedLab(database, sharing, cpus=2)
+    double, single = lab.user("double", shares=2), lab.user("single")
+    for user in (double, single):
+        lab.submit(user, 300, 10.0)
+    ratios = []
+    for until_s in (60.0, 200.0, 600.0, 2000.0):
+        lab.run(until_s - lab.time)
+        used = lab.used_s()
+        ratios.append(used[double] / used[single])
+        assert abs(used[double] / 2 - used[single]) <= sharing.advance_s
+    assert ratios[0] < 1.7
+    assert ratios == sorted(ratios)
+    assert ratios[-1] == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize("queue", ["cpu", "gpu"])
+def test_one_user_leaves_a_worker_of_each_kind_to_the_others(either: Database, queue: str) -> None:
+    """However long its runs are: another user that comes starts at once."""
+    lab = SharedLab(either, FairShare(), cpus=3, gpus=3)
+    first, second = lab.user("first"), lab.user("second")
+    device = "cuda" if queue == "gpu" else "cpu"
+    lab.submit(first, 5, 1000 * JOB_S, device)
+    lab.run(JOB_S)
+    assert len(lab.starts) == 2
+    lab.submit(second, 5, JOB_S, device)
+    lab.run(2.5 * JOB_S)
+    assert Counter(owner for _, owner, _ in lab.starts) == {first: 2, second: 3}
+
+
+@pytest.mark.parametrize(
+    ("others", "workers", "spare", "starts"),
+    [
+        ([], 3, 1, 3),
+        ([{"role": "viewer"}], 3, 1, 3),
+        ([{"disabled_at": 1.0}], 3, 1, 3),
+        ([{}], 3, 1, 2),
+        ([{}], 3, 2, 1),
+        ([{}], 3, 3, 3),
+        ([{}], 3, 0, 3),
+        ([{}], 1, 1, 1),
+    ],
+)
+def test_workers_are_spared_for_others_where_there_are_any(
+    database: Database, others: list[dict[str, Any]], workers: int, spare: int, starts: int
+) -> None:
+    lab = SharedLab(database, FairShare(spare_slots=spare), cpus=workers)
+    for columns in others:
+        lab.user("other", **columns)
+    lab.submit(1, 5, JOB_S)
+    lab.run(1)
+    assert len(lab.starts) == starts
 
 
 def test_many_keys_of_one_user_gain_nothing(

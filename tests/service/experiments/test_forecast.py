@@ -78,6 +78,57 @@ def test_a_position_is_how_many_then_run_before_it(either: Database) -> None:
     }
 
 
+def test_positions_of_short_runs_are_those_of_the_dispatcher(database: Database) -> None:
+    """It charges what is under way for `advance_s`, however short the last runs were."""
+    lab = SharedLab(database, FairShare(spare_slots=0), cpus=4)
+    had = {1: (5.0, 5.0, 5.9), lab.user("b", shares=2): (3.1,), lab.user("c", max_running=2): ()}
+    for user, lengths in had.items():
+        for length_s in lengths:
+            lab.submit(user, 1, length_s)
+    lab.run()
+    usual_s = 4.75  # the mean of these
+    for number, user in enumerate((1, *had)):
+        lab.submit(user, 1, usual_s)
+        lab.run(0.9 + 0.07 * number)
+    ids = [one for user in had for one in lab.submit(user, 9, usual_s)]
+    expected = found_places(lab, ids)
+    before = len(lab.starts)
+    lab.run()
+    order = [one for _, _, one in lab.starts[before:]]
+    assert {one: expected[one].position for one in ids} == {
+        one: position for position, one in enumerate(order)
+    }
+
+
+def test_a_position_far_behind_is_by_shares(database: Database) -> None:
+    """Beyond what is simulated: of two users, of whom one has twice the shares."""
+    lab = SharedLab(database, FairShare(), cpus=1)
+    double = lab.user("double", shares=2)
+    (running,) = lab.submit(1, 1, JOB_S)
+    lab.run(1)
+    mine = lab.submit(1, 300, JOB_S)
+    lab.submit(double, 900, JOB_S)
+    found = found_places(lab, [mine[20], mine[200], mine[-1]])
+    for number in (20, 200, 299):
+        assert abs(found[mine[number]].position - 3 * number) <= 4
+    assert running not in found
+
+
+def test_spare_workers_are_the_reason(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=2)
+    other = lab.user("other")
+    _, waits = lab.submit(1, 2, JOB_S)
+    lab.run(1)
+    place = found_places(lab, [waits])[waits]
+    assert place.reason == "your runs have all CPU workers but 1, kept for other users"
+    with either.snapshot() as session:
+        one = session.get_one(Experiment, waits)
+        told = places(session, [one], scenes(lab), other)[waits].reason
+    assert told == "its owner's runs have all workers but the spare ones"
+    (others,) = lab.submit(other, 1, JOB_S)
+    assert found_places(lab, [others])[others].position == 0
+
+
 def test_a_start_is_by_progress_or_by_the_last_runs_or_not_known(either: Database) -> None:
     lab = SharedLab(either, FairShare(), cpus=1)
     (running,) = lab.submit(1, 1, 1000.0)

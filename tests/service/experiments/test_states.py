@@ -159,7 +159,7 @@ def test_what_comes_after_fails_along_the_chain(database: Database, other: str) 
 def sweep(database: Database, **beside: Any) -> str:
     body = {"spec": ppca_spec(), "grid": {"seeds": [[1], [2]]}, **beside}
     with database.transaction() as session:
-        return sweeps.create(session, 1, SweepSubmission.model_validate(body)).id
+        return sweeps.add(session, sweeps.new(1, SweepSubmission.model_validate(body))).id
 
 
 @pytest.mark.parametrize("concurrency", [1, None])

@@ -1,0 +1,182 @@
+"""What a sweep stores is bounded, and prepared while no other user waits for it."""
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from service.experiments.acceptance import Acceptance
+from service.experiments.models import Experiment, Status
+from service.sweeps import expansion
+from service.sweeps.models import Sweep, SweepPoint
+from tests.service.sweeps.test_sweeps import SPEC, claim_next, finish, refused, rows, sweep
+from tests.service.test_users import database_of
+from tests.support.stored import change
+
+TEXT = {"model": {"family": "masked_lm", "checkpoint": "tiny"},
+        "data": {"source": "text", "lines": ["word " * 20_000]}}  # fmt: skip
+
+
+@pytest.fixture
+def validated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The specs that were made."""
+    made: list[Any] = []
+    validate = vars(expansion)["validate_spec"]
+
+    def noted(value: Any, limits: Any) -> Any:
+        made.append(value)
+        return validate(value, limits)
+
+    monkeypatch.setattr(expansion, "validate_spec", noted)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("points", "mib"),
+    [
+        ({"grid": {"seeds": [[i] for i in range(400)]}}, 39),
+        ({"list": [{"seeds": [i]} for i in range(400)]}, 39),
+        ({"random": {"n": 400, "fields": {"data.seed": {"low": 1, "high": 9}}}}, 39),
+        ({"grid": {"data": [TEXT["data"]] * 4, "seeds": [[i] for i in range(100)]}}, 77),
+    ],
+)
+def test_what_would_store_too_much_is_refused_before_it_is_made(
+    api: TestClient, validated: list[Any], points: dict[str, Any], mib: int
+) -> None:
+    ((_, detail),) = refused(api, spec=TEXT, **points)
+    assert detail == (
+        f"the specs of 400 points take {mib} MiB or more; a request may store 32 MiB: send fewer "
+        "points, or a smaller spec"
+    )
+    assert validated == []
+    assert api.get("/v1/sweeps").json()["items"] == []
+
+
+def test_what_defaults_add_counts(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(api.get(f"/v1/experiments/{submitted(api)}").content)
+    monkeypatch.setattr(expansion, "MAX_STORED_BYTES", 3 * size)
+    grid = {"seeds": [[i] for i in range(9)]}
+    answer = api.post("/v1/sweeps", json={"spec": SPEC, "grid": grid})
+    assert "a request may store" in answer.json()["errors"][0]["detail"]
+
+
+def submitted(api: TestClient, **beside: Any) -> str:
+    experiment_id: str = api.post("/v1/experiments", json={"spec": SPEC, **beside}).json()["id"]
+    return experiment_id
+
+
+def test_a_base_spec_is_no_larger_than_one_that_is_sent_alone(api: TestClient) -> None:
+    long = {**TEXT, "data": {"source": "text", "lines": ["word " * 60_000]}}
+    ((pointer, detail),) = refused(api, spec=long, grid={"seeds": [[1]]})
+    assert pointer == "/spec"
+    assert detail.startswith("at most 262144 bytes, as of one experiment, not 300")
+
+
+def test_points_that_are_all_wrong_are_given_up_soon(api: TestClient, validated: list[Any]) -> None:
+    grid = {"seeds": [[i] for i in range(1000)]}
+    (found,) = refused(api, spec={**SPEC, "modell": {}}, grid=grid)
+    assert found[0] == "/spec/modell"
+    assert len(validated) == expansion.MOST_PROBLEMS
+
+
+@pytest.fixture
+def while_it_prepares(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """What is done, once, when the next spec of a request has been judged."""
+    todo: list[Callable[[], object]] = []
+    cache_key = Acceptance.cache_key
+
+    def key(self: Acceptance, spec: Any) -> str | None:
+        found = cache_key(self, spec)
+        if todo:
+            todo.pop()()
+        return found
+
+    monkeypatch.setattr(Acceptance, "cache_key", key)
+    return todo
+
+
+@pytest.mark.parametrize("what", ["sweep", "points", "retry"])
+def test_others_write_while_a_request_prepares(
+    api: TestClient, while_it_prepares: list[Callable[[], object]], what: str
+) -> None:
+    made = sweep(api)
+    api.post(made["urls"]["cancel"])
+    file = database_of(api).engine.url.database
+    assert file is not None
+
+    def write() -> None:
+        with sqlite3.connect(file, timeout=0.1, isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("ROLLBACK")
+        while_it_prepares.append(write)  # at every spec
+
+    while_it_prepares.append(write)
+    points = {"grid": {"data.seed": [1, 2]}}
+    bodies = {"sweep": {"spec": SPEC, **points}, "points": points, "retry": None}
+    path = {"sweep": "/v1/sweeps"}.get(what, made["urls"].get(what, ""))
+    assert api.post(path, json=bodies[what]).status_code == 202
+    assert while_it_prepares == [write]
+
+
+def test_what_fails_meanwhile_is_not_waited_for(
+    api: TestClient, while_it_prepares: list[Callable[[], object]]
+) -> None:
+    first = submitted(api)
+    while_it_prepares.append(lambda: change(database_of(api), first, status=Status.FAILED))
+    answer = api.post("/v1/sweeps", json={"spec": SPEC, "grid": {"seeds": [[4]]}, "after": [first]})
+    detail = "this experiment is failed: what comes after it could not run"
+    assert answer.json()["errors"] == [{"pointer": "/after/0", "detail": detail}]
+    assert api.get("/v1/sweeps").json()["items"] == []
+
+
+def test_what_is_deleted_meanwhile_answers_for_no_point(
+    api: TestClient, while_it_prepares: list[Callable[[], object]]
+) -> None:
+    one = submitted(api)
+    finish(database_of(api), claim_next(database_of(api)))
+    again = sweep(api, list=[{"seeds": SPEC["seeds"]}])
+    assert rows(api, again["id"])[0]["experiment_id"] == one
+    while_it_prepares.append(lambda: api.delete(f"/v1/experiments/{one}"))
+    last = sweep(api, list=[{"seeds": SPEC["seeds"]}])
+    (row,) = rows(api, last["id"])
+    assert (row["status"], row["experiment_id"] != one) == ("queued", True)
+
+
+def test_a_request_that_is_cut_off_leaves_nothing(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two of its statements: the database takes all back."""
+
+    def cut_off(*_: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("service.sweeps.router.audit.note", cut_off)
+    key = {"Idempotency-Key": "k"}
+    body = {"spec": SPEC, "grid": {"seeds": [[1], [2]]}}
+    assert api.post("/v1/sweeps", json=body, headers=key).status_code == 500
+    with database_of(api).snapshot() as session:
+        for table in (Experiment, Sweep, SweepPoint):
+            assert session.scalars(select(table)).all() == []
+    monkeypatch.undo()
+    assert api.post("/v1/sweeps", json=body, headers=key).json()["points"] == 2
+
+
+def test_sweeps_are_limited_though_the_cache_answers_all_points(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted(api)
+    finish(database_of(api), claim_next(database_of(api)))
+    settings = api.app.state.settings  # type: ignore[attr-defined]
+    share = settings.share.model_copy(update={"max_sweeps": 2})
+    limited = settings.model_copy(update={"share": share})
+    api.app.state.settings = limited  # type: ignore[attr-defined]
+    point: dict[str, Any] = {"list": [{"seeds": SPEC["seeds"]}]}
+    first = sweep(api, **point)
+    assert sweep(api, **point)["status"] == "succeeded"
+    api.delete(first["urls"]["self"])
+    answer = api.post("/v1/sweeps", json={"spec": SPEC, **point})
+    assert (answer.status_code, answer.json()["reason"]) == (409, "limit_reached")
+    assert answer.json()["detail"].startswith("you have 2 sweeps, and your limit is 2: delete some")
