@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import AWAY, Database, now
-from service.experiments import lease, ledger
+from service.experiments import lease, ledger, statistics
 from service.settings import Settings
 from service.start import begin
 from worker.lifetime import Lifetime
@@ -53,6 +53,7 @@ class Reaper:
             log.warning("reaped: now %s", status, extra={"experiment_id": experiment_id})
         with self.database.transaction() as session:
             ledger.fold(session, self.settings.share)
+            statistics.fold(session)
 
     def _has_been_up(self, session: Session) -> bool:
         """Whether nothing kept workers from their heartbeats for a whole lease. A gap between two
