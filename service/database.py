@@ -1,10 +1,14 @@
 """The database: its engine, its clock, and the two kinds of transaction."""
 
 import json
+import os
 import re
+import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from psycopg.pq import Format
@@ -18,6 +22,7 @@ from sqlalchemy import (
     event,
     make_url,
     select,
+    text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import ExceptionContext, ExecutionContext
@@ -32,6 +37,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
+
+import migrations
 
 AWAY = (OperationalError, InterfaceError, NoConnectionFree)
 """What passes: the database does not answer, fails over, is full, locked or overloaded. Nothing was
@@ -48,11 +55,47 @@ PASSING_CODES = frozenset(
 )  # fmt: skip
 
 
+DISK_FULL_STATE = "53100"
+MIN_FREE_BYTES = 1 << 20
+"""With less on its disk, an SQLite database takes no more transactions for long."""
+
+
 class NotMigrated(Exception):
     """The tables are not those of this version."""
 
-    def __init__(self) -> None:
-        super().__init__("the database is not migrated to this version: run `mpt migrate`")
+    def __init__(
+        self, message: str = "the database is not migrated to this version: run `mpt migrate`"
+    ) -> None:
+        super().__init__(message)
+
+
+class NewerTables(NotMigrated):
+    """A newer version has migrated the database."""
+
+    def __init__(self, revision: str) -> None:
+        super().__init__(
+            f"the database was migrated by a newer version of MPT Lab (its tables are of revision "
+            f"{revision}, this version knows those up to {newest_revision()}): start that version, "
+            "or restore a backup that this version made"
+        )
+
+
+class WrongEncoding(Exception):
+    """A PostgreSQL database that cannot store all text."""
+
+    def __init__(self, encoding: str, name: str) -> None:
+        super().__init__(
+            f"the database {name!r} has the encoding {encoding}, and MPT Lab needs UTF8. Make "
+            f"another one and name it in MPT_DATABASE_URL: CREATE DATABASE {name}_utf8 "
+            "ENCODING 'UTF8' TEMPLATE template0"
+        )
+
+
+@cache
+def newest_revision() -> str:
+    """Return the revision of this version's tables: that of its last migration."""
+    folder = Path(migrations.__file__).parent / "versions"
+    return max(path.name.partition("_")[0] for path in folder.glob("[0-9]*.py"))
 
 
 TIMEOUTS = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
@@ -99,22 +142,66 @@ class Database:
         threads that ask. `timeouts` are PostgreSQL's."""
         self.engine = _engine(url, connections, timeouts)
         self._reader = _reader(self.engine)
+        self._trouble: str | None = None
+        event.listen(self.engine, "handle_error", self._note_trouble)
 
     def close(self) -> None:
         """Close the connections that no one uses."""
         self.engine.dispose()
 
     def check_tables(self) -> None:
-        """Raises NotMigrated where a table or a column that this process knows is missing."""
+        """Raises NotMigrated where the tables are of another version, or where a table or a column
+        that this process knows is missing."""
+        self.check_revision()
         with self.snapshot() as session:
             for table in Base.metadata.sorted_tables:
                 session.execute(select(table).limit(0))
 
+    def check_revision(self) -> None:
+        """Raises NotMigrated where the tables are older than this version's, and NewerTables where
+        they are newer."""
+        with self.snapshot() as session:
+            revision = session.scalar(_REVISION)
+        if revision is None or revision < newest_revision():
+            raise NotMigrated
+        if revision > newest_revision():
+            raise NewerTables(revision)
+
+    def check_encoding(self) -> None:
+        """Raises WrongEncoding where the database cannot store all text."""
+        if self.engine.dialect.name == "postgresql":
+            with self.snapshot() as session:
+                encoding = session.scalar(text("SHOW server_encoding"))
+            if encoding != "UTF8":
+                raise WrongEncoding(str(encoding), str(self.engine.url.database))
+
+    def check_writable(self) -> str | None:
+        """Return why nothing can be written, as far as that is known: the last write failed and so
+        does another one, or the disk of an SQLite database is full."""
+        path = self.engine.url.database
+        if self.engine.dialect.name == "sqlite" and path:
+            if shutil.disk_usage(os.path.dirname(path)).free < MIN_FREE_BYTES:
+                return DISK_FULL
+        if self._trouble is not None:
+            try:
+                with self.transaction() as session:
+                    for statement in _PROBE[self.engine.dialect.name]:
+                        session.execute(statement)
+            except AWAY as error:
+                return write_trouble(error) or "the database does not answer"
+        return self._trouble
+
+    def _note_trouble(self, context: ExceptionContext) -> None:
+        if isinstance(context.sqlalchemy_exception, DBAPIError):
+            self._trouble = write_trouble(context.sqlalchemy_exception) or self._trouble
+
     @contextmanager
     def transaction(self) -> Iterator[Session]:
         """A transaction that writes: committed at the end of the block, else rolled back."""
-        with Session(self.engine, expire_on_commit=False) as session, session.begin():
-            yield session
+        with Session(self.engine, expire_on_commit=False) as session:
+            with session.begin():
+                yield session
+            self._trouble = None
 
     @contextmanager
     def snapshot(self) -> Iterator[Session]:
@@ -122,6 +209,29 @@ class Database:
         sees what is committed when it begins, in a transaction or out of one."""
         with Session(self._reader, expire_on_commit=False) as session:
             yield session
+
+
+_REVISION = text("SELECT max(version_num) FROM alembic_version")
+
+_WRITE = text("UPDATE alembic_version SET version_num = version_num")
+_PROBE = {
+    "postgresql": (_WRITE,),
+    "sqlite": (text("CREATE TABLE probe (x)"), text("DROP TABLE probe"), _WRITE),
+}
+"""Statements that need space, and change nothing."""
+
+DISK_FULL = "the disk of the database is full"
+READ_ONLY = "the database can only be read"
+
+
+def write_trouble(error: BaseException) -> str | None:
+    """Return why a database refused to write, where space or a permission is missing."""
+    cause = getattr(error, "orig", None)
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+    state = getattr(cause, "sqlstate", None)
+    if code == sqlite3.SQLITE_FULL or state == DISK_FULL_STATE:
+        return DISK_FULL
+    return READ_ONLY if code == sqlite3.SQLITE_READONLY or state == "25006" else None
 
 
 def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
@@ -244,6 +354,7 @@ def _reader(engine: Engine) -> Engine:
 
 
 POSTGRESQL_OPTIONS = {
+    "client_encoding": "utf8",  # else psycopg gives bytes for the text of an SQL_ASCII database
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,  # a connection that no one answers is given up, in ms
     "keepalives_idle": 5,

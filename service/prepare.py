@@ -10,7 +10,7 @@ from alembic.config import Config
 
 import migrations
 from service import audit
-from service.database import Database
+from service.database import Database, NewerTables, NotMigrated, WrongEncoding
 from service.settings import Settings
 from service.start import OWNER_ONLY, restrict
 from service.users import LOCAL_USER, Role, ensure_key
@@ -20,7 +20,16 @@ PROCESS = "mpt migrate"
 
 
 def migrate(url: str) -> None:
-    """Bring the database to the newest revision."""
+    """Bring the database to the newest revision. Raises NewerTables where it is beyond that, and
+    WrongEncoding where it cannot store all text."""
+    with closing(Database(url)) as database:
+        database.check_encoding()
+        try:
+            database.check_revision()
+        except NewerTables:
+            raise
+        except NotMigrated:
+            pass
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
     config.attributes["url"] = url
@@ -37,6 +46,13 @@ def prepare(settings: Settings) -> None:
             audit.note(session, PROCESS, "key.added", key.id, user=user.name, scopes=key.scopes)
 
 
-if __name__ == "__main__":
+def main() -> None:
     os.umask(OWNER_ONLY)
-    prepare(Settings())
+    try:
+        prepare(Settings())
+    except (NewerTables, WrongEncoding) as error:
+        raise SystemExit(f"mpt: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

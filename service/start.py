@@ -99,6 +99,7 @@ def _require_tables(database: Database) -> None:
     try:
         database.check_tables()
     except NotMigrated as error:
-        raise SystemExit(str(error)) from None
+        log.critical("%s", error)
+        raise SystemExit(1) from None
     except AWAY as error:
         log.warning("the database is away: %s", error)
