@@ -23,11 +23,12 @@ from sqlalchemy import URL, inspect, make_url, select
 from sqlalchemy.orm import Session
 
 from service import audit
-from service.database import NO_TIMEOUTS, Database, NewerTables, WrongEncoding
+from service.database import NO_TIMEOUTS, Database
 from service.datasets.models import Dataset
 from service.experiments import lease
 from service.experiments.models import Artifact
 from service.prepare import migrate
+from service.revisions import NewerTables, WrongEncoding
 from service.settings import Settings
 from service.start import OWNER_ONLY, begin, restrict
 

@@ -5,10 +5,9 @@ import os
 import re
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from psycopg.pq import Format
@@ -35,10 +34,12 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-import migrations
+from service import timings
+from service.revisions import NewerTables, NotMigrated, WrongEncoding, newest_revision
 
 AWAY = (OperationalError, InterfaceError, NoConnectionFree)
 """What passes: the database does not answer, fails over, is full, locked or overloaded. Nothing was
@@ -58,44 +59,6 @@ PASSING_CODES = frozenset(
 DISK_FULL_STATE = "53100"
 MIN_FREE_BYTES = 1 << 20
 """With less on its disk, an SQLite database takes no more transactions for long."""
-
-
-class NotMigrated(Exception):
-    """The tables are not those of this version."""
-
-    def __init__(
-        self, message: str = "the database is not migrated to this version: run `mpt migrate`"
-    ) -> None:
-        super().__init__(message)
-
-
-class NewerTables(NotMigrated):
-    """A newer version has migrated the database."""
-
-    def __init__(self, revision: str) -> None:
-        super().__init__(
-            f"the database was migrated by a newer version of MPT Lab (its tables are of revision "
-            f"{revision}, this version knows those up to {newest_revision()}): start that version, "
-            "or restore a backup that this version made"
-        )
-
-
-class WrongEncoding(Exception):
-    """A PostgreSQL database that cannot store all text."""
-
-    def __init__(self, encoding: str, name: str) -> None:
-        super().__init__(
-            f"the database {name!r} has the encoding {encoding}, and MPT Lab needs UTF8. Make "
-            f"another one and name it in MPT_DATABASE_URL: CREATE DATABASE {name}_utf8 "
-            "ENCODING 'UTF8' TEMPLATE template0"
-        )
-
-
-@cache
-def newest_revision() -> str:
-    """Return the revision of this version's tables: that of its last migration."""
-    folder = Path(migrations.__file__).parent / "versions"
-    return max(path.name.partition("_")[0] for path in folder.glob("[0-9]*.py"))
 
 
 TIMEOUTS = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
@@ -201,6 +164,9 @@ class Database:
         with Session(self.engine, expire_on_commit=False) as session:
             with session.begin():
                 yield session
+                session.flush()
+                began = time.perf_counter()
+            timings.add("database", time.perf_counter() - began)
             self._trouble = None
 
     @contextmanager
@@ -251,12 +217,15 @@ def _engine(url: str, connections: int, timeouts: str) -> Engine:
         url,
         json_serializer=_storable_json,
         pool_pre_ping=far,
+        poolclass=TimedPool,
         pool_size=connections,
         max_overflow=0,
         pool_timeout=10,
         connect_args={**POSTGRESQL_OPTIONS, "options": timeouts} if far else {},
     )
     event.listen(engine, "handle_error", _by_nature)
+    event.listen(engine, "before_cursor_execute", _begin_timing)
+    event.listen(engine, "after_cursor_execute", _end_timing)
     event.listen(engine, "before_cursor_execute", _with_storable_text, retval=True)
     if far:
         event.listen(engine, "before_cursor_execute", _in_binary)
@@ -264,6 +233,22 @@ def _engine(url: str, connections: int, timeouts: str) -> Engine:
         event.listen(engine, "connect", _open_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+class TimedPool(QueuePool):
+    """Adds to the request that waits for a connection how long it does."""
+
+    def _do_get(self) -> ConnectionPoolEntry:
+        with timings.timed("connection"):
+            return super()._do_get()
+
+
+def _begin_timing(connection: Connection, *_: object) -> None:
+    connection.info["began"] = time.perf_counter()
+
+
+def _end_timing(connection: Connection, *_: object) -> None:
+    timings.add("database", time.perf_counter() - connection.info["began"])
 
 
 def _by_nature(context: ExceptionContext) -> Exception | None:

@@ -17,7 +17,8 @@ from mptcore.specs import MAX_PROBLEMS, Problem, SpecError
 from mptcore.specs.parsing.problems import spec_error
 from mptcore.specs.parsing.sentences import sentence
 from mptcore.specs.parsing.suggestions import meant
-from service.database import AWAY, DISK_FULL, NotMigrated, write_trouble
+from service.database import AWAY, DISK_FULL, write_trouble
+from service.revisions import NotMigrated
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -26,6 +26,7 @@ from service.experiments.curves import hold_still
 from service.experiments.models import Queue
 from service.experiments.schemas import moment
 from service.experiments.statistics import expired_leases, oldest_queued_s, statistics
+from service.meters import Meters
 from service.settings import Settings
 
 router = APIRouter(tags=["monitoring"], route_class=StrictRoute)
@@ -113,14 +114,18 @@ def get_worker_history(
         200: {"content": {"text/plain": {}}, "description": "The text format of Prometheus"}
     },
 )
-def metrics(database: DatabaseDep, settings: SettingsDep, user: Scraper) -> Response:
-    """For Prometheus. Everything is read from the database and the store: any API process answers
-    alike."""
+def metrics(
+    request: Request, database: DatabaseDep, settings: SettingsDep, user: Scraper
+) -> Response:
+    """For Prometheus. What is said of experiments, workers and the store comes from the database:
+    any API process answers alike. Requests and waits are those of the process that answers."""
     registry = CollectorRegistry()
     with database.snapshot() as session:
         hold_still(session)  # a counter that falls by one is taken for one that began anew
         registry.register(_Metrics([*_families(session), *_disk(settings)]))
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    meters: Meters = request.app.state.meters
+    own = meters.text(request.app.state.poller.looked_at)
+    return Response(generate_latest(registry) + own, media_type=CONTENT_TYPE_LATEST)
 
 
 class _Metrics(Collector):
@@ -179,7 +184,9 @@ def _families(session: Session) -> Iterator[Metric]:
                     found.failures)  # fmt: skip
     yield CounterMetricFamily("mpt_leases_lost", "attempts that were lost", value=found.lost)
     yield _leases_expired(session)
-    yield _workers(session)
+    alive = workers.alive(session, SILENT_S)
+    yield _workers(alive)
+    yield _gpu_memory(alive)
 
 
 def _by_label(
@@ -207,10 +214,24 @@ def _disk(settings: Settings) -> Iterator[Metric]:
     yield GaugeMetricFamily("mpt_store_free_bytes", f"free bytes {about}", value=disk.free)
 
 
-def _workers(session: Session) -> Metric:
+Alive = Sequence[tuple[workers.Worker, str | None, float]]
+
+
+def _workers(alive: Alive) -> Metric:
     family = GaugeMetricFamily("mpt_workers", "live workers", labels=["queue", "busy"])
-    alive = [(w.queue, e is not None) for w, e, _ in workers.alive(session, SILENT_S)]
+    found = [(worker.queue, run is not None) for worker, run, _ in alive]
     for queue in Queue:
         for busy in (False, True):
-            family.add_metric([queue, str(busy).lower()], alive.count((queue.value, busy)))
+            family.add_metric([queue, str(busy).lower()], found.count((queue.value, busy)))
+    return family
+
+
+def _gpu_memory(alive: Alive) -> Metric:
+    """By experiment, while it runs: as many series as there are GPU workers."""
+    about = "memory of a GPU that a run has"
+    labels = ["experiment", "worker", "gpu"]
+    family = GaugeMetricFamily("mpt_run_gpu_memory_bytes", about, labels=labels)
+    for worker, run, _ in alive:
+        if run is not None and worker.gpu_memory_ours is not None:
+            family.add_metric([run, worker.id, worker.gpu_uuid or ""], worker.gpu_memory_ours)
     return family

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
-from service.database import AWAY, Database, NotMigrated
+from service.database import AWAY, Database
 from service.logs import configure_logs
+from service.revisions import NotMigrated
 from service.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from service import workers
 from service.database import AWAY, Database, now
 from service.experiments import lease, ledger, statistics
+from service.logs import logged_process
 from service.settings import Settings
 from service.start import begin
 from worker.lifetime import Lifetime
@@ -67,6 +68,7 @@ class Reaper:
         return clock - self._up_since >= self.settings.lease_s
 
 
+@logged_process
 def main() -> None:
     settings = begin()
     lifetime = Lifetime()

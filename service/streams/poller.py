@@ -75,11 +75,17 @@ class Poller:
         self._task: asyncio.Task[None] | None = None
         self._access_due = 0.0
         self._readers = asyncio.Semaphore(READS_AT_ONCE)
+        self._looked_at = 0.0
 
     @property
     def horizon(self) -> int | None:
         """The event up to which all events are visible, as of the last look."""
         return self._changes.horizon
+
+    @property
+    def looked_at(self) -> float | None:
+        """When it last looked, on the monotonic clock; None while nobody listens."""
+        return self._looked_at if self._listeners else None
 
     def has_room(self, user: Caller) -> bool:
         """Whether the user may listen to something more."""
@@ -95,6 +101,7 @@ class Poller:
         listener.cut = self._closing
         if self._task is None and not self._closing:
             self._changes = Changes()
+            self._looked_at = time.monotonic()
             self._task = asyncio.create_task(self._run())
         try:
             yield listener
@@ -155,6 +162,7 @@ class Poller:
         new, changes = set(self._new), self._changes
         had_horizon = changes.horizon is not None
         changed = await asyncio.to_thread(self._ask, changes.look)
+        self._looked_at = time.monotonic()
         self._new -= new
         if not had_horizon and changes.horizon is not None:  # some wait for it
             new = set(self._listeners)

@@ -16,13 +16,13 @@ from service.database import (
     DISK_FULL,
     READ_ONLY,
     Database,
-    NotMigrated,
     write_trouble,
 )
 from service.experiments import lease, states
 from service.experiments.lease import FailureCause
 from service.experiments.models import Event, Experiment, Status
 from service.main import create_app
+from service.revisions import NotMigrated
 from service.settings import Settings
 from tests.service.experiments.test_queue import running
 from tests.support.ppca_spec import ppca_spec

@@ -195,6 +195,16 @@ def test_a_scrape_reads_no_experiment_that_has_ended(api: TestClient, history: s
                 assert not re.search("SCAN experiments|Seq Scan on experiments", line), statement
 
 
+def test_the_gpu_memory_of_each_run(api: TestClient, history: str) -> None:
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    with database.transaction() as session:
+        for worker in (IDLE, BUSY):
+            has = Vitals("host", Queue.GPU, 1, gpu_uuid="GPU-1", gpu_memory_ours=5 * 10**9)
+            workers.beat(session, worker, has)
+    found = {key: value for key, value in scrape(api).items() if "gpu_memory" in key[0]}
+    assert found == {("mpt_run_gpu_memory_bytes", (history, "GPU-1", BUSY)): 5e9}
+
+
 def test_a_lease_that_no_reaper_saw_to(api: TestClient, history: str) -> None:
     database: Database = api.app.state.database  # type: ignore[attr-defined]
     with database.transaction() as session:
