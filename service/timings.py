@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import anyio.to_thread
-from anyio import CapacityLimiter
 
 Stage = Literal["thread", "connection", "database"]
 
@@ -52,12 +51,13 @@ def watch_threads() -> None:
     times."""
     limiter = anyio.to_thread.current_default_thread_limiter()
     if not getattr(limiter, "is_timed", False):
-        limiter.__class__ = _timed_limiter(type(limiter))  # anyio makes it, and has no hook
+        kind: Any = type(limiter)
+        limiter.__class__ = _timed_limiter(kind)  # anyio makes it, and has no hook
 
 
 @cache
-def _timed_limiter(kind: type[CapacityLimiter]) -> type[CapacityLimiter]:
-    class TimedLimiter(kind):  # type: ignore[valid-type, misc]
+def _timed_limiter(kind: Any) -> Any:
+    class TimedLimiter(kind):  # type: ignore[misc]
         __slots__ = ()
         is_timed = True
 
