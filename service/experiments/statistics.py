@@ -55,14 +55,14 @@ def statistics(session: Session) -> Statistics:
             func.count(),
             func.sum(Experiment.lost),
             func.count(Experiment.started_at),
-            func.coalesce(func.sum(Experiment.started_at - Experiment.created_at), 0.0),
+            func.sum(Experiment.started_at - Experiment.created_at),
         )
         .where(Experiment.status.in_(UNFINISHED))
         .group_by(Experiment.status)
     ):
         found.by_status[status] += number
         found.lost += int(lost)
-        found.waits, found.waits_s = found.waits + waits, found.waits_s + waits_s
+        found.waits, found.waits_s = found.waits + waits, found.waits_s + (waits_s or 0.0)
     return found
 
 

@@ -1,5 +1,6 @@
 """What a process finds at its start, and what it makes of it."""
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -154,8 +155,9 @@ def test_a_database_of_another_encoding_is_refused(postgresql: PostgreSQL, tmp_p
     )
     command = f"CREATE DATABASE {name}_utf8 ENCODING 'UTF8' TEMPLATE template0"
     assert done.returncode == 1
-    assert done.stderr.startswith(f"mpt: the database {name!r} has the encoding SQL_ASCII")
-    assert done.stderr.strip().endswith(command)
+    line = json.loads(done.stderr.splitlines()[-1])
+    assert line["event"].startswith(f"the database {name!r} has the encoding SQL_ASCII")
+    assert line["event"].endswith(command)
     with psycopg.connect(postgresql.address("postgres"), autocommit=True) as connection:
         connection.execute(command.encode())
     prepare(settings.model_copy(update={"database_url": postgresql.url(f"{name}_utf8")}))
