@@ -77,7 +77,7 @@ class Asker:
 
 
 @contextmanager
-def _asking(settings: Settings) -> Iterator[Asker]:
+def asking(settings: Settings) -> Iterator[Asker]:
     lab = Lab(settings, settings.store / "log")
     process = lab.start("api", "api", "--port", str(lab.port))
     try:
@@ -97,7 +97,7 @@ def curves(settings: Settings) -> Iterator[Figure]:
     with closing(Database(settings.url)) as database:
         _store_curves(database)
     path = "/v1/experiments/{}/curves".format
-    with _asking(settings) as asker:
+    with asking(settings) as asker:
         before = asker.peak_bytes()
         cold, headers = asker.ask(f"{path(MILLION)}?{THINNED}")
         yield Figure("1,000,000 points to 2,000, first", cold, "ms", at_most=150)
@@ -123,7 +123,7 @@ def curves_of_one(settings: Settings, looks: int) -> Iterator[Figure]:
         _experiments(session, [HUNDRED_THOUSAND])
         store_series(session, 2, HUNDRED_THOUSAND, 100_000)
     path = f"/v1/experiments/{HUNDRED_THOUSAND}"
-    with _asking(settings) as asker:
+    with asking(settings) as asker:
         took = sorted(asker.ask(path)[0] for _ in range(looks))
         yield Figure("status p50", took[looks // 2], "ms", at_most=1.5)
         yield Figure("status p99", took[int(0.99 * looks)], "ms", at_most=4)
@@ -211,7 +211,7 @@ def lists(settings: Settings) -> Iterator[Figure]:
     with closing(Database(settings.url)) as database:
         store_many(database)
     at_most = None if settings.database_url is None else 50
-    with _asking(settings) as asker:
+    with asking(settings) as asker:
         for name, query in FILTERS.items():
             path = f"/v1/experiments?limit=50&{query}"
             asked = 20 if settings.database_url is None else PAGES_ASKED

@@ -24,7 +24,7 @@ from typing import Any
 from sqlalchemy import insert, text, update
 from sqlalchemy.orm import Session
 
-from benchmarks import asking, dashboard, listening, peer, queries
+from benchmarks import asking, dashboard, listening, peer, queries, scale
 from benchmarks.figures import Figure, percentile
 from benchmarks.modes import LONG, MODES, SMALL, running
 from mptlab import Client
@@ -287,6 +287,7 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "curves": queries.curves,
     "list": queries.lists,
     "streams": listening.streams,
+    "metrics": scale.metrics,
     "pages": dashboard.pages,
     "dashboards": dashboard.dashboards,
     "mlflow": peer.peer,
@@ -326,4 +327,8 @@ def main(names: Sequence[str] = ()) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
     parser.add_argument("claim", nargs="*", choices=[[], *CLAIMS], default=[])
-    main(parser.parse_args().claim)
+    parser.add_argument("--short", action="store_true", help="metrics of 100,000 experiments")
+    arguments = parser.parse_args()
+    if arguments.short:
+        scale.EXPERIMENTS = scale.SHORT_EXPERIMENTS
+    main(arguments.claim)

@@ -8,10 +8,12 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 from service.connections import BoundedHeads, Server
+from service.logs import logged_process
 from service.main import create_app
 from service.start import begin
 
 
+@logged_process
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")

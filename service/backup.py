@@ -1,19 +1,21 @@
 """`python -m service.backup save|restore DIR`: the database and the files that it names, consistent
 with each other, while the service runs.
 
-The files are copied, then the database, then what has come to the files since. A file is whole
-before a row names it, so that the second pass finds all that the database names, but for what was
-removed in between: that the first pass found.
+The files are copied, then the database, then the files that came since. A file is whole before a
+row names it, so the second pass finds all files that the database names, except those that were
+removed in between: the first pass copied these. At the end the folder loses the files that were
+gone before the first pass: no database that it holds names them.
 """
 
 import argparse
 import hashlib
+import json
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from service.datasets.models import Dataset
 from service.experiments import lease
 from service.experiments.models import Artifact
 from service.prepare import migrate
+from service.revisions import NewerTables, WrongEncoding
 from service.settings import Settings
 from service.start import OWNER_ONLY, begin, restrict
 
@@ -33,6 +36,10 @@ PROCESS = "mpt restore"
 """Its name in the audit."""
 FOLDERS = ("datasets", "artifacts", "checkpoints")
 """Of the store. Uploads that are under way and the hub's cache are left out."""
+LISTED = "files-before-the-database.json"
+"""The files of the store as a backup began; gone once it is complete."""
+PART = ".backup-part"
+"""The end of the name of a file that is being copied."""
 TAKEN = "the database is there and not empty: a backup is put into a new one"
 
 
@@ -40,14 +47,42 @@ class BackupFailed(Exception):
     """A sentence that says why, and what to do."""
 
 
-def save(settings: Settings, folder: Path, store_only: bool = False) -> None:
-    """Copy the database and the store into a folder, which may hold an earlier backup: of files
-    only what is new is copied then. Raises BackupFailed."""
+def save(settings: Settings, folder: Path) -> None:
+    """Copy the database and the store into a folder, which may hold an earlier backup: only new
+    files are copied then, and files that the store lost go. Raises BackupFailed."""
+    save_store(settings, folder)
+    _save_database(settings, folder)
+    finish_store(settings, folder)
+
+
+def save_store(settings: Settings, folder: Path) -> None:
+    """Copy the store, and keep a list of its files: the part of a backup before the database."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    copy_store(settings, folder / "store")
-    if not store_only:
-        _save_database(settings, folder)
-        copy_store(settings, folder / "store")
+    there = [str(path) for path in _files(settings.store)]
+    _copy_store(settings, folder / "store")
+    (folder / LISTED).write_text(json.dumps(there))
+
+
+def finish_store(settings: Settings, folder: Path) -> None:
+    """Copy the files that came since, and delete those that were gone before: the part of a backup
+    after the database. Raises BackupFailed where `save_store` was not called for it."""
+    try:
+        listed = {Path(path) for path in json.loads((folder / LISTED).read_text())}
+    except FileNotFoundError:
+        raise BackupFailed("run `mpt backup --store-only` without --finish first, then dump the "
+                           "database") from None  # fmt: skip
+    _copy_store(settings, folder / "store")
+    kept = listed.union(_files(settings.store))
+    for path in [path for path in _files(folder / "store") if path not in kept]:
+        (folder / "store" / path).unlink()
+    _delete_empty_folders(folder / "store")
+    (folder / LISTED).unlink()
+
+
+def _delete_empty_folders(folder: Path) -> None:
+    for place, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):  # it is not empty
+            os.rmdir(place)
 
 
 def restore(settings: Settings, folder: Path, store_only: bool = False) -> list[str]:
@@ -57,8 +92,12 @@ def restore(settings: Settings, folder: Path, store_only: bool = False) -> list[
     if not store_only:
         _restore_database(settings, folder)
     for path in _files(folder / "store"):
-        _copy(folder / "store" / path, settings.store / path)
-    migrate(settings.url)
+        if not path.name.endswith(PART):  # left by a backup that was cut off
+            _copy(folder / "store" / path, settings.store / path)
+    try:
+        migrate(settings.url)
+    except NewerTables as error:
+        raise BackupFailed(f"this backup cannot be used: {error}") from None
     restrict(settings)
     with closing(Database(settings.url, timeouts=NO_TIMEOUTS)) as database:
         with database.transaction() as session:
@@ -68,8 +107,8 @@ def restore(settings: Settings, folder: Path, store_only: bool = False) -> list[
             return sorted(_broken(session, settings))
 
 
-def copy_store(settings: Settings, target: Path) -> None:
-    """What the target does not have as it is."""
+def _copy_store(settings: Settings, target: Path) -> None:
+    """Copy the files that the target lacks or has otherwise."""
     for path in _files(settings.store):
         with suppress(FileNotFoundError):  # removed meanwhile: the run has a later checkpoint
             _copy(settings.store / path, target / path)
@@ -92,7 +131,9 @@ def _copy(source: Path, target: Path) -> None:
         if (kept.st_size, kept.st_mtime_ns) == (made.st_size, made.st_mtime_ns):
             return
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shutil.copy2(source, target)
+    part = target.with_name(target.name + PART)
+    shutil.copy2(source, part)
+    os.replace(part, target)  # what a hard link of an older backup names stays as it is
 
 
 def _save_database(settings: Settings, folder: Path) -> None:
@@ -121,6 +162,10 @@ def _restore_database(settings: Settings, folder: Path) -> None:
         _copy_sqlite(place, Path(str(url.database)))
         return
     with closing(Database(settings.url)) as database:
+        try:
+            database.check_encoding()
+        except WrongEncoding as error:
+            raise BackupFailed(str(error)) from None
         if inspect(database.engine).get_table_names():
             raise BackupFailed(TAKEN)
     _run_client(url, "pg_restore", "--no-owner", "--exit-on-error", "--single-transaction",
@@ -196,10 +241,13 @@ def main() -> None:
     parser.add_argument("action", choices=["save", "restore"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--store-only", action="store_true", help="not the database")
+    parser.add_argument(
+        "--finish", action="store_true", help="with --store-only: after the database was dumped"
+    )
     arguments = parser.parse_args()
     try:
         if arguments.action == "save":
-            save(begin(), arguments.folder, arguments.store_only)
+            _choose(arguments)(begin(), arguments.folder)
             return
         os.umask(OWNER_ONLY)
         broken = restore(Settings(), arguments.folder, arguments.store_only)
@@ -208,6 +256,12 @@ def main() -> None:
     for path in broken:
         sys.stderr.write(f"missing or damaged: {path}\n")
     raise SystemExit(1 if broken else 0)
+
+
+def _choose(arguments: argparse.Namespace) -> Callable[[Settings, Path], None]:
+    if not arguments.store_only:
+        return save
+    return finish_store if arguments.finish else save_store
 
 
 if __name__ == "__main__":

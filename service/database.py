@@ -1,8 +1,11 @@
 """The database: its engine, its clock, and the two kinds of transaction."""
 
 import json
+import os
 import re
+import shutil
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +21,7 @@ from sqlalchemy import (
     event,
     make_url,
     select,
+    text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import ExceptionContext, ExecutionContext
@@ -30,8 +34,12 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
+
+from service import timings
+from service.revisions import NewerTables, NotMigrated, WrongEncoding, newest_revision
 
 AWAY = (OperationalError, InterfaceError, NoConnectionFree)
 """What passes: the database does not answer, fails over, is full, locked or overloaded. Nothing was
@@ -48,11 +56,9 @@ PASSING_CODES = frozenset(
 )  # fmt: skip
 
 
-class NotMigrated(Exception):
-    """The tables are not those of this version."""
-
-    def __init__(self) -> None:
-        super().__init__("the database is not migrated to this version: run `mpt migrate`")
+DISK_FULL_STATE = "53100"
+MIN_FREE_BYTES = 1 << 20
+"""With less on its disk, an SQLite database takes no more transactions for long."""
 
 
 TIMEOUTS = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
@@ -99,22 +105,69 @@ class Database:
         threads that ask. `timeouts` are PostgreSQL's."""
         self.engine = _engine(url, connections, timeouts)
         self._reader = _reader(self.engine)
+        self._trouble: str | None = None
+        event.listen(self.engine, "handle_error", self._note_trouble)
 
     def close(self) -> None:
         """Close the connections that no one uses."""
         self.engine.dispose()
 
     def check_tables(self) -> None:
-        """Raises NotMigrated where a table or a column that this process knows is missing."""
+        """Raises NotMigrated where the tables are of another version, or where a table or a column
+        that this process knows is missing."""
+        self.check_revision()
         with self.snapshot() as session:
             for table in Base.metadata.sorted_tables:
                 session.execute(select(table).limit(0))
 
+    def check_revision(self) -> None:
+        """Raises NotMigrated where the tables are older than this version's, and NewerTables where
+        they are newer."""
+        with self.snapshot() as session:
+            revision = session.scalar(_REVISION)
+        if revision is None or revision < newest_revision():
+            raise NotMigrated
+        if revision > newest_revision():
+            raise NewerTables(revision)
+
+    def check_encoding(self) -> None:
+        """Raises WrongEncoding where the database cannot store all text."""
+        if self.engine.dialect.name == "postgresql":
+            with self.snapshot() as session:
+                encoding = session.scalar(text("SHOW server_encoding"))
+            if encoding != "UTF8":
+                raise WrongEncoding(str(encoding), str(self.engine.url.database))
+
+    def check_writable(self) -> str | None:
+        """Return why nothing can be written, as far as that is known: the last write failed and so
+        does another one, or the disk of an SQLite database is full."""
+        path = self.engine.url.database
+        if self.engine.dialect.name == "sqlite" and path:
+            if shutil.disk_usage(os.path.dirname(path)).free < MIN_FREE_BYTES:
+                return DISK_FULL
+        if self._trouble is not None:
+            try:
+                with self.transaction() as session:
+                    for statement in _PROBE[self.engine.dialect.name]:
+                        session.execute(statement)
+            except AWAY as error:
+                return write_trouble(error) or "the database does not answer"
+        return self._trouble
+
+    def _note_trouble(self, context: ExceptionContext) -> None:
+        if isinstance(context.sqlalchemy_exception, DBAPIError):
+            self._trouble = write_trouble(context.sqlalchemy_exception) or self._trouble
+
     @contextmanager
     def transaction(self) -> Iterator[Session]:
         """A transaction that writes: committed at the end of the block, else rolled back."""
-        with Session(self.engine, expire_on_commit=False) as session, session.begin():
-            yield session
+        with Session(self.engine, expire_on_commit=False) as session:
+            with session.begin():
+                yield session
+                session.flush()
+                began = time.perf_counter()
+            timings.add("database", time.perf_counter() - began)
+            self._trouble = None
 
     @contextmanager
     def snapshot(self) -> Iterator[Session]:
@@ -122,6 +175,29 @@ class Database:
         sees what is committed when it begins, in a transaction or out of one."""
         with Session(self._reader, expire_on_commit=False) as session:
             yield session
+
+
+_REVISION = text("SELECT max(version_num) FROM alembic_version")
+
+_WRITE = text("UPDATE alembic_version SET version_num = version_num")
+_PROBE = {
+    "postgresql": (_WRITE,),
+    "sqlite": (text("CREATE TABLE probe (x)"), text("DROP TABLE probe"), _WRITE),
+}
+"""Statements that need space, and change nothing."""
+
+DISK_FULL = "the disk of the database is full"
+READ_ONLY = "the database can only be read"
+
+
+def write_trouble(error: BaseException) -> str | None:
+    """Return why a database refused to write, where space or a permission is missing."""
+    cause = getattr(error, "orig", None)
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+    state = getattr(cause, "sqlstate", None)
+    if code == sqlite3.SQLITE_FULL or state == DISK_FULL_STATE:
+        return DISK_FULL
+    return READ_ONLY if code == sqlite3.SQLITE_READONLY or state == "25006" else None
 
 
 def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
@@ -141,12 +217,15 @@ def _engine(url: str, connections: int, timeouts: str) -> Engine:
         url,
         json_serializer=_storable_json,
         pool_pre_ping=far,
+        poolclass=TimedPool,
         pool_size=connections,
         max_overflow=0,
         pool_timeout=10,
         connect_args={**POSTGRESQL_OPTIONS, "options": timeouts} if far else {},
     )
     event.listen(engine, "handle_error", _by_nature)
+    event.listen(engine, "before_cursor_execute", _begin_timing)
+    event.listen(engine, "after_cursor_execute", _end_timing)
     event.listen(engine, "before_cursor_execute", _with_storable_text, retval=True)
     if far:
         event.listen(engine, "before_cursor_execute", _in_binary)
@@ -154,6 +233,22 @@ def _engine(url: str, connections: int, timeouts: str) -> Engine:
         event.listen(engine, "connect", _open_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+class TimedPool(QueuePool):
+    """Adds to the request that waits for a connection how long it does."""
+
+    def _do_get(self) -> ConnectionPoolEntry:
+        with timings.timed("connection"):
+            return super()._do_get()
+
+
+def _begin_timing(connection: Connection, *_: object) -> None:
+    connection.info["began"] = time.perf_counter()
+
+
+def _end_timing(connection: Connection, *_: object) -> None:
+    timings.add("database", time.perf_counter() - connection.info["began"])
 
 
 def _by_nature(context: ExceptionContext) -> Exception | None:
@@ -244,6 +339,7 @@ def _reader(engine: Engine) -> Engine:
 
 
 POSTGRESQL_OPTIONS = {
+    "client_encoding": "utf8",  # else psycopg gives bytes for the text of an SQL_ASCII database
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,  # a connection that no one answers is given up, in ms
     "keepalives_idle": 5,

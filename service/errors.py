@@ -17,7 +17,8 @@ from mptcore.specs import MAX_PROBLEMS, Problem, SpecError
 from mptcore.specs.parsing.problems import spec_error
 from mptcore.specs.parsing.sentences import sentence
 from mptcore.specs.parsing.suggestions import meant
-from service.database import AWAY, NotMigrated
+from service.database import AWAY, DISK_FULL, write_trouble
+from service.revisions import NotMigrated
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +220,11 @@ def _told(item: Any) -> Any:
 
 
 async def _database_error(request: Request, error: Exception) -> JSONResponse:
-    log.error("the database did not answer: %s", error)
+    trouble = write_trouble(error)
+    if trouble is not None:
+        log.error("%s: %s", trouble, _cause(error))
+        return problem_response(cannot_write(trouble))
+    log.error("the database did not answer: %s", _cause(error))
     return problem_response(
         ApiError(
             HTTPStatus.SERVICE_UNAVAILABLE,
@@ -228,6 +233,22 @@ async def _database_error(request: Request, error: Exception) -> JSONResponse:
             headers={"Retry-After": "2"},
         )
     )
+
+
+def _cause(error: Exception) -> object:
+    """Return the driver's own message, without the statement and its parameters."""
+    return getattr(error, "orig", None) or error
+
+
+def cannot_write(trouble: str) -> ApiError:
+    """Return the answer where the database takes no writes. A full disk stays full until someone
+    frees space, so that clients are not asked to try again."""
+    if trouble == DISK_FULL:
+        detail = f"{trouble}; nothing was changed. An administrator has to free space on it"
+        return ApiError(HTTPStatus.INSUFFICIENT_STORAGE, "disk_full", detail)
+    detail = f"{trouble}; nothing was changed, try again"
+    headers = {"Retry-After": "2"}
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "database_unavailable", detail, headers=headers)
 
 
 async def _not_migrated(request: Request, error: Exception) -> JSONResponse:

@@ -1,11 +1,14 @@
 """Whether the process lives, and whether it can serve."""
 
+from http import HTTPStatus
+
 from fastapi import APIRouter
 from pydantic import BaseModel
 from sqlalchemy import text
 
 from service.bodies import PublicRoute
 from service.dependencies import DatabaseDep
+from service.errors import ApiError
 
 router = APIRouter(tags=["health"], route_class=PublicRoute)
 
@@ -22,7 +25,12 @@ async def healthz() -> Health:
 
 @router.get("/readyz")
 def readyz(database: DatabaseDep) -> Health:
-    """The database answers too; else 503."""
+    """The database answers, its tables are those of this version, and it takes writes as far as
+    that is known; else 503."""
+    database.check_revision()
     with database.snapshot() as session:
         session.execute(text("SELECT 1 FROM experiments LIMIT 1"))
+    trouble = database.check_writable()
+    if trouble is not None:
+        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "not_writable", trouble)
     return Health(status="ready")

@@ -1,13 +1,21 @@
 """Logs as one JSON object a line, with the request or experiment that they are about; at a
 terminal as lines for a person."""
 
+import json
 import logging
+import os
 import sys
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
 from enum import StrEnum
+from functools import wraps
 
 import structlog
 from asgi_correlation_id import correlation_id
 from structlog.typing import EventDict, Processor, WrappedLogger
+
+log = logging.getLogger(__name__)
 
 
 class LogForm(StrEnum):
@@ -27,11 +35,58 @@ def configure_logs(form: LogForm = LogForm.JSON, level: str = "INFO") -> None:
     handler.setFormatter(_terminal() if form == LogForm.TERMINAL else _json())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
+    threading.excepthook = _log_of_thread
+    sys.unraisablehook = _log_unraisable
     logging.getLogger("httpx").setLevel("WARNING")  # it tells whole URLs, webhooks' tokens too
     if form == LogForm.TERMINAL:
         logging.getLogger().setLevel("WARNING")
         for name in SHOWN:
             logging.getLogger(name).setLevel(level)
+
+
+def logged_process(main: Callable[[], None]) -> Callable[[], None]:
+    """Wrap the `main` of a process of the service: whatever ends it is a line of the log."""
+
+    @wraps(main)
+    def logged() -> None:
+        configure_logs(_form_given())
+        try:
+            main()
+        except SystemExit as end:
+            if not isinstance(end.code, str):
+                raise
+            log.critical("%s", end.code)
+            raise SystemExit(1) from None
+        except Exception:
+            log.critical("the process ends by an unexpected error", exc_info=True)
+            raise SystemExit(1) from None
+
+    return logged
+
+
+def _form_given() -> LogForm:
+    """Return the form of the lines that come before the settings are read."""
+    given = os.environ.get("MPT_LOG_FORM", "")
+    return LogForm.TERMINAL if given == LogForm.TERMINAL else LogForm.JSON
+
+
+def write_line(logger: str, message: str) -> None:
+    """Write a line of the log at once. For signal handlers, which must not wait for a lock."""
+    if _form_given() == LogForm.JSON:
+        at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        line = {"event": message, "level": "info", "logger": logger, "timestamp": at}
+        message = json.dumps(line)
+    os.write(2, message.encode() + b"\n")
+
+
+def _log_of_thread(ended: threading.ExceptHookArgs) -> None:
+    if ended.exc_value is not None:
+        log.critical("a thread ended by an unexpected error", exc_info=ended.exc_value)
+
+
+def _log_unraisable(ignored: "sys.UnraisableHookArgs") -> None:
+    about = ignored.err_msg or "an exception was ignored"
+    log.error("%s: %r", about, ignored.object, exc_info=ignored.exc_value)
 
 
 def _json() -> logging.Formatter:

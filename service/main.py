@@ -22,6 +22,7 @@ from service.experiments import cancelling, curve_routes, reading, results
 from service.experiments import router as experiments
 from service.experiments.scene import Scenes
 from service.headers import AnswerHeaders, guard_origins
+from service.meters import Meters
 from service.rates import RateLimits, Rates
 from service.settings import Settings
 from service.streams import router as streams
@@ -101,7 +102,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.rates = Rates(settings)
     app.state.refused_sign_ins = sign_in.Refusals()
     app.add_middleware(RateLimits, rates=app.state.rates)
-    app.add_middleware(AccessLog)
+    app.state.meters = Meters()
+    app.add_middleware(AccessLog, meters=app.state.meters)
     guard_origins(app, settings)
     app.add_middleware(
         CorrelationIdMiddleware, header_name="X-Request-ID", validator=_is_request_id

@@ -1,12 +1,12 @@
 """Who works, and how the queue does: for people and for Prometheus."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from itertools import groupby
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -22,18 +22,11 @@ from service import worker_samples, workers
 from service.bodies import StrictRoute
 from service.dependencies import DatabaseDep, Reader, Scraper, SettingsDep
 from service.experiments import store
+from service.experiments.curves import hold_still
 from service.experiments.models import Queue
 from service.experiments.schemas import moment
-from service.experiments.statistics import (
-    Durations,
-    count_by_status,
-    expired_leases,
-    failures_by_kind,
-    lost_attempts,
-    oldest_queued_s,
-    runs,
-    waits,
-)
+from service.experiments.statistics import expired_leases, oldest_queued_s, statistics
+from service.meters import Meters
 from service.settings import Settings
 
 router = APIRouter(tags=["monitoring"], route_class=StrictRoute)
@@ -121,13 +114,18 @@ def get_worker_history(
         200: {"content": {"text/plain": {}}, "description": "The text format of Prometheus"}
     },
 )
-def metrics(database: DatabaseDep, settings: SettingsDep, user: Scraper) -> Response:
-    """For Prometheus. Everything is read from the database and the store: any API process answers
-    alike."""
+def metrics(
+    request: Request, database: DatabaseDep, settings: SettingsDep, user: Scraper
+) -> Response:
+    """For Prometheus. What is said of experiments, workers and the store comes from the database:
+    any API process answers alike. Requests and waits are those of the process that answers."""
     registry = CollectorRegistry()
     with database.snapshot() as session:
+        hold_still(session)  # a counter that falls by one is taken for one that began anew
         registry.register(_Metrics([*_families(session), *_disk(settings)]))
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    meters: Meters = request.app.state.meters
+    own = meters.text(request.app.state.poller.looked_at)
+    return Response(generate_latest(registry) + own, media_type=CONTENT_TYPE_LATEST)
 
 
 class _Metrics(Collector):
@@ -173,43 +171,35 @@ def _worker_out(
 
 
 def _families(session: Session) -> Iterator[Metric]:
-    yield _experiments(session)
-    yield _oldest_queued(session)
-    yield _summary("mpt_wait_seconds", "from submission to the first start", waits(session))
-    yield _summary("mpt_run_seconds", "from the first start to the end", runs(session))
-    yield _failures(session)
-    yield _leases_lost(session)
-    yield _leases_expired(session)
-    yield _workers(session)
-
-
-def _experiments(session: Session) -> Metric:
-    family = GaugeMetricFamily("mpt_experiments", "experiments by status", labels=["status"])
-    for status, count in count_by_status(session).items():
-        family.add_metric([status], count)
-    return family
-
-
-def _oldest_queued(session: Session) -> Metric:
+    found = statistics(session)
+    yield _by_label(GaugeMetricFamily, "mpt_experiments", "experiments by status", "status",
+                    found.by_status)  # fmt: skip
     about = "age of the oldest queued experiment"
-    return GaugeMetricFamily("mpt_queue_oldest_seconds", about, value=oldest_queued_s(session))
+    yield GaugeMetricFamily("mpt_queue_oldest_seconds", about, value=oldest_queued_s(session))
+    about = "from submission to the first start"
+    yield SummaryMetricFamily("mpt_wait_seconds", about, found.waits, found.waits_s)
+    about = "from the first start to the end"
+    yield SummaryMetricFamily("mpt_run_seconds", about, found.runs, found.runs_s)
+    yield _by_label(CounterMetricFamily, "mpt_failures", "failed experiments by kind", "kind",
+                    found.failures)  # fmt: skip
+    yield CounterMetricFamily("mpt_leases_lost", "attempts that were lost", value=found.lost)
+    yield _leases_expired(session)
+    alive = workers.alive(session, SILENT_S)
+    yield _workers(alive)
+    yield _gpu_memory(alive)
 
 
-def _summary(name: str, about: str, durations: Durations) -> Metric:
-    number, total_s = durations
-    return SummaryMetricFamily(name, about, count_value=number, sum_value=total_s)
-
-
-def _failures(session: Session) -> Metric:
-    family = CounterMetricFamily("mpt_failures", "failed experiments by kind", labels=["kind"])
-    for kind, count in failures_by_kind(session).items():
-        family.add_metric([kind], count)
-    return family
-
-
-def _leases_lost(session: Session) -> Metric:
-    about = "attempts that were lost"
-    return CounterMetricFamily("mpt_leases_lost", about, value=lost_attempts(session))
+def _by_label(
+    family: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    about: str,
+    label: str,
+    values: Mapping[str, int],
+) -> Metric:
+    made = family(name, about, labels=[label])
+    for value, number in values.items():
+        made.add_metric([value], number)
+    return made
 
 
 def _leases_expired(session: Session) -> Metric:
@@ -224,10 +214,24 @@ def _disk(settings: Settings) -> Iterator[Metric]:
     yield GaugeMetricFamily("mpt_store_free_bytes", f"free bytes {about}", value=disk.free)
 
 
-def _workers(session: Session) -> Metric:
+Alive = Sequence[tuple[workers.Worker, str | None, float]]
+
+
+def _workers(alive: Alive) -> Metric:
     family = GaugeMetricFamily("mpt_workers", "live workers", labels=["queue", "busy"])
-    alive = [(w.queue, e is not None) for w, e, _ in workers.alive(session, SILENT_S)]
+    found = [(worker.queue, run is not None) for worker, run, _ in alive]
     for queue in Queue:
         for busy in (False, True):
-            family.add_metric([queue, str(busy).lower()], alive.count((queue.value, busy)))
+            family.add_metric([queue, str(busy).lower()], found.count((queue.value, busy)))
+    return family
+
+
+def _gpu_memory(alive: Alive) -> Metric:
+    """By experiment, while it runs: as many series as there are GPU workers."""
+    about = "memory of a GPU that a run has"
+    labels = ["experiment", "worker", "gpu"]
+    family = GaugeMetricFamily("mpt_run_gpu_memory_bytes", about, labels=labels)
+    for worker, run, _ in alive:
+        if run is not None and worker.gpu_memory_ours is not None:
+            family.add_metric([run, worker.id, worker.gpu_uuid or ""], worker.gpu_memory_ours)
     return family

@@ -10,7 +10,9 @@ from alembic.config import Config
 
 import migrations
 from service import audit
-from service.database import Database
+from service.database import NO_TIMEOUTS, Database
+from service.logs import logged_process
+from service.revisions import NewerTables, NotMigrated, WrongEncoding
 from service.settings import Settings
 from service.start import OWNER_ONLY, restrict
 from service.users import LOCAL_USER, Role, ensure_key
@@ -20,7 +22,16 @@ PROCESS = "mpt migrate"
 
 
 def migrate(url: str) -> None:
-    """Bring the database to the newest revision."""
+    """Bring the database to the newest revision. Raises NewerTables where it is beyond that, and
+    WrongEncoding where it cannot store all text."""
+    with closing(Database(url, timeouts=NO_TIMEOUTS)) as database:
+        database.check_encoding()
+        try:
+            database.check_revision()
+        except NewerTables:
+            raise
+        except NotMigrated:
+            pass
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
     config.attributes["url"] = url
@@ -37,6 +48,14 @@ def prepare(settings: Settings) -> None:
             audit.note(session, PROCESS, "key.added", key.id, user=user.name, scopes=key.scopes)
 
 
-if __name__ == "__main__":
+@logged_process
+def main() -> None:
     os.umask(OWNER_ONLY)
-    prepare(Settings())
+    try:
+        prepare(Settings())
+    except (NewerTables, WrongEncoding) as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

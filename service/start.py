@@ -14,8 +14,9 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
-from service.database import AWAY, Database, NotMigrated
+from service.database import AWAY, Database
 from service.logs import configure_logs
+from service.revisions import NotMigrated
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ def _require_tables(database: Database) -> None:
     try:
         database.check_tables()
     except NotMigrated as error:
-        raise SystemExit(str(error)) from None
+        log.critical("%s", error)
+        raise SystemExit(1) from None
     except AWAY as error:
         log.warning("the database is away: %s", error)

@@ -4,11 +4,13 @@ Early acknowledgement, no results, JSON only: nothing rests on the broker.
 """
 
 from celery import Celery
+from celery.apps import worker as celery_worker
 from redis import Redis, RedisError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from service.experiments.models import Queue
+from service.logs import write_line
 from service.settings import Settings
 
 RUN = "run"
@@ -18,10 +20,16 @@ TIMEOUT_S = 3.0
 """A broker that does not answer for so long is away."""
 
 
+def say_in_log(message: str, file: object = None) -> None:
+    """Write what Celery says in its signal handlers as a line of the log."""
+    write_line("celery.apps.worker", message.strip())
+
+
 def make_celery(settings: Settings) -> Celery:
     """The Celery application on the broker that the settings name."""
     if settings.broker_url is None:
         raise SystemExit("MPT_REDIS_URL is not set: lab mode rings its workers through Redis")
+    celery_worker.safe_say = say_in_log  # it would write plain text
     app = Celery("mptlab", broker=settings.broker_url)
     app.conf.update(
         broker_transport="worker.transport:Transport",

@@ -4,11 +4,13 @@ Each is a process group of its own. One that has ended stays a zombie until `clo
 number, and its group's, cannot be another's by then.
 """
 
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,6 +19,8 @@ from typing import Protocol
 
 from service.child_environment import run_environment
 from worker.warm_parent import NUMBER, TRANSFORMERS, exit_status
+
+log = logging.getLogger(__name__)
 
 
 def environment() -> dict[str, str]:
@@ -164,21 +168,42 @@ class WarmParent:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "worker.warm_parent", str(theirs.fileno()),
              *([TRANSFORMERS] if transformers else ())],
-            env=environment(), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-            start_new_session=True,
+            env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, pass_fds=[theirs.fileno()], start_new_session=True,
         )  # fmt: skip
         theirs.close()
+        threading.Thread(target=self._log_output, daemon=True).start()
+
+    def _log_output(self) -> None:
+        """Log each line that the process writes; its runners have pipes of their own."""
+        assert self._process.stdout is not None
+        with suppress(ValueError):  # it is closed
+            for line in self._process.stdout:
+                log.warning("%s", line.decode(errors="replace").rstrip())
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def ending(self) -> str | None:
+        """How the process has ended, in words; None while it lives."""
+        status = self._process.poll()
+        if status is None or status >= 0:
+            return None if status is None else f"ended with exit status {status}"
+        name = signal.Signals(-status).name
+        memory = ": perhaps memory ran out, see the kernel's log" if name == "SIGKILL" else ""
+        return f"was killed by signal {-status} ({name}){memory}"
 
     def wait_until_ready(self, is_stopping: Callable[[], bool]) -> bool:
         """Wait for torch, unless told to stop; false where the process ends without it."""
         while not select([self._requests], [], [], LOOK_S)[0]:
             if is_stopping():
                 return True
-        return bool(self._requests.recv(1, socket.MSG_PEEK))
+        is_ready = bool(self._requests.recv(1, socket.MSG_PEEK))
+        if not is_ready:
+            self._process.wait()  # so that `ending` is known
+        return is_ready
 
     def fork(self, stdio: Stdio) -> Forked:
         """A runner, at once or as soon as torch is imported."""

@@ -14,6 +14,7 @@ from service.database import AWAY, Database
 from service.experiments import dispatch
 from service.experiments.dispatch import Dispatch
 from service.experiments.models import Queue
+from service.logs import logged_process
 from service.settings import Settings
 from service.start import begin
 from worker.celery_app import make_celery, ring
@@ -82,6 +83,7 @@ class Dispatcher:
             log.warning("the broker is away, the reaper will put it back: %s", error)
 
 
+@logged_process
 def main() -> None:
     settings = begin()
     lifetime = Lifetime()

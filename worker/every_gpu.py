@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from service.logs import logged_process
 from service.start import begin
 from worker import gpus
 from worker.lifetime import Lifetime, duration
@@ -74,6 +75,7 @@ class PinnedWorkers:
         )
 
 
+@logged_process
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m worker.every_gpu", description=__doc__)
     parser.add_argument("--lifetime", type=duration, metavar="TIME", help="of each worker")

@@ -6,6 +6,7 @@ import logging
 from service.database import AWAY, Database
 from service.experiments import dispatch
 from service.experiments.dispatch import Dispatch
+from service.logs import logged_process
 from service.settings import Settings
 from service.start import begin
 from worker.fitness import hide_gpus
@@ -63,6 +64,7 @@ class LocalWorker:
             return None
 
 
+@logged_process
 def main() -> None:
     settings = begin()
     hide_gpus()

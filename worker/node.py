@@ -17,6 +17,7 @@ from celery.signals import worker_ready, worker_shutting_down
 from service import workers
 from service.database import Database
 from service.experiments.models import Queue
+from service.logs import logged_process
 from service.settings import Settings
 from service.start import begin
 from worker import gpus
@@ -129,6 +130,7 @@ def take_gpu(settings: Settings) -> None:
             raise
 
 
+@logged_process
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m worker.node", description=__doc__)
     parser.add_argument("queue", type=Queue, choices=list(Queue), help="what it works for")

@@ -8,7 +8,8 @@ from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import AWAY, Database, now
-from service.experiments import lease, ledger
+from service.experiments import clock, lease, ledger, statistics
+from service.logs import logged_process
 from service.settings import Settings
 from service.start import begin
 from worker.lifetime import Lifetime
@@ -44,7 +45,8 @@ class Reaper:
 
     def _tick(self) -> None:
         with self.database.transaction() as session:
-            workers.forget_silent(session, FORGET_S)  # first: what can only be read is away
+            clock.repair(session, self.settings.lease_s)  # first: a database that refuses is away
+            workers.forget_silent(session, FORGET_S)
             if not self._has_been_up(session):
                 return
             limits = self.settings.dispatch_timeout_s, self.settings.max_lost
@@ -53,19 +55,21 @@ class Reaper:
             log.warning("reaped: now %s", status, extra={"experiment_id": experiment_id})
         with self.database.transaction() as session:
             ledger.fold(session, self.settings.share)
+            statistics.fold(session)
 
     def _has_been_up(self, session: Session) -> bool:
         """Whether nothing kept workers from their heartbeats for a whole lease. A gap between two
         ticks is a database that hung, a machine that slept or a clock that was set: it counts as
         being away."""
-        clock: float = session.execute(select(now())).scalar_one()
+        at: float = session.execute(select(now())).scalar_one()
         gap_s = max(self.settings.lease_s / 2, 3 * self.settings.heartbeat_s)
-        if self._last_tick is None or not 0 <= clock - self._last_tick <= gap_s:
-            self._up_since = clock
-        self._last_tick = clock
-        return clock - self._up_since >= self.settings.lease_s
+        if self._last_tick is None or not 0 <= at - self._last_tick <= gap_s:
+            self._up_since = at
+        self._last_tick = at
+        return at - self._up_since >= self.settings.lease_s
 
 
+@logged_process
 def main() -> None:
     settings = begin()
     lifetime = Lifetime()

@@ -51,7 +51,8 @@ class Slot:
         """Have torch imported for the runs to come, where that can be and is not done yet."""
         if not self.settings.warm_parent or sys.platform != "linux":
             return
-        if self._warm_parent is not None and not self._warm_parent.alive:
+        if self._warm_parent is not None and (ending := self._warm_parent.ending):
+            log.error("the warm parent %s; another one is started", ending)
             self.close()
         if self._warm_parent is None:
             self._warm_parent = WarmParent(transformers=self.presence.queue == Queue.GPU)
@@ -60,7 +61,8 @@ class Slot:
         """Wait until runs can begin, or none is to. Raises UnfitWorker where they cannot."""
         self.warm_up()
         if self._warm_parent is not None and not self._warm_parent.wait_until_ready(is_stopping):
-            raise UnfitWorker("torch cannot be imported: see the lines above")
+            ending = self._warm_parent.ending
+            raise UnfitWorker(f"the warm parent {ending} before it had imported torch")
 
     def new_runner(self) -> Runner:
         """A runner that waits for its spec."""

@@ -302,7 +302,7 @@ class Supervision:
             log.warning("the runner left no checkpoint in time")
             return self._release()
         if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # not of its own doing
-            log.warning("the runner was killed")
+            log.warning("%s", _killed(status))
             most = self.settings.max_lost
             return Outcome(
                 "lost", lambda session: lease.mark_lost(session, self.claim, most, self._peak)
@@ -361,3 +361,9 @@ class Supervision:
             except AWAY as error:
                 log.warning("the database is away, the outcome waits: %s", error)
                 time.sleep(self.settings.heartbeat_s)
+
+
+def _killed(status: int) -> str:
+    if status == GONE:
+        return "the runner was killed with its warm parent"
+    return f"the runner was killed by signal {-status} ({signal.Signals(-status).name})"

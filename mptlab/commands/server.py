@@ -95,10 +95,19 @@ StoreOnly = Annotated[
 
 
 @app.command()
-def backup(folder: BackupFolder, store_only: StoreOnly = False) -> None:
-    """On the server: save the database and the store, consistent with each other, while all
-    runs."""
-    server.become("service.backup", "save", str(folder), *(["--store-only"] if store_only else []))
+def backup(
+    folder: BackupFolder,
+    store_only: StoreOnly = False,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="with --store-only: after the database was dumped")
+    ] = False,
+) -> None:
+    """On the server: save the database and the store, consistent with each other, while the
+    service runs. Files that the store has lost are deleted from the folder at the end."""
+    if finish and not store_only:
+        raise typer.BadParameter("--finish belongs to --store-only: a whole backup needs it not")
+    words = [*(["--store-only"] if store_only else []), *(["--finish"] if finish else [])]
+    server.become("service.backup", "save", str(folder), *words)
 
 
 @app.command()

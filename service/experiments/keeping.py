@@ -22,7 +22,6 @@ from service.experiments.models import (
     Series,
     Wait,
 )
-from service.experiments.statistics import count_purged
 from service.sweeps.models import SweepPoint
 from service.users import User
 from service.webhooks.models import Delivery
@@ -137,7 +136,6 @@ def purge(session: Session, experiment_id: str) -> bool:
     )
     if session.scalar(select(unfolded.exists())):
         return False
-    count_purged(session, experiment_id)
     series = select(Series.id).where(Series.experiment_id == experiment_id)
     session.execute(delete(Block).where(Block.series_id.in_(series)))
     for table in RECORDS:

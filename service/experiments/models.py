@@ -109,6 +109,12 @@ class Experiment(Owned, Base):
         ),
         Index("ix_experiments_queue", "status", "owner_id", "held", "device", "priority", "id"),
         Index(
+            "ix_experiments_queued",
+            "created_at",
+            sqlite_where=text("status = 'queued'"),
+            postgresql_where=text("status = 'queued'"),
+        ),
+        Index(
             "ix_experiments_sweep",
             *("sweep_id", "status", "held", "id"),
             sqlite_where=text("sweep_id IS NOT NULL"),
@@ -210,19 +216,29 @@ class Wait(Base):
     )
 
 
-class Purged(Base):
-    """What was counted of experiments that are gone, by the kind of their failure (empty: none): a
-    counter of Prometheus never falls. Times are in seconds."""
+class Tally(Base):
+    """Part of the counters of experiments that have ended; a counter is the sum over all rows.
 
-    __tablename__ = "purged"
+    Triggers on `experiments` (migration 0022) add a row when one ends, and one with `present` -1
+    when it is deleted. So no transaction waits for another one's, and none can forget to count.
+    The reaper folds the rows of equal `status` and `failure_kind` into one. Times are in
+    seconds."""
 
-    failure_kind: Mapped[str] = mapped_column(String(16), primary_key=True)
-    number: Mapped[int] = mapped_column(BigInteger, default=0)
-    lost: Mapped[int] = mapped_column(BigInteger, default=0)
-    waits: Mapped[int] = mapped_column(BigInteger, default=0)
-    waits_s: Mapped[float] = mapped_column(default=0.0)
-    runs: Mapped[int] = mapped_column(BigInteger, default=0)
-    runs_s: Mapped[float] = mapped_column(default=0.0)
+    __tablename__ = "tallies"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    status: Mapped[str] = mapped_column(String(16))
+    """Empty for those that were purged before it was kept."""
+    failure_kind: Mapped[str] = mapped_column(String(16))
+    """Empty where it did not fail."""
+    number: Mapped[int] = mapped_column(BigInteger)
+    present: Mapped[int] = mapped_column(BigInteger)
+    """How many of them have a row."""
+    lost: Mapped[int] = mapped_column(BigInteger)
+    waits: Mapped[int] = mapped_column(BigInteger)
+    waits_s: Mapped[float]
+    runs: Mapped[int] = mapped_column(BigInteger)
+    runs_s: Mapped[float]
 
 
 class Attempt(Base):

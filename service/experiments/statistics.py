@@ -1,106 +1,95 @@
-"""How the queue does as a whole, in numbers. No function commits."""
+"""Numbers of the queue as a whole, for monitoring. No function commits."""
 
 from collections import Counter
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
-from sqlalchemy import ColumnElement, func, select, update
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy import delete, func, insert, select
+from sqlalchemy.orm import Session
 
-from service.database import insert_new, now
-from service.experiments.models import Experiment, Purged, Status
+from service.database import now
+from service.experiments.models import UNFINISHED, Experiment, Status, Tally
+
+KEY = (Tally.status, Tally.failure_kind)
+COUNTED = (Tally.number, Tally.present, Tally.lost, Tally.waits, Tally.waits_s, Tally.runs,
+           Tally.runs_s)  # fmt: skip
+FOLD_AT = 500
+"""Rows of tallies; so many cost a reader nothing."""
 
 
-class Durations(NamedTuple):
-    """How many there were, and their sum in seconds."""
+@dataclass
+class Statistics:
+    """Counts since the beginning, of experiments that are there and of purged ones. Waits last from
+    submission to the first start, runs from there to the end."""
 
-    number: int
-    total_s: float
+    by_status: Counter[str] = field(default_factory=Counter)
+    """Of those that are there."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """By their kind."""
+    lost: int = 0
+    """Attempts."""
+    waits: int = 0
+    waits_s: float = 0.0
+    runs: int = 0
+    runs_s: float = 0.0
 
 
-def count_by_status(session: Session) -> dict[Status, int]:
-    """Of every status, 0 where there is none."""
-    counts = session.execute(
-        select(Experiment.status, func.count()).group_by(Experiment.status)
-    ).all()
-    return dict.fromkeys(Status, 0) | {Status(status): count for status, count in counts}
+def statistics(session: Session) -> Statistics:
+    """Return the numbers as of one moment, for which the session must hold still. Reads the tallies
+    of what has ended, and the rows of what has not."""
+    found = Statistics(Counter(dict.fromkeys(Status, 0)))
+    sums = (func.sum(column) for column in COUNTED)
+    for status, kind, number, present, lost, *times in session.execute(
+        select(*KEY, *sums).group_by(*KEY)
+    ):
+        waits, waits_s, runs, runs_s = times
+        if status:
+            found.by_status[status] += int(present)
+        if kind:
+            found.failures[kind] += int(number)
+        found.lost += int(lost)
+        found.waits, found.waits_s = found.waits + int(waits), found.waits_s + float(waits_s)
+        found.runs, found.runs_s = found.runs + int(runs), found.runs_s + float(runs_s)
+    for status, number, lost, waits, waits_s in session.execute(
+        select(
+            Experiment.status,
+            func.count(),
+            func.sum(Experiment.lost),
+            func.count(Experiment.started_at),
+            func.sum(Experiment.started_at - Experiment.created_at),
+        )
+        .where(Experiment.status.in_(UNFINISHED))
+        .group_by(Experiment.status)
+    ):
+        found.by_status[status] += number
+        found.lost += int(lost)
+        found.waits, found.waits_s = found.waits + waits, found.waits_s + (waits_s or 0.0)
+    return found
+
+
+def fold(session: Session) -> None:
+    """Replace many tallies by their sums. Rows that another transaction folds are left alone."""
+    if (session.scalar(select(func.count(Tally.id))) or 0) < FOLD_AT:
+        return
+    held = select(Tally.id).limit(20 * FOLD_AT).with_for_update(skip_locked=True)
+    gone = delete(Tally).where(Tally.id.in_(held)).returning(*KEY, *COUNTED)
+    sums: dict[tuple[str, str], list[float]] = {}
+    for status, kind, *counted in session.execute(gone):
+        before = sums.get((status, kind), [0] * len(counted))
+        sums[status, kind] = [a + b for a, b in zip(before, counted, strict=True)]
+    names = [column.key for column in (*KEY, *COUNTED)]
+    rows = [dict(zip(names, (*key, *total), strict=True)) for key, total in sums.items()]
+    if rows:
+        session.execute(insert(Tally), rows)
 
 
 def oldest_queued_s(session: Session) -> float:
-    """The age of the experiment that has been queued for longest, or 0."""
+    """Return the age of the experiment that has been queued for longest, or 0."""
     queued = Experiment.status == Status.QUEUED
     age = select(now() - func.min(Experiment.created_at)).where(queued)
     return session.scalar(age) or 0.0
 
 
-WAIT_S = Experiment.started_at - Experiment.created_at
-RUN_S = Experiment.finished_at - Experiment.started_at
-
-
-def waits(session: Session) -> Durations:
-    """From submission to the first start."""
-    return _durations(session, WAIT_S, Purged.waits, Purged.waits_s)
-
-
-def runs(session: Session) -> Durations:
-    """From the first start to the end."""
-    return _durations(session, RUN_S, Purged.runs, Purged.runs_s)
-
-
-def failures_by_kind(session: Session) -> dict[str, int]:
-    kinds = session.execute(
-        select(Experiment.failure_kind, func.count())
-        .where(Experiment.failure_kind.is_not(None))
-        .group_by(Experiment.failure_kind)
-    )
-    gone = session.execute(
-        select(Purged.failure_kind, Purged.number).where(Purged.failure_kind != "")
-    )
-    found = Counter({str(kind): count for kind, count in kinds})
-    found.update({str(kind): number for kind, number in gone})
-    return dict(found)
-
-
-def lost_attempts(session: Session) -> int:
-    there, gone = (session.scalar(select(func.sum(t.lost))) for t in (Experiment, Purged))
-    return int((there or 0) + (gone or 0))
-
-
 def expired_leases(session: Session) -> int:
-    """The running experiments whose workers have been silent for a whole lease."""
+    """Return the number of running experiments whose workers were silent for a whole lease."""
     expired = (Experiment.status == Status.RUNNING) & (Experiment.lease_expires_at < now())
     return session.scalar(select(func.count()).where(expired)) or 0
-
-
-def _durations(
-    session: Session,
-    seconds: ColumnElement[float | None],
-    gone_number: InstrumentedAttribute[int],
-    gone_s: InstrumentedAttribute[float],
-) -> Durations:
-    count, total_s = session.execute(select(func.count(seconds), func.sum(seconds))).one()
-    number, past_s = session.execute(select(func.sum(gone_number), func.sum(gone_s))).one()
-    return Durations(count + int(number or 0), (total_s or 0.0) + (past_s or 0.0))
-
-
-def count_purged(session: Session, experiment_id: str) -> None:
-    """Keep what an experiment adds to the counters; to be called before it goes."""
-    one = session.execute(
-        select(
-            func.coalesce(Experiment.failure_kind, "").label("failure_kind"),
-            Experiment.lost,
-            func.count(WAIT_S).label("waits"),
-            func.coalesce(func.sum(WAIT_S), 0.0).label("waits_s"),
-            func.count(RUN_S).label("runs"),
-            func.coalesce(func.sum(RUN_S), 0.0).label("runs_s"),
-        )
-        .where(Experiment.id == experiment_id)
-        .group_by(Experiment.id)
-    ).mappings().one()  # fmt: skip
-    added = {"number": 1, **{name: value for name, value in one.items() if name != KEY}}
-    insert_new(session, Purged, [{KEY: one[KEY], **dict.fromkeys(added, 0)}])
-    columns = Purged.__table__.columns
-    values = {name: columns[name] + value for name, value in added.items()}
-    session.execute(update(Purged).where(Purged.failure_kind == one[KEY]).values(values))
-
-
-KEY = "failure_kind"

@@ -1,10 +1,10 @@
-"""What has changed since the last look, for all who listen at once."""
+"""Find what has changed since the last look, for all listeners of a process at once."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from sqlalchemy import BigInteger, Text, cast, func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from service.experiments.curves import AnyRow
@@ -14,59 +14,81 @@ from service.sign_ins import in_force
 from service.sweeps.models import Sweep
 from service.users import Caller, Scope, callers_of_keys
 
+WRITERS_LOCK = 7_301_524
+"""PostgreSQL advisory lock that a trigger on `events` takes, shared, for each writing transaction
+(migration 0021). The trigger takes it before an event gets its id; the commit releases it."""
+
 
 class Subject(NamedTuple):
-    """What one is told of: an experiment, a sweep, or all of a user's."""
+    """What a listener follows: an experiment, a sweep, or all experiments of a user."""
 
     what: Literal["experiment", "sweep", "user"]
     id: str | int
 
 
 class Changes:
-    """What changes from look to look. `horizon` is the event up to which all have come to light:
-    on PostgreSQL, where transactions commit in another order than they took their ids in, one of a
-    lower id may be under way still. None until that is known.
+    """Changes from look to look, and the horizon: all events up to it are visible.
 
-    An event is written by a transaction that has written before, to the experiment's row. So those
-    that hold ids up to the newest that is seen have numbers below one that is taken after that;
-    once none of such a number is under way, no lower id can come to light."""
+    PostgreSQL commits events in another order than they got their ids. A transaction that holds an
+    id below the newest visible one also holds the writers' lock. So the horizon reaches that newest
+    event once the transactions that held the lock at that moment have ended. Transactions that
+    write no event, and those of other databases of the server, do not hold the lock.
+
+    Listeners of one experiment need no horizon: each visible event is reported to them at once."""
 
     def __init__(self) -> None:
         self.horizon: int | None = None
-        self._awaited: tuple[int, int] | None = None
-        """The event that the horizon is to reach, and the transaction that must be the oldest."""
+        """None until the first one is known."""
+        self._target: int | None = None
+        """The event that the horizon is about to reach."""
+        self._writers: frozenset[str] = frozenset()
+        """The transactions that must end before that."""
+        self._since: int | None = None
+        """Events up to this one were reported, or are older than the first look."""
+        self._reported: frozenset[int] = frozenset()
+        """Events beyond that which were reported when they became visible."""
         self._running: dict[str, AnyRow] = {}
 
     def look(self, session: Session) -> set[Subject]:
-        """What those subjects are that something has happened to."""
-        before = self.horizon, self._awaited, self._running
+        """Return the subjects that something has happened to."""
+        before = dict(vars(self))
         try:
             return _subjects([*self._events(session), *self._runs(session)])
-        except Exception:  # no one was told: the next look tells of it
-            self.horizon, self._awaited, self._running = before
+        except Exception:  # nobody was woken: the next look reports it
+            vars(self).update(before)
             raise
 
-    def _events(self, session: Session) -> Iterable[AnyRow]:
-        before = self.horizon
-        self._advance(session)
-        if before is None or before == self.horizon:
-            return ()
-        query = select(*_IDS).join(Event, Event.experiment_id == Experiment.id).distinct()
-        return session.execute(query.where(Event.id > before, Event.id <= self.horizon)).all()
-
-    def _advance(self, session: Session) -> None:
+    def _events(self, session: Session) -> list[AnyRow]:
+        """Return events twice: when they become visible, and when the horizon passes them."""
         newest = session.scalar(select(func.max(Event.id))) or 0
+        self._advance(session, newest)
+        if self._since is None:
+            self._since = newest
+            return []
+        query = select(Event.id.label("event_id"), *_IDS)
+        query = query.join(Experiment, Experiment.id == Event.experiment_id)
+        rows = session.execute(query.where(Event.id > self._since)).all()
+        horizon = self.horizon or 0
+        is_new = {row.event_id for row in rows} - self._reported
+        found = [row for row in rows if row.event_id <= horizon or row.event_id in is_new]
+        self._since = max(self._since, horizon)
+        self._reported = frozenset(row.event_id for row in rows if row.event_id > self._since)
+        return found
+
+    def _advance(self, session: Session, newest: int) -> None:
         if session.get_bind().dialect.name == "sqlite":  # one writer at a time
             self.horizon = newest
             return
-        if self._awaited is None and newest != self.horizon:
-            self._awaited = newest, session.execute(_A_TRANSACTION).scalar_one()
-        if self._awaited is not None:
-            event, transaction = self._awaited
-            if session.execute(_OLDEST_TRANSACTION).scalar_one() >= transaction:
-                self.horizon, self._awaited = event, None
+        if self._target is None and newest == self.horizon:
+            return
+        writers = frozenset(session.scalars(_WRITERS))  # after `newest` was read
+        if self._target is None or not writers:
+            self._target, self._writers = newest, writers
+        self._writers &= writers
+        if not self._writers:
+            self.horizon, self._target = self._target, None
 
-    def _runs(self, session: Session) -> Iterable[AnyRow]:
+    def _runs(self, session: Session) -> list[AnyRow]:
         rows = session.execute(
             select(*_IDS, Experiment.attempt, Experiment.last_seq, Experiment.progress_done).where(
                 Experiment.status == Status.RUNNING
@@ -77,10 +99,11 @@ class Changes:
 
 
 _IDS = (Experiment.id, Experiment.owner_id, Experiment.sweep_id)
-_A_TRANSACTION = select(cast(cast(func.pg_current_xact_id(), Text), BigInteger))
-_OLDEST_TRANSACTION = select(
-    cast(cast(func.pg_snapshot_xmin(func.pg_current_snapshot()), Text), BigInteger)
-)
+_WRITERS = text(f"""
+    SELECT virtualtransaction FROM pg_locks
+    WHERE locktype = 'advisory' AND classid = 0 AND objid = {WRITERS_LOCK} AND objsubid = 1
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+""")
 
 
 def _subjects(rows: Iterable[AnyRow]) -> set[Subject]:
@@ -95,8 +118,8 @@ def _subjects(rows: Iterable[AnyRow]) -> set[Subject]:
 def refused(
     session: Session, listeners: Iterable[tuple[Subject, Caller]]
 ) -> set[tuple[Subject, Caller]]:
-    """Those whose key does not serve as it did any more, whose browser was signed out, or who may
-    not read this any more."""
+    """Return the listeners whose key was revoked or changed, whose browser was signed out, or who
+    may no longer read the subject."""
     listeners = set(listeners)
     serving = callers_of_keys(session, {user.key_id for _, user in listeners})
     browsers = {user.sign_in_id for _, user in listeners if user.sign_in_id is not None}

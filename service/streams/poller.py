@@ -1,6 +1,7 @@
-"""The one who asks the database what has changed, for all listeners of a process at once, and only
-while someone listens. It wakes those whom a change concerns; they read for themselves. Whoever
-listens has neither a thread nor a connection meanwhile."""
+"""Look for changes in the database, for all listeners of a process at once, while there are any.
+
+The poller wakes the listeners that a change concerns; they read for themselves. A waiting listener
+holds neither a thread nor a connection."""
 
 import asyncio
 import logging
@@ -69,16 +70,22 @@ class Poller:
         self._changes = Changes()
         self._listeners: set[Listener] = set()
         self._new: set[Listener] = set()
-        """They listen since the last look began, and may have missed what happened before it."""
+        """Listeners since the last look began. They may have missed what happened before it."""
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._access_due = 0.0
         self._readers = asyncio.Semaphore(READS_AT_ONCE)
+        self._looked_at = 0.0
 
     @property
     def horizon(self) -> int | None:
-        """The event up to which all have come to light, as of the last look."""
+        """The event up to which all events are visible, as of the last look."""
         return self._changes.horizon
+
+    @property
+    def looked_at(self) -> float | None:
+        """When it last looked, on the monotonic clock; None while nobody listens."""
+        return self._looked_at if self._listeners else None
 
     def has_room(self, user: Caller) -> bool:
         """Whether the user may listen to something more."""
@@ -86,7 +93,7 @@ class Poller:
 
     @contextmanager
     def listening(self, subject: Subject, user: Caller) -> Iterator[Listener]:
-        """Someone who listens while the block runs. Is woken by the first look, too."""
+        """Yield a listener for the time of the block. The first look wakes it, too."""
         listener = Listener(subject, user)
         self._listeners.add(listener)
         self._new.add(listener)
@@ -94,6 +101,7 @@ class Poller:
         listener.cut = self._closing
         if self._task is None and not self._closing:
             self._changes = Changes()
+            self._looked_at = time.monotonic()
             self._task = asyncio.create_task(self._run())
         try:
             yield listener
@@ -102,13 +110,14 @@ class Poller:
             self._new.discard(listener)
 
     async def known_horizon(self, subject: Subject, user: Caller) -> int:
-        """The horizon, as of a look from now on: of what was committed before, but for what a
-        transaction may still come in between. Raises ApiError where the database does not say so
-        for long."""
+        """Return the horizon of a look that begins after this call. Raises ApiError where the
+        database gives none for a long time."""
+        deadline = time.monotonic() + FIRST_LOOK_S
         with self.listening(subject, user) as listener:
-            if await listener.wait(FIRST_LOOK_S) and self.horizon is not None:
-                return self.horizon
-        detail = "the database does not tell what has happened; try again"
+            while not listener.cut and await listener.wait(deadline - time.monotonic()):
+                if self.horizon is not None:
+                    return self.horizon
+        detail = "the database does not say what has happened; try again"
         headers = {"Retry-After": "2"}
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, headers=headers)
 
@@ -151,11 +160,12 @@ class Poller:
 
     async def _look(self) -> None:
         new, changes = set(self._new), self._changes
+        had_horizon = changes.horizon is not None
         changed = await asyncio.to_thread(self._ask, changes.look)
-        if changes.horizon is not None:
-            self._new -= new
-        else:
-            new.clear()
+        self._looked_at = time.monotonic()
+        self._new -= new
+        if not had_horizon and changes.horizon is not None:  # some wait for it
+            new = set(self._listeners)
         for listener in list(self._listeners):
             if listener in new or listener.subject in changed:
                 listener.wake()

@@ -75,7 +75,7 @@ async def _answer(poller: Poller, user: Caller, source: Source, asked: Asked) ->
     if asked.form == EventForm.STREAM:
         return await _stream(poller, user, source, asked.after)
     until = 0
-    if isinstance(source, ManyExperiments):
+    if source.needs_horizon:
         until = await poller.known_horizon(source.subject, user)
     ask = partial(source.read, after=asked.after, until=until, limit=asked.limit)
     reading = await poller.read(ask)
@@ -104,10 +104,11 @@ async def _stream(poller: Poller, user: Caller, source: Source, after: Place | N
 async def followed(
     poller: Poller, user: Caller, source: Source, place: Place | None
 ) -> AsyncIterator[bytes]:
-    """What happens, as server-sent events, until there is no more or the server stops."""
+    """Yield events as server-sent events, until there are no more or the server stops."""
     with poller.listening(source.subject, user) as listener:
-        while poller.horizon is None and not listener.cut:
-            await listener.wait(PING_S)
+        while source.needs_horizon and poller.horizon is None and not listener.cut:
+            if not await listener.wait(PING_S):
+                yield KEEPALIVE_COMMENT
         while not listener.cut:
             if listener.refused:
                 yield _end("refused", place)
@@ -120,6 +121,7 @@ async def followed(
                 return
             except AWAY as error:
                 log.warning("the database is away: %s", error)
+                yield KEEPALIVE_COMMENT
                 await asyncio.sleep(AWAY_S)
                 continue
             place = reading.place

@@ -24,6 +24,10 @@ PAGE = 500
 class Source(Protocol):
     """Where the events of a subject come from."""
 
+    needs_horizon: bool
+    """Whether reading stops at the horizon: the ids of its events are not in the order of
+    commits."""
+
     @property
     def subject(self) -> Subject: ...
 
@@ -38,7 +42,9 @@ class Source(Protocol):
 
 
 class OneExperiment:
-    """An experiment, with its points. Needs no horizon."""
+    """An experiment, with its points."""
+
+    needs_horizon = False
 
     def __init__(self, user: Caller, experiment_id: str, kinds: Collection[Kind]):
         self.subject = Subject("experiment", experiment_id)
@@ -59,6 +65,8 @@ class OneExperiment:
 
 class ManyExperiments:
     """A sweep's experiments, or all of the user's own; with notices of those that run."""
+
+    needs_horizon = True
 
     def __init__(self, user: Caller, sweep_id: str | None, kinds: Collection[Kind]):
         self.subject = Subject("sweep", sweep_id) if sweep_id else Subject("user", user.id)

@@ -21,6 +21,7 @@ class Plan:
     stalls: int
     slow_disks: int
     failovers: int
+    foreign_transactions: int
     every_s: tuple[float, float] = (0.3, 2.5)
     """How long nothing happens between two of them, at least and at most."""
     waiting: int = 3
@@ -30,7 +31,9 @@ class Plan:
 
 SHORT = Plan(kills=4, container_kills=1, lab_stops=0, stops=1, flushes=1, broker_restarts=0,
              black_holes=0, database_restarts=1, database_away_s=0.0, cancels=1, pauses=2, stalls=0,
-             slow_disks=1, failovers=1, every_s=(0.2, 1.0), waiting=2)  # fmt: skip
+             slow_disks=1, failovers=1, foreign_transactions=1, every_s=(0.2, 1.0),
+             waiting=2)  # fmt: skip
 LONG = Plan(kills=200, container_kills=60, lab_stops=10, stops=50, flushes=10,
             broker_restarts=10, black_holes=5, database_restarts=30, database_away_s=90.0,
-            cancels=15, pauses=30, stalls=4, slow_disks=20, failovers=10)  # fmt: skip
+            cancels=15, pauses=30, stalls=4, slow_disks=20, failovers=10,
+            foreign_transactions=10)  # fmt: skip

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg
 from sqlalchemy import select, update
 
 from mptlab import Client, NoAnswer, Refused
@@ -26,6 +27,7 @@ from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.states import is_terminal, request
 from service.prepare import prepare
 from service.settings import Settings
+from service.streams.changes import Changes
 from service.users import User, ensure_key
 from tests.chaos.aftermath import false_failures, false_reaps, processes_of, say
 from tests.chaos.plan import LONG, SHORT, Plan
@@ -41,6 +43,8 @@ SETTLE_S = 240.0
 STALL_S = 20.0
 ORPHAN_S = 30.0
 LEASE_S = 3.0
+HORIZON_S = 90.0
+"""A writer that was frozen ends within a minute (PostgreSQL's timeouts)."""
 LIMITS = {"second": 1, "third": 2}
 """How many runs these users may have at once; the local user has no limit."""
 
@@ -51,6 +55,8 @@ class Tally:
 
     done: dict[str, int] = field(default_factory=dict)
     blame: list[tuple[float, str]] = field(default_factory=list)
+    hidden: int = 0
+    """How often a foreign transaction kept events from being read."""
 
     def count(self, what: str) -> None:
         self.done[what] = self.done.get(what, 0) + 1
@@ -78,6 +84,7 @@ class Storm:
             "worker2": ("worker", "cpu"),
         }
         self._calm = threading.Event()
+        self._foreign: psycopg.Connection | None = None
 
     def run(self) -> tuple[Counts, dict[str, int]]:
         """Disturb, let it settle, stop; the invariants' counts, and the others that must be 0."""
@@ -100,6 +107,7 @@ class Storm:
             "false reaps": false_reaps(database, self.tally.blame),
             "false failures": false_failures(database, self.kinds, MAY_FAIL),
             "orphan processes": self._orphans(),
+            "hidden events": self.tally.hidden,
         }
         database.close()
         return counts, zeros
@@ -172,6 +180,7 @@ class Storm:
             + [self._stall] * plan.stalls
             + [self._slow_disk] * plan.slow_disks
             + [self._failover] * plan.failovers
+            + [self._foreign_transaction] * plan.foreign_transactions
         )
         self.random.shuffle(deeds)
         if plan.database_away_s:
@@ -300,6 +309,25 @@ class Storm:
         self.postgresql.set_read_only(name, True)
         time.sleep(self.random.uniform(1, 4))
         self.postgresql.set_read_only(name, False)
+
+    def _foreign_transaction(self) -> None:
+        """Hold a transaction open in another database of the server until this method is called
+        again. Meanwhile events must become readable."""
+        if self._foreign is not None:
+            self._foreign.close()
+        self._foreign = psycopg.connect(self.postgresql.address("postgres"))
+        self._foreign.execute("SELECT pg_current_xact_id()")
+        with closing(Database(self.settings.url)) as database:
+            changes = Changes()
+            deadline = time.monotonic() + HORIZON_S
+            while changes.horizon is None:
+                with database.snapshot() as session:
+                    changes.look(session)
+                if time.monotonic() > deadline:
+                    self.tally.hidden += 1
+                    say("events are hidden while a foreign transaction is open")
+                    return
+                time.sleep(0.1)
 
     def _revive(self) -> None:
         """What a restart policy does."""

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from mptlab import Client
 from service import backup
@@ -247,6 +247,38 @@ def test_files_are_copied_before_the_database_and_after(
     assert (saved / "new" / "file").exists()
 
 
+def test_a_repeated_backup_loses_what_the_store_has_lost(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its end: a backup that fails, or a hard link of an older one, still has the file."""
+    for name in ("gone", "changed"):
+        settings.checkpoints(name).mkdir(parents=True)
+        (settings.checkpoints(name) / "file").write_text("first")
+    folder, older = tmp_path / "backup", tmp_path / "older"
+    backup.save(settings, folder)
+    older.mkdir()
+    saved = folder / "store" / "checkpoints"
+    for name in ("gone", "changed"):
+        os.link(saved / name / "file", older / name)
+    (saved / "gone" / "file.backup-part").touch()
+    shutil.rmtree(settings.checkpoints("gone"))
+    (settings.checkpoints("changed") / "file").write_text("another")
+    with monkeypatch.context() as failing:
+        failing.setattr(backup, "_save_database", refuse)
+        with pytest.raises(BackupFailed):
+            backup.save(settings, folder)
+    assert (saved / "gone" / "file").exists()
+    backup.save(settings, folder)
+    assert sorted(path.name for path in saved.iterdir()) == ["changed"]
+    assert (saved / "changed" / "file").read_text() == "another"
+    assert {path.read_text() for path in older.iterdir()} == {"first"}
+    assert sorted(path.name for path in folder.iterdir()) == ["database.sqlite3", "store"]
+
+
+def refuse(*_: object) -> None:
+    raise BackupFailed("pg_dump failed")
+
+
 def test_what_is_damaged_is_told(api: TestClient, settings: Settings, tmp_path: Path) -> None:
     made = api.post("/v1/datasets", params={"name": "rows.csv"}, content=ROWS).json()["id"]
     folder = tmp_path / "backup"
@@ -283,8 +315,19 @@ def test_without_the_client_programs(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BackupFailed, match="pg_dump is not installed here"):
         backup.save(lab, tmp_path / "backup")
-    backup.save(lab, tmp_path / "files", store_only=True)
+    with pytest.raises(BackupFailed, match="first, then dump the database"):
+        backup.finish_store(lab, tmp_path / "files")
+    backup.save_store(lab, tmp_path / "files")
     assert (tmp_path / "files/store/api-key").read_bytes() == lab.key_file.read_bytes()
+
+
+def test_a_backup_of_a_newer_version_is_refused(settings: Settings, tmp_path: Path) -> None:
+    backup.save(settings, tmp_path / "backup")
+    with closing(Database(f"sqlite:///{tmp_path}/backup/database.sqlite3")) as saved:
+        with saved.transaction() as session:
+            session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(BackupFailed, match="newer version of MPT Lab"):
+        backup.restore(Settings(store=tmp_path / "new", database_url=None), tmp_path / "backup")
 
 
 def test_a_store_without_a_database(tmp_path: Path) -> None:

@@ -4,17 +4,25 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import DataError, ProgrammingError
 
-from service.database import AWAY, Database, NotMigrated
+from service.database import (
+    AWAY,
+    DISK_FULL,
+    READ_ONLY,
+    Database,
+    write_trouble,
+)
 from service.experiments import lease, states
 from service.experiments.lease import FailureCause
 from service.experiments.models import Event, Experiment, Status
 from service.main import create_app
+from service.revisions import NotMigrated
 from service.settings import Settings
 from tests.service.experiments.test_queue import running
 from tests.support.ppca_spec import ppca_spec
@@ -51,6 +59,60 @@ def test_idle_too_long_in_a_transaction_passes(lab: Settings) -> None:
             assert session.scalar(text("SELECT 1")) == 1
 
 
+def test_a_full_disk_is_reported(
+    settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the requests that fail, and by /readyz until space is free."""
+    key = settings.key_file.read_text().strip()
+    app = create_app(settings)
+    with TestClient(app, headers={"Authorization": f"Bearer {key}"}) as api:
+        assert api.get("/readyz").status_code == 200
+        engine = app.state.database.engine
+        with full_disk(engine):
+            body = {"spec": ppca_spec(), "note": 9000 * "x"}
+            answers = [api.post("/v1/experiments", json=body) for _ in range(9)]
+            assert [one.status_code for one in answers[-2:]] == [507, 507], "free pages are used"
+            assert answers[-1].json()["reason"] == "disk_full"
+            assert "the disk of the database is full" in answers[-1].json()["detail"]
+            assert "Retry-After" not in answers[-1].headers
+            assert "the disk of the database is full" in caplog.text
+            ready = api.get("/readyz")
+            assert (ready.status_code, ready.json()["reason"]) == (503, "not_writable")
+            assert api.get("/v1/experiments").status_code == 200
+        assert api.get("/readyz").status_code == 200
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+        assert api.get("/readyz").json()["detail"] == "the disk of the database is full"
+
+
+@contextmanager
+def full_disk(engine: Engine) -> Iterator[None]:
+    """Give each connection of an SQLite database no page more than it has."""
+
+    def limit(connection: sqlite3.Connection, *_: object) -> None:
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    engine.dispose()
+    event.listen(engine, "connect", limit)
+    yield
+    event.remove(engine, "connect", limit)
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("state", "trouble"), [("53100", DISK_FULL), ("25006", READ_ONLY), ("57P03", None)]
+)
+def test_why_postgresql_does_not_write(lab: Settings, state: str, trouble: str | None) -> None:
+    """An error of each state, which the server itself raises."""
+    with closing(Database(lab.url)) as database:
+        raised = f"DO $$ BEGIN RAISE SQLSTATE '{state}'; END $$"
+        with pytest.raises(AWAY) as error, database.transaction() as session:
+            session.execute(text(raised))
+        assert write_trouble(error.value) == trouble
+        assert database._trouble == trouble
+        assert database.check_writable() is None, "a write that succeeds clears it"
+
+
 def test_a_server_that_only_reads_passes(lab: Settings) -> None:
     key = lab.key_file.read_text().strip()
     headers = {"Authorization": f"Bearer {key}"}
@@ -58,6 +120,8 @@ def test_a_server_that_only_reads_passes(lab: Settings) -> None:
         answer = api.post("/v1/experiments", json={"spec": ppca_spec()})
         assert answer.status_code == 503
         assert answer.headers["retry-after"]
+        assert "can only be read" in answer.json()["detail"]
+        assert api.get("/readyz").json()["reason"] == "not_writable"
         assert api.get("/v1/experiments").status_code == 200
 
 

@@ -203,7 +203,8 @@ def test_a_purge_leaves_nothing_of_it_and_all_of_others(admin: TestClient, place
     Sweeper(database, place.model_copy(update={"purge_after_s": 0.0})).sweep()
     assert not files.exists()
     assert kept_files.exists()
-    assert rows(database) | {"audit": 0} == before | {"audit": 0, "purged": 1, "usage": 1}
+    counted = before["tallies"] + 2  # that it ended, and that it is gone
+    assert rows(database) | {"audit": 0} == before | {"audit": 0, "tallies": counted, "usage": 1}
     assert admin.get("/v1/audit?limit=1").json()["items"][0]["action"] == "experiment.purged"
 
 
@@ -330,10 +331,10 @@ def test_a_purge_leaves_counters_as_they_are(admin: TestClient, place: Settings)
         (Status.SUCCEEDED, {"started_at": now() - 50}),
     ):
         one = submit(admin)
-        becomes(admin, one, status)
         with database_of(admin).transaction() as session:
             more = {"created_at": now() - 100, **values}
             session.execute(update(Experiment).where(Experiment.id == one).values(**more))
+        becomes(admin, one, status)
         admin.delete(f"/v1/experiments/{one}")
 
     def counters() -> dict[str, float]:

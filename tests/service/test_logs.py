@@ -2,19 +2,37 @@
 
 import json
 import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+from anyio._backends._asyncio import CapacityLimiter
+from celery.apps import worker as celery_worker
 from fastapi import Response
 from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy.engine.default import DefaultDialect
+from sqlalchemy.pool import QueuePool
 from starlette.types import Receive, Scope, Send
 
 from service import access
-from service.logs import configure_logs
+from service.logs import configure_logs, logged_process
+from service.main import create_app
+from service.meters import Meters
 from service.settings import Settings
+from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
-from tests.support.processes import lab_processes
+from tests.support.processes import environment, lab_processes
+from worker.celery_app import make_celery
+from worker.children import WarmParent
 
 Line = dict[str, Any]
 
@@ -27,8 +45,7 @@ def lines(lab: Settings) -> list[Line]:
         httpx.get(f"{url}/v1/workers", headers={"X-Request-ID": "mine"})
         submitted = client.submit(ppca_spec())["id"]
         client.wait(submitted, timeout_s=60)
-        # Read before the stop, which Celery answers with a plain line of its own.
-        return [json.loads(line) for line in running.log.read_text().splitlines()]
+    return [json.loads(line) for line in running.log.read_text().splitlines()]
 
 
 def test_every_line_says_what_it_is_about(lines: list[Line], lab: Settings) -> None:
@@ -55,6 +72,94 @@ def test_every_line_says_what_it_is_about(lines: list[Line], lab: Settings) -> N
     assert secret not in json.dumps(lines)
 
 
+PROCESSES = {"service": [], "worker.dispatcher": [], "worker.reaper": [], "worker.local": [],
+             "worker.node": ["cpu"], "worker.every_gpu": [], "service.prepare": []}  # fmt: skip
+CRASHES = {
+    "MPT_LEASE_S": ("soon", "ValidationError"),
+    "MPT_DATABASE_URL": ("postgresql+psycopg://127.0.0.1:port/lab", "invalid literal"),
+}
+"""By the setting: a value with which no process starts, and what its traceback says."""
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+@pytest.mark.parametrize("module", PROCESSES)
+def test_a_process_that_crashes_says_so_in_lines_of_json(
+    settings: Settings, module: str, crash: str
+) -> None:
+    value, told = CRASHES[crash]
+    log = settings.store / "log"
+    given = environment(settings, **{crash: value})
+    assert fork(["-m", module, *PROCESSES[module]], given, log).wait(60) == 1
+    found = [json.loads(line) for line in log.read_text().splitlines()]
+    assert told in found[-1]["exception"]
+    assert found[-1]["level"] == "critical"
+
+
+def test_everything_that_a_process_says_is_a_line_of_json(
+    lab: Settings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Threads, destructors, warnings, Celery's handlers, a missing setting, and a warm parent."""
+    hooks = threading.excepthook, sys.unraisablehook
+
+    class Unraisable:
+        def __del__(self) -> None:
+            raise RuntimeError("in a destructor")
+
+    @logged_process
+    def main() -> None:
+        thread = threading.Thread(target=lambda: 1 / 0)
+        thread.start()
+        thread.join()
+        Unraisable()
+        warnings.warn("a library's warning", stacklevel=1)
+        make_celery(lab)
+        celery_worker.safe_say("worker: Warm shutdown")
+        parent = WarmParent()
+        parent._process.send_signal(signal.SIGSEGV)
+        parent._process.wait()
+        assert parent.ending == "was killed by signal 11 (SIGSEGV)"
+        parent.close()
+        raise SystemExit("a setting is missing")
+
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        with pytest.raises(SystemExit) as end:
+            main()
+    finally:
+        root.handlers[:], root.level = before
+        logging.captureWarnings(False)
+        threading.excepthook, sys.unraisablehook = hooks
+    assert end.value.code == 1
+    found = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    told = [(one["event"], one.get("exception", "")) for one in found]
+    for event, exception in (
+        ("a thread ended by an unexpected error", "ZeroDivisionError"),
+        ("an exception was ignored", "in a destructor"),
+        ("a library's warning", ""),
+        ("worker: Warm shutdown", ""),
+        ("a setting is missing", ""),
+    ):
+        assert any(event in one and exception in two for one, two in told), event
+
+
+def test_what_a_warm_parent_writes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Its traceback, where torch cannot be imported."""
+    caplog.set_level("WARNING")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        parent = WarmParent.__new__(WarmParent)
+        script = "raise ImportError('libtorch.so: cannot open')"
+        parent._process = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        parent._log_output()
+    parent._process.wait()
+    assert parent.ending == "ended with exit status 1"
+    assert "ImportError: libtorch.so: cannot open" in caplog.messages
+    assert all("\n" not in line for line in caplog.messages)
+
+
 @pytest.mark.parametrize(
     ("method", "status", "slow_s", "logged"),
     [
@@ -79,8 +184,75 @@ def test_what_leaves_a_line(
         await Response(status_code=status)(scope, receive, send)
 
     caplog.set_level("INFO", logger=access.__name__)
-    TestClient(access.AccessLog(app)).request(method, "/v1/experiments")
+    TestClient(access.AccessLog(app, Meters())).request(method, "/v1/experiments")
     assert bool(caplog.records) == logged
+
+
+def test_a_slow_request_says_what_it_waited_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Threads and connections that others hold, and a lock of the database."""
+    app = create_app(settings.model_copy(update={"api_connections": 1}))
+    monkeypatch.setattr(access, "SLOW_S", 0.0)
+    caplog.set_level("INFO", logger=access.__name__)
+    key = settings.key_file.read_text().strip()
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def passing(seconds: float, real: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*arguments: Any, **named: Any) -> Any:
+            clock[0] += seconds
+            return real(*arguments, **named)
+
+        return slow
+
+    monkeypatch.setattr(QueuePool, "_do_get", passing(3.0, QueuePool._do_get))
+    monkeypatch.setattr(DefaultDialect, "do_execute", passing(0.5, DefaultDialect.do_execute))
+    limiter = CapacityLimiter.acquire_on_behalf_of
+
+    async def acquire(self: Any, borrower: object) -> None:
+        clock[0] += 10.0
+        await limiter(self, borrower)
+
+    monkeypatch.setattr(CapacityLimiter, "acquire_on_behalf_of", acquire)
+    with TestClient(app, headers={"Authorization": f"Bearer {key}"}) as api:
+        caplog.clear()
+        assert api.get("/readyz").status_code == 200
+        metrics = api.get("/metrics").text
+    line = next(one for one in caplog.records if getattr(one, "path", "") == "/readyz")
+    assert vars(line)["thread_ms"] == 20_000  # the handler, and its answer
+    assert vars(line)["connection_ms"] == 6_000
+    assert vars(line)["database_ms"] >= 1_000
+    assert vars(line)["database_ms"] % 500 == 0
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+    }
+    assert samples["mpt_http_request_seconds_count", "GET", "/readyz", "200"] == 1
+    assert samples["mpt_http_request_seconds_sum", "GET", "/readyz", "200"] > 17
+    assert samples["mpt_database_pool_wait_seconds_sum",] == 6
+    assert samples["mpt_thread_wait_seconds_sum",] == 20
+    assert samples["mpt_http_database_seconds_total", "/readyz"] >= 1
+    assert samples["mpt_poller_lag_seconds",] == 0
+
+
+def test_metrics_have_no_label_that_a_client_chooses(api: TestClient) -> None:
+    """Nor do they time streams, or answers that waited by the client's wish."""
+    api.get("/v1/experiments/0123")
+    api.get("/v1/no-such-path/abc")
+    api.request("BREW", "/v1/experiments")
+    made = api.post("/v1/experiments", json={"spec": ppca_spec()}).json()["id"]
+    api.get(f"/v1/experiments/{made}", headers={"Prefer": "wait=0.0"})
+    api.get(f"/v1/experiments/{made}", headers={"Prefer": "wait=1"})
+    text = api.get("/metrics").text
+    assert 'method="GET",route="/v1/experiments/{experiment_id}",status="404"' in text
+    assert 'method="GET",route="none",status="404"' in text
+    assert 'method="other"' in text
+    assert not any(word in text for word in ("BREW", made, "abc"))
+    timed = [line for line in text.splitlines() if "seconds_count" in line and
+             '{experiment_id}",status="200"' in line]  # fmt: skip
+    assert [line.rsplit(" ", 1)[1] for line in timed] == ["1.0"]
 
 
 def test_no_address_that_is_asked_is_told() -> None:

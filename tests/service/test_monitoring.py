@@ -1,20 +1,23 @@
 """What Prometheus and people see of a history that is known."""
 
+import json
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import update
+from sqlalchemy import event, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import Database, now
-from service.experiments import lease, store
+from service.experiments import keeping, lease, statistics, store
 from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import Claim, FailureCause
-from service.experiments.models import Experiment, Queue, Status
+from service.experiments.models import Attempt, Experiment, Queue, Status, Tally
 from service.experiments.schemas import Submission
 from service.main import create_app
 from service.settings import Settings
@@ -125,6 +128,83 @@ def test_metrics_of_a_history(api: TestClient) -> None:
     assert found["mpt_workers", ("false", "cpu")] == 1
     assert found["mpt_workers", ("true", "cpu")] == 0
     assert found["mpt_workers", ("true", "gpu")] == 1
+
+
+@pytest.mark.usefixtures("history")
+def test_counters_outlive_experiments_and_folding(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a purge nor the reaper's folding changes a counter; the gauges count what is there,
+    however it got there: rows of before the triggers, or inserted as ended."""
+    before = scrape(api)
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    monkeypatch.setattr(statistics, "FOLD_AT", 3)
+    with database.transaction() as session:
+        ended = session.scalars(select(Experiment.id).where(Experiment.status == "failed")).all()
+        session.execute(update(Experiment).values(deleted_at=now() - 1))
+        session.execute(update(Attempt).values(folded=True))
+        assert all(keeping.purge(session, one) for one in ended)
+        spec, like = ppca_spec(), {"owner_id": 1, "tags": [], "priority": 0}
+        session.execute(insert(Experiment), [{"id": "a", "spec": spec, "status": "failed",
+                                              "failure_kind": "oom", **like}])  # fmt: skip
+        rows = select(func.count(Tally.id))
+        assert (session.scalar(rows) or 0) > 6
+        statistics.fold(session)
+        assert session.scalar(rows) == 5, "succeeded, cancelled, oom, error, lost"
+    after = scrape(api)
+    counted = ("mpt_experiments", "mpt_failures", "mpt_leases", "mpt_wait", "mpt_run_seconds")
+    kept = {key for key in before if key[0].startswith(counted)}
+    changed = {key: (before[key], after[key]) for key in kept if before[key] != after[key]}
+    assert changed == {
+        ("mpt_experiments", ("failed",)): (4, 1),
+        ("mpt_failures_total", ("oom",)): (1, 2),
+    }
+
+
+def test_a_scrape_reads_no_experiment_that_has_ended(api: TestClient, history: str) -> None:
+    """Whatever their number: of PostgreSQL, whose plans say how many rows each statement met."""
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    spec = json.dumps(ppca_spec())
+    numbers = "SELECT column1 AS i FROM (VALUES " + ",".join(f"({i})" for i in range(3000)) + ")"
+    with database.transaction() as session:
+        session.execute(
+            text(
+                "INSERT INTO experiments (id, owner_id, tags, priority, spec, device, family, "
+                "status, desired_state, dispatch_no, attempt, lost, created_at, started_at, "
+                "finished_at, last_seq, held) SELECT 'e' || i, 1, '[]', 0, :spec, 'cpu', 'ppca', "
+                f"'succeeded', 'run', 0, 0, 0, 1, 2, 3, 0, '' FROM ({numbers}) AS n"
+            ),
+            {"spec": spec},
+        )
+    with database.transaction() as session:
+        statistics.fold(session)
+        session.execute(text("ANALYZE"))
+    statements = []
+
+    def note(_: object, __: object, statement: str, parameters: Any, *___: object) -> None:
+        statements.append((statement, parameters))
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    assert scrape(api)["mpt_experiments", ("succeeded",)] == 3001
+    event.remove(database.engine, "before_cursor_execute", note)
+    read = [one for one in statements if "experiments" in one[0] or "tallies" in one[0]]
+    assert len(read) >= 4
+    explain = "EXPLAIN QUERY PLAN" if database.engine.dialect.name == "sqlite" else "EXPLAIN"
+    with database.engine.connect() as connection:
+        for statement, parameters in read:
+            plan = connection.exec_driver_sql(f"{explain} {statement}", parameters).fetchall()
+            for line in map(str, plan):
+                assert not re.search("SCAN experiments|Seq Scan on experiments", line), statement
+
+
+def test_the_gpu_memory_of_each_run(api: TestClient, history: str) -> None:
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    with database.transaction() as session:
+        for worker in (IDLE, BUSY):
+            has = Vitals("host", Queue.GPU, 1, gpu_uuid="GPU-1", gpu_memory_ours=5 * 10**9)
+            workers.beat(session, worker, has)
+    found = {key: value for key, value in scrape(api).items() if "gpu_memory" in key[0]}
+    assert found == {("mpt_run_gpu_memory_bytes", (history, "GPU-1", BUSY)): 5e9}
 
 
 def test_a_lease_that_no_reaper_saw_to(api: TestClient, history: str) -> None:

@@ -1,5 +1,6 @@
 """What a process finds at its start, and what it makes of it."""
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -8,6 +9,7 @@ import uuid
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
@@ -108,6 +110,57 @@ def test_a_process_refuses_tables_of_another_version(settings: Settings, module:
     said = settings.store / "said"
     assert fork(["-m", module], environment(settings), said).wait(30) == 1
     assert "run `mpt migrate`" in said.read_text()
+
+
+NOT_NEWER = ("service", "worker.local", "worker.reaper", "worker.dispatcher", "worker.node",
+             "worker.every_gpu", "service.backup", "service.sweep", "service.prepare")  # fmt: skip
+WORDS = {"worker.node": ["cpu"], "service.backup": ["save", "elsewhere"]}
+
+
+@pytest.mark.parametrize("module", NOT_NEWER)
+def test_a_process_refuses_tables_of_a_newer_version(settings: Settings, module: str) -> None:
+    with closing(Database(settings.url)) as database, database.transaction() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    said = settings.store / "said"
+    words = WORDS.get(module, [])
+    assert fork(["-m", module, *words], environment(settings), said).wait(30) == 1
+    assert "migrated by a newer version of MPT Lab" in said.read_text()
+    assert "start that version, or restore a backup that this version made" in said.read_text()
+    assert "Traceback" not in said.read_text()
+
+
+@pytest.mark.parametrize("revision", ["0018", "9999"])
+def test_an_api_whose_tables_were_changed_under_it_is_not_ready(
+    settings: Settings, revision: str
+) -> None:
+    with TestClient(create_app(settings)) as api:
+        assert api.get("/readyz").status_code == 200
+        with closing(Database(settings.url)) as database, database.transaction() as session:
+            session.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))
+        answer = api.get("/readyz")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "database_not_migrated")
+
+
+def test_a_database_of_another_encoding_is_refused(postgresql: PostgreSQL, tmp_path: Path) -> None:
+    name = f"ascii_{uuid.uuid4().hex}"
+    made = f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE"
+    with psycopg.connect(postgresql.address("postgres"), autocommit=True) as connection:
+        connection.execute(f"{made} 'C'".encode())
+    settings = Settings(store=tmp_path / "store", database_url=postgresql.url(name))
+    done = subprocess.run(
+        [sys.executable, "-m", "service.prepare"],
+        env=environment(settings),
+        capture_output=True,
+        text=True,
+    )
+    command = f"CREATE DATABASE {name}_utf8 ENCODING 'UTF8' TEMPLATE template0"
+    assert done.returncode == 1
+    line = json.loads(done.stderr.splitlines()[-1])
+    assert line["event"].startswith(f"the database {name!r} has the encoding SQL_ASCII")
+    assert line["event"].endswith(command)
+    with psycopg.connect(postgresql.address("postgres"), autocommit=True) as connection:
+        connection.execute(command.encode())
+    prepare(settings.model_copy(update={"database_url": postgresql.url(f"{name}_utf8")}))
 
 
 def test_the_api_says_what_to_do_about_an_unmigrated_database(tmp_path: Path) -> None:

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from service import workers
 from service.database import Database
 from service.experiments import lease, store
 from service.experiments.dispatch import dispatch_next
-from service.experiments.models import Experiment
+from service.experiments.models import Experiment, Queue
 from service.experiments.schemas import Submission
 from service.settings import Settings
-from tests.support.attempts import claimed
+from service.workers import Vitals
+from tests.support.attempts import claimed, dispatched, submitted
+from tests.support.fake_clock import FakeClock
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL
 from worker.reaper import Reaper
@@ -158,3 +161,23 @@ def test_it_reaps_after_a_whole_lease_without_a_gap(
     reaper = Reaper(database, settings.model_copy(update=times))
     session: Any = ScriptedSession(*clock)
     assert [reaper._has_been_up(session) for _ in clock] == is_up
+
+
+def test_a_clock_that_was_set_back_keeps_nothing(either: Database, settings: Settings) -> None:
+    """A run whose worker is gone, a dispatch that was lost and a worker that is gone, an hour ahead
+    of the clock: all are put right within a lease, as if it had not been set."""
+    clock = FakeClock(either.engine, 1e6 + 3600)
+    gone = claimed(either, lease_s=LEASE_S).experiment_id
+    submitted(either)
+    lost, _ = dispatched(either)
+    with either.transaction() as session:
+        workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
+    limits = {"lease_s": LEASE_S, "dispatch_timeout_s": 2 * LEASE_S, "heartbeat_s": LEASE_S / 3}
+    reaper = Reaper(either, settings.model_copy(update=limits))
+    reaper.tick()
+    for _ in range(12):
+        clock.now = (1e6 if clock.now > 1e6 + 60 else clock.now) + LEASE_S / 3
+        reaper.tick()
+    assert (status(either, gone), status(either, lost)) == ("queued", "queued")
+    with either.snapshot() as session:
+        assert workers.alive(session, LEASE_S) == []

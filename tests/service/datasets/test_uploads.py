@@ -18,10 +18,11 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from mptlab import serve
-from service.database import Database, NotMigrated
+from service.database import Database
 from service.datasets import files, router, store
 from service.datasets.sweep import ABANDONED_S, sweep
 from service.main import create_app
+from service.revisions import NotMigrated
 from service.settings import Settings
 from tests.support.processes import wait_until
 from tests.support.uploads import GOOD, npy, post, stored

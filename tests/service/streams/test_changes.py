@@ -1,23 +1,28 @@
-"""The horizon: what is read up to it is whole, in whatever order transactions commit."""
+"""The horizon: reading up to it is complete, whatever the order in which transactions commit."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
+from itertools import permutations
 from typing import NoReturn
 
+import psycopg
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import func, insert, select, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from service.database import Database
 from service.experiments import states
-from service.experiments.models import DesiredState
+from service.experiments.models import DesiredState, Event
 from service.main import create_app
 from service.settings import Settings
-from service.streams.changes import Changes
+from service.streams.changes import WRITERS_LOCK, Changes
 from tests.service.test_users import bearer
 from tests.support.attempts import claim_next, submitted
+from tests.support.processes import wait_until
+from tests.support.servers import PostgreSQL
 from tests.support.stored import change
 
 
@@ -40,7 +45,8 @@ def changed(database: Database, changes: Changes) -> set[str | int]:
 
 
 def test_an_event_that_comes_to_light_late_is_not_passed_over(far: Database) -> None:
-    """Of two transactions the one with the lower event id commits last."""
+    """Of two transactions the one with the lower event id commits last. Listeners of the other
+    experiment are woken at once, and again when the horizon has passed its event."""
     slow_one, quick_one = submitted(far), submitted(far)
     changes = Changes()
     changed(far, changes)
@@ -50,10 +56,94 @@ def test_an_event_that_comes_to_light_late_is_not_passed_over(far: Database) -> 
         cancel(slow, slow_one)
         with far.transaction() as session:
             cancel(session, quick_one)
-        assert [changed(far, changes) for _ in range(3)] == [set()] * 3
+        assert [changed(far, changes) for _ in range(3)] == [{quick_one}, set(), set()]
         assert changes.horizon == before
     assert changed(far, changes) == {slow_one, quick_one}
     assert changed(far, changes) == set()
+
+
+def test_no_event_is_passed_over_in_any_order_of_commits(far: Database) -> None:
+    """Three transactions, in every order of writing and committing, with a look after each step:
+    events up to the horizon are complete for ever."""
+    experiment = submitted(far)
+    orders = {one for one in permutations("aabbcc") if [*dict.fromkeys(one)] == ["a", "b", "c"]}
+    for order in sorted(orders):
+        changes = Changes()
+        seen: set[int] = set()
+        with ExitStack() as stack:
+            sessions = {name: stack.enter_context(Session(far.engine)) for name in "abc"}
+            for name in order:
+                if sessions[name].in_transaction():
+                    sessions[name].commit()
+                else:
+                    row = {"experiment_id": experiment, "kind": "log", "data": {}}
+                    sessions[name].execute(insert(Event), [row])
+                before = changes.horizon
+                changed(far, changes)
+                visible = visible_events(far)
+                if before is not None:
+                    assert {one for one in visible if one <= before} == seen, order
+                seen = {one for one in visible if one <= (changes.horizon or 0)}
+        changed(far, changes)
+        assert changes.horizon == max(visible_events(far)), order
+
+
+def visible_events(database: Database) -> set[int]:
+    with database.snapshot() as session:
+        return {*session.scalars(select(Event.id))}
+
+
+def test_a_writer_holds_the_lock_before_its_event_has_an_id(far: Database) -> None:
+    experiment = submitted(far)
+    row = {"experiment_id": experiment, "kind": "log", "data": {}}
+    take = func.pg_advisory_xact_lock(WRITERS_LOCK)
+    last_id = text("SELECT last_value FROM events_id_seq")
+
+    def write() -> None:
+        with far.transaction() as session:
+            session.execute(insert(Event), [row])
+
+    with ThreadPoolExecutor(1) as pool, Session(far.engine) as other, other.begin():
+        before = other.scalar(last_id)
+        other.execute(select(take))
+        written = pool.submit(write)
+        waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        wait_until(lambda: other.scalar(waiting) == 1)
+        assert other.scalar(last_id) == before
+        other.rollback()
+        written.result()
+
+
+@contextmanager
+def foreign_transaction(server: PostgreSQL, lab: Settings) -> Iterator[None]:
+    """In another database of the same server, which may be another lab's."""
+    with psycopg.connect(server.address("postgres")) as other:
+        other.execute("SELECT pg_current_xact_id()")
+        other.execute("SELECT pg_advisory_xact_lock_shared(%s)", [WRITERS_LOCK])
+        yield
+
+
+@contextmanager
+def transaction_without_events(server: PostgreSQL, lab: Settings) -> Iterator[None]:
+    """In the lab's database, by another program."""
+    with psycopg.connect(server.address(lab.url.rpartition("/")[2])) as other:
+        other.execute("SELECT pg_current_xact_id()")
+        yield
+
+
+@pytest.mark.parametrize("held", [foreign_transaction, transaction_without_events])
+def test_only_writers_of_events_hold_the_horizon_back(
+    held: Callable[..., Iterator[None]], far: Database, lab: Settings, postgresql: PostgreSQL
+) -> None:
+    one = submitted(far)
+    changes = Changes()
+    with held(postgresql, lab):  # type: ignore[attr-defined]
+        changed(far, changes)
+        assert changes.horizon is not None
+        with far.transaction() as session:
+            cancel(session, one)
+        assert changed(far, changes) == {one}
+        assert changes.horizon == max(visible_events(far))
 
 
 def test_a_look_that_fails_takes_nothing_away(
@@ -86,7 +176,8 @@ def test_what_begins_later_holds_nothing_back(far: Database) -> None:
         cancel(slow, slow_one)
         with far.transaction() as session:
             cancel(session, late)
-        assert changed(far, changes) == set()
+        assert changed(far, changes) == {early, late}
+        assert slow_one not in changed(far, changes)
     with Session(far.engine) as slow, slow.begin():
         cancel(slow, submitted(far))
         assert changed(far, changes) >= {slow_one, early, late}

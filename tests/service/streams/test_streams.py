@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,9 +18,11 @@ from service.experiments import lease, states
 from service.experiments.lease import Claim
 from service.experiments.models import DesiredState, Status
 from service.experiments.recording import Batch, record
+from service.main import create_app
 from service.settings import Settings
 from service.streams import changes, poller, router
 from service.streams.changes import Changes, Subject
+from service.streams.poller import Poller
 from service.users import MAY, Role, Scope
 from tests.service.test_users import bearer, place
 from tests.support.attempts import claim_next, claimed, submitted
@@ -243,6 +246,40 @@ def test_a_silent_stream_is_pinged(
     with client.stream("GET", "/v1/events", headers=headers) as answer:
         lines = answer.iter_lines()
         assert [next(lines) for _ in range(4)] == [": ping", "", ": ping", ""]
+
+
+def test_a_stream_is_pinged_while_the_horizon_is_unknown(
+    lab: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another transaction has written an event and does not end. A stream of one experiment does
+    not wait for it. A page waits for it, and comes with the stream's first event when it is
+    known."""
+    monkeypatch.setattr(router, "PING_S", 0.05)
+    database = Database(lab.url)
+    slow_one, one = submitted(database), submitted(database)
+    app = create_app(lab)
+    with served(lab, app) as client, Session(database.engine) as slow, slow.begin():
+        states.request(slow, slow_one, DesiredState.CANCEL)
+        slow.flush()
+        headers = {"Accept": "text/event-stream"}
+        with client.stream("GET", "/v1/events", headers=headers) as answer:
+            lines = answer.iter_lines()
+            assert [next(lines) for _ in range(4)] == [": ping", "", ": ping", ""]
+            with stream(client, f"/v1/experiments/{one}/events") as events:
+                assert next(events).data["status"] == "queued"
+            with ThreadPoolExecutor(1) as pool:
+                page = pool.submit(client.get, "/v1/events")
+                wait_until(lambda: has_been_woken(app.state.poller, 2))
+                monkeypatch.setattr(router, "PING_S", 1000.0)
+                slow.rollback()  # nothing has changed but the horizon
+                assert len(page.result().json()["items"]) == 2
+            told = next(line for line in lines if line.startswith("data"))
+            assert slow_one in told
+
+
+def has_been_woken(poller: Poller, listeners: int) -> bool:
+    """Whether there are so many, and each was there when a look began."""
+    return len(poller._listeners) == listeners and not poller._new
 
 
 def test_who_listens_comes_again_where_no_one_looks_any_more(

@@ -1,0 +1,86 @@
+"""A store that version 0.1 (commit c3fc549) left, upgraded as docs/operations.md says.
+
+The dumps in `version_0_1` were made by that commit's own processes, on either database: one
+experiment that succeeded, one that was running, one queued and one paused, and an upload.
+"""
+
+import sqlite3
+import uuid
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from service.database import Database
+from service.experiments import lease
+from service.experiments.dispatch import dispatch_next
+from service.experiments.models import Status
+from service.main import create_app
+from service.prepare import prepare
+from service.settings import Settings
+from service.users import User
+from tests.support.servers import PostgreSQL
+
+DUMPS = Path(__file__).parent / "version_0_1"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def upgraded(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """The settings of the store, brought to this version by `mpt migrate`."""
+    store = tmp_path / "store"
+    store.mkdir()
+    dump = (DUMPS / f"{request.param}.sql").read_text()
+    if request.param == "sqlite":
+        with closing(sqlite3.connect(store / "mptlab.sqlite3")) as connection:
+            connection.executescript(dump)
+        settings = Settings(store=store, database_url=None)
+    else:
+        server: PostgreSQL = request.getfixturevalue("postgresql")
+        name = f"old_{uuid.uuid4().hex}"
+        server.create(name)
+        with psycopg.connect(server.address(name), autocommit=True) as connection:
+            connection.execute(dump.encode())
+        settings = Settings(store=store, database_url=server.url(name))
+    prepare(settings)
+    return settings
+
+
+def test_an_upgrade_keeps_everything(upgraded: Settings) -> None:
+    with closing(Database(upgraded.url)) as database:
+        database.check_tables()
+        with database.transaction() as session:
+            assert session.scalars(select(User.name)).all() == ["local"]
+            reaped = lease.reap(session, dispatch_timeout_s=0, max_lost=3)
+            assert [status for _, status in reaped] == [Status.QUEUED], "the run that was cut off"
+    key = upgraded.key_file.read_text().strip()
+    with TestClient(create_app(upgraded), headers={"Authorization": f"Bearer {key}"}) as api:
+        found = {one["name"]: one for one in api.get("/v1/experiments").json()["items"]}
+        assert {name: one["status"] for name, one in found.items()} == {
+            "ended": "succeeded", "running": "queued", "queued": "queued", "paused": "paused",
+        }  # fmt: skip
+        ended = api.get(found["ended"]["urls"]["self"]).json()
+        assert (ended["tags"], ended["note"]) == (["a", "b"], "kept")
+        (score,) = [
+            one
+            for one in api.get(f"/v1/experiments/{ended['id']}/curves").json()["series"]
+            if one["name"] == "score"
+        ]
+        assert len(score["x"]) == score["total_points"] > 0
+        assert api.get(f"/v1/experiments/{ended['id']}/metrics").json()
+        (upload,) = api.get("/v1/datasets").json()["items"]
+        assert upload["name"] == "rows.csv"
+        assert api.post("/v1/experiments", json={"spec": ended["spec"]}).status_code in (200, 202)
+
+
+def test_what_waited_runs_after_an_upgrade(upgraded: Settings) -> None:
+    with closing(Database(upgraded.url)) as database, database.transaction() as session:
+        dispatch = dispatch_next(session)
+        assert dispatch is not None
+        claimed = lease.claim(
+            session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=60
+        )
+        assert claimed is not None
+        lease.finish(session, claimed, Status.SUCCEEDED)
