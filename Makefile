@@ -22,7 +22,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt constraints-cuda.txt
 	fi > /dev/null 2>&1; $(BIN)/pip install --quiet --editable '.[dev]'
 	# A test runs this generator; the typer that it asks for is older than ours, and for its command line alone.
 	$(BIN)/pip install --quiet --no-deps openapi-python-client==0.29.1
-	$(BIN)/pip uninstall --quiet --yes torchvision  # of before: beside another torch, transformers fails
 	@touch $@
 
 demo: setup ## the paper's Table 1 and real digits, through the whole service

@@ -11,7 +11,7 @@ LIBRARIES = ("torch", "transformers", "numpy", "scipy", "scikit-learn")
 """What results depend upon."""
 PACKAGES = (
     *("mptlab-server", *LIBRARIES),
-    *("tokenizers", "safetensors", "datasets", "pyarrow", "pydantic"),
+    *("torchvision", "tokenizers", "safetensors", "datasets", "pyarrow", "pydantic"),
 )
 CORE_DIGITS = 16
 

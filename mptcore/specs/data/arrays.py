@@ -117,7 +117,7 @@ class DigitsData(MeasuredData):
 
 
 class ImageData(MeasuredData):
-    """The training images of a set of pictures, 28 × 28 pixels, values 0 to 1: all 60,000 in their
+    """The training images of a torchvision set, 28 × 28 pixels, values 0 to 1: all 60,000 in their
     order, or `n` of them chosen at random by `seed`."""
 
     n: Annotated[int, Field(ge=1, le=60_000)] = 60_000

@@ -1,15 +1,17 @@
 """Arrays as a spec asks for them: simulated, chosen, binarized, standardized, held out."""
 
 import hashlib
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from mptcore.data import images as images_module
 from mptcore.data.arrays import load_arrays
 from mptcore.data.dataset import Dataset
-from mptcore.data.images import FILE, IDX_IMAGES, images
+from mptcore.data.images import images
 from mptcore.data.prepare import prepared
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
@@ -119,18 +121,31 @@ PIXELS = torch.arange(6 * 4, dtype=torch.uint8).view(6, 2, 2) * 10
 
 
 @pytest.fixture
-def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six images of each set, as files."""
-    monkeypatch.setenv("MPT_DATA_DIR", str(tmp_path))
-    for name, pixels in (("MNIST", PIXELS), ("FashionMNIST", 250 - PIXELS)):
-        (tmp_path / name / "raw").mkdir(parents=True)
-        header = b"".join(n.to_bytes(4, "big") for n in (IDX_IMAGES, *pixels.shape))
-        (tmp_path / name / "raw" / FILE).write_bytes(header + pixels.numpy().tobytes())
+def torchvision(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, bool]]:
+    """Six images in place of torchvision's; what is asked of it."""
+    asked: list[tuple[str, bool, bool]] = []
+
+    def source(name: str, pixels: Tensor) -> Any:
+        def read(folder: str, train: bool, download: bool) -> Any:
+            asked.append((folder, train, download))
+            return SimpleNamespace(data=pixels)
+
+        read.__name__ = name
+        return read
+
+    sets = SimpleNamespace(
+        MNIST=source("MNIST", PIXELS), FashionMNIST=source("Other", 250 - PIXELS)
+    )
+    monkeypatch.setattr(images_module, "torchvision_datasets", lambda: sets)
+    monkeypatch.setenv("MPT_DATA_DIR", "/data")
+    monkeypatch.delenv("MPT_ALLOW_DOWNLOAD", raising=False)
     inputs.locate(None)
+    return asked
 
 
-@pytest.mark.usefixtures("published")
-def test_all_images_keep_their_order_and_some_are_chosen_at_random() -> None:
+def test_all_images_keep_their_order_and_some_are_chosen_at_random(
+    torchvision: list[tuple[str, bool, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(0)
     state = generator.get_state()
     rows = PIXELS.flatten(1).float() / 255
@@ -140,12 +155,15 @@ def test_all_images_keep_their_order_and_some_are_chosen_at_random() -> None:
     some = images(MnistData(source="mnist", n=5), generator).x
     order = torch.randperm(6, generator=torch.Generator().manual_seed(0))
     assert torch.equal(some, rows[order[:5]])
+    assert torchvision == [("/data", True, False)] * 3
+    monkeypatch.setenv("MPT_ALLOW_DOWNLOAD", "1")
+    images(MnistData(source="mnist"), generator)
+    assert torchvision[-1] == ("/data", True, True)
 
 
-@pytest.mark.usefixtures("published")
-def test_what_a_run_read_is_told_by_its_pixels() -> None:
+def test_what_a_run_read_is_told_by_its_pixels(torchvision: object) -> None:
     other = images(FashionMnistData(source="fashion_mnist"), torch.Generator()).x
     assert torch.equal(other, (250 - PIXELS).flatten(1).float() / 255)
     digest = hashlib.sha256((250 - PIXELS).numpy().tobytes()).hexdigest()
-    place = "MPT_DATA_DIR/FashionMNIST, the pixels of its training images"
+    place = "MPT_DATA_DIR/Other, the pixels of its training images"
     assert inputs.used() == {place: digest}
