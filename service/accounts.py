@@ -1,4 +1,4 @@
-"""Finding and changing users and their keys. No function commits."""
+"""Find and change users and their keys. No function commits."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -12,11 +12,11 @@ from service.users import ApiKey, Role, Scope, User, store_key
 
 
 class LastAdmin(Exception):
-    """Without this admin there would be none."""
+    """The change would leave no admin."""
 
 
 def add(session: Session, name: str, role: Role) -> User | None:
-    """A new user, or None where there is one of that name."""
+    """Add a user. Return None if the name is taken."""
     try:
         with session.begin_nested():  # the unique name decides between two at the same time
             user = User(name=name, role=role)
@@ -32,7 +32,7 @@ def find(session: Session, name: str) -> User | None:
 
 
 def listed(session: Session) -> Sequence[User]:
-    """All users, by their names."""
+    """Return all users, by name."""
     return session.scalars(select(User).order_by(User.name)).all()
 
 
@@ -43,8 +43,7 @@ def change(
     active: bool | None,
     standing: Mapping[str, object],
 ) -> None:
-    """Give a user another role, and other columns that say how it stands in the queue; disable or
-    enable it. Raises LastAdmin."""
+    """Change a user's role, queue limits or both; disable or enable the user. Raises LastAdmin."""
     for name, value in standing.items():
         setattr(user, name, value)
     admins = select(User).where(User.role == Role.ADMIN, User.disabled_at.is_(None))
@@ -63,7 +62,7 @@ def change(
 
 
 def keys(session: Session, user: User) -> Sequence[ApiKey]:
-    """A user's keys, the oldest first; revoked ones too."""
+    """Return a user's keys, the oldest first, including revoked ones."""
     query = select(ApiKey).where(ApiKey.user_id == user.id)
     return session.scalars(query.order_by(ApiKey.created_at, ApiKey.id)).all()
 
@@ -76,14 +75,13 @@ def add_key(
     scopes: Collection[Scope],
     lasts_s: float | None,
 ) -> tuple[ApiKey, str]:
-    """A new key of a user's, and its text, which is kept nowhere."""
+    """Add a key for a user. Return it with its text, which is not stored."""
     key = new_key()
     return store_key(session, user, key, scopes, name=name, lasts_s=lasts_s), key
 
 
 def revoke(session: Session, user: User, key_id: str) -> bool | None:
-    """Whether this revoked a key of the user's, which may have been before; None without such a
-    key."""
+    """Revoke a user's key. Return whether it was in force, or None if the user has no such key."""
     known = session.scalar(select(ApiKey.id).where(ApiKey.id == key_id, ApiKey.user_id == user.id))
     if known is None:
         return None

@@ -1,4 +1,4 @@
-"""The routes of users, keys and the audit."""
+"""Routes for users, keys and the audit log."""
 
 from datetime import datetime
 from http import HTTPStatus
@@ -26,7 +26,7 @@ KeyId = Annotated[str, Path(pattern="^[0-9A-Za-z]{1,16}$")]
 AnyScope = Annotated[Scope, Field(strict=False)]
 DAY_S = 86_400.0
 STANDING = ("shares", "max_running", "max_submitted", "max_gpu_hours_a_day", "may_jump")
-"""How a user stands in the queue."""
+"""Fields of a user that affect the queue."""
 
 
 class Body(BaseModel):
@@ -35,32 +35,33 @@ class Body(BaseModel):
 
 class NewUser(Body):
     name: Annotated[str, Field(pattern=NAME)]
-    """Small letters, digits, dots, dashes; it never changes."""
+    """Lower-case letters, digits, dots and dashes. The name never changes."""
     role: Role = Field(default=Role.MEMBER, strict=False)
 
 
 class UserChanges(Body):
-    """What is left out stays."""
+    """Changes to a user. Omitted fields stay as they are."""
 
     role: Role | None = Field(default=None, strict=False)
     active: bool | None = None
     """False disables the user: keys are refused, and queued experiments do not start until the user
     is active again. Experiments that are running go on."""
     shares: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Of slots: a user of 2 gets twice as much as one of 1 while both wait."""
+    """Share of the slots: while both wait, a user with 2 shares gets twice as much as one with
+    1."""
     max_running: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     max_submitted: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     max_gpu_hours_a_day: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = None
     """Limits of this user; null: the limits of the settings; 0: nothing starts or is accepted."""
     may_jump: bool = False
-    """Whether priorities above 100, which go before everyone's, are taken from the user."""
+    """Whether the user may submit with priorities above 100, which run before everyone else's."""
 
 
 class NewKey(Body):
     name: Line | None = None
-    """What it is for."""
+    """Purpose of the key."""
     scopes: Annotated[list[AnyScope], Field(min_length=1, max_length=20)] | None = None
-    """At most what the user's role allows, which is the default."""
+    """Scopes of the key, at most those of the user's role. Default: all scopes of the role."""
     lasts_days: Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)] | None = None
     """Null: until it is revoked."""
 
@@ -82,7 +83,7 @@ class UserList(BaseModel):
 
 
 class KeyOut(BaseModel):
-    """A key, of which the secret is kept nowhere."""
+    """An API key. Its secret is not stored."""
 
     id: str
     name: str | None
@@ -91,7 +92,7 @@ class KeyOut(BaseModel):
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
-    """To within a minute."""
+    """Precise to a minute."""
 
 
 class KeyList(BaseModel):
@@ -100,11 +101,11 @@ class KeyList(BaseModel):
 
 class MadeKey(KeyOut):
     key: str
-    """Shown this once."""
+    """The key's text. It is shown only in this answer."""
 
 
 class Me(BaseModel):
-    """Who the caller is, and what the key allows."""
+    """The caller, and the permissions of the key."""
 
     name: str
     role: Role
@@ -113,7 +114,7 @@ class Me(BaseModel):
 
 
 class AuditOut(BaseModel):
-    """One deed. `key_id` is null where a process of the service did it."""
+    """An entry of the audit log. `key_id` is null if a process of the service acted."""
 
     id: int
     at: datetime
@@ -125,7 +126,7 @@ class AuditOut(BaseModel):
 
 
 class AuditPage(BaseModel):
-    """Newest first; `next_cursor` is null on the last page."""
+    """Newest first. `next_cursor` is null on the last page."""
 
     items: list[AuditOut]
     next_cursor: str | None
@@ -133,14 +134,14 @@ class AuditPage(BaseModel):
 
 @router.get("/me")
 async def get_me(user: UserDep) -> Me:
-    """Whose key this is, and what it allows; a key of any scope may ask."""
+    """Return the owner and the permissions of the key. Keys with any scope may call it."""
     scopes = [scope for scope in Scope if scope in user.scopes]
     return Me(name=user.name, role=user.role, key_id=user.key_id, scopes=scopes)
 
 
 @router.get("/users")
 def list_users(database: DatabaseDep, user: Admin) -> UserList:
-    """All users, by their names."""
+    """List all users, by name."""
     with database.snapshot() as session:
         return UserList(items=[_user_out(one) for one in accounts.listed(session)])
 
@@ -181,7 +182,7 @@ def change_user(
 
 @router.get("/users/{name}/keys")
 def list_keys(name: UserName, database: DatabaseDep, user: Reader) -> KeyList:
-    """A user's keys, revoked ones too: one's own, or for an admin anyone's."""
+    """List a user's keys, including revoked ones: your own or, for an admin, anyone's."""
     with database.snapshot() as session:
         found = _find_self(session, user, name)
         return KeyList(items=[_key_out(one) for one in accounts.keys(session, found)])
@@ -202,7 +203,7 @@ def add_key(name: UserName, new: JsonBody[NewKey], database: WriterDep, user: Ad
 
 @router.delete("/users/{name}/keys/{key_id}", status_code=HTTPStatus.NO_CONTENT)
 def revoke_key(name: UserName, key_id: KeyId, database: WriterDep, user: Canceller) -> None:
-    """Revoke a key: one's own, or for an admin anyone's. No request that comes after is served."""
+    """Revoke a key: your own or, for an admin, anyone's. Later requests with it are refused."""
     with database.transaction() as session:
         revoked = accounts.revoke(session, _find_self(session, user, name), key_id)
         if revoked is None:
@@ -221,7 +222,8 @@ def list_audit(
     actor: Annotated[str | None, Query(max_length=100)] = None,
     object_id: Annotated[str | None, Query(max_length=100)] = None,
 ) -> AuditPage:
-    """Who did what to which object, newest first: of one actor, or about one object."""
+    """List who did what to which object, newest first; optionally of one actor, or about one
+    object."""
     before = read_number_cursor(cursor)
     with database.snapshot() as session:
         found = audit.newest(
@@ -248,7 +250,7 @@ def _find(session: Session, name: str) -> User:
 
 
 def _find_self(session: Session, user: Caller, name: str) -> User:
-    """To others than admins there is no user but themselves."""
+    """Return the named user. Callers other than admins find only themselves."""
     if name != user.name and not user.is_admin:
         raise _no_user(name)
     return _find(session, name)

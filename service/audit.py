@@ -1,4 +1,5 @@
-"""Who did what to which object. Triggers of the database let no one change or remove a line."""
+"""The audit log: who did what to which object. Triggers in the database prevent changes and
+deletions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,28 +12,28 @@ from service.users import Caller
 
 
 class AuditEntry(Base):
-    """One deed, written in the transaction that did it."""
+    """An entry of the log, written in the transaction of the action."""
 
     __tablename__ = "audit"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     at: Mapped[float] = mapped_column(default=now())
     actor: Mapped[str] = mapped_column(String(100))
-    """A user's name; without a key, a process of the service."""
+    """Name of a user or, without a key, of a process of the service."""
     key_id: Mapped[str | None] = mapped_column(String(16))
     action: Mapped[str] = mapped_column(String(40))
-    """The kind of the object, a dot, and the verb: experiment.cancelled."""
+    """Kind of the object, a dot, and the verb: experiment.cancelled."""
     object_id: Mapped[str] = mapped_column(String(100), index=True)
     details: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 
 def note(session: Session, by: Caller | str, action: str, object_id: str, **details: Any) -> None:
-    """Write who did what; `by` is a caller, or the name of a process."""
+    """Write an entry. `by` is a caller or the name of a process."""
     session.add(AuditEntry(**line(by, action, object_id, **details)))
 
 
 def line(by: Caller | str, action: str, object_id: str, **details: Any) -> dict[str, Any]:
-    """The columns of an entry."""
+    """Return the columns of an entry."""
     actor, key_id = (by, None) if isinstance(by, str) else (by.name, by.key_id)
     return {
         "actor": actor,
@@ -51,7 +52,8 @@ def newest(
     actor: str | None = None,
     object_id: str | None = None,
 ) -> Sequence[AuditEntry]:
-    """Entries older than `before`, newest first; of one actor, or about one object."""
+    """Return entries older than `before`, newest first; optionally of one actor, or about one
+    object."""
     query = select(AuditEntry)
     if before is not None:
         query = query.where(AuditEntry.id < before)

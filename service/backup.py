@@ -33,9 +33,9 @@ from service.settings import Settings
 from service.start import OWNER_ONLY, begin, restrict
 
 PROCESS = "mpt restore"
-"""Its name in the audit."""
+"""Name of the process in the audit log."""
 FOLDERS = ("datasets", "artifacts", "checkpoints")
-"""Of the store. Uploads that are under way and the hub's cache are left out."""
+"""Folders of the store that are saved. Unfinished uploads and the hub's cache are not."""
 LISTED = "files-before-the-database.json"
 """The files of the store as a backup began; gone once it is complete."""
 PART = ".backup-part"
@@ -44,7 +44,7 @@ TAKEN = "the database is there and not empty: a backup is put into a new one"
 
 
 class BackupFailed(Exception):
-    """A sentence that says why, and what to do."""
+    """The backup failed. The message says why, and what to do."""
 
 
 def save(settings: Settings, folder: Path) -> None:
@@ -86,8 +86,8 @@ def _delete_empty_folders(folder: Path) -> None:
 
 
 def restore(settings: Settings, folder: Path, store_only: bool = False) -> list[str]:
-    """Put a backup into an empty database and an empty store. What ran goes back to the queue.
-    Gives the files that are missing or damaged. Raises BackupFailed."""
+    """Restore a backup into an empty database and an empty store. Running experiments return to the
+    queue. Return the files that are missing or damaged. Raises BackupFailed."""
     _require_empty_store(settings)
     if not store_only:
         _restore_database(settings, folder)
@@ -115,7 +115,7 @@ def _copy_store(settings: Settings, target: Path) -> None:
 
 
 def _files(store: Path) -> Iterator[Path]:
-    """Relative to the store."""
+    """Yield the files of the store, relative to it."""
     for folder in FOLDERS:
         for path in (store / folder).rglob("*"):
             if path.is_file():
@@ -137,7 +137,8 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _save_database(settings: Settings, folder: Path) -> None:
-    """Under another name first: an earlier backup stays whole until this one is."""
+    """Save the database under a temporary name, so that an earlier backup stays intact until this
+    one is complete."""
     url = make_url(settings.url)
     place = _place(url, folder)
     part = place.with_suffix(".part")
@@ -173,13 +174,13 @@ def _restore_database(settings: Settings, folder: Path) -> None:
 
 
 def _place(url: URL, folder: Path) -> Path:
-    """Of the database in a backup."""
+    """Return the file of the database in a backup."""
     sqlite = url.get_backend_name() == "sqlite"
     return folder / ("database.sqlite3" if sqlite else "database.dump")
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:
-    """As one snapshot, whoever writes meanwhile."""
+    """Copy one snapshot, even if others write meanwhile."""
     if not source.exists():
         raise BackupFailed(f"{source} is not there: does MPT_STORE name the store?")
     with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
@@ -187,7 +188,7 @@ def _copy_sqlite(source: Path, target: Path) -> None:
 
 
 def _run_client(url: URL, program: str, *arguments: str) -> None:
-    """One of PostgreSQL's own, with its password out of sight."""
+    """Run one of PostgreSQL's own programs without showing the password."""
     environment = dict(os.environ)
     if url.password is not None:
         environment["PGPASSWORD"] = str(url.password)
@@ -206,7 +207,7 @@ def _run_client(url: URL, program: str, *arguments: str) -> None:
 
 
 def _without_password(url: URL) -> str:
-    """As PostgreSQL's own programs read it."""
+    """Return the URL without its password, in the form that PostgreSQL's programs read."""
     plain = URL.create(
         "postgresql", url.username, None, url.host, url.port, url.database, url.query
     )
@@ -219,8 +220,8 @@ def _require_empty_store(settings: Settings) -> None:
 
 
 def _broken(session: Session, settings: Settings) -> Iterator[str]:
-    """Files that the database names and that are not there as it knows them. Checkpoints are left
-    to the runner, which takes an earlier one or begins again."""
+    """Yield the files that the database lists but that are missing or changed. Checkpoints are
+    skipped: a runner uses an earlier one or starts again."""
     datasets = session.scalars(select(Dataset)).all()
     named = [(settings.datasets(one.id) / one.file, one.sha256) for one in datasets]
     for artifact in session.scalars(select(Artifact)):

@@ -61,7 +61,8 @@ class LargeBodies:
 
 
 class IdConvertor(StringConvertor):
-    """`{name:id}` in a path: what follows a colon is a verb, `…/{name}:cancel`, of another path."""
+    """Path parameter `{name:id}`. It ends before a colon, because `…/{name}:cancel` is another
+    path."""
 
     regex = "[^/:]+"
 
@@ -176,7 +177,7 @@ class StrictRoute(APIRoute):
 
     @cached_property
     def body_model(self) -> type[BaseModel]:
-        """The model of the body, for the pointers of its errors."""
+        """The model of the body, used for the pointers of its errors."""
         field = self.body_field
         annotation = field.field_info.annotation if field else None
         for model in (annotation, *get_args(annotation)):

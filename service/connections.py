@@ -13,12 +13,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from service.rates import network
 
 HEAD_BYTES = 32 * 1024
-"""Of a request line with its headers."""
+"""Maximum size of a request line with its headers."""
 HEAD_S = 20.0
-"""For it to come, from a connection's beginning or the first byte of its next request."""
+"""Time limit for the head, from the start of a connection or the first byte of its next request."""
 STALL_S = 30.0
-"""An answer of which the other end takes nothing for so long is cut off: it would keep a server
-that stops from ending."""
+"""A response is cut off if the client reads nothing for this long. Otherwise it would prevent the
+server from stopping."""
 MAX_CONNECTIONS = 900
 """To one API process, whose files are often limited to 1,024."""
 MAX_OF_ADDRESS = 200
@@ -154,7 +154,8 @@ class BoundedHeads(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which waits for all answers to end when it stops: event streams end then, too."""
+    """uvicorn's server, which waits for all responses when it stops. This one ends the event
+    streams first."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app = self.config.app

@@ -31,7 +31,7 @@ FOLLOWING = {
     },
     "dataset_id": {"upload": "get_dataset_v1_datasets__dataset_id__get"},
 }
-"""What takes the id that is in an answer, by the operations' own ids."""
+"""Operations that take the id of an answer, by operation id."""
 MAKES = {
     ("/v1/experiments", "post", "200"): "experiment_id",
     ("/v1/experiments", "post", "202"): "experiment_id",
@@ -91,7 +91,7 @@ EXAMPLES: dict[str, list[Document]] = {
 
 
 def complete(document: Document) -> Document:
-    """The same document, completed in place."""
+    """Complete the document in place and return it."""
     schemas = document["components"]["schemas"]
     for name, schema in schemas.items():
         _describe(name.partition("-")[0], schema)

@@ -1,4 +1,4 @@
-"""The database: its engine, its clock, and the two kinds of transaction."""
+"""The database: engine, clock, and the two kinds of transaction."""
 
 import json
 import os
@@ -47,8 +47,8 @@ committed, or it is not known. Every long-lived loop logs these and goes on; the
 All other errors are defects. `_by_nature` puts each error of a driver on its side."""
 
 PASSING_STATES = ("08", "28", "40", "53", "55", "57", "58", "25006", "25P03", "25P04")
-"""SQLSTATEs and their classes: connection, login, serialization and deadlock, resources, locks,
-operator intervention, system; read-only, and too long idle or at work in a transaction."""
+"""Transient SQLSTATEs and their classes: connection, login, serialization and deadlock, resources,
+locks, operator intervention, system; read-only, and timeouts of transactions."""
 PASSING_CODES = frozenset(
     getattr(sqlite3, f"SQLITE_{name}")
     for name in ("BUSY", "LOCKED", "NOMEM", "READONLY", "INTERRUPT", "IOERR", "FULL", "CANTOPEN",
@@ -63,12 +63,12 @@ MIN_FREE_BYTES = 1 << 20
 
 TIMEOUTS = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
 NO_TIMEOUTS = "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
-"""For migrations, which take as long as they take."""
+"""Options for migrations, which may take any time."""
 
 
 class Base(DeclarativeBase):
-    """All tables. Times are seconds since 1970 in UTC, as the database's clock tells them: one
-    arithmetic on SQLite and on PostgreSQL, and no time zone to lose."""
+    """Base of all tables. Times are seconds since 1970 in UTC by the database's clock, so that
+    arithmetic is the same on SQLite and PostgreSQL and needs no time zones."""
 
     metadata = MetaData(
         naming_convention={
@@ -98,18 +98,19 @@ def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
 
 
 class Database:
-    """The engine. Store functions take a session and never commit; these two do or do not."""
+    """The engine. Store functions receive a session and never commit; `transaction` commits,
+    `snapshot` does not."""
 
     def __init__(self, url: str, connections: int = 2, timeouts: str = TIMEOUTS):
-        """At most so many connections at once, kept open once they are used: a loop has one or two
-        threads that ask. `timeouts` are PostgreSQL's."""
+        """Open at most `connections` at once and keep them open, for a loop with one or two
+        threads. `timeouts` are PostgreSQL's."""
         self.engine = _engine(url, connections, timeouts)
         self._reader = _reader(self.engine)
         self._trouble: str | None = None
         event.listen(self.engine, "handle_error", self._note_trouble)
 
     def close(self) -> None:
-        """Close the connections that no one uses."""
+        """Close unused connections."""
         self.engine.dispose()
 
     def check_tables(self) -> None:
@@ -160,7 +161,8 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
-        """A transaction that writes: committed at the end of the block, else rolled back."""
+        """Begin a transaction that writes. It is committed at the end of the block, or rolled back
+        on an error."""
         with Session(self.engine, expire_on_commit=False) as session:
             with session.begin():
                 yield session
@@ -171,8 +173,8 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[Session]:
-        """For reading: on SQLite a transaction that takes no lock. On PostgreSQL each statement
-        sees what is committed when it begins, in a transaction or out of one."""
+        """Begin a read. On SQLite it is a transaction without a lock. On PostgreSQL each statement
+        sees what is committed when it begins, inside or outside a transaction."""
         with Session(self._reader, expire_on_commit=False) as session:
             yield session
 
@@ -201,7 +203,7 @@ def write_trouble(error: BaseException) -> str | None:
 
 
 def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """Insert rows, leaving alone those whose key is there already."""
+    """Insert rows, and skip those whose key exists."""
     if not rows:
         return
     assert isinstance(table.__table__, Table)
@@ -252,9 +254,9 @@ def _end_timing(connection: Connection, *_: object) -> None:
 
 
 def _by_nature(context: ExceptionContext) -> Exception | None:
-    """The error to raise in place of the driver's, whose classes cut across what passes and what
-    does not: PostgreSQL's read-only server is an InternalError, SQLite's missing table an
-    OperationalError."""
+    """Return the error to raise instead of the driver's. The driver's classes do not separate
+    transient errors from defects: PostgreSQL reports a read-only server as InternalError, SQLite a
+    missing table as OperationalError."""
     error = context.sqlalchemy_exception
     if not isinstance(error, DBAPIError) or error.orig is None:
         return None
@@ -285,11 +287,11 @@ def _lacks_a_table(error: BaseException) -> bool:
 
 
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
-"""A NUL PostgreSQL does not keep; half of a surrogate pair has no UTF-8."""
+"""PostgreSQL cannot store NUL. Half of a surrogate pair has no UTF-8 encoding."""
 
 
 def storable(value: Any) -> Any:
-    """Text, or JSON, with U+FFFD in place of characters that cannot be stored."""
+    """Replace characters in text or JSON that cannot be stored by U+FFFD."""
     match value:
         case str():
             return UNSTORABLE.sub("\ufffd", value)
@@ -309,14 +311,14 @@ def _storable_json(value: Any) -> str:
 def _with_storable_text(
     connection: Connection, cursor: object, statement: str, parameters: Any, *_: object
 ) -> tuple[str, Any]:
-    """All text that a statement carries, whatever column it is for: dying runners, libraries and
-    file names say what they like."""
+    """Replace such characters in all text of a statement. Crashing runners, libraries and file
+    names may contain them."""
     return statement, storable(parameters)
 
 
 IN_BINARY = {"mpt_in_binary": True}
-"""Execution options of a statement that reads much binary data, for which PostgreSQL's text form
-takes twice the bytes and the time."""
+"""Execution options for statements that read much binary data. PostgreSQL's text format needs twice
+the bytes and time."""
 
 
 def _in_binary(
@@ -332,7 +334,8 @@ def _in_binary(
 
 
 def _reader(engine: Engine) -> Engine:
-    """The same connections, for reading: without BEGIN and ROLLBACK where these are messages."""
+    """Return an engine for reading that shares the connections and sends no BEGIN or ROLLBACK to
+    PostgreSQL."""
     if engine.dialect.name == "postgresql":
         return engine.execution_options(isolation_level="AUTOCOMMIT")
     return engine.execution_options(mpt_reads=True)
@@ -358,7 +361,7 @@ def _open_sqlite(connection: Any, record: object) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """A write transaction takes the write lock at once: an upgrade from reading fails whatever
-    the timeout."""
+    """Take the write lock when a write transaction begins. Upgrading a read transaction would fail
+    whatever the timeout."""
     reads = connection.get_execution_options().get("mpt_reads", False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

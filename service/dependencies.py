@@ -1,4 +1,4 @@
-"""What handlers are given: the database, the settings, the user."""
+"""Dependencies of handlers: the database, the settings, the user."""
 
 import asyncio
 import logging
@@ -37,8 +37,8 @@ NotedKeys = TTLCache[str, None]
 
 
 def noted_keys() -> NotedKeys:
-    """The ids of keys whose use this process has noted of late: behind a lock that someone holds,
-    no more than one thread for each key waits to do so."""
+    """Return a cache of the key ids whose use this process has recorded lately. While the row is
+    locked, at most one thread for each key waits to record it."""
     return TTLCache(10_000, ttl=USE_NOTED_S)
 
 
@@ -63,8 +63,8 @@ SettingsDep = Annotated[Settings, Depends(_settings)]
 async def _writable(
     request: Request, database: DatabaseDep, settings: SettingsDep
 ) -> AsyncIterator[Database]:
-    """The database for one of a few writers: behind a lock that someone holds they must not take
-    all threads and connections from the readers. Who waits for its turn has neither."""
+    """Yield the database to one of a few concurrent writers. Otherwise writers that wait for a lock
+    would use all threads and connections, and block the readers. Waiting writers hold neither."""
     writers: asyncio.Semaphore = request.app.state.writers
     try:
         await asyncio.wait_for(writers.acquire(), settings.write_wait_s)

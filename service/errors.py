@@ -1,4 +1,4 @@
-"""Every error as an RFC 9457 problem, through one handler each."""
+"""Convert every error to an RFC 9457 problem, with one handler for each kind."""
 
 import logging
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ SERVICE_PATTERNS = {
     "^[0-9A-Za-z]{1,16}$": "the id of a key: what stands first in it, as mpt_<id>_…",
     r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,9}$": "a path into the spec, as model.latent_dim",
 }
-"""What text must be that a pattern holds to; specs have their own."""
+"""Descriptions of the service's text patterns. Specs have their own."""
 
 MAX_SIMILAR_PATH = 100
 """Characters of a path for which a similar one is looked for."""
@@ -43,7 +43,7 @@ MAX_ITEM_DETAIL = 1000
 
 
 class ErrorItem(BaseModel):
-    """One thing that is wrong. `pointer` is a JSON pointer into the body, or /query/…, /path/…."""
+    """A problem at a location. `pointer` is a JSON pointer into the body, or /query/…, /path/…."""
 
     pointer: str
     detail: str
@@ -126,7 +126,7 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def problem_response(error: ApiError) -> JSONResponse:
-    """The answer that an error becomes."""
+    """Return the answer for an error."""
     document = ProblemDocument(
         title=HTTPStatus(error.status_code).phrase,
         status=error.status_code,
@@ -177,8 +177,9 @@ def _filled(template: list[str], given: list[str]) -> str:
 
 
 def _allowed(request: Request) -> str:
-    """All methods of a path, of which the router names those of one route. Of the paths of the
-    document that it fits, `…/{id}` and `…/{id}:cancel`, the longest is meant. Pages are in none."""
+    """Return all methods of a path; the router knows only those of one route. If several paths
+    match, such as `…/{id}` and `…/{id}:cancel`, the longest is used. Pages are not in the
+    document."""
     paths: dict[str, Any] = request.app.openapi()["paths"]
     fitting = [path for path in paths if compile_path(path)[0].match(request.url.path)]
     if not fitting:

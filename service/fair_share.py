@@ -1,4 +1,4 @@
-"""How a server is shared: the settings of it, and what a use of a slot counts by now."""
+"""Settings of fair share, and the decay of usage."""
 
 from datetime import timedelta
 
@@ -8,7 +8,7 @@ WEEK_S = timedelta(days=7).total_seconds()
 
 
 class FairShare(BaseModel):
-    """Between users. Times are in seconds."""
+    """Fair share among users. Times are in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,5 +35,5 @@ class FairShare(BaseModel):
     (what runs goes on), where the user has no limit of its own; unset is no limit."""
 
     def decayed(self, usage_s: float, for_s: float) -> float:
-        """What a usage counts after so many seconds."""
+        """Return a usage after it has decayed for some seconds."""
         return float(usage_s * 2.0 ** (-for_s / self.half_life_s))

@@ -14,7 +14,7 @@ SECURE = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""Of an answer that does not say otherwise. TLS and its headers are the proxy's."""
+"""Security headers of answers that set none. TLS and its headers belong to the proxy."""
 PAGE = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -23,9 +23,9 @@ PAGE = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-"""Of a page: nothing of another host's, and no script or style within the page itself."""
+"""Content security policy of pages: nothing from other hosts, no inline scripts or styles."""
 PAGE_FILE = {"Cache-Control": "public, max-age=31536000, immutable"}
-"""Of what a page loads, whose address changes with it."""
+"""Headers of files that pages load. Their address changes with their content."""
 CURVE_HEADERS = ("MPT-Partial", "MPT-Sampled", "MPT-Total-Points", "MPT-Last-Seq")
 OTHER_HEADERS = ("MPT-More", "Preference-Applied")
 ASKED_WITH = ("Authorization", "Content-Type", "Idempotency-Key", "If-None-Match", "Last-Event-ID",
@@ -69,7 +69,7 @@ def _has_body(scope: Scope) -> bool:
 
 
 def guard_origins(app: FastAPI, settings: Settings) -> None:
-    """Answer only to the names of the settings, and let only their origins' pages ask."""
+    """Accept only the host names of the settings, and allow only their origins by CORS."""
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -1,4 +1,4 @@
-"""The hub's cache, where it is the service's own: it keeps to a size."""
+"""Limit the size of the hub's cache, if it lies in the store."""
 
 import importlib
 import logging
@@ -11,12 +11,12 @@ from service.settings import Settings
 log = logging.getLogger(__name__)
 
 UNUSED_S = 48 * 3600.0
-"""A file system may note the reading of a file only once a day."""
+"""Minimum age of the last read, because a file system may update access times only once a day."""
 
 
 def trim_hub_cache(settings: Settings) -> None:
-    """Remove what has not been read for longest, until the cache has its size again: the hub has it
-    still. A cache outside of the store is someone else's, and is left alone."""
+    """Delete the files that were not read for the longest time until the cache has its size. The
+    hub still has them. A cache outside the store is not touched."""
     cache = Path(_hub("constants").HF_HUB_CACHE)
     if not cache.is_dir() or not cache.resolve().is_relative_to(settings.store.resolve()):
         return

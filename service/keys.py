@@ -1,5 +1,5 @@
-"""The text of an API key: `mpt_<id>_<secret>_<checksum>`, where the checksum is the CRC32 of what
-stands before it in six base62 digits, as in GitHub's tokens. Keys of before have none."""
+"""The text of an API key: `mpt_<id>_<secret>_<checksum>`. The checksum is the CRC32 of the text
+before it in six base62 digits, as in GitHub's tokens. Older keys have none."""
 
 import hashlib
 import secrets
@@ -10,19 +10,19 @@ PREFIX = "mpt"
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 CHECKSUM_DIGITS = 6
 MOST_ID = 16
-"""Characters of an id, as the database keeps it."""
+"""Maximum length of an id in the database."""
 
 
 class MalformedKey(ValueError):
-    """A text that is no key."""
+    """The text is not an API key."""
 
 
 class MistypedKey(ValueError):
-    """A key whose checksum is not that of the rest."""
+    """The checksum does not match the rest of the key."""
 
 
 def new_key() -> str:
-    """A key that no one has: an id of 64 random bits and a secret of 256."""
+    """Return a new key with an id of 64 random bits and a secret of 256."""
     body = f"{PREFIX}_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
     return f"{body}_{checksum(body)}"
 
@@ -37,8 +37,8 @@ def checksum(body: str) -> str:
 
 
 def parse(key: str) -> tuple[str, str]:
-    """A key's id and its secret, to which the checksum belongs: without it a key is another one.
-    Raises MalformedKey and MistypedKey."""
+    """Return a key's id and secret. The checksum is part of the secret: without it the key is
+    another one. Raises MalformedKey and MistypedKey."""
     parts = key.split("_")
     if len(parts) not in (3, 4) or parts[0] != PREFIX or not all(map(_is_word, parts)):
         raise MalformedKey
@@ -51,7 +51,8 @@ def parse(key: str) -> tuple[str, str]:
 
 
 def digest(secret: str) -> bytes:
-    """What is kept of a secret. It has 256 random bits: a slow hash would protect nothing."""
+    """Return the stored digest of a secret. The secret has 256 random bits, so a slow hash would
+    not protect it better."""
     return hashlib.sha256(secret.encode()).digest()
 
 

@@ -1,5 +1,5 @@
-"""Logs as one JSON object a line, with the request or experiment that they are about; at a
-terminal as lines for a person."""
+"""Logs as one JSON object per line, with the request or experiment they concern; on a terminal as
+text."""
 
 import json
 import logging
@@ -19,18 +19,19 @@ log = logging.getLogger(__name__)
 
 
 class LogForm(StrEnum):
-    """JSON for programs: everything. A terminal for a person: runs, warnings and errors."""
+    """JSON for programs contains everything. The terminal form shows runs, warnings and errors."""
 
     JSON = "json"
     TERMINAL = "terminal"
 
 
 SHOWN = ("worker", "service.experiments")
-"""Who tells a person at a terminal more than warnings: what becomes of runs."""
+"""Loggers whose messages below warnings are shown on a terminal: they report the progress of
+runs."""
 
 
 def configure_logs(form: LogForm = LogForm.JSON, level: str = "INFO") -> None:
-    """Have everything that logs, libraries too, write to stderr in this form."""
+    """Make all loggers, including those of libraries, write to stderr in this form."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_terminal() if form == LogForm.TERMINAL else _json())
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -132,6 +133,6 @@ def _add_request_id(logger: WrappedLogger, name: str, event: EventDict) -> Event
 
 
 def _drop_colors(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
-    """uvicorn says some things twice, once for a terminal."""
+    """Remove uvicorn's second version of a message, which is meant for terminals."""
     event.pop("color_message", None)
     return event

@@ -59,7 +59,7 @@ ROUTERS = (
     retention.router,
     sign_in.router,
 )
-"""What asks for a key."""
+"""Routers that require a key."""
 
 
 class Service(FastAPI):
@@ -129,5 +129,5 @@ def _routes() -> list[BaseRoute]:
 
 
 def _is_request_id(given: str) -> bool:
-    """Whether a caller's id is one that a log can bear; else the request gets one of ours."""
+    """Return whether a caller's request id is safe to log. Otherwise the request gets a new id."""
     return re.fullmatch(r"[A-Za-z0-9._-]{1,128}", given) is not None

@@ -1,4 +1,4 @@
-"""Which of the forms that an answer comes in a request likes best."""
+"""Select the media type of an answer by the Accept header."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum

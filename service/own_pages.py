@@ -1,5 +1,4 @@
-"""What a browser sends by its cookie is to come from this service's own pages, not from another
-site's that the user happens to look at."""
+"""CSRF protection: requests with a cookie must come from this service's own pages."""
 
 from http import HTTPStatus
 
@@ -12,15 +11,15 @@ READS = ("GET", "HEAD", "OPTIONS")
 
 
 def check_own_page(request: Request) -> None:
-    """Raises ApiError (403) where a request that may change something comes from elsewhere."""
+    """Raises ApiError (403) if a request that may change something comes from another site."""
     if request.method not in READS and not _is_own(request.headers):
         detail = "a browser's cookie serves this service's own pages alone: elsewhere give a key"
         raise ApiError(HTTPStatus.FORBIDDEN, "cross_origin", detail)
 
 
 def _is_own(headers: Headers) -> bool:
-    """By Sec-Fetch-Site, which browsers send where they trust the connection; else by Origin, of
-    either scheme: a proxy may have ended TLS."""
+    """Return whether a request comes from our own pages: by Sec-Fetch-Site, which browsers send on
+    trusted connections; else by Origin with either scheme, because a proxy may terminate TLS."""
     site = headers.get("Sec-Fetch-Site")
     if site is not None:
         return site == "same-origin"

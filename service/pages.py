@@ -1,4 +1,4 @@
-"""Lists a page at a time, newest first, by the id that a page ended with."""
+"""Pagination of lists, newest first, by the last id of a page."""
 
 import base64
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ Item = TypeVar("Item", bound=HasId)
 
 
 def page(found: Sequence[Item], limit: int) -> tuple[Sequence[Item], str | None]:
-    """Of `limit` + 1 that were asked for: those of this page, and the cursor of the next."""
+    """Split `limit` + 1 results into the page and the cursor of the next one."""
     kept = found[:limit]
     return kept, _cursor(kept[-1].id) if len(found) > limit else None
 
 
 def read_cursor(cursor: str | None) -> str | None:
-    """The id before which the page begins."""
+    """Return the id before which the page begins."""
     if not cursor:
         return None
     try:
@@ -43,7 +43,7 @@ def read_cursor(cursor: str | None) -> str | None:
 
 
 def read_number_cursor(cursor: str | None) -> int | None:
-    """The same where ids are numbers."""
+    """Return the number before which the page begins."""
     before = read_cursor(cursor)
     if before is None:
         return None
@@ -53,7 +53,7 @@ def read_number_cursor(cursor: str | None) -> int | None:
 
 
 MOST_DIGITS = 18
-"""Of an id that a database can hold."""
+"""Maximum number of digits of an id in the database."""
 
 
 def _no_cursor() -> ApiError:

@@ -1,4 +1,4 @@
-"""What a caller may do with what is there, and how one is told that it is not allowed."""
+"""Check what a caller may do with an object, and refuse the rest."""
 
 from http import HTTPStatus
 from typing import TypeVar
@@ -10,7 +10,7 @@ from service.users import Caller
 
 
 def check_whose(whose: Whose, user: Caller) -> None:
-    """Raises ApiError where the caller may not have such a list."""
+    """Raises ApiError if the caller may not request such a list."""
     if whose == Whose.ALL and not user.is_admin:
         raise invalid([Problem("/query/whose", "mine or lab: only an admin lists all")])
 
@@ -19,8 +19,8 @@ Row = TypeVar("Row", bound=Owned)
 
 
 def writable(user: Caller, found: Row | None, what: str) -> Row:
-    """What the caller may read, if the caller may also change it. Raises ApiError: 404 for what is
-    not there or not to be known of, 403 for what is only shared."""
+    """Return an object that the caller may change. Raises ApiError: 404 if it does not exist or the
+    caller may not know of it, 403 if it is only shared."""
     if found is None:
         raise not_found(what)
     if found.owner_id != user.id and not user.is_admin:

@@ -18,7 +18,7 @@ from service.start import OWNER_ONLY, restrict
 from service.users import LOCAL_USER, Role, ensure_key
 
 PROCESS = "mpt migrate"
-"""Its name in the audit."""
+"""Name of the process in the audit log."""
 
 
 def migrate(url: str) -> None:

@@ -1,4 +1,4 @@
-"""The paper's experiments: their specs, what was published, and whether results agree."""
+"""Routes of the paper's experiments: specs, published results, and verdicts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,8 +31,7 @@ ALL_POINTS = 10_000_000
 
 
 class PresetOut(BaseModel):
-    """`specs` are to be submitted in their order; `published` is what the statement says, as
-    data."""
+    """A preset. Submit the `specs` in their order. `published` is the statement as data."""
 
     name: str
     title: str
@@ -57,7 +56,8 @@ class PresetRunsList(BaseModel):
 
 
 class ComparisonOut(BaseModel):
-    """One figure beside the published one: it agrees from `low` to `high` (null: no bound)."""
+    """A figure beside the published one. They agree if it is between `low` and `high` (null: no
+    bound)."""
 
     what: str
     published: float
@@ -77,7 +77,7 @@ class VerdictOut(BaseModel):
 
 @router.get("")
 def list_presets(user: Reader) -> PresetList:
-    """The paper's tables and figures."""
+    """List the paper's tables and figures."""
     return PresetList(items=[_out(preset) for preset in PRESETS.values()])
 
 
@@ -129,7 +129,7 @@ def get_verdict(
 
 
 def _unfit(preset: Preset, found: Sequence[Experiment | None]) -> Iterator[Problem]:
-    """Why some experiments are no results of a preset."""
+    """Yield why experiments are not results of a preset."""
     wanted, given = len(preset.specs), len(found)
     if wanted != given:
         detail = f"{preset.name} has {wanted} specs: give {wanted} experiments that ran them, in "
@@ -141,7 +141,7 @@ def _unfit(preset: Preset, found: Sequence[Experiment | None]) -> Iterator[Probl
 
 
 def _no_result_of(experiment: Experiment | None, spec: ExperimentSpec) -> str | None:
-    """Why an experiment is no result of a spec; None where it is."""
+    """Return why an experiment is not a result of a spec; None if it is."""
     if experiment is None:
         return "no experiment of yours, nor one that is shared with the lab"
     if experiment.status != Status.SUCCEEDED:

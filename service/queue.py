@@ -1,4 +1,4 @@
-"""How users stand in the queue."""
+"""Routes of users' positions in the queue."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -18,7 +18,7 @@ SHOWN = 100
 
 
 class UsageOut(BaseModel):
-    """A user, and its part of the server."""
+    """A user and the user's share of the server."""
 
     name: str
     running: int
@@ -31,7 +31,7 @@ class UsageList(BaseModel):
 
 @router.get("/v1/queue")
 def get_queue(database: DatabaseDep, scenes: ScenesDep, user: Reader) -> QueueOut:
-    """The caller's share of the server, its limits, and what it has waiting, next first."""
+    """Return the caller's share of the server, limits, and queued experiments in order."""
     sharing = scenes.sharing
     with database.snapshot() as session:
         standings = shares.standings(session, sharing)
@@ -66,7 +66,7 @@ def _queued_out(one: Experiment, place: QueuePlace) -> QueuedOut:
 
 @router.get("/v1/usage")
 def get_usage(database: DatabaseDep, scenes: ScenesDep, user: Admin) -> UsageList:
-    """How the users share the server: who has used it most of late comes first."""
+    """Return how users share the server, those with the most recent usage first."""
     with database.snapshot() as session:
         names = {one.id: one.name for one in accounts.listed(session)}
         standings = shares.standings(session, scenes.sharing)

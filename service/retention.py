@@ -1,4 +1,4 @@
-"""What the retention sweep would free, for admins; it frees it by itself."""
+"""Route of what retention would delete. The deletion itself runs automatically."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ router = APIRouter(prefix="/v1", tags=["users"], route_class=StrictRoute)
 
 
 class Freed(BaseModel):
-    """Of one owner, for one cause."""
+    """Experiments and bytes of one owner, for one cause."""
 
     owner: str
     why: str
@@ -31,7 +31,7 @@ class RetentionOut(BaseModel):
 
 @router.get("/retention")
 def get_retention(database: DatabaseDep, settings: SettingsDep, user: Admin) -> RetentionOut:
-    """What has been kept for long enough by now. Looks at the size of each file: ask rarely."""
+    """Return what retention would delete now. It reads the size of each file, so call it rarely."""
     return RetentionOut(
         delete=_freed(sweep.planned(database, settings)),
         purge=_freed(sweep.purgeable(database, settings)),

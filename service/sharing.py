@@ -1,4 +1,4 @@
-"""Who may read what: it is private, or shared with the lab. Only its owner and admins change it."""
+"""Visibility: private, or shared with the lab. Only owners and admins change it."""
 
 from enum import StrEnum
 
@@ -14,7 +14,7 @@ class Visibility(StrEnum):
 
 
 class Whose(StrEnum):
-    """Of a list: the caller's own, what is shared with the lab, or for admins all."""
+    """Scope of a list: the caller's own, shared with the lab, or, for admins, all."""
 
     MINE = "mine"
     LAB = "lab"
@@ -22,7 +22,7 @@ class Whose(StrEnum):
 
 
 class Owned:
-    """What a table is whose rows have an owner, and may be shared with the lab."""
+    """Mixin of tables whose rows have an owner and may be shared with the lab."""
 
     owner_id: Mapped[int]
     visibility: Mapped[str] = mapped_column(
@@ -31,16 +31,17 @@ class Owned:
 
 
 def shared(table: type[Owned]) -> ColumnElement[bool]:
-    """Shared with the lab; written out, so that a partial index serves."""
+    """Return whether rows are shared with the lab. The condition is written out so that a partial
+    index applies."""
     return table.visibility == literal(Visibility.LAB.value, literal_execute=True)
 
 
 def readable(table: type[Owned]) -> ColumnElement[bool]:
-    """Open to the reader whom `reader` names in the parameters."""
+    """Return whether rows are readable by the reader in the parameters of `reader`."""
     own = table.owner_id == bindparam("reader_id")
     return or_(own, shared(table), bindparam("reads_all", type_=Boolean()))
 
 
 def reader(user_id: int, reads_all: bool = False) -> dict[str, object]:
-    """The parameters of `readable`."""
+    """Return the parameters of `readable`."""
     return {"reader_id": user_id, "reads_all": reads_all}

@@ -1,4 +1,4 @@
-"""What every process of the service does first."""
+"""Common start of every process of the service."""
 
 import ctypes
 import logging
@@ -22,15 +22,15 @@ from service.settings import Settings
 log = logging.getLogger(__name__)
 
 OWNER_ONLY = 0o077
-"""The umask that leaves nothing to group and others."""
+"""The umask that denies everything to group and others."""
 SOUND_SQLITE = (3, 51, 3)
 ORPHAN_GRACE_S = 15.0
-"""For a worker to hand back its run; an API process may have a slow request."""
+"""Time for a worker to hand back its run, and for an API process to finish a slow request."""
 
 
 def begin() -> Settings:
-    """Read the settings, configure the logs, close the store to others, and look at the database.
-    Ends the process where the tables are not those of this version."""
+    """Read the settings, configure logging, restrict access to the store and check the tables. Ends
+    the process if the tables do not match this version."""
     settings = Settings()
     configure_logs(settings.log_form)
     os.umask(OWNER_ONLY)
@@ -65,7 +65,7 @@ def _end_with_stdin() -> None:
 
 
 def restrict(settings: Settings) -> None:
-    """Take from group and others what they may do with the store, its database and its key."""
+    """Remove group and other permissions from the store, its database and its key."""
     for path in (settings.store, settings.key_file, *_database_files(settings.url)):
         try:
             mode = path.stat().st_mode
@@ -78,7 +78,7 @@ def restrict(settings: Settings) -> None:
 
 
 def _database_files(url: str) -> Iterator[Path]:
-    """SQLite's; none of a server's."""
+    """Yield SQLite's database files; none for a database server."""
     parts = make_url(url)
     if parts.get_backend_name() == "sqlite" and parts.database:
         for suffix in ("", "-wal", "-shm"):

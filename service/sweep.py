@@ -1,5 +1,4 @@
-"""`python -m service.sweep`: delete what has been kept for long enough, and purge what was deleted.
-The reaper's sweeper does the same from time to time."""
+"""`python -m service.sweep`: delete what has been kept long enough, and purge what was deleted."""
 
 import argparse
 import os
@@ -20,14 +19,14 @@ from service.start import begin
 from service.sweeps import store as sweeps
 
 PROCESS = "sweeper"
-"""Its name in the audit."""
+"""Name of the process in the audit log."""
 DAY_S = 86_400.0
 GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """An experiment that goes, its owner, why, and the size of its files."""
+    """An experiment to delete: owner, cause and size of its files."""
 
     experiment_id: str
     owner: str
@@ -36,7 +35,8 @@ class Removal:
 
 
 def planned(database: Database, settings: Settings) -> list[Removal]:
-    """What has been kept for long enough: it is to be deleted, and purged some time later."""
+    """Return the experiments that have been kept long enough. They are hidden first, and purged
+    later."""
     with database.snapshot() as session:
         old = [] if settings.keep_s is None else keeping.older(session, settings.keep_s)
         filed = [] if settings.keep_user_bytes is None else keeping.with_files(session)
@@ -46,7 +46,7 @@ def planned(database: Database, settings: Settings) -> list[Removal]:
 
 
 def _beyond_quota(settings: Settings, kept: Sequence[Kept]) -> Iterator[Removal]:
-    """Each user's oldest, until the rest is within the quota."""
+    """Yield each user's oldest experiments until the rest is within the quota."""
     quota = settings.keep_user_bytes or 0
     removals = [_removal(settings, one, _quota(settings)) for one in kept]
     total: dict[str, int] = defaultdict(int)
@@ -59,8 +59,7 @@ def _beyond_quota(settings: Settings, kept: Sequence[Kept]) -> Iterator[Removal]
 
 
 def delete(database: Database, removals: Iterable[Removal]) -> None:
-    """Have no one see them any more; each in a transaction of its own, with its line in the
-    audit."""
+    """Hide these experiments, each in its own transaction with a line in the audit log."""
     for one in removals:
         with database.transaction() as session:
             if keeping.remove_ended(session, [one.experiment_id]):
@@ -68,7 +67,7 @@ def delete(database: Database, removals: Iterable[Removal]) -> None:
 
 
 def purgeable(database: Database, settings: Settings, limit: int | None = None) -> list[Removal]:
-    """What was deleted longer ago than the settings say."""
+    """Return experiments that were deleted longer ago than the settings say."""
     with database.snapshot() as session:
         found = keeping.purgeable(session, settings.purge_after_s, limit)
     why = f"deleted more than {settings.purge_after_s / DAY_S:g} days ago"
@@ -76,8 +75,8 @@ def purgeable(database: Database, settings: Settings, limit: int | None = None) 
 
 
 def purge(database: Database, settings: Settings, removals: Iterable[Removal]) -> None:
-    """Remove files and rows. Files first: what a crash leaves has its row still, and goes with the
-    next sweep."""
+    """Remove files and rows. Files are removed first: after a crash the row still exists and the
+    next run finishes it."""
     for one in removals:
         for folder in _folders(settings, one.experiment_id):
             shutil.rmtree(folder, ignore_errors=True)
@@ -115,7 +114,7 @@ def _quota(settings: Settings) -> str:
 
 
 def by_cause(removals: Iterable[Removal]) -> dict[tuple[str, str], list[int]]:
-    """The sizes of what goes, by owner and cause."""
+    """Return the sizes by owner and cause."""
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     for one in removals:
         found[one.owner, one.why].append(one.bytes)
@@ -123,7 +122,7 @@ def by_cause(removals: Iterable[Removal]) -> dict[tuple[str, str], list[int]]:
 
 
 def report(verb: str, removals: Sequence[Removal]) -> Iterator[str]:
-    """A line for each owner and cause, and one for all."""
+    """Yield a line for each owner and cause, and one for the total."""
     for (owner, why), sizes in by_cause(removals).items():
         yield f"{verb} {_amount(sizes)} of {owner}: {why}"
     yield f"{verb} {_amount([one.bytes for one in removals])} in all"

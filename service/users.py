@@ -1,4 +1,4 @@
-"""Users, what their roles and keys allow, and whose a key is."""
+"""Users, the permissions of roles and keys, and the owner of a key."""
 
 import hmac
 import logging
@@ -31,14 +31,14 @@ from service.keys import MalformedKey, MistypedKey, digest, new_key, parse
 log = logging.getLogger(__name__)
 
 LOCAL_USER = "local"
-"""The first admin: who runs `mpt serve`, or `mpt migrate` in a lab."""
+"""The first admin: the user who runs `mpt serve`, or `mpt migrate` in a lab."""
 
 USE_NOTED_S = 60.0
-"""The last use of a key is written so often at the most."""
+"""Minimum interval between updates of a key's last use."""
 
 
 class Role(StrEnum):
-    """What a user may do: an admin all, a viewer only read."""
+    """What a user may do: an admin everything, a viewer only read."""
 
     ADMIN = "admin"
     MEMBER = "member"
@@ -46,15 +46,15 @@ class Role(StrEnum):
 
 
 class Scope(StrEnum):
-    """What a key may do, of what its user may."""
+    """What a key may do, within its user's role."""
 
     READ = "read"
     SUBMIT = "submit"
     """Submit, retry, validate, upload, and change names, tags, visibility and the like."""
     CANCEL = "cancel"
-    """Cancel, pause, resume, delete; revoke one's own keys."""
+    """Cancel, pause, resume, delete; revoke your own keys."""
     ADMIN = "admin"
-    """Users, everyone's keys, the audit; and all of the above on what is anyone's."""
+    """Users, everyone's keys, the audit log; and all of the above on everyone's objects."""
     METRICS = "metrics"
 
 
@@ -66,29 +66,29 @@ MAY: dict[Role, tuple[Scope, ...]] = {
 
 
 class User(Base):
-    """Who owns experiments."""
+    """A user, who owns experiments."""
 
     __tablename__ = "users"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(100), unique=True)
-    """Never changes: the audit knows users by it."""
+    """Never changes, because the audit log refers to it."""
     created_at: Mapped[float] = mapped_column(default=now())
     role: Mapped[str] = mapped_column(String(16), default=Role.MEMBER, server_default="member")
     disabled_at: Mapped[float | None]
-    """Since when the user's keys are refused."""
+    """Time since which the user's keys are refused."""
     shares: Mapped[int] = mapped_column(default=1, server_default="1")
-    """Slurm's RawShares: of two users who both wait, one of two shares gets twice as much."""
+    """Slurm's RawShares: while both wait, a user with 2 shares gets twice as much as one with 1."""
     max_running: Mapped[int | None]
     max_submitted: Mapped[int | None]
     max_gpu_hours_a_day: Mapped[float | None]
-    """In place of the limits of the settings."""
+    """Overrides the limits of the settings."""
     may_jump: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """Whether a priority above 100 is taken from this user: it goes before everyone's."""
+    """Whether this user may use priorities above 100, which run before everyone else's."""
 
 
 class ApiKey(Base):
-    """Of a key's secret only the SHA-256 is kept."""
+    """An API key. Only the SHA-256 of its secret is stored."""
 
     __tablename__ = "api_keys"
 
@@ -105,7 +105,7 @@ class ApiKey(Base):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The user whose key a request carries, and what this key allows."""
+    """The user whose key a request carries, and the permissions of the key."""
 
     id: int
     name: str
@@ -113,16 +113,16 @@ class Caller:
     key_id: str
     scopes: frozenset[Scope]
     sign_in_id: str | None = None
-    """Of the browser that is signed in; null where the request carries the key itself."""
+    """Id of the signed-in browser; None if the request carries the key itself."""
 
     @property
     def is_admin(self) -> bool:
-        """Whether what is anyone's is open to this caller."""
+        """Whether this caller may access everyone's objects."""
         return Scope.ADMIN in self.scopes
 
 
 class KeyRefused(Exception):
-    """A key that serves no one, in a sentence for its holder."""
+    """The key is refused. The message is for its holder."""
 
 
 MALFORMED = (
@@ -148,7 +148,8 @@ _KEY = KEYS.where(ApiKey.id == bindparam("key_id"))
 
 
 def caller_of_key(session: Session, key: str) -> tuple[Caller, bool]:
-    """Whose key this is, and whether its use has not been noted for a while. Raises KeyRefused."""
+    """Return the owner of a key, and whether its use should be recorded again. Raises
+    KeyRefused."""
     key_id, secret = parsed(key)
     found = session.execute(_KEY, {"key_id": key_id}).one_or_none()
     if found is None or not hmac.compare_digest(found.secret_sha256, digest(secret)):
@@ -157,7 +158,7 @@ def caller_of_key(session: Session, key: str) -> tuple[Caller, bool]:
 
 
 def caller_of(key: Row[*tuple[Any, ...]]) -> Caller:
-    """Whose key a row of KEYS is of, if it serves. Raises KeyRefused."""
+    """Return the owner of a key in a row of KEYS, if it is valid. Raises KeyRefused."""
     if (why := _over(key)) is not None:
         raise KeyRefused(why)
     return _caller(key)
@@ -169,13 +170,13 @@ def holder(session: Session, key_id: str) -> Caller:
 
 
 def callers_of_keys(session: Session, key_ids: Collection[str]) -> dict[str, Caller]:
-    """Those of these keys that serve, by their ids, and whom."""
+    """Return the callers of those of these keys that are valid, by key id."""
     found = session.execute(KEYS.where(ApiKey.id.in_(key_ids)))
     return {row.key_id: _caller(row) for row in found if _over(row) is None}
 
 
 def _over(key: Row[*tuple[Any, ...]]) -> str | None:
-    """Why a key serves no longer."""
+    """Return why a key is not valid any more."""
     for over, why in (
         (key.revoked_at is not None, REVOKED),
         (key.expired, EXPIRED),
@@ -193,7 +194,7 @@ def _caller(key: Row[*tuple[Any, ...]]) -> Caller:
 
 
 def parsed(key: str) -> tuple[str, str]:
-    """A key's id and secret, without a look into the database. Raises KeyRefused."""
+    """Return a key's id and secret without reading the database. Raises KeyRefused."""
     try:
         return parse(key)
     except MistypedKey:
@@ -203,7 +204,7 @@ def parsed(key: str) -> tuple[str, str]:
 
 
 def note_use(session: Session, key_id: str) -> None:
-    """Write that a key was used, where that has not been written for a while."""
+    """Record the use of a key, unless it was recorded lately."""
     unnoted = update(ApiKey).where(ApiKey.id == key_id, _UNNOTED)
     session.execute(unnoted.values(last_used_at=now()))
 
@@ -217,7 +218,7 @@ def store_key(
     name: str | None = None,
     lasts_s: float | None = None,
 ) -> ApiKey:
-    """Keep what is to be kept of a new key of a user's. Raises KeyRefused."""
+    """Store a new key of a user. Raises KeyRefused."""
     key_id, secret = parsed(key)
     row = ApiKey(
         id=key_id,
@@ -236,8 +237,8 @@ def store_key(
 def ensure_key(
     session: Session, name: str, key_file: Path, role: Role = Role.MEMBER
 ) -> tuple[User, ApiKey | None]:
-    """Make the user of that name and the key in `key_file` (mode 0600), or know them again. A key
-    that serves no longer is replaced. Gives the user, and the key where it is new."""
+    """Create the user and the key in `key_file` (mode 0600), or find them. An invalid key is
+    replaced. Return the user, and the key if it is new."""
     user = session.scalar(select(User).where(User.name == name))
     if user is None:
         user = User(name=name, role=role)
@@ -258,7 +259,7 @@ def _serves(session: Session, key: ApiKey) -> bool:
 
 
 def _write(key_file: Path) -> str:
-    """What no crash leaves half written: a new key is on the disk before it has the file's name."""
+    """Write a new key atomically: it is on disk before it has the file's name."""
     key = new_key()
     with NamedTemporaryFile("w", dir=key_file.parent, prefix=".key-", delete=False) as file:
         file.write(key + "\n")  # mode 0600
@@ -272,7 +273,7 @@ def _write(key_file: Path) -> str:
 
 
 def _read(key_file: Path) -> str | None:
-    """The key, if there is a whole one."""
+    """Return the key if the file contains a complete one."""
     try:
         key = key_file.read_text().strip()
         parse(key)

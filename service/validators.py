@@ -24,7 +24,7 @@ VERSION = version("mptlab-server")
 
 
 def etag(*parts: object) -> str:
-    """Of an answer that follows from these parts and from the version of the service."""
+    """Return an ETag of these parts and the version of the service."""
     text = json.dumps([VERSION, *parts])
     return f'"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"'
 
@@ -44,6 +44,6 @@ def tagged(response: Response, tag: str) -> Response:
 
 
 def by_content(response: Response, if_none_match: str | None) -> Response:
-    """The answer with the tag of its content, or that it is known."""
+    """Return the response with the ETag of its content, or 304 if the client has it."""
     tag = f'"{hashlib.blake2b(response.body, digest_size=12).hexdigest()}"'
     return not_modified(tag) if is_known(tag, if_none_match) else tagged(response, tag)

@@ -1,4 +1,4 @@
-"""How the workers did over the last hours: of each a sample a minute, kept for a day."""
+"""Samples of the workers, one a minute, kept for a day."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,8 +15,8 @@ KEPT_MINUTES = 24 * 60
 
 
 class WorkerSample(Base):
-    """A worker within a minute, which is counted from 1970. Memory is in bytes: the GPU's where the
-    worker has one."""
+    """A worker in one minute, numbered from 1970. Memory is in bytes: the GPU's if the worker has
+    one."""
 
     __tablename__ = "worker_samples"
 
@@ -28,8 +28,7 @@ class WorkerSample(Base):
 
 
 class Past(NamedTuple):
-    """A worker within a stretch of minutes: the share of them in which it had a run, and the least
-    memory that was free."""
+    """A worker in several minutes: the share of them with a run, and the minimum free memory."""
 
     worker_id: str
     stretch: int
@@ -39,7 +38,7 @@ class Past(NamedTuple):
 
 
 def take(session: Session, worker_id: str, vitals: Vitals) -> None:
-    """A sample as of now, unless this minute has one."""
+    """Add a sample, unless this minute has one."""
     runs = exists().where(Experiment.worker == worker_id, Experiment.status == Status.RUNNING)
     clock, busy = session.execute(select(now(), runs)).one()
     has_gpu = vitals.gpu is not None
@@ -54,12 +53,13 @@ def take(session: Session, worker_id: str, vitals: Vitals) -> None:
 
 
 def last_minute(session: Session) -> int:
-    """That of the database's clock."""
+    """Return the current minute of the database's clock."""
     return int(session.execute(select(now())).scalar_one() // MINUTE_S)
 
 
 def past(session: Session, first: int, together: int) -> Sequence[Past]:
-    """From a minute on, so many minutes together: each stretch is numbered from 1970 too."""
+    """Return the samples from a minute on, aggregated over `together` minutes. The intervals are
+    numbered from 1970."""
     stretch = (WorkerSample.minute // together).label("stretch")
     rows = session.execute(
         select(
@@ -77,6 +77,6 @@ def past(session: Session, first: int, together: int) -> Sequence[Past]:
 
 
 def forget(session: Session) -> None:
-    """Delete what was kept for a day."""
+    """Delete samples older than a day."""
     old = WorkerSample.minute < last_minute(session) - KEPT_MINUTES
     session.execute(delete(WorkerSample).where(old))

@@ -1,4 +1,4 @@
-"""Which workers there are: each says so itself, by heartbeats on the database's clock."""
+"""The live workers, which report themselves by heartbeats on the database's clock."""
 
 import math
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from service.database import Base, insert_new, now
 from service.experiments.models import Experiment, Queue, Status
 
 DISPATCH_LOCK = 7_301_523
-"""Of PostgreSQL's advisory locks: one dispatcher counts free slots at a time."""
+"""Key of PostgreSQL's advisory lock: one dispatcher at a time counts free slots."""
 
 
 class Worker(Base):
-    """A worker process of one slot, as of its last heartbeat. Memory is in bytes."""
+    """A worker process with one slot, as of its last heartbeat. Memory is in bytes."""
 
     __tablename__ = "workers"
 
@@ -40,12 +40,12 @@ class Worker(Base):
     gpu_memory_total: Mapped[int | None] = mapped_column(BigInteger)
     gpu_memory_free: Mapped[int | None] = mapped_column(BigInteger)
     gpu_number: Mapped[int | None]
-    """As the machine counts its GPUs."""
+    """The machine's number of the GPU."""
     gpu_uuid: Mapped[str | None] = mapped_column(String(80))
     gpu_memory_ours: Mapped[int | None] = mapped_column(BigInteger)
-    """Of the used memory, what this worker's own run has."""
+    """The part of the used memory that belongs to this worker's own run."""
     run_memory: Mapped[int | None] = mapped_column(BigInteger)
-    """The main memory that it lets a run take."""
+    """Main memory that the worker allows a run."""
     started_at: Mapped[float] = mapped_column(default=now())
     heartbeat_at: Mapped[float] = mapped_column(default=now())
 
@@ -60,7 +60,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What a worker says of itself; sizes in bytes."""
+    """What a worker reports about itself. Sizes are in bytes."""
 
     host: str
     queue: Queue
@@ -76,7 +76,7 @@ class Vitals:
 
 
 def beat(session: Session, worker_id: str, vitals: Vitals) -> None:
-    """A sign of life; the first one registers the worker."""
+    """Record a heartbeat. The first one registers the worker."""
     columns = {name: getattr(vitals, name) for name in Vitals.__dataclass_fields__}
     insert_new(session, Worker, [{"id": worker_id, **columns}])
     session.execute(
@@ -85,20 +85,20 @@ def beat(session: Session, worker_id: str, vitals: Vitals) -> None:
 
 
 def leave(session: Session, worker_id: str) -> None:
-    """A worker that stops says so."""
+    """Remove a worker that stops."""
     session.execute(delete(Worker).where(Worker.id == worker_id))
 
 
 def forget_silent(session: Session, after_s: float) -> None:
-    """Delete workers that have been silent for so long, but those that another transaction holds:
-    it may be frozen."""
+    """Delete workers that have been silent for `after_s`, except rows locked by other transactions,
+    which may hang."""
     silent = select(Worker.id).where(Worker.heartbeat_at < now() - after_s)
     session.execute(delete(Worker).where(Worker.id.in_(silent.with_for_update(skip_locked=True))))
 
 
 def alive(session: Session, within_s: float) -> Sequence[tuple[Worker, str | None, float]]:
-    """The workers heard of within so many seconds, with the experiment that each runs and the
-    age of its heartbeat."""
+    """Return the workers with a heartbeat within `within_s` seconds, the experiment that each runs,
+    and the age of the heartbeat."""
     running = select(Experiment.id).where(
         Experiment.worker == Worker.id, Experiment.status == Status.RUNNING
     )
@@ -118,11 +118,11 @@ _SLOTS = (
     .where(Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float))
     .group_by(Worker.queue)
 )
-"""Made once: dispatchers ask ten times a second."""
+"""Built once: dispatchers poll ten times a second."""
 
 
 def hosts(session: Session, within_s: float) -> dict[Queue, set[str]]:
-    """The machines of each queue's workers that were heard of within so many seconds."""
+    """Return the machines of each queue's workers with a heartbeat within `within_s` seconds."""
     rows = session.execute(
         select(Worker.queue, Worker.host).where(Worker.heartbeat_at >= now() - within_s).distinct()
     )
@@ -144,40 +144,39 @@ def alive_in(session: Session, queue: Queue, within_s: float) -> int:
 
 
 def slots(session: Session, within_s: float) -> dict[Queue, Slots]:
-    """Of each queue that has workers: how many, and how many are idle, less the dispatches on
-    their way."""
+    """Return the number of slots of each queue with workers, and the number of idle ones less the
+    dispatches in transit."""
     rows = session.execute(_SLOTS, {"within_s": within_s})
     return {Queue(queue): Slots(count, max(idle, 0)) for queue, count, idle in rows}
 
 
 @dataclass(slots=True)
 class Gpu:
-    """One GPU, by what its workers say of it. Sizes in bytes; `free` is None where it is not
-    known."""
+    """One GPU, as reported by its workers. Sizes are in bytes. `free` is None if unknown."""
 
     number: int | None
     free: int | None
     total: int | None = None
     ours: int = 0
-    """What runs of this service have of it."""
+    """Memory used by runs of this service."""
     promised: int = 0
-    """What these runs are expected to take yet."""
+    """Memory that these runs are expected to allocate yet."""
     idle: bool = False
-    """Whether one of its workers is."""
+    """Whether one of its workers is idle."""
 
     @property
     def room(self) -> float:
-        """For one more run."""
+        """Room for one more run."""
         return math.inf if self.free is None else self.free - self.promised
 
     @property
     def room_without_ours(self) -> float:
-        """The same when our runs on it have ended."""
+        """Room for one more run after our own runs have ended."""
         return math.inf if self.free is None else self.free + self.ours
 
     @property
     def foreign(self) -> int:
-        """What processes outside this service use."""
+        """Memory used by other processes."""
         if self.free is None or self.total is None:
             return 0
         return max(0, self.total - self.free - self.ours)
@@ -196,7 +195,7 @@ _GPUS = (
 
 
 def gpus(session: Session, within_s: float) -> list[Gpu]:
-    """The GPUs of the workers heard of within so many seconds, each once."""
+    """Return the GPUs of the workers with a heartbeat within `within_s` seconds, each once."""
     rows = session.execute(_GPUS, {"within_s": within_s})
     found: dict[str, Gpu] = {}
     for worker, run_id, expected in rows:
@@ -211,8 +210,8 @@ def gpus(session: Session, within_s: float) -> list[Gpu]:
 
 
 def room_at(session: Session, worker_id: str) -> float:
-    """For one more run on this worker's GPU. Its workers ask one at a time, so that two do not
-    both take the last of it."""
+    """Return the room for one more run on this worker's GPU. Workers of one GPU ask one at a time,
+    so that two do not both use the last of it."""
     mine = select(Worker.gpu_uuid).where(Worker.id == worker_id)
     uuid = session.scalar(mine)
     if uuid is None:
@@ -232,8 +231,7 @@ def room_at(session: Session, worker_id: str) -> float:
 
 
 def least_taken(session: Session, uuids: Sequence[str], within_s: float) -> str:
-    """Of these GPUs that with the fewest workers that were heard of within so many seconds, the
-    first of several."""
+    """Return the GPU with the fewest live workers among these; the first of several."""
     rows = session.execute(
         select(Worker.gpu_uuid, func.count())
         .where(Worker.gpu_uuid.in_(uuids), Worker.heartbeat_at >= now() - within_s)
@@ -244,8 +242,8 @@ def least_taken(session: Session, uuids: Sequence[str], within_s: float) -> str:
 
 
 def largest(session: Session) -> dict[Queue, int | None]:
-    """The memory of the largest worker of each queue that has any, also of one that has been silent
-    for some time: a GPU's, or what a run may take of main memory. None where one does not say."""
+    """Return the memory of the largest worker of each queue, including recently silent ones: GPU
+    memory, or what a run may use of main memory. None if a worker does not report it."""
     found: dict[Queue, int | None] = {}
     rows = session.execute(select(Worker.queue, Worker.gpu_memory_total, Worker.run_memory))
     for name, gpu_total, run_memory in rows:
@@ -257,14 +255,15 @@ def largest(session: Session) -> dict[Queue, int | None]:
 
 
 def lock_dispatching(session: Session) -> None:
-    """To the end of the transaction, so that no two dispatchers count the same slot. SQLite has
-    one writer anyway."""
+    """Lock until the end of the transaction, so that no two dispatchers count the same slot. SQLite
+    has only one writer anyway."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": DISPATCH_LOCK})
 
 
 def oldest_dispatch_age(session: Session, queue: Queue) -> float:
-    """For how many seconds the oldest dispatch of a queue has been unclaimed; 0 without one."""
+    """Return how many seconds the oldest dispatch of a queue has been unclaimed; 0 if there is
+    none."""
     oldest = select(func.min(Experiment.dispatched_at)).where(
         Experiment.status == Status.DISPATCHED, Experiment.queue == queue
     )

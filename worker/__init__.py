@@ -1,1 +1,1 @@
-"""Running experiments: the supervisor of one runner process, and the local worker."""
+"""Run experiments: the supervisor of one runner process, and the local worker."""

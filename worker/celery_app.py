@@ -14,10 +14,10 @@ from service.logs import write_line
 from service.settings import Settings
 
 RUN = "run"
-"""The name of the one task."""
+"""Name of the only Celery task."""
 
 TIMEOUT_S = 3.0
-"""A broker that does not answer for so long is away."""
+"""Timeout after which the broker counts as unavailable."""
 
 
 def say_in_log(message: str, file: object = None) -> None:
@@ -26,7 +26,7 @@ def say_in_log(message: str, file: object = None) -> None:
 
 
 def make_celery(settings: Settings) -> Celery:
-    """The Celery application on the broker that the settings name."""
+    """Return the Celery application on the broker of the settings."""
     if settings.broker_url is None:
         raise SystemExit("MPT_REDIS_URL is not set: lab mode rings its workers through Redis")
     celery_worker.safe_say = say_in_log  # it would write plain text
@@ -57,7 +57,7 @@ def make_celery(settings: Settings) -> Celery:
 
 
 def broker_answers(settings: Settings) -> bool:
-    """Whether it answers a new connection, within the timeout."""
+    """Return whether the broker accepts a new connection within the timeout."""
     assert settings.broker_url is not None
     broker = Redis.from_url(
         settings.broker_url,
@@ -73,5 +73,5 @@ def broker_answers(settings: Settings) -> bool:
 
 
 def ring(app: Celery, queue: Queue, experiment_id: str, dispatch_no: int) -> None:
-    """Tell some worker of a queue. Raises what kombu raises where the broker is away."""
+    """Notify one worker of a queue. Raises kombu's errors if the broker is unavailable."""
     app.send_task(RUN, args=[experiment_id, dispatch_no], queue=queue.value, retry=False)

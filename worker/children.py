@@ -39,11 +39,11 @@ Stdio = tuple[int, int, int]
 
 
 GONE = -(2**15)
-"""In place of an exit status: the warm parent is gone, and its children with it."""
+"""Returned instead of an exit status when the warm parent and its children are gone."""
 CLOSE_S = 2.0
-"""A warm parent that does not tell for so long of an end is ended too."""
+"""Time to wait for the warm parent to report an exit before it is killed too."""
 LOOK_S = 0.1
-"""How often who waits for torch looks whether it is to stop."""
+"""Interval at which waiting for torch checks whether the worker is stopping."""
 
 
 class Child(Protocol):
@@ -51,28 +51,30 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """None until it is known."""
+        """The process id, or None until it is known."""
         ...
 
     def fileno(self) -> int | None:
-        """What can be read once it has ended, and perhaps before; None where there is no such."""
+        """File descriptor that becomes readable when the process ends, and possibly before. None if
+        there is none."""
         ...
 
     def poll(self) -> int | None:
-        """Its exit status (negative: the signal that ended it), or None while it lives."""
+        """Return the exit status (negative: the signal that ended it), or None while the process
+        runs."""
         ...
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the group."""
+        """Send a signal to the process group."""
         ...
 
     def close(self) -> int:
-        """End the group at once and wait for it; the exit status, or GONE."""
+        """Kill the process group and wait for it. Return the exit status, or GONE."""
         ...
 
 
 class Spawned:
-    """A fresh process. It dies with the thread that made it (see mptcore.__main__)."""
+    """A new process. It is killed when the thread that started it ends (see mptcore.__main__)."""
 
     def __init__(self, stdio: Stdio, command: Sequence[str] = MPTCORE):
         stdin, stdout, stderr = stdio
@@ -105,7 +107,7 @@ class Spawned:
 
 
 class Forked:
-    """A process that a warm parent forked, and the socket by which they know it."""
+    """A process forked by a warm parent, with the socket that connects them."""
 
     def __init__(self, control: socket.socket, parent: subprocess.Popen[bytes]):
         self.pid: int | None = None
@@ -127,7 +129,8 @@ class Forked:
                 os.killpg(self.pid, number)
 
     def close(self) -> int:
-        """A parent that stands still is ended, and its children with it."""
+        """Kill the process group. A parent that does not respond is killed together with its
+        children."""
         give_up_at = time.monotonic() + CLOSE_S
         while self._status is None and time.monotonic() < give_up_at:
             self.signal(signal.SIGKILL)  # as soon as it is there
@@ -141,7 +144,7 @@ class Forked:
         return self._status
 
     def _listen(self, timeout_s: float | None) -> None:
-        """Take in the pid and the status, as far as they have come."""
+        """Read the pid and the exit status, as far as they have arrived."""
         while self._status is None and self._control.fileno() >= 0:
             self._control.settimeout(timeout_s)
             try:
@@ -159,11 +162,12 @@ class Forked:
 
 
 class WarmParent:
-    """A process that has torch imported, or is about to, and forks runners (worker.warm_parent).
-    Make it in the main thread, with which it ends."""
+    """A process that imports torch and then forks runners (worker.warm_parent). Create it in the
+    main thread: it ends with that thread."""
 
     def __init__(self, *, transformers: bool = False) -> None:
-        """With transformers too, a run of a language model begins seconds sooner."""
+        """Start the process. With transformers imported too, a run of a language model starts
+        seconds earlier."""
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "worker.warm_parent", str(theirs.fileno()),
@@ -196,7 +200,8 @@ class WarmParent:
         return f"was killed by signal {-status} ({name}){memory}"
 
     def wait_until_ready(self, is_stopping: Callable[[], bool]) -> bool:
-        """Wait for torch, unless told to stop; false where the process ends without it."""
+        """Wait until torch is imported or the worker stops. Return False if the process ends
+        first."""
         while not select([self._requests], [], [], LOOK_S)[0]:
             if is_stopping():
                 return True
@@ -206,7 +211,7 @@ class WarmParent:
         return is_ready
 
     def fork(self, stdio: Stdio) -> Forked:
-        """A runner, at once or as soon as torch is imported."""
+        """Fork a runner, or queue the request until torch is imported."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, suppress(OSError):  # of a parent that is gone: its child is too
             socket.send_fds(self._requests, [b"f"], [*stdio, theirs.fileno()])

@@ -1,4 +1,5 @@
-"""The dispatcher: chooses what runs next, marks it, commits, then rings. Any number may run."""
+"""The dispatcher: chooses what runs next, commits the choice, then notifies a worker. Any number of
+dispatchers may run."""
 
 import logging
 import threading
@@ -24,12 +25,13 @@ log = logging.getLogger(__name__)
 
 EAGER_S = 1.0
 EAGERNESS = 5
-"""For so long after a choice it looks so many times as often: a short run is soon over."""
+"""After a choice it polls this many times faster, for this many seconds, because short runs end
+soon."""
 
 
 class Dispatcher:
-    """Dispatches as many experiments as there are idle workers, so that who is next is decided
-    as late as can be."""
+    """Dispatches as many experiments as there are idle workers, so that the choice is made as late
+    as possible."""
 
     def __init__(self, database: Database, settings: Settings, celery: Celery):
         self.database = database
@@ -46,7 +48,7 @@ class Dispatcher:
             pause_s = self.settings.poll_s / (EAGERNESS if is_eager else 1)
 
     def dispatch(self) -> list[Dispatch]:
-        """Mark what runs next, in one transaction."""
+        """Mark the next experiments as dispatched, in one transaction."""
         try:
             with self.database.snapshot() as session:  # most of the time nobody is idle
                 if not self._idle(session):
@@ -59,7 +61,7 @@ class Dispatcher:
             return []
 
     def _fill(self, session: Session) -> Iterator[Dispatch]:
-        """GPUs first, which run what asks for any device soonest."""
+        """Yield dispatches, GPU workers first, because they also run what may use any device."""
         idle = self._idle(session)
         rules = self.settings.share, self.settings.worker_silent_s
         for name in (Queue.GPU, Queue.CPU):
@@ -70,7 +72,7 @@ class Dispatcher:
                 yield chosen
 
     def _idle(self, session: Session) -> dict[Queue, int]:
-        """How many workers of each queue are idle, of those that have any."""
+        """Return the number of idle workers of each queue that has workers."""
         slots = workers.slots(session, self.settings.worker_silent_s)
         return {name: one.idle for name, one in slots.items() if one.idle}
 

@@ -28,7 +28,8 @@ PR_SET_PDEATHSIG = 1
 
 
 class PinnedWorkers:
-    """A process for each GPU. To be used in the main thread, with which they end."""
+    """One worker process for each GPU. Use it in the main thread: the workers end with that
+    thread."""
 
     def __init__(
         self, uuids: Sequence[str], command: Sequence[str] = NODE, restart_s: float = RESTART_S
@@ -38,7 +39,7 @@ class PinnedWorkers:
         self._due = dict.fromkeys(uuids, -float("inf"))  # when those are started that do not run
 
     def run(self, stopping: threading.Event) -> None:
-        """Until told to stop, or each has ended by itself: its lifetime is over."""
+        """Run until told to stop, or until every worker has reached the end of its lifetime."""
         while self._due or self._processes:
             self._look()
             if stopping.wait(LOOK_S):
@@ -62,7 +63,8 @@ class PinnedWorkers:
             self._processes[uuid] = self._started(uuid)
 
     def _started(self, uuid: str) -> subprocess.Popen[bytes]:
-        """In a session of its own: Ctrl-C reaches it through us, once."""
+        """Start a worker in its own session, so that Ctrl-C reaches it only once, through this
+        process."""
         environment = {**os.environ, gpus.VISIBLE: uuid}
         libc = ctypes.CDLL(None)
 

@@ -1,4 +1,4 @@
-"""Whether a worker can compute: a defect of its own must fail no run, and ends the worker."""
+"""Check whether a worker can compute. A defective worker ends itself and fails no run."""
 
 import os
 import subprocess
@@ -7,22 +7,23 @@ import sys
 from worker.children import environment
 
 CHECK = "import torch; torch.zeros(1, device='cuda').sum().item()"
-"""In a process of its own: a worker imports no torch, and opens no CUDA context."""
+"""Test program. It runs in a separate process, because a worker imports no torch and opens no CUDA
+context."""
 
 NO_GPU = "no_gpu"
-"""The cause in a runner's failure record."""
+"""Cause in a runner's failure record."""
 
 
 UNFIT = "worker unfit"
-"""The outcome of an attempt that its worker could not begin."""
+"""Outcome of an attempt that its worker could not start."""
 
 
 class UnfitWorker(Exception):
-    """No GPU on a worker that has one to offer, or no torch: the worker's defect, not the run's."""
+    """The worker has no usable GPU although it should, or no torch. The run is not at fault."""
 
 
 def require_gpu() -> None:
-    """End this process where torch cannot compute on the GPU that its runners would see."""
+    """End this process if torch cannot compute on the GPU that its runners would use."""
     done = subprocess.run(
         [sys.executable, "-c", CHECK],
         env=environment(),
@@ -40,5 +41,5 @@ def require_gpu() -> None:
 
 
 def hide_gpus() -> None:
-    """From the runners of a CPU worker, which has none to give away."""
+    """Hide all GPUs from the runners of a CPU worker."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

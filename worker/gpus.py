@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as NVML tells of them and as CUDA_VISIBLE_DEVICES names them."""
+"""The GPUs of this machine, as reported by NVML and as named by CUDA_VISIBLE_DEVICES."""
 
 import logging
 import os
@@ -34,8 +34,8 @@ def visible() -> list[str]:
 
 
 def figures(uuid: str, run_pid: int | None) -> dict[str, Any]:
-    """What a worker says of its GPU, as far as the driver tells; of memory one that the GPU shares
-    with the processor tells nothing."""
+    """Return what a worker reports about its GPU, as far as the driver knows it. If the GPU shares
+    its memory with the CPU, no memory figures are reported."""
     gpu = _told(pynvml.nvmlDeviceGetHandleByUUID, uuid)
     if gpu is None:
         return {}
@@ -53,7 +53,7 @@ def figures(uuid: str, run_pid: int | None) -> dict[str, Any]:
 
 
 def _memory_of(gpu: Any, run_pid: int | None) -> int:
-    """What a run has of a GPU's memory; 0 where the driver does not tell."""
+    """Return a run's GPU memory, or 0 if the driver does not report it."""
     processes = _told(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()
     return sum(int(one.usedGpuMemory or 0) for one in processes if one.pid == run_pid)
 
@@ -65,7 +65,7 @@ def _machine() -> list[Any]:
 
 
 def _usable(gpu: Any) -> list[str]:
-    """The UUID of a GPU, or of each of its parts."""
+    """Return the UUID of a GPU, or of each of its MIG parts."""
     mode = _told(pynvml.nvmlDeviceGetMigMode, gpu)
     if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
         return [str(pynvml.nvmlDeviceGetUUID(gpu))]
@@ -75,7 +75,8 @@ def _usable(gpu: Any) -> list[str]:
 
 
 def _named(name: str) -> list[str]:
-    """What a number, a UUID or the beginning of one stands for: a GPU, or its parts."""
+    """Return the UUIDs of the GPU, or of its parts, that a number, a UUID or a prefix of a UUID
+    names."""
     if name.isdigit():
         gpu = _told(pynvml.nvmlDeviceGetHandleByIndex, int(name))
     else:
@@ -88,7 +89,7 @@ def _named(name: str) -> list[str]:
 
 
 def _told(ask: Callable[..., Any], *about: Any) -> Any:
-    """NVML's answer; None where it has none, as of what a GPU does not support."""
+    """Return NVML's answer, or None if it has none, for example for an unsupported feature."""
     try:
         return ask(*about)
     except pynvml.NVMLError:

@@ -1,5 +1,5 @@
-"""How a worker process ends: it is told to, its time is over, or a part that it cannot do without
-has failed."""
+"""The end of a worker process: on request, after its lifetime, or when an essential part has
+failed."""
 
 import argparse
 import logging
@@ -16,7 +16,7 @@ LOOK_S = 0.2
 
 
 def duration(text: str) -> float:
-    """Seconds, of a text like 90s, 45m, 2.5h or 1d. For argparse."""
+    """Parse a duration such as 90s, 45m, 2.5h or 1d into seconds, for argparse."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None or float(found[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no duration: such as 90s, 45m, 3h or 1d")
@@ -24,18 +24,18 @@ def duration(text: str) -> float:
 
 
 class Lifetime:
-    """Of one process. Parts in threads of their own look at `stopping`."""
+    """Lifetime of one process. Threads watch `stopping`."""
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
         self.retiring = threading.Event()
-        """Set before `stopping`: no new run is begun."""
+        """Set before `stopping`: no new run starts from then on."""
         self.failed = False
         """Whether the process is to end with status 1, so that it is started again."""
 
     def start(self, part: Callable[..., object], *arguments: object) -> threading.Thread:
-        """Run a part in a thread of its own. Where it ends by an error, the process ends too: it
-        must not go on without its heartbeats, unseen."""
+        """Run a part in its own thread. If it raises an error the process ends too, so that it does
+        not continue without heartbeats."""
         thread = threading.Thread(target=self._run, args=[part, *arguments], daemon=True)
         thread.start()
         return thread
@@ -45,17 +45,17 @@ class Lifetime:
             signal.signal(number, lambda *_: self.stopping.set())
 
     def stop_on_notice(self) -> None:
-        """Take SIGUSR1 as SIGTERM: Slurm sends it some time before an allocation ends."""
+        """Handle SIGUSR1 like SIGTERM. Slurm sends it some time before an allocation ends."""
         signal.signal(signal.SIGUSR1, lambda *_: self.stop())
 
     def stop(self) -> None:
-        """End the process as if it were told to: a run is handed back."""
+        """End the process as if it were told to stop. A run is handed back."""
         self.retiring.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def end_after(self, retire_s: float, stop_s: float, is_idle: Callable[[], bool]) -> None:
-        """Begin no run after `retire_s`, and stop once none is under way, after `stop_s` in any
-        case. To be run as a part."""
+        """Start no run after `retire_s`. Stop as soon as none is running, and after `stop_s` in any
+        case. Run it as a part."""
         if self.stopping.wait(retire_s):
             return
         self.retiring.set()
@@ -68,14 +68,14 @@ class Lifetime:
             self.stop()
 
     def fail(self) -> None:
-        """End the process as if it were told to stop, so that a run is handed back; its exit status
-        has it started again."""
+        """End the process as if it were told to stop, so that a run is handed back. The exit status
+        makes the supervisor restart it."""
         self.failed = True
         self.stopping.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def end(self) -> None:
-        """The last call of a process. Exit status 1 after a failure."""
+        """Exit the process. The exit status is 1 after a failure."""
         if self.failed:
             raise SystemExit(1)
 

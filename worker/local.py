@@ -1,5 +1,5 @@
-"""The embedded worker: one slot on this machine that dispatches to itself, the reaper,
-the sweeper and the messenger."""
+"""The embedded worker: one slot on this machine that dispatches to itself, with the reaper, the
+sweeper and the messenger."""
 
 import logging
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class LocalWorker:
-    """Claims by the same functions as a lab's worker."""
+    """Claims experiments with the same functions as a lab's worker."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -30,7 +30,7 @@ class LocalWorker:
         self.stopping = self.lifetime.stopping
 
     def run(self) -> None:
-        """Work until told to stop. To be called in the main thread."""
+        """Work until told to stop. Call it in the main thread."""
         name = worker_name()
         slot = Slot(self.database, self.settings, name)
         reaper = Reaper(self.database, self.settings)

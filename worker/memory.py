@@ -1,4 +1,4 @@
-"""How much main memory a runner takes, and whether the kernel killed for memory."""
+"""The main memory of a runner, and whether the kernel killed a process for lack of memory."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +29,7 @@ class Memory:
         self.peak = 0
 
     def is_over(self, pid: int | None) -> bool:
-        """Look, where the process is there; whether the limit is passed."""
+        """Measure the process if it exists, and return whether it exceeds the limit."""
         if pid is not None:
             with suppress(psutil.NoSuchProcess):
                 self.peak = max(self.peak, psutil.Process(pid).memory_info().rss)
@@ -40,7 +40,8 @@ class Memory:
 
 
 def kernel_kills() -> int:
-    """How many processes of this machine the kernel has killed for memory; 0 where unknown."""
+    """Return how many processes of this machine the kernel has killed for lack of memory; 0 if
+    unknown."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

@@ -1,5 +1,5 @@
-"""Telling by webhooks that experiments have ended. Beside the reaper: an address that does not
-answer must not keep runs from being put back."""
+"""Send webhooks about ended experiments. It runs beside the reaper, so that an address that does
+not answer delays no recovery."""
 
 import asyncio
 import logging
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 PAUSE_S = 0.05
-"""Between two looks where the first found something."""
+"""Pause between two polls if the first found something."""
 FORGET_S = 3600.0
 
 
 class Messenger:
-    """Any number may run: what one has claimed, no other sends."""
+    """Any number of messengers may run: a delivery claimed by one is not sent by another."""
 
     def __init__(self, database: Database, settings: Settings):
         self.database = database
@@ -34,11 +34,12 @@ class Messenger:
         asyncio.run(self._run(stopping))
 
     def tell(self) -> int:
-        """Try what is due, one for each webhook, and say how many that were."""
+        """Send what is due, one delivery for each webhook, and return how many there were."""
         return asyncio.run(self._tell_due())
 
     async def _run(self, stopping: threading.Event) -> None:
-        """Each webhook has its own pace: none waits for another's address."""
+        """Send until stopping. Each webhook has its own thread, so that none waits for another's
+        address."""
         while not stopping.is_set():
             begun = 0
             try:
@@ -54,7 +55,7 @@ class Messenger:
         return begun
 
     async def _begin(self) -> int:
-        """Begin to tell what is due, one for each webhook that none is being told by."""
+        """Start to send what is due, one delivery for each webhook that has none in progress."""
         claimed = await asyncio.to_thread(self._claimed)
         for one in claimed:
             self._under_way[one.webhook_id] = asyncio.create_task(self._tell(one))

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Node:
-    """One slot that a doorbell wakes, and its presence."""
+    """One slot that is notified through the broker, and its presence."""
 
     def __init__(self, settings: Settings, queue: Queue, lifetime_s: float | None = None):
         self.settings = settings
@@ -45,7 +45,7 @@ class Node:
         self.celery = make_celery(settings)
 
     def run(self) -> None:
-        """Work until told to stop. To be called in the main thread."""
+        """Work until told to stop. Call it in the main thread."""
         self.celery.task(name=RUN)(self._run)
         worker_shutting_down.connect(self._shut_down)
         worker_ready.connect(self._take_notice)
@@ -84,15 +84,15 @@ class Node:
         return not self.slot.occupied.locked()
 
     def _end_in_time(self, left_s: float) -> None:
-        """Stop early enough for a run to be handed back; begin none that could not even save one
-        checkpoint before."""
+        """Stop early enough to hand a run back. Start no run that could not save a checkpoint
+        first."""
         stop_s = left_s - self.settings.kill_grace_s - UNHEARD_S
         retire_s = stop_s - self.settings.checkpoint_every_s
         self.lifetime.end_after(max(0.0, retire_s), max(0.0, stop_s), self._is_idle)
 
     def _restart(self) -> None:
-        """Begin anew as the same process, unless a run has come after all; open files and the
-        spare runner end with the old one."""
+        """Restart in the same process, unless a run has arrived in the meantime. Open files and the
+        spare runner are closed."""
         if self.slot.occupied.acquire(blocking=False):
             self.slot.close()
             arguments = [self.queue.value]
@@ -110,9 +110,8 @@ class Node:
 
 
 def take_gpu(settings: Settings) -> None:
-    """Show this process and its runners one GPU: of those that it sees, the one with the fewest
-    workers. GPUs are numbered by their PCI buses, as nvidia-smi does. Ends the process where torch
-    cannot use it."""
+    """Give this process and its runners one GPU: of the visible ones, that with the fewest workers.
+    GPUs are numbered by PCI bus, as in nvidia-smi. Ends the process if torch cannot use the GPU."""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     seen = gpus.visible()
     with closing(Database(settings.url)) as database:

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from service.experiments.recording import Eta
 
 LEAST_S = 0.2
-"""Shorter pieces are joined: when their words were read says little of when they were said."""
+"""Minimum duration of a piece. Shorter ones are joined, because the time of reading a record says
+little about the time of writing it."""
 LEAST_PIECES = 3
 HALF = 0.05
-"""Of the whole work: a piece that lies further back counts less than half."""
+"""Share of the whole work after which the weight of an older piece is halved."""
 
 
 @dataclass
 class Pace:
-    """Of one attempt, from its first word of progress on: what it loaded before does not count."""
+    """Pace of one attempt since its first progress record. Time spent on loading before it does not
+    count."""
 
     _at: float | None = None
     _done: int = 0
@@ -28,12 +30,12 @@ class Pace:
     _weights: float = 0.0
     _work: float = 0.0
     _work2: float = 0.0
-    """Of the weights' squares."""
+    """Sum of the squared weights."""
     _time_s: float = 0.0
     _squares: float = 0.0
 
     def eta(self, done: int, total: int, at: float) -> Eta | None:
-        """In how many seconds the whole work will be done; None before that can be told."""
+        """Return how many seconds the whole work still needs, or None if that is not known yet."""
         if self._at is None:
             self._at, self._done = at, done
         elif done > self._done and at - self._at >= LEAST_S:

@@ -1,4 +1,4 @@
-"""A worker's signs of life: who it is, what it has, and whether it hears its doorbell."""
+"""A worker's heartbeats: its identity, its resources, and whether it receives dispatches."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ from worker.memory import memory_limit, within_container
 log = logging.getLogger(__name__)
 
 SAMPLED_EVERY_S = worker_samples.MINUTE_S / 2
-"""A sample in each minute, however late a beat is."""
+"""Interval of samples: one for each minute, even if a heartbeat is late."""
 
 
 def worker_name() -> str:
@@ -29,8 +29,8 @@ def worker_name() -> str:
 
 
 def vitals(queue: Queue, run_memory: int | None = None, run_pid: int | None = None) -> Vitals:
-    """What this process's machine has now; of several GPUs the first that is visible. `run_pid` is
-    the run's that is under way, if there is one."""
+    """Return the current resources of this machine; of several GPUs those of the first visible one.
+    `run_pid` is the process of the current run, if there is one."""
     common: dict[str, Any] = {
         "host": socket.gethostname(),
         "queue": queue,
@@ -44,7 +44,7 @@ def vitals(queue: Queue, run_memory: int | None = None, run_pid: int | None = No
 
 
 class Presence:
-    """Beats from a thread of its own, while the main thread is busy with a run."""
+    """Sends heartbeats from its own thread while the main thread executes a run."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Presence:
         self._sample_due = 0.0  # on the monotonic clock
 
     def vitals(self) -> Vitals:
-        """As they are now."""
+        """Return the current resources."""
         return vitals(self.queue, self.settings.run_memory_bytes, self._run_pid())
 
     def run(
@@ -72,8 +72,8 @@ class Presence:
         broker_answers: Callable[[], bool] = lambda: True,
         on_deaf: Callable[[], object] = lambda: None,
     ) -> None:
-        """Beat until stopping, then leave. `on_deaf` is called where a dispatch has waited too
-        long although this worker was idle and its broker answered all the while."""
+        """Send heartbeats until stopping, then sign off. `on_deaf` is called if a dispatch has
+        waited too long although this worker was idle and its broker answered."""
         idle_beats = 0
         while True:
             waited = self._beat()

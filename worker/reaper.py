@@ -1,4 +1,4 @@
-"""Putting back what no one will finish."""
+"""Requeue runs and dispatches that nobody will finish."""
 
 import logging
 import threading
@@ -23,8 +23,8 @@ FORGET_S = 3600.0
 
 
 class Reaper:
-    """Reaps only once the database has been up for a whole lease: until then, healthy workers
-    may not have been able to renew theirs."""
+    """Reaps only after the database has been up for a whole lease. Before that, healthy workers may
+    have been unable to renew their leases."""
 
     def __init__(self, database: Database, settings: Settings):
         self.database = database
@@ -58,9 +58,9 @@ class Reaper:
             statistics.fold(session)
 
     def _has_been_up(self, session: Session) -> bool:
-        """Whether nothing kept workers from their heartbeats for a whole lease. A gap between two
-        ticks is a database that hung, a machine that slept or a clock that was set: it counts as
-        being away."""
+        """Return whether nothing has prevented heartbeats for a whole lease. A gap between two
+        ticks means that the database hung, the machine slept or the clock was changed; it counts as
+        an outage."""
         at: float = session.execute(select(now())).scalar_one()
         gap_s = max(self.settings.lease_s / 2, 3 * self.settings.heartbeat_s)
         if self._last_tick is None or not 0 <= at - self._last_tick <= gap_s:

@@ -1,4 +1,4 @@
-"""The runner of one experiment: mptcore in a process of its own, and its pipes."""
+"""The runner of one experiment: mptcore in its own process, and its pipes."""
 
 import fcntl
 import json
@@ -14,22 +14,20 @@ from typing import Any
 from worker.children import Child, Stdio
 
 PIPE_BYTES = 1 << 20
-"""Records that the runner may be ahead of its reader; beyond this it waits."""
+"""Maximum bytes of records that the runner may be ahead of its reader. Beyond that the runner
+waits."""
 LINE_BYTES = 1 << 22
-"""A line that is longer is no record."""
+"""Maximum length of a line. A longer line is not a record."""
 DRAIN_S = 5.0
 STDERR_BYTES = 16_000
-"""The end of what it wrote to stderr that is kept."""
+"""Number of bytes kept from the end of stderr."""
 
 Record = dict[str, Any]
 
 
 class Runner:
-    """A process that has imported torch and waits for its spec.
-
-    Its pipes never block: `read` is where lines go in and records come out, so it is to be called
-    often.
-    """
+    """A process that has imported torch and waits for its spec. Its pipes never block: only `read`
+    sends orders and receives records, so call it often."""
 
     def __init__(self, start: Callable[[Stdio], Child]) -> None:
         (stdin, self._stdin), (self._stdout, stdout), (self._stderr, stderr) = (
@@ -45,7 +43,7 @@ class Runner:
             for theirs in (stdin, stdout, stderr):
                 os.close(theirs)
         self.ready = False
-        """Whether it has said that it imported what a run needs."""
+        """Whether the process has reported that its imports are done."""
         self._is_closed = False
         self._drain_until: float | None = None
         self._unsent = b""
@@ -70,33 +68,33 @@ class Runner:
 
     @property
     def alive(self) -> bool:
-        """Whether its process has not ended."""
+        """Whether the process is running."""
         return self.child.poll() is None
 
     @property
     def stderr(self) -> str:
-        """The end of what it wrote to stderr, and to stdout where that was no record."""
+        """The end of stderr, and of output on stdout that was not a record."""
         return self._complaints.decode(errors="replace").strip()
 
     def start(self, order: dict[str, Any]) -> None:
-        """Give it its spec, and where its files go."""
+        """Send the spec and the folders for its files."""
         self._send(order)
 
     def request_stop(self) -> None:
-        """Ask it to save a checkpoint and to end."""
+        """Ask the runner to save a checkpoint and to end."""
         self._send({"stop": "checkpoint"})
 
     def acknowledge(self, seq: int) -> None:
-        """Say that the records up to this one are in the database."""
+        """Report that the records up to this one are in the database."""
         self._send({"committed": seq})
 
     def acknowledge_checkpoint(self, file: str) -> None:
-        """Say that this checkpoint is in the database."""
+        """Report that this checkpoint is in the database."""
         self._send({"checkpoint": file})
 
     def read(self, timeout_s: float) -> list[Record] | None:
-        """The records that came within the timeout, or None after the last: the process has ended,
-        and what it wrote was read."""
+        """Return the records that arrived within the timeout, or None after the last one, when the
+        process has ended and its output was read."""
         if self._is_closed:
             return None
         ended = not self.alive  # before the look, for it may write until then
@@ -113,24 +111,25 @@ class Runner:
 
     @property
     def _is_drained(self) -> bool:
-        """What it left in its pipes was read; what still comes is of processes that outlive it."""
+        """Return whether all output of the process was read. Later output comes from processes that
+        outlive it."""
         if self._drain_until is None:
             self._drain_until = time.monotonic() + DRAIN_S
         return time.monotonic() > self._drain_until
 
     def _stop_watching(self) -> None:
-        """Its end is known by now."""
+        """Stop watching for the end of the process, which is known by now."""
         if self._end is not None:
             self._selector.unregister(self._end)
             self._end = None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process group. `read` tells when it has ended."""
+        """Send a signal to the process group. `read` reports when it has ended."""
         self.child.signal(number)
 
     def kill(self) -> int:
-        """End the process group at once, and let go of its pipes; the exit status. What was not
-        read by then is lost."""
+        """Kill the process group and close its pipes. Return the exit status. Unread output is
+        lost."""
         status = self.child.close()  # before its stdin ends, at which it would end by itself
         if not self._is_closed:
             self._is_closed = True
@@ -141,7 +140,7 @@ class Runner:
         return status
 
     def _send(self, line: dict[str, Any]) -> None:
-        """Have a line written as its reader takes it in; one that has ended takes in nothing."""
+        """Queue a line for the runner. A process that has ended receives nothing."""
         if self._is_closed:
             return
         if not self._unsent:
@@ -170,7 +169,7 @@ class Runner:
             self._part = b""
 
     def _parse(self, line: bytes) -> Record | None:
-        """A record; what else a library may print goes where its complaints go."""
+        """Parse a line as a record. Treat anything else that a library prints like stderr."""
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):

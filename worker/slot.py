@@ -1,4 +1,4 @@
-"""One slot: it claims what was dispatched to it and runs it."""
+"""A slot claims the experiments dispatched to it and runs them."""
 
 import logging
 import math
@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Slot:
-    """What every kind of worker has one of. To be used in the main thread, which runners die
-    with."""
+    """The slot of any worker. Use it in the main thread: runners end with that thread."""
 
     def __init__(self, database: Database, settings: Settings, name: str, queue: Queue = Queue.CPU):
         self.database = database
@@ -36,19 +35,19 @@ class Slot:
         self.name = name
         self.presence = Presence(database, settings, name, queue, lambda: self.run_pid)
         self.occupied = threading.Lock()
-        """Held from before a claim to the end of its run."""
+        """Held from before a claim until the end of its run."""
         self.runner: Runner | None = None
-        """Of the run that is under way."""
+        """The runner of the current run."""
         self._warm_parent: WarmParent | None = None
 
     @property
     def run_pid(self) -> int | None:
-        """The process of the run that is under way."""
+        """The process id of the current run."""
         runner = self.runner
         return None if runner is None else runner.child.pid
 
     def warm_up(self) -> None:
-        """Have torch imported for the runs to come, where that can be and is not done yet."""
+        """Start the warm parent for later runs, if it is supported and not running yet."""
         if not self.settings.warm_parent or sys.platform != "linux":
             return
         if self._warm_parent is not None and (ending := self._warm_parent.ending):
@@ -58,14 +57,15 @@ class Slot:
             self._warm_parent = WarmParent(transformers=self.presence.queue == Queue.GPU)
 
     def be_ready(self, is_stopping: Callable[[], bool]) -> None:
-        """Wait until runs can begin, or none is to. Raises UnfitWorker where they cannot."""
+        """Wait until runs can start, or the worker is stopping. Raises UnfitWorker if they
+        cannot."""
         self.warm_up()
         if self._warm_parent is not None and not self._warm_parent.wait_until_ready(is_stopping):
             ending = self._warm_parent.ending
             raise UnfitWorker(f"the warm parent {ending} before it had imported torch")
 
     def new_runner(self) -> Runner:
-        """A runner that waits for its spec."""
+        """Return a runner that waits for its spec."""
         if self._warm_parent is not None:
             return Runner(self._warm_parent.fork)
         return Runner(Spawned)
@@ -76,9 +76,9 @@ class Slot:
         self._warm_parent = None
 
     def run(self, experiment_id: str, dispatch_no: int, is_stopping: Callable[[], bool]) -> bool:
-        """Claim and run; false where the dispatch is not the current one, or the database is
-        away (the reaper then puts the experiment back). Raises UnfitWorker, with the experiment
-        handed back."""
+        """Claim and run an experiment. Return False if the dispatch is not the current one or the
+        database is unavailable; the reaper then requeues the experiment. Raises UnfitWorker after
+        the experiment was handed back."""
         with self.occupied, structlog.contextvars.bound_contextvars(experiment_id=experiment_id):
             self.be_ready(is_stopping)
             try:
@@ -123,8 +123,8 @@ class Slot:
             raise UnfitWorker
 
     def _clean_up(self, claim: Claim) -> None:
-        """Delete what no one will read: the files of attempts that left the experiment no record of
-        them, and the checkpoints of what has ended."""
+        """Delete files that nobody will read: those of attempts without recorded artifacts, and
+        checkpoints of ended experiments."""
         settings, experiment_id = self.settings, claim.experiment_id
         try:
             with self.database.snapshot() as session:

@@ -1,4 +1,4 @@
-"""One run under supervision: its records into the database, orders and limits down to it."""
+"""Supervise one run: store its records, and enforce its owner's orders and limits."""
 
 import logging
 import math
@@ -32,23 +32,24 @@ from worker.runner import Record, Runner
 log = logging.getLogger(__name__)
 
 FLUSH_S = 0.2
-"""Records are committed this often."""
+"""Interval between commits of records."""
 READ_S = FLUSH_S / 4
 BATCH_RECORDS = 20_000
-"""In one transaction, which is short of the lease."""
+"""Maximum number of records in a transaction, so that it is short compared to the lease."""
 UNHEARD_S = 5.0
-"""After a kill, the end of a process is heard of by then."""
+"""Seconds to wait for a killed process to exit."""
 SPOOL_RECORDS = 500_000
-"""While the database is away, this many wait in memory; then the runner waits."""
+"""Maximum number of records in memory while the database is unavailable. Beyond that the runner
+waits."""
 OTHER_RECORDS = 100_000
 """Numbered records that a run may write beside its points: metrics, logs and artifacts."""
 UNSTORABLE = (DataError, ArithmeticError, LookupError, TypeError, ValueError)
-"""What a record that is not as it should be raises: trying again does not help."""
+"""Errors that a malformed record raises. Retrying does not help."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended, and the transaction that says so."""
+    """How an attempt ended, and the transaction that stores it."""
 
     name: str
     commit: Callable[[Session], object]
@@ -87,7 +88,7 @@ class Supervision:
         self._kill_at: float | None = None
 
     def run(self, is_stopping: Callable[[], bool]) -> str:
-        """Supervise to the end, and say how it ended."""
+        """Supervise until the end, and return how the attempt ended."""
         self.runner.start(self._order())
         try:
             while self._step():
@@ -101,7 +102,8 @@ class Supervision:
         return outcome.name
 
     def _order(self) -> dict[str, Any]:
-        """What the runner is told: the spec, where its files go, where it goes on from."""
+        """Return the runner's assignment: the spec, its folders, and the checkpoint to resume
+        from."""
         claim, settings = self.claim, self.settings
         folder = settings.checkpoints(claim.experiment_id)
         resume = None
@@ -125,8 +127,8 @@ class Supervision:
             return False
 
     def _step(self) -> bool:
-        """Take in what the runner wrote, commit it when it is time; false after its last record,
-        when the process has ended."""
+        """Read the runner's output and commit it when it is time. Return False after its last
+        record, when the process has ended."""
         more = True
         if self._spooled < SPOOL_RECORDS:
             began = time.monotonic()
@@ -183,8 +185,9 @@ class Supervision:
             self._batches.append(Batch())
 
     def _flush(self) -> bool:
-        """Commit the first batch, behind the fence, even if it is empty: a heartbeat. False while
-        the database is away; the same batch is then sent again, for it may have arrived."""
+        """Commit the first batch behind the fence. An empty batch is a heartbeat. Return False
+        while the database is unavailable; the same batch is then sent again, because it may have
+        been committed."""
         self._last_contact = time.monotonic()
         batch = self._batches[0]
         if batch is self._batches[-1]:
@@ -229,8 +232,8 @@ class Supervision:
         self._kill_after(0)
 
     def _forget_old_checkpoints(self, latest: str) -> None:
-        """Delete the files that the database does not name, and tell the runner that its latest is
-        kept: it saves no other before."""
+        """Delete checkpoint files that the database does not list, and tell the runner that its
+        latest checkpoint is stored. The runner saves no other before that."""
         with suppress(*AWAY, OSError), self.database.snapshot() as session:
             known = {one.file for one in lease.checkpoints(session, self.claim.experiment_id)}
             folder = self.settings.checkpoints(self.claim.experiment_id)
@@ -241,8 +244,8 @@ class Supervision:
         self.runner.acknowledge_checkpoint(latest)
 
     def _end_early(self, stopping: bool) -> None:
-        """Have the run end where its owner, its worker or a limit wants it to; at once, or after
-        the grace it is given."""
+        """End the run if its owner, its worker or a limit requires it: at once, or after the kill
+        grace."""
         if self._decided is not None:
             pass  # it is to end already
         elif self.desired == DesiredState.CANCEL:
@@ -323,7 +326,7 @@ class Supervision:
 
     @property
     def _peak(self) -> int | None:
-        """Bytes that the run took at most: of main memory, or of its GPU's, as it said."""
+        """Peak memory of the run in bytes: main memory, or GPU memory as reported by the runner."""
         if self.claim.queue == Queue.GPU:
             return self._device_peak
         return self._memory.peak or None
@@ -348,7 +351,7 @@ class Supervision:
         return Outcome("unfinished", lambda session: lease.release(session, self.claim, self._peak))
 
     def _settle(self) -> Outcome:
-        """Commit the last records, then the outcome, however long the database is away."""
+        """Commit the last records, then the outcome, however long the database is unavailable."""
         while self._spooled:
             if not self._flush():
                 time.sleep(self.settings.heartbeat_s)

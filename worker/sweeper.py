@@ -1,5 +1,5 @@
-"""Removing files that no one will read. Beside the reaper, not within it: a slow disk must not keep
-runs from being put back."""
+"""Delete files that nobody will read. It runs beside the reaper, so that a slow disk delays no
+recovery."""
 
 import logging
 import shutil
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 60.0
 RETENTION_S = 3600.0
-"""So often it is looked for what was kept for long enough: that reads the size of each file."""
+"""Interval of the retention check, which reads the size of every file."""
 SWEPT_TOGETHER = 500
 
 
 class Sweeper:
-    """Any number may run: what one removes, another finds gone."""
+    """Any number of sweepers may run: they tolerate that another one has removed a file."""
 
     def __init__(self, database: Database, settings: Settings):
         self.database = database
@@ -34,10 +34,9 @@ class Sweeper:
             self.sweep()
 
     def sweep(self) -> None:
-        """What is left of uploads that were cut off, what the hub's cache has too much, the
-        checkpoints of what ended without a worker (cancelled while it was paused, or lost), and
-        experiments that were deleted or have been kept for long enough, and old samples of
-        workers."""
+        """Delete the remains of interrupted uploads, the excess of the hub's cache, checkpoints of
+        experiments that ended without a worker (cancelled while paused, or lost), experiments that
+        were deleted or have been kept long enough, and old samples of workers."""
         try:
             sweep_uploads(self.database, self.settings)
             trim_hub_cache(self.settings)

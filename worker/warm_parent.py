@@ -27,11 +27,11 @@ from mptcore.runtime.process import be_expendable
 
 TRANSFORMERS = "transformers"
 NUMBER = struct.Struct("i")
-"""How a pid and an exit status are sent."""
+"""Format of a pid and of an exit status on the socket."""
 
 
 class Forks:
-    """Forks on request, and watches what it has forked."""
+    """Forks on request and watches the children."""
 
     def __init__(self, requests: socket.socket):
         self._requests = requests
@@ -43,7 +43,7 @@ class Forks:
             self.look()
 
     def look(self) -> None:
-        """Wait for what happens next, and answer it."""
+        """Wait for the next event and handle it."""
         for key, _ in self._selector.select():
             now = self._selector.get_map().get(key.fd)
             if now is not None and now.data is key.data:  # else forgotten in this very round
@@ -69,7 +69,7 @@ class Forks:
         _send(control, pid)
 
     def _tell(self, ended: int, control: socket.socket) -> None:
-        """Send the exit status. The process stays a zombie, so that no other has its number."""
+        """Send the exit status. The process stays a zombie, so that its pid is not reused."""
         self._selector.unregister(ended)
         status = exit_status(os.P_PIDFD, ended)
         assert status is not None
@@ -110,8 +110,8 @@ def _send(control: socket.socket, number: int) -> None:
 
 
 def exit_status(kind: int, child: int) -> int | None:
-    """That of a child (negative: the signal that ended it), which stays a zombie; None while it
-    lives. `kind` says what `child` is, os.P_PID or os.P_PIDFD."""
+    """Return the exit status of a child (negative: the signal that ended it), which stays a zombie;
+    None while it runs. `kind` says what `child` is: os.P_PID or os.P_PIDFD."""
     ended = os.waitid(kind, child, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     if ended is None:
         return None

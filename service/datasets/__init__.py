@@ -1,1 +1,1 @@
-"""Uploaded data sets: streamed to the store, inspected, owned."""
+"""Uploaded data sets: received, inspected, stored."""

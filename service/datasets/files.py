@@ -1,4 +1,4 @@
-"""Uploaded files: received in pieces, looked at by a process that may not hurt us."""
+"""Receive uploaded files in pieces and inspect them in a separate process."""
 
 import asyncio
 import errno
@@ -28,13 +28,14 @@ from service.settings import Settings
 
 INSPECTION_TIMEOUT_S = 120.0
 PIECE_BYTES = 2**20
-"""Written and hashed at a time, in a thread: between two pieces the process answers others."""
+"""Bytes that a thread writes and hashes at a time. Between two pieces the process serves other
+requests."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
 class Received:
-    """What came: its size and its digest."""
+    """Size and digest of a received file."""
 
     bytes: int
     sha256: str
@@ -43,9 +44,8 @@ class Received:
 async def receive(
     request: Request, file: Path, settings: Settings, room_bytes: int | None = None
 ) -> Received:
-    """Write a request's body to a file as it comes; it is on the disk when this returns. Raises
-    ApiError where it is too large for the limit, the user's quota or the disk, breaks off or
-    stalls."""
+    """Write a request's body to a file as it arrives. The file is on disk when this returns. Raises
+    ApiError if it exceeds the limit, the user's quota or the disk, breaks off or stalls."""
     declared = int(request.headers.get("Content-Length", 0))
     with open(file, "wb") as output:
         writer = _Writer(output, settings, room_bytes)
@@ -85,7 +85,7 @@ class _Writer:
     digest: Any = field(default_factory=hashlib.sha256)
 
     def check_room(self, more: int) -> None:
-        """Whether so many bytes more are within the limits, and leave the disk its reserve."""
+        """Check that this many more bytes are within the limits and leave the disk's reserve."""
         quota.check(self.settings, self.room_bytes, self.size + more)
         limit = self.settings.max_upload_bytes
         if self.size + more > limit:
@@ -111,7 +111,7 @@ def _no_room() -> ApiError:
 
 
 def move(file: Path, place: Path) -> None:
-    """Put a file in its place, where it is after a power cut too."""
+    """Move a file to its place, durably."""
     place.parent.mkdir(parents=True, exist_ok=True)
     os.replace(file, place)
     sync_folder(place.parent)
@@ -119,8 +119,8 @@ def move(file: Path, place: Path) -> None:
 
 
 def inspect(file: Path, max_cells: int) -> dict[str, Any]:
-    """What a file holds. Raises ApiError where it is neither numbers nor text, or not
-    what its name says."""
+    """Return the contents of a file. Raises ApiError if it is neither numbers nor text, or does not
+    match its extension."""
     try:
         found: dict[str, Any] = json.loads(_inspected(file, max_cells))
     except (subprocess.TimeoutExpired, ValueError):
@@ -131,7 +131,8 @@ def inspect(file: Path, max_cells: int) -> dict[str, Any]:
 
 
 def _inspected(file: Path, max_cells: int) -> bytes:
-    """What the inspection prints. It dies with this thread, and leaves no process behind."""
+    """Return the inspection's output. The inspection ends with this thread and leaves no process
+    behind."""
     command = [sys.executable, "-m", "mptcore.data.inspect", str(file), str(max_cells)]
     with subprocess.Popen(
         command,

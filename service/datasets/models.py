@@ -31,9 +31,9 @@ class Dataset(Owned, Base):
     columns: Mapped[list[str] | None] = mapped_column(JSON)
     created_at: Mapped[float] = mapped_column(default=now())
     copy: Mapped[int] = mapped_column(default=0, server_default="0")
-    """0 but for the same bytes sent again in the days when these became another data set."""
+    """0, except for identical bytes that older versions stored as another data set."""
 
     @property
     def file(self) -> str:
-        """The name of its file in its folder."""
+        """Name of the file in its folder."""
         return f"data.{self.format}"

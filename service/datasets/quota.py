@@ -17,7 +17,7 @@ from service.users import User
 
 @contextmanager
 def one_of_few(under_way: Counter[int], owner_id: int, most: int) -> Iterator[None]:
-    """An upload of a user's, counted while the block runs. Raises ApiError."""
+    """Count an upload of a user while the block runs. Raises ApiError if there are too many."""
     if under_way[owner_id] >= most:
         detail = f"{most} uploads of yours are under way, which is the most: try again"
         headers = {"Retry-After": "5"}
@@ -30,7 +30,7 @@ def one_of_few(under_way: Counter[int], owner_id: int, most: int) -> Iterator[No
 
 
 def room(session: Session, settings: Settings, owner_id: int) -> int | None:
-    """So many bytes more the user may upload; None without a quota."""
+    """Return how many more bytes the user may upload; None without a quota."""
     if settings.user_bytes is None:
         return None
     uploads = select(func.coalesce(func.sum(Dataset.bytes), 0)).where(Dataset.owner_id == owner_id)
@@ -39,14 +39,15 @@ def room(session: Session, settings: Settings, owner_id: int) -> int | None:
 
 
 def lock_room(session: Session, settings: Settings, owner_id: int) -> int | None:
-    """The same, which no other upload of the user's takes before the transaction ends."""
+    """Return the same and lock it, so that no other upload of the user uses it before the
+    transaction ends."""
     if settings.user_bytes is not None:
         session.execute(select(User.id).where(User.id == owner_id).with_for_update())
     return room(session, settings, owner_id)
 
 
 def _artifact_bytes(session: Session, settings: Settings, owner_id: int) -> int:
-    """Of what the user's experiments left, but for those that were deleted."""
+    """Return the bytes of the artifacts of the user's experiments that are not deleted."""
     query = (
         select(Artifact.experiment_id, Artifact.attempt, Artifact.file)
         .join(Experiment, Experiment.id == Artifact.experiment_id)
@@ -62,7 +63,7 @@ def _artifact_bytes(session: Session, settings: Settings, owner_id: int) -> int:
 
 
 def check(settings: Settings, room_bytes: int | None, needed: int) -> None:
-    """Raises ApiError where so many bytes are more than there is room for."""
+    """Raises ApiError if `needed` exceeds the room."""
     if room_bytes is not None and needed > room_bytes:
         detail = (
             f"your data sets and artifacts may be {settings.user_bytes} bytes, of which "

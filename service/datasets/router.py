@@ -1,4 +1,4 @@
-"""The routes of uploads."""
+"""Routes of uploads."""
 
 import shutil
 from dataclasses import dataclass
@@ -70,16 +70,16 @@ class DatasetOut(BaseModel):
 
 
 class DatasetChanges(BaseModel):
-    """What is left out stays."""
+    """Omitted fields stay as they are."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
-    """Whether the lab may read it, and run experiments on it."""
+    """Whether the lab may read the upload and run experiments on it."""
 
 
 class DatasetPage(BaseModel):
-    """Newest first; `next_cursor` is null on the last page."""
+    """Newest first. `next_cursor` is null on the last page."""
 
     items: list[DatasetOut]
     next_cursor: str | None
@@ -107,8 +107,8 @@ async def upload(
     user: Submitter,
     visibility: Visibility = Visibility.PRIVATE,
 ) -> DatasetOut:
-    """Upload a file (the body, as it is) of numbers, N observations × D dimensions, or
-    of text. The same bytes again are the same data set, under its first name."""
+    """Upload a file (the raw body) of numbers, N observations × D dimensions, or of text. If the
+    same bytes were uploaded before, the answer is the existing data set under its first name."""
     if request.headers.get("Content-Type", "").startswith("multipart/"):
         detail = "the body is the file itself, and no form: curl --data-binary @FILE, not -F"
         raise invalid([Problem("/header/Content-Type", detail)])
@@ -159,7 +159,7 @@ def _room(database: Database, settings: Settings, user: Caller) -> int | None:
 
 @dataclass(frozen=True)
 class _Arrival:
-    """A file that was received, and the row that it may become."""
+    """A received file, and the row that it may become."""
 
     database: Database
     settings: Settings
@@ -168,9 +168,9 @@ class _Arrival:
     file: FilePath
 
     def known(self) -> DatasetOut | None:
-        """The data set that these bytes are already; the file takes the place of its own, which
-        may have been damaged. A delete waits for the lock, and then finds the file in its place:
-        moved after a delete, it would stay there without a row."""
+        """Return the existing data set with these bytes. The new file replaces the old one, which
+        may be damaged. A concurrent delete waits for the lock and then finds the file in its place:
+        if it were moved after the delete, it would stay there without a row."""
         with self.database.transaction() as session:
             first = store.lock_same(
                 session, self.dataset.owner_id, self.dataset.sha256, self.dataset.format
@@ -181,7 +181,7 @@ class _Arrival:
             return _out(first)
 
     def accept(self) -> DatasetOut:
-        """Look into the file and keep it. Raises ApiError."""
+        """Inspect the file and store it. Raises ApiError."""
         found = inspect(self.file, self.settings.limits.elements)
         for name in ("n", "dim", "arrays", "columns"):
             setattr(self.dataset, name, found.get(name))
@@ -214,7 +214,7 @@ def list_datasets(
     cursor: Cursor = None,
     whose: Whose = Whose.MINE,
 ) -> DatasetPage:
-    """The caller's uploads, or `whose=lab` those shared with the lab, newest first."""
+    """List the caller's uploads or, with `whose=lab`, those shared with the lab, newest first."""
     check_whose(whose, user)
     before = read_cursor(cursor)
     with database.snapshot() as session:
@@ -236,7 +236,7 @@ def get_dataset(dataset_id: DatasetId, database: DatabaseDep, user: Reader) -> D
 def change_dataset(
     dataset_id: DatasetId, changes: JsonBody[DatasetChanges], database: WriterDep, user: Submitter
 ) -> DatasetOut:
-    """Share an upload with the lab, or have it private again."""
+    """Share an upload with the lab, or make it private."""
     wanted = changes.model_dump(exclude_unset=True)
     with database.transaction() as session:
         found = writable(user, _readable(session, user, dataset_id), WHAT)
@@ -250,7 +250,7 @@ def change_dataset(
 def delete_dataset(
     dataset_id: DatasetId, database: WriterDep, settings: SettingsDep, user: Canceller
 ) -> None:
-    """Delete an upload. Experiments that still wait for it will fail and say so."""
+    """Delete an upload. Queued experiments that use it will fail with that reason."""
     with database.transaction() as session:
         session.delete(writable(user, _readable(session, user, dataset_id), WHAT))
         audit.note(session, user, "dataset.deleted", dataset_id)

@@ -1,5 +1,4 @@
-"""What of an upload a spec reads: `n` and `dim` are known from the file, and a spec may leave them
-out."""
+"""Fill in `n` and `dim` of specs that use uploads. They are known from the file."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +16,7 @@ SIZES = ("n", "dim")
 
 
 def leaves_out_sizes(spec: Any) -> bool:
-    """Whether a spec, as it was sent, is of an upload and lacks `n` or `dim`."""
+    """Return whether a submitted spec uses an upload and lacks `n` or `dim`."""
     data = spec.get("data") if isinstance(spec, dict) else None
     if not isinstance(data, dict) or data.get("source") != "upload":
         return False
@@ -25,15 +24,15 @@ def leaves_out_sizes(spec: Any) -> bool:
 
 
 class Uploads:
-    """The uploads that are open to a reader, each looked up once."""
+    """The uploads that a reader may use. Each is looked up once."""
 
     def __init__(self, session: Callable[[], AbstractContextManager[Session]], reader_id: int):
         self._session, self._reader_id = session, reader_id
         self._found: dict[str, Dataset | None] = {}
 
     def with_sizes(self, spec: Any) -> Any:
-        """The spec, as it was sent, with the sizes that it leaves out. Raises SpecError where its
-        upload has none."""
+        """Return a submitted spec with the missing sizes. Raises SpecError if its upload has
+        none."""
         if not leaves_out_sizes(spec):
             return spec
         data = spec["data"]
@@ -58,7 +57,7 @@ class Uploads:
 def shape_of(
     dataset: Dataset | None, array: str | None, columns: Sequence[str] | None
 ) -> tuple[int, int]:
-    """N and D of the part of an upload that is asked for. Raises SpecError where there is none."""
+    """Return N and D of the requested part of an upload. Raises SpecError if there is none."""
     if dataset is None:
         raise SpecError([Problem("/data/dataset", NO_UPLOAD)])
     if dataset.dim is None:

@@ -1,4 +1,4 @@
-"""Finding uploads. Every query for a user names the owner, or the reader to whom they are open."""
+"""Find uploads. Every query names the owner, or the reader who may see them."""
 
 from collections.abc import Collection, Sequence
 
@@ -12,8 +12,8 @@ from service.sharing import Whose, readable, reader, shared
 def find_readable(
     session: Session, reader_id: int, dataset_id: str, reads_all: bool = False
 ) -> Dataset | None:
-    """The data set of that id, if the reader owns it, if it is shared with the lab, or if the
-    reader reads all."""
+    """Return the data set if the reader owns it, if it is shared with the lab, or if the reader may
+    read everything."""
     query = select(Dataset).where(Dataset.id == dataset_id, readable(Dataset))
     query = query.options(joinedload(Dataset.owner))
     return session.scalar(query, reader(reader_id, reads_all))
@@ -22,7 +22,7 @@ def find_readable(
 def readable_of(
     session: Session, reader_id: int, dataset_ids: Collection[str]
 ) -> Sequence[Dataset]:
-    """Those of these data sets that are open to the reader."""
+    """Return those of these data sets that the reader may see."""
     if not dataset_ids:
         return ()
     query = select(Dataset).where(Dataset.id.in_(dataset_ids), readable(Dataset))
@@ -30,7 +30,8 @@ def readable_of(
 
 
 def lock_same(session: Session, owner_id: int, sha256: str, format: str) -> Dataset | None:
-    """The owner's data set of these bytes, which no one deletes before the transaction ends."""
+    """Return the owner's data set with these bytes, locked against deletion until the transaction
+    ends."""
     return session.scalar(
         select(Dataset)
         .where(Dataset.owner_id == owner_id, Dataset.sha256 == sha256, Dataset.format == format)
@@ -42,7 +43,7 @@ def lock_same(session: Session, owner_id: int, sha256: str, format: str) -> Data
 
 
 def exists(session: Session, dataset_id: str) -> bool:
-    """Whether anyone has a data set of that id."""
+    """Return whether anyone has a data set with this id."""
     return session.get(Dataset, dataset_id) is not None
 
 
@@ -54,7 +55,7 @@ def newest(
     limit: int,
     before: str | None = None,
 ) -> Sequence[Dataset]:
-    """The owner's data sets, those shared with the lab, or all, newest first, that are older than
+    """Return the owner's data sets, those shared with the lab, or all, newest first, older than
     `before`."""
     query = select(Dataset).options(joinedload(Dataset.owner))
     if whose == Whose.MINE:

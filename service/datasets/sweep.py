@@ -1,4 +1,4 @@
-"""Removing what an upload left that was cut off by the end of its process."""
+"""Delete the remains of uploads that were interrupted by the end of their process."""
 
 import shutil
 import time
@@ -9,12 +9,12 @@ from service.datasets import store
 from service.settings import Settings
 
 ABANDONED_S = 6 * 3600.0
-"""No upload goes on for so long without a byte."""
+"""Maximum time that an active upload goes without a byte."""
 
 
 def sweep(database: Database, settings: Settings) -> None:
-    """Remove uploads that no one will finish. Each has a folder among the incoming until its row
-    is committed: what has none there is no concern of ours, whatever the database knows of it."""
+    """Delete abandoned uploads. Each has a folder among the incoming ones until its row is
+    committed; other folders are not touched."""
     for folder in settings.all_incoming.glob("*"):
         if not _is_abandoned(folder):
             continue
@@ -26,8 +26,8 @@ def sweep(database: Database, settings: Settings) -> None:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether nothing was written to it for long. One that is gone was ended by its upload, or by
-    another sweep; where only a file of it is gone, it is at work."""
+    """Return whether nothing was written to the folder for long. A missing folder was removed by
+    its upload or by another process. If only one of its files is missing, the upload is active."""
     try:
         written = max(path.stat().st_mtime for path in (folder, *folder.glob("*")))
     except FileNotFoundError:

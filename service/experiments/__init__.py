@@ -1,1 +1,1 @@
-"""Experiments: what is asked for, where it stands, what came out."""
+"""Experiments: submissions, states, and results."""

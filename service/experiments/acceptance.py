@@ -1,4 +1,4 @@
-"""Whether specs may be submitted, by all that is known of them before they run."""
+"""Check whether specs may be submitted."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -37,28 +37,28 @@ class Acceptance:
         self._session, self._owner_id = session, owner_id
 
     def problems(self, spec: ExperimentSpec) -> list[Problem]:
-        """What is wrong with one of the specs; pointers are into it."""
+        """Return the problems of a spec. Pointers are into the spec."""
         problems = spec.limit_problems(self._limits) or reference_problems(self.named, spec)
         problems = problems or list(self._inputs.problems(spec))
         return problems or self._memory.problems(spec, self.memory(spec))
 
     def submission_problems(self, spec: ExperimentSpec, after: Sequence[str]) -> list[Problem]:
-        """What is wrong with one of the submissions; pointers are into it."""
+        """Return the problems of a submission. Pointers are into the submission."""
         of_spec = [Problem(f"/spec{p.pointer}", p.detail) for p in self.problems(spec)]
         return of_spec + self.after_problems(after)
 
     def gone(self, spec: ExperimentSpec, after: Sequence[str]) -> list[Problem]:
-        """What is wrong with a spec that was accepted before, by what it names alone."""
+        """Return the problems of the references of a spec that was accepted before."""
         named = reference_problems(self.named, spec)
         of_spec = [Problem(f"/spec{p.pointer}", p.detail) for p in named]
         return of_spec + self.after_problems(after)
 
     def after_problems(self, after: Sequence[str]) -> list[Problem]:
-        """What is wrong with the experiments that one is to come after: /after/i."""
+        """Return the problems of the experiments listed in `after`: /after/i."""
         return list(after_problems(self.named, after))
 
     def cache_key(self, spec: ExperimentSpec) -> str | None:
-        """What tells what it computes; None where that is not known."""
+        """Return the key of the result cache, or None if it is unknown."""
         digests, files = self.named.digests(spec), self._inputs.files(spec)
         if digests is None or files is None:
             return None
@@ -71,19 +71,19 @@ class Acceptance:
         return key_of(spec.model_dump(mode="json"), [*digests, state])
 
     def hits(self, keys: Iterable[str | None]) -> Hits:
-        """What computed the same before and is open to the owner."""
+        """Return earlier experiments with these keys that the owner may read."""
         return hits(self._session, self._owner_id, keys)
 
     def memory(self, spec: ExperimentSpec) -> Memory:
-        """What a run of it takes of its device."""
+        """Return the memory that a run of the spec needs."""
         return self._memory.expected(spec)
 
     def unfinished(self, spec: ExperimentSpec, after: Sequence[str]) -> list[str]:
-        """What it has to wait for."""
+        """Return the experiments that a run of the spec must wait for."""
         return self.named.unfinished(spec, after)
 
 
 def beside_of(submission: Submission) -> dict[str, Any]:
-    """What a submission has beside its spec, as far as it says anything."""
+    """Return the fields of a submission beside its spec that were given."""
     said = submission.model_dump(include=set(BESIDE), exclude_defaults=True)
     return {name: value for name, value in said.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The files that runs left: only what was recorded is given out."""
+"""Files left by runs. Only recorded files are served."""
 
 import hashlib
 from functools import lru_cache
@@ -11,13 +11,13 @@ from service.settings import Settings
 
 
 def file_of(settings: Settings, artifact: Artifact) -> Path:
-    """Where it lies, or lay."""
+    """Return the path of an artifact, which may be gone."""
     return settings.artifacts(artifact.experiment_id, artifact.attempt) / artifact.file
 
 
 def whole_file(settings: Settings, artifact: Artifact) -> Path:
-    """Where an artifact lies, once its content was checked. Raises ApiError where it is missing or
-    not what was recorded."""
+    """Return the path of an artifact after checking its content. Raises ApiError if it is missing
+    or differs from what was recorded."""
     path = file_of(settings, artifact)
     try:
         state = path.stat()
@@ -33,6 +33,6 @@ def whole_file(settings: Settings, artifact: Artifact) -> Path:
 
 @lru_cache(maxsize=1000)
 def _digest(path: Path, inode: int, size: int, modified_ns: int) -> str:
-    """The SHA-256 of a file in this state of it."""
+    """Return the SHA-256 of a file in this state."""
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""All of an experiment that has ended as a zip, with what it takes to compute it again."""
+"""An ended experiment as a zip, with everything needed to compute it again."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,25 +26,25 @@ from service.settings import Settings
 from service.spreadsheets import csv_text
 
 MOST_ARTIFACT_BYTES = 100 * 2**20
-"""Of all artifacts in a bundle; those beyond are named in its README."""
+"""Maximum total size of the artifacts in a bundle. The README names those that are left out."""
 LINES_TOGETHER = 1000
 Row = Sequence[Any]
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What goes into the zip. Points, logs and files are read while it is sent."""
+    """Contents of the zip. Points, logs and files are read while it is sent."""
 
     experiment: Experiment
     attempts: Sequence[AttemptOut]
     metrics: Sequence[MetricOut]
     labels: Sequence[str]
-    """Of its series."""
+    """Names of the labels of its series."""
     artifacts: Sequence[Artifact]
 
 
 def bundle(session: Session, experiment: Experiment) -> Bundle:
-    """Of an experiment that has ended."""
+    """Return the bundle of an ended experiment."""
     metrics = [metric_out(one) for one in store.metrics(session, experiment.id)]
     known = labels_of(session, [experiment.id])[experiment.id]
     return Bundle(
@@ -57,7 +57,7 @@ def bundle(session: Session, experiment: Experiment) -> Bundle:
 
 
 def zipped(database: Database, settings: Settings, made: Bundle) -> Iterator[bytes]:
-    """The zip, as it is made: nothing of it is held."""
+    """Yield the zip while it is built. It is never held in memory as a whole."""
     files, left_out = _files(settings, made.artifacts)
     folder = f"experiment-{made.experiment.id}"
     stream = ZipStream(compress_type=ZIP_DEFLATED)
@@ -80,7 +80,7 @@ def zipped(database: Database, settings: Settings, made: Bundle) -> Iterator[byt
 def _files(
     settings: Settings, artifacts: Sequence[Artifact]
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """Those that go into a bundle, by name, and why the others do not."""
+    """Return the files of a bundle by name, and the reasons why other artifacts are left out."""
     files: dict[str, Path] = {}
     left_out: dict[str, str] = {}
     room = MOST_ARTIFACT_BYTES
@@ -99,7 +99,8 @@ def _files(
 
 
 def _spec(experiment: Experiment) -> dict[str, Any]:
-    """As the filter takes it: in an envelope where it is beyond the filter's own limits."""
+    """Return the spec in the form that the filter reads: in an envelope if it exceeds the filter's
+    own limits."""
     spec = stored_spec(experiment.spec)
     value = spec.model_dump(mode="json")
     return {"spec": value} if spec.limit_problems(Limits()) else value

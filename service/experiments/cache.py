@@ -26,15 +26,15 @@ BESIDE = ("name", "tags", "note", "visibility")
 
 
 def key_of(spec: Mapping[str, Any], inputs: Iterable[str]) -> str:
-    """Of a spec as it is stored, and of what it reads."""
+    """Return the key of a stored spec and its inputs."""
     text = json.dumps([spec, sorted(inputs)], sort_keys=True)
     rest = hashlib.sha256(text.encode()).hexdigest()
     return core_digest() + rest[: 64 - CORE_DIGITS]
 
 
 def fingerprint(files: Collection[Path]) -> str | None:
-    """What tells these files from others, and from themselves once they are changed; None where
-    there is none, or one cannot be seen."""
+    """Return a fingerprint of these files that changes when they change, or None if there are none
+    or one is not visible."""
     try:
         stats = [(str(path), path.stat()) for path in sorted(files)]
     except OSError:
@@ -44,8 +44,8 @@ def fingerprint(files: Collection[Path]) -> str | None:
 
 
 def own_key_only() -> ColumnElement[str | None]:
-    """The key of an experiment that is claimed here: none where this worker's core is another than
-    that of the service that made the key."""
+    """Return the key of an experiment that is claimed here. It is null if this worker's core
+    differs from that of the service that made the key."""
     return case(
         (Experiment.cache_key.startswith(core_digest(), autoescape=True), Experiment.cache_key),
         else_=None,
@@ -53,7 +53,7 @@ def own_key_only() -> ColumnElement[str | None]:
 
 
 class Hits:
-    """Experiments that succeeded and are open to the reader, by their keys."""
+    """Succeeded experiments that the reader may see, by key."""
 
     def __init__(self, rows: Iterable[Row[Any]] = ()):
         self._rows: dict[str, list[Row[Any]]] = defaultdict(list)
@@ -61,8 +61,9 @@ class Hits:
             self._rows[row.cache_key].append(row)
 
     def id_for(self, key: str | None, beside: Mapping[str, Any] | None = None) -> str | None:
-        """The one that answers: it has what is to stand beside the spec, too, for nothing that was
-        sent is passed over. Of several the reader's own, and the latest."""
+        """Return the experiment that answers a submission, or None. It must also have the given
+        fields beside the spec, so that nothing is ignored. The reader's own experiments come first,
+        then the latest."""
         for row in self._rows.get(key or "", ()):
             if all(getattr(row, name) == value for name, value in (beside or {}).items()):
                 found: str = row.id
@@ -71,7 +72,7 @@ class Hits:
 
 
 def hits(session: Session, reader_id: int, keys: Iterable[str | None]) -> Hits:
-    """What may answer for specs of these keys."""
+    """Return the experiments that may answer specs with these keys."""
     wanted = {key for key in keys if key is not None}
     if not wanted:
         return Hits()

@@ -1,4 +1,4 @@
-"""The routes of curves: of one experiment, and of many at once."""
+"""Routes of curves: of one experiment, and of many at once."""
 
 from typing import Annotated, NamedTuple
 
@@ -33,11 +33,11 @@ After = Annotated[
 FORMATS: dict[str, dict[str, object]] = {
     MEDIA_TYPES[format]: {} for format in Format if format != Format.JSON
 }
-"""What the OpenAPI document says of them beside JSON."""
+"""Descriptions of the formats other than JSON in the OpenAPI document."""
 
 
 class Asked(NamedTuple):
-    """Of one experiment's curves."""
+    """Parameters of a request for one experiment's curves."""
 
     labels: Wanted
     format: Format
@@ -61,8 +61,8 @@ def get_curves(
     max_points: MaxPoints = 100_000,
     after: After = 0,
 ) -> Response:
-    """All series, together of at most `max_points` points; every other query parameter is a label
-    and the value it must have, for example ?seed=44, or one of several, ?seed=4&seed=44."""
+    """Return all series with at most `max_points` points in total. Every other query parameter is a
+    label with its value, for example ?seed=44, or with several values, ?seed=4&seed=44."""
     asked = Asked(labels, format, max_points, after, None)
     return _answer(experiment_id, database, user, asked, if_none_match)
 
@@ -83,8 +83,8 @@ def get_curve(
     max_points: MaxPoints = 100_000,
     after: After = 0,
 ) -> Response:
-    """The series of one name; the other query parameters are labels, as for all curves. While the
-    experiment has not ended, a series that it may yet record is empty, not unknown."""
+    """Return the series with one name; other query parameters are labels, as for all curves. Until
+    the experiment has ended, a series that it may still record is empty instead of unknown."""
     asked = Asked(labels, format, max_points, after, series)
     return _answer(experiment_id, database, user, asked, if_none_match)
 
@@ -103,7 +103,8 @@ def _answer(
 
 
 def _tag(experiment: Experiment, asked: Asked) -> str:
-    """What was recorded up to a number stays, until another attempt takes it back."""
+    """Return the ETag of the recorded points. They stay the same up to a record number until
+    another attempt starts."""
     at = (experiment.id, experiment.attempt, experiment.last_seq, experiment.status)
     return etag(*at, sorted(asked.labels.items()), *asked[1:])
 
@@ -136,8 +137,8 @@ def _curves(session: Session, experiment: Experiment, asked: Asked) -> Answer:
 def batch_get_curves(
     wanted: JsonBody[CurvesWanted], database: DatabaseDep, user: Reader, format: FormatDep
 ) -> Response:
-    """The curves of up to 1,000 experiments in one answer: of all or none. Where some are not
-    there, the 404 names them."""
+    """Return the curves of up to 1,000 experiments: all or none. If some do not exist, the 404
+    names them."""
     labels = {key: _texts(value) for key, value in wanted.labels.items()}
     with database.snapshot() as session:
         hold_still(session)

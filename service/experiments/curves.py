@@ -1,4 +1,4 @@
-"""Reading series back from their blocks, of which a few at a time are held in memory."""
+"""Read series from their blocks. Only a few blocks are in memory at a time."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,11 +19,12 @@ from service.experiments.selection import Wanted, matches
 from service.experiments.thinning import shares, thinned
 
 BLOCKS_TOGETHER = 500
-"""Named in one statement: a database takes only so many parameters."""
+"""Maximum number of blocks in one statement: databases limit the number of parameters."""
 POINTS_TOGETHER = 50_000
-"""Fetched by one statement, about, and thinned together: 2 MB."""
+"""Approximate number of points that one statement fetches and that are downsampled together: 2
+MB."""
 LEAST_SHOWN = 2
-"""Of a series that has them: its first point and its last."""
+"""Minimum number of points of a series: its first and its last."""
 
 Columns = dict[str, NDArray[Any]]
 AnyRow = Row[*tuple[Any, ...]]
@@ -31,14 +32,15 @@ _POINTS = Block.count.label("points")  # a row has a method of its own called co
 
 
 def hold_still(session: Session) -> None:
-    """Have everything that this session reads be of one moment: a run that is put back meanwhile
-    takes records away. To be called before it reads; on SQLite each snapshot is so."""
+    """Make everything that this session reads consistent. Otherwise a run that is requeued
+    meanwhile removes records. Call it before the first read. On SQLite every snapshot is
+    consistent."""
     if session.get_bind().dialect.name == "postgresql":
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
 
 
 class TooFewPoints(Exception):
-    """Not all series can show their first and last point."""
+    """There is no room for the first and last point of every series."""
 
     def __init__(self, series: int):
         super().__init__(f"{series} series need at least {LEAST_SHOWN * series}: two points each")
@@ -46,8 +48,8 @@ class TooFewPoints(Exception):
 
 @dataclass(frozen=True)
 class Curve:
-    """A series by column, all of it or thinned. A number that is missing is NaN; the column
-    `reason` has the place of its reason in `reasons`, of which the first is None."""
+    """A series by column, complete or downsampled. A missing number is NaN. The column `reason` has
+    the index of its reason in `reasons`, whose first entry is None."""
 
     experiment_id: str
     name: str
@@ -66,7 +68,7 @@ class Curve:
 
     @property
     def reason_of_each(self) -> list[str | None] | None:
-        """None where no number is missing."""
+        """The reason of each point, or None if no number is missing."""
         if not self.columns["reason"].any():
             return None
         return [self.reasons[code] for code in self.columns["reason"].tolist()]
@@ -74,14 +76,14 @@ class Curve:
 
 @dataclass
 class _Line:
-    """One series as it is gathered from its blocks: thinned a window of POINTS_TOGETHER at a time,
-    wherever its blocks are cut, and then as a whole."""
+    """A series that is assembled from its blocks. It is downsampled in windows of POINTS_TOGETHER
+    that do not depend on the blocks, and then as a whole."""
 
     head: AnyRow
     labels: dict[str, object]
     total: int
     skipped: int
-    """How many points of its first block are not wanted."""
+    """Number of points to skip in its first block."""
     most: int = 0
     waiting: list[Columns] = field(default_factory=list)
     kept: list[Columns] = field(default_factory=list)
@@ -106,7 +108,7 @@ class _Line:
         return {**columns, "reason": codes}
 
     def _keep(self, window: Columns) -> None:
-        """Twice its part of the points, of which the last thinning chooses."""
+        """Keep twice the window's share of the points. The final downsampling selects from them."""
         most = max(LEAST_SHOWN, -(-2 * self.most * len(window["x"]) // self.total))
         self.kept.append(_thin(window, most))
 
@@ -142,10 +144,10 @@ def read_curves(
     after: int = 0,
     max_points: int,
 ) -> list[Curve]:
-    """The series of some experiments, in the order of these: of the given names; whose labels have
-    the wanted values; of their points those recorded after the record `after`, thinned so that all
-    series together show at most `max_points`. A session that reads beside a run must hold still.
-    Raises TooFewPoints."""
+    """Return the series of some experiments, in their order: those with the given names and label
+    values, with the points recorded after the record `after`, downsampled to at most `max_points`
+    in total. A session that reads beside a run must be consistent (`hold_still`). Raises
+    TooFewPoints."""
     lines: dict[int, _Line] = {}
     blocks: list[AnyRow] = []
     for head, own in _heads(session, experiment_ids, names, after):
@@ -169,7 +171,7 @@ def read_curves(
 def read_series(
     session: Session, experiment_id: str, *, after: int = 0, max_points: int
 ) -> list[SeriesOut]:
-    """The series of one experiment as lists of numbers."""
+    """Return the series of one experiment as lists of numbers."""
     found = read_curves(session, [experiment_id], after=after, max_points=max_points)
     return [series_out(curve) for curve in found]
 
@@ -177,7 +179,7 @@ def read_series(
 def labels_of(
     session: Session, experiment_ids: Sequence[str]
 ) -> dict[str, list[tuple[str, dict[str, object]]]]:
-    """The name and labels of each series that there is, by experiment."""
+    """Return the name and labels of each existing series, by experiment."""
     query = select(Series.experiment_id, Series.name, Series.labels)
     query = query.where(Series.experiment_id.in_(experiment_ids)).order_by(Series.id)
     found: dict[str, list[tuple[str, dict[str, object]]]] = {one: [] for one in experiment_ids}
@@ -189,7 +191,7 @@ def labels_of(
 def _heads(
     session: Session, experiment_ids: Sequence[str], names: Sequence[str] | None, after: int
 ) -> Iterator[tuple[int, list[AnyRow]]]:
-    """Each series by its id, with the sizes of its blocks."""
+    """Yield the id of each series with the sizes of its blocks."""
     query = (
         select(
             Series.id.label("series_id"),
@@ -220,7 +222,8 @@ def _line(session: Session, blocks: list[AnyRow], wanted: Wanted, after: int) ->
 
 
 def _skipped(session: Session, first: AnyRow, after: int) -> int:
-    """How many points of the first block, the only one that can have any, are not after `after`."""
+    """Return how many points of the first block are not after `after`. Only that block can have
+    any."""
     if first.first_seq > after:
         return 0
     column = session.scalar(
@@ -233,14 +236,14 @@ def _skipped(session: Session, first: AnyRow, after: int) -> int:
 
 
 def record_numbers(column: bytes | None, first: int, last: int, points: int) -> NDArray[Any]:
-    """Of a block's points."""
+    """Return the record numbers of a block's points."""
     if column is None:
         return np.linspace(first, last, points).round()
     return np.frombuffer(column, dtype="<i4")
 
 
 def _groups(blocks: Iterable[AnyRow]) -> Iterator[list[AnyRow]]:
-    """Blocks that are fetched together."""
+    """Group blocks that are fetched together."""
     some: list[AnyRow] = []
     points = 0
     for block in blocks:
@@ -257,7 +260,8 @@ _CONTENT = [getattr(Block, name) for name in (*COLUMNS, "reason", "reasons")]
 
 
 def _contents(session: Session, blocks: Sequence[AnyRow], after: int) -> Sequence[AnyRow]:
-    """The content of these blocks, in their order: all that their series have between them."""
+    """Return the contents of these blocks, in order. They must be consecutive blocks of their
+    series."""
     keys = [(block.series_id, block.first_seq) for block in blocks]
     place = tuple_(Block.series_id, Block.first_seq)
     query = select(Block.series_id, *_CONTENT).where(

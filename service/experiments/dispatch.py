@@ -43,7 +43,7 @@ HEARD_OF_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """An experiment chosen to run next: what the doorbell says."""
+    """An experiment chosen to run next: the content of the message to a worker."""
 
     experiment_id: str
     dispatch_no: int
@@ -86,16 +86,17 @@ def dispatch_next(
 
 
 def _is_kept_for_a_gpu(session: Session, user: Standing, within_s: float) -> bool:
-    """Whether a CPU run would take the last place under the user's limit from a GPU run that comes
-    before it, and that a worker may run."""
+    """Return whether a CPU run would use the last slot under the user's limit although a GPU run
+    comes before it and a worker could run that."""
     if not user.has_one_place or not workers.gpus(session, within_s):
         return False
     return shares.gpu_run_is_first(shares.firsts(session, [user])[user.owner_id])
 
 
 def _room(session: Session, next_in_turn: Standing, within_s: float) -> int:
-    """The memory of the idle GPU that has most. None where the next in turn waits only for runs of
-    ours to end, on a GPU that several workers share: smaller ones would take its place for ever."""
+    """Return the memory of the idle GPU with the most memory. It is -1 if the next user's run only
+    waits for our own runs on a shared GPU to end: otherwise smaller runs would take its place
+    forever."""
     idle = [gpu for gpu in workers.gpus(session, within_s) if gpu.idle]
     if not idle:
         return MOST_BYTES
@@ -112,7 +113,8 @@ _MEMORY = select(EXPERIMENTS.c.memory_bytes).where(EXPERIMENTS.c.id == bindparam
 
 
 def _next(for_queue: Queue) -> ScalarSelect[str]:
-    """Of the user's first of each device, each one look into the index, the very first."""
+    """Return the first experiment of a user: the best of the first of each device, each found by
+    one index look-up."""
     looks = (select(_first(device, for_queue)) for device in DEVICES[for_queue])
     firsts = union_all(*looks).subquery()
     first = select(firsts.c.id).order_by(firsts.c.priority.desc(), firsts.c.id).limit(1)
@@ -120,9 +122,9 @@ def _next(for_queue: Queue) -> ScalarSelect[str]:
 
 
 def _first(device: Device, for_queue: Queue) -> Subquery:
-    """The oldest of the highest priority: two looks, each along one end of a stretch of the index.
-    No index of plain columns has both orders at once, and by id alone PostgreSQL would walk along
-    all that ever ran."""
+    """Return the oldest experiment of the highest priority with two index look-ups. No index of
+    plain columns has both orders, and with an index by id alone PostgreSQL would scan everything
+    that ever ran."""
     waits = (
         (EXPERIMENTS.c.status == Status.QUEUED)
         & (EXPERIMENTS.c.owner_id == bindparam("owner"))
@@ -141,13 +143,15 @@ def _first(device: Device, for_queue: Queue) -> Subquery:
 
 
 def _one_free(query: Select[*Ts]) -> Select[*Ts]:
-    """The first that no other transaction holds: it may be frozen."""
+    """Return the first row that no other transaction has locked, because that transaction may
+    hang."""
     return query.limit(1).with_for_update(skip_locked=True)
 
 
 @cache
 def _dispatch(for_queue: Queue) -> ReturningUpdate[Any, Any]:
-    """Made once: idle workers ask ten times a second."""
+    """Return the statement that dispatches the next experiment. It is built once, because idle
+    workers poll ten times a second."""
     return (
         update(EXPERIMENTS)
         .where(EXPERIMENTS.c.id == _next(for_queue), EXPERIMENTS.c.status == Status.QUEUED)

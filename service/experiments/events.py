@@ -21,11 +21,11 @@ from service.experiments.schemas import moment
 from service.experiments.states import is_terminal
 
 MOST_POINTS = 10_000
-"""That come by one event; more are thinned."""
+"""Maximum number of points in one event. More are downsampled."""
 
 
 class Kind(StrEnum):
-    """What an event tells of."""
+    """Type of an event."""
 
     STATUS = "status"
     LOG = "log"
@@ -34,19 +34,19 @@ class Kind(StrEnum):
 
 
 class EventOut(BaseModel):
-    """Something that happened. `id` goes back as `after`, or as Last-Event-ID, for what came
-    since."""
+    """An event. Pass its `id` as `after` or Last-Event-ID to get the later ones."""
 
     id: str
     kind: Kind
     experiment_id: str
     at: datetime | None
-    """Null for progress and points, which tell how things stand."""
+    """Null for progress and points, which report the current state."""
     data: dict[str, Any]
 
 
 class Place(NamedTuple):
-    """What has been told: up to which event, how much was done, up to which record the points."""
+    """A position in the events: the last event, the progress and the last record of points that
+    were sent."""
 
     event: int = 0
     done: int = 0
@@ -57,20 +57,20 @@ class Place(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Some events, and the place after them. Unless `whole`, more can be read at once."""
+    """Some events and the position after them. If `whole` is false, more can be read at once."""
 
     events: list[EventOut]
     place: Place
     whole: bool
     over: bool
-    """Nothing more will come."""
+    """Whether no more events will come."""
 
 
 def of_one(
     session: Session, experiment: Experiment, after: Place, kinds: Collection[Kind], limit: int
 ) -> Reading:
-    """What happened to an experiment after a place, about `limit` events at once. Points come
-    before the event that ends it. The session must hold still."""
+    """Return about `limit` events of an experiment after a position. Points precede the event that
+    ends the experiment. The session must be consistent."""
     query = select(Event).where(Event.experiment_id == experiment.id)
     query = query.where(Event.id > after.event, Event.kind.in_(kinds))
     stored = [*session.scalars(query.order_by(Event.id).limit(limit))]
@@ -92,7 +92,7 @@ def of_one(
 
 
 def latest(session: Session, experiment: Experiment) -> Place:
-    """After all that happened to an experiment."""
+    """Return the position after all events of an experiment."""
     last = select(func.max(Event.id)).where(Event.experiment_id == experiment.id)
     return Place(session.scalar(last) or 0, experiment.progress_done or 0, experiment.last_seq)
 
@@ -105,7 +105,8 @@ def of_many(
     kinds: Collection[Kind],
     limit: int,
 ) -> tuple[list[EventOut], Place, bool]:
-    """What happened to experiments after a place up to an event, and whether that is all."""
+    """Return the events of several experiments after a position up to an event id, the new
+    position, and whether there are no more."""
     query = (
         select(Event)
         .join(Experiment, Experiment.id == Event.experiment_id)
@@ -118,7 +119,7 @@ def of_many(
 
 
 def under_way(session: Session, which: ColumnElement[bool]) -> Sequence[AnyRow]:
-    """How far those of these experiments are that run."""
+    """Return the progress of those of these experiments that are running."""
     wanted = ("id", "last_seq", "progress_done", "progress_total", "progress_unit")
     query = select(*(getattr(Experiment, name) for name in wanted))
     query = query.where(which, Experiment.status == Status.RUNNING)
@@ -128,8 +129,8 @@ def under_way(session: Session, which: ColumnElement[bool]) -> Sequence[AnyRow]:
 def notices(
     rows: Sequence[AnyRow], place: Place, kinds: Collection[Kind], known: dict[str, Place]
 ) -> list[EventOut]:
-    """What is new of runs beyond what is `known`, which is brought up to date. Their ids are that
-    of the event before."""
+    """Return progress notices about running experiments that are not `known` yet, and update
+    `known`. Their ids are those of the previous event."""
     found = []
     for ended in known.keys() - {row.id for row in rows}:
         del known[ended]
@@ -186,7 +187,8 @@ def _progress(run: Experiment | AnyRow) -> dict[str, Any]:
 
 
 def _points(session: Session, experiment: Experiment, after: int) -> dict[str, Any] | None:
-    """Those that were recorded since; without them where there are too many series."""
+    """Return the points recorded since a position. They are omitted if there are too many
+    series."""
     said = {"last_seq": experiment.last_seq, "after": after}
     try:
         found = read_curves(session, [experiment.id], after=after, max_points=MOST_POINTS)

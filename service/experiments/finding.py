@@ -1,4 +1,4 @@
-"""The experiments that a request names, where the caller may read them, or change them."""
+"""Find the experiments that a request names and that the caller may read or change."""
 
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -19,7 +19,7 @@ ExperimentId = Annotated[str, Path(max_length=100)]
 
 
 def find(session: Session, user: Caller, experiment_id: str) -> Experiment:
-    """What the caller may read. Raises ApiError."""
+    """Return an experiment that the caller may read. Raises ApiError."""
     found = _readable(session, user, experiment_id)
     if found is None:
         raise not_found("experiment")
@@ -27,7 +27,7 @@ def find(session: Session, user: Caller, experiment_id: str) -> Experiment:
 
 
 def find_own(session: Session, user: Caller, experiment_id: str) -> Experiment:
-    """What the caller may change. Raises ApiError."""
+    """Return an experiment that the caller may change. Raises ApiError."""
     return writable(user, _readable(session, user, experiment_id), "experiment")
 
 
@@ -46,8 +46,8 @@ def find_deleted(session: Session, user: Caller, experiment_id: str) -> Experime
 def find_all(
     session: Session, user: Caller, ids: Sequence[str], *, whole: bool = False
 ) -> list[Experiment]:
-    """In the order of their ids. Raises ApiError, in the same words for what is not there and for
-    what is not the caller's to see."""
+    """Return experiments in the order of their ids. Raises ApiError, with the same message for
+    missing and for inaccessible ones."""
     if twice := [i for i, one in enumerate(ids) if one in ids[:i]]:
         raise invalid([Problem(f"/ids/{i}", f"{ids[i]} is named before") for i in twice])
     found = {one.id: one for one in store.readable_ones(session, user, ids, whole=whole)}

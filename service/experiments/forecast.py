@@ -20,7 +20,7 @@ from service.fair_share import FairShare
 from service.workers import Slots
 
 LATELY = 100
-"""Attempts that have ended."""
+"""Number of ended attempts that are used."""
 LEAST = 3
 BASIS = "by the progress of what runs and the mean length of the last runs, 100 at most"
 UNKNOWN = "it is not known how long the runs before it take"
@@ -37,22 +37,21 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of one queue, in the database's time."""
+    """Forecast of one queue, in the database's time."""
 
     clock: float
     mean_s: float | None
-    """Of a run's length, lately; None until a few have ended."""
+    """Mean duration of recent runs; None until some have ended."""
     running: Sequence[Running]
     ends: dict[int, float]
-    """When the first of a user's runs is expected to end, by the user."""
+    """Expected end of each user's first run to finish, by user."""
 
     def usual_s(self, sharing: FairShare) -> float:
-        """How long a run takes, for comparing users."""
+        """Return how long a run takes, for comparing users."""
         return max(1.0, sharing.advance_s if self.mean_s is None else self.mean_s)
 
     def start_after(self, position: int, slots: Slots) -> float | None:
-        """When the next slot comes free once so many runs have had theirs; None where that is not
-        known."""
+        """Return when a slot is free after `position` other runs have started; None if unknown."""
         free = [self.clock] * slots.idle
         free += [max(self.clock, run.end) for run in self.running if run.end is not None]
         if not free or (position and self.mean_s is None):
@@ -67,14 +66,14 @@ class Forecast:
 
 
 def _rounded(at: float, clock: float) -> float:
-    """Up to what the estimate is good for: seconds, minutes, or tens of minutes."""
+    """Round a time up to the precision of the estimate: seconds, minutes, or tens of minutes."""
     wait_s = at - clock
     step_s = 1 if wait_s < 60 else 60 if wait_s < 3600 else 600
     return math.ceil(at / step_s) * step_s
 
 
 def forecasts(session: Session) -> dict[Queue, Forecast]:
-    """Of every queue."""
+    """Return the forecast of every queue."""
     clock: float = session.execute(select(now())).scalar_one()
     running = session.execute(_RUNNING).all()
     return {queue: _forecast(session, queue, running, clock) for queue in Queue}
@@ -98,7 +97,7 @@ _RUNNING = (
 
 
 def ends_of(session: Session, sweep_id: str, found: Mapping[Queue, Forecast]) -> list[float | None]:
-    """When each of a sweep's running experiments is expected to end; None where it is not known."""
+    """Return the expected end of each running experiment of a sweep; None if unknown."""
     running = session.execute(_RUNNING.where(Experiment.sweep_id == sweep_id))
     return [_end(one, found[Queue(one.queue)].mean_s, found[Queue(one.queue)].clock)
             for one in running]  # fmt: skip
@@ -132,8 +131,8 @@ def _mean_s(session: Session, queue: Queue) -> float | None:
 
 
 def _end(one: Any, mean_s: float | None, clock: float) -> float | None:
-    """When a run is expected to end: by its pace, or by its progress, which in one that was resumed
-    began before it did."""
+    """Return the expected end of a run from its ETA or its progress. Progress of a resumed run
+    began before the run."""
     if one.progress_eta_s is not None:
         return float(max(clock, one.progress_at + one.progress_eta_s))
     elapsed_s = max(0.0, clock - one.started_at)

@@ -1,4 +1,4 @@
-"""Curves as a caller wants them: JSON, CSV or an Arrow stream."""
+"""Curves as JSON, CSV or an Arrow stream."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ Document = dict[str, Any]
 
 
 class Format(StrEnum):
-    """What an answer is written in."""
+    """Format of an answer."""
 
     JSON = "json"
     CSV = "csv"
@@ -42,7 +42,8 @@ async def wanted_format(
         Format | None, Query(description="what to answer in, whatever the header Accept says")
     ] = None,
 ) -> Format:
-    """That of the query, else the one that Accept likes best. Raises ApiError."""
+    """Return the format in the query, else the preferred one of the Accept header. Raises
+    ApiError."""
     return format or accepted(request, MEDIA_TYPES)
 
 
@@ -51,8 +52,8 @@ FormatDep = Annotated[Format, Depends(wanted_format)]
 
 @dataclass(frozen=True)
 class Answer:
-    """The curves of some experiments, as `last_seqs` leave off. Whether they are of one experiment
-    or of a batch decides upon the form."""
+    """The curves of some experiments, up to their `last_seqs`. The form depends on whether they
+    belong to one experiment or to a batch."""
 
     experiments: Sequence[Experiment]
     curves: Sequence[Curve]
@@ -65,7 +66,7 @@ class Answer:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What stands beside the points, for formats that hold nothing else."""
+        """Headers with the metadata, for formats that have no place for it."""
         said = {
             "MPT-Partial": self.partial,
             "MPT-Sampled": any(curve.sampled for curve in self.curves),
@@ -115,7 +116,8 @@ def written(answer: Answer, format: Format) -> Response:
 
 
 def _json(answer: Answer) -> bytes:
-    """NaN becomes null. Ten times as fast as by pydantic, which would take lists."""
+    """Encode as JSON with null for NaN. This is ten times as fast as pydantic, which needs
+    lists."""
     document = answer.document(lambda curve: {**_about(curve), **_numbers(curve)})
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
@@ -159,7 +161,7 @@ def _table(answer: Answer, shown: Callable[[Any], Any] = lambda value: value) ->
     places = pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
 
     def told(values: list[Any]) -> Any:
-        """A value for each series, over all of its points."""
+        """Repeat a value of each series for all its points."""
         array = pa.array([shown(one) for one in values])
         if array.type == pa.string():
             array = array.dictionary_encode()
@@ -178,7 +180,7 @@ def _table(answer: Answer, shown: Callable[[Any], Any] = lambda value: value) ->
 
 
 def _reasons(pa: Any, curve: Curve, shown: Callable[[Any], Any]) -> Any:
-    """The first of a curve's reasons is that there is none."""
+    """Return the reasons of a curve. The first entry means that there is no reason."""
     if not curve.columns["reason"].any():
         return pa.nulls(curve.shown, pa.dictionary(pa.int32(), pa.string()))
     codes = np.ma.masked_equal(curve.columns["reason"].astype(np.int32), 0) - 1
@@ -187,7 +189,7 @@ def _reasons(pa: Any, curve: Curve, shown: Callable[[Any], Any]) -> Any:
 
 
 def _keys(answer: Answer) -> Iterator[tuple[str, list[Any]]]:
-    """What tells the series apart, by column: a value for each."""
+    """Yield the columns that identify the series, with one value for each series."""
     curves = answer.curves
     if answer.batch:
         status = {one.id: one.status for one in answer.experiments}
@@ -203,5 +205,6 @@ def _keys(answer: Answer) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _pyarrow(module: str) -> Any:
-    """Not at the start of the service, which would wait a sixth of a second for it."""
+    """Import pyarrow on first use, because it would delay the start of the service by a sixth of a
+    second."""
     return importlib.import_module(module)

@@ -41,11 +41,11 @@ _HELD = (
 )
 _NEXT = _HELD.with_for_update(skip_locked=True)
 _ANY = _HELD.limit(1)
-"""Made once: idle workers ask ten times a second."""
+"""Built once: idle workers poll ten times a second."""
 
 
 def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> None:
-    """Have each of these new experiments wait for others, which their submission holds locked."""
+    """Make each of these new experiments wait for others, which the submission has locked."""
     rows = [
         {"experiment_id": one, "after_id": after} for one, others in waits.items()
         for after in others
@@ -55,7 +55,7 @@ def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> None:
 
 
 def take_places(session: Session, successors: Mapping[str, str]) -> None:
-    """New experiments take the places of old ones (new by old) in their sweeps."""
+    """Replace old experiments by new ones (new by old) in their sweeps."""
     place = update(SweepPoint).where(SweepPoint.experiment_id == bindparam("old"))
     taken = place.where(
         select(Experiment.sweep_id).where(Experiment.id == bindparam("new")).scalar_subquery()
@@ -103,7 +103,7 @@ def settle(session: Session, ended_id: str, status: str) -> Sequence[str]:
 
 
 def let_go(session: Session, ended: Sequence[str]) -> Sequence[str]:
-    """These have ended, and wait no more; gives those of them that others wait for."""
+    """Remove the waits of ended experiments. Return those of them that others wait for."""
     session.execute(delete(Wait).where(Wait.experiment_id.in_(ended)))
     waited_for = select(Wait.after_id).where(Wait.after_id.in_(ended)).distinct()
     return session.scalars(waited_for.order_by(Wait.after_id)).all()
@@ -114,8 +114,9 @@ def _became(status: str) -> str:
 
 
 def _free(session: Session, waiting: Sequence[str]) -> None:
-    """Those of these that wait for no other now. They are locked: of two that end at the same time
-    the second sees what the first did."""
+    """Release those of these experiments that wait for nothing any more. Their rows are locked: if
+    two awaited experiments end at the same time, the second transaction sees the result of the
+    first."""
     others = select(Wait.experiment_id).where(Wait.experiment_id == Experiment.id).exists()
     freed = session.execute(
         update(Experiment)
@@ -204,8 +205,8 @@ def _fill(session: Session, sweep_id: str, concurrency: int | None) -> bool:
 def reasons(
     session: Session, experiments: Sequence[Experiment], reader_id: int | None
 ) -> dict[str, str]:
-    """What those of these experiments that are held wait for, by their ids, in words for the
-    reader; None is their owner."""
+    """Return what those of these experiments that are held wait for, by id, in words for the
+    reader. A reader of None is the owner."""
     queued = [one for one in experiments if one.status == Status.QUEUED]
     after = [one for one in queued if one.held == Held.AFTER]
     sweeps = {one.sweep_id for one in queued if one.held == Held.SWEEP}
@@ -228,7 +229,7 @@ def reasons(
 def _waited_for(
     session: Session, experiment_ids: Sequence[str]
 ) -> dict[str, list[tuple[str, str]]]:
-    """The ids and states of what each of these waits for."""
+    """Return the ids and states of what each of these experiments waits for."""
     rows = session.execute(
         select(Wait.experiment_id, Wait.after_id, Experiment.status)
         .join(Experiment, Experiment.id == Wait.after_id)

@@ -16,15 +16,14 @@ from service.settings import Settings
 
 TEXT_FORMATS = ("txt", "jsonl", "parquet")
 IMAGES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
-"""The folder of each set of images."""
+"""Folder of each image data set."""
 RAW = "raw/train-images-idx3-ubyte"
 GLUE_HUB = "nyu-mll/glue"
 MOST_NAMED = 20
 
 
 class Inputs:
-    """What of the lab's folders specs read; each folder is looked at once, for any number of
-    specs."""
+    """Files in the lab's folders that specs read. Each folder is listed once for all specs."""
 
     def __init__(self, settings: Settings):
         self.data = _folder(settings.data_dir)
@@ -33,7 +32,7 @@ class Inputs:
         self._files: dict[Path, list[Path]] = {}
 
     def files(self, spec: ExperimentSpec) -> list[Path] | None:
-        """Those that it reads; None where that is not in sight."""
+        """Return the files that a spec reads, or None if they are not visible here."""
         found: list[Path] = []
         for part in (self._data_files(spec.data), *map(self._checkpoint_files, _models(spec))):
             if part is None:
@@ -53,7 +52,7 @@ class Inputs:
         return False
 
     def problems(self, spec: ExperimentSpec) -> Iterator[Problem]:
-        """What is missing of what it reads, as far as that is known here."""
+        """Yield what is known to be missing of a spec's inputs."""
         if self.data is not None:
             yield from self._data_problems(spec.data, self.data)
         if self.models is not None and _is_offline():
@@ -107,7 +106,7 @@ class Inputs:
         return self._files[folder]
 
     def _listed(self, folder: Path, *, files: bool) -> list[str]:
-        """The files of a folder by their names, or its folders."""
+        """Return the names of the files or folders in a folder."""
         if folder not in self._names:
             among = sorted(folder.iterdir()) if folder.is_dir() else []
             self._names[folder] = [one.name for one in among if one.is_file() == files]
@@ -119,7 +118,7 @@ def _models(spec: ExperimentSpec) -> list[Any]:
 
 
 def _lacks_images(folder: Path, source: str) -> bool:
-    """Whether they are not there, and will not be downloaded."""
+    """Return whether the images are missing and will not be downloaded."""
     return not _has_images(folder, source) and os.environ.get("MPT_ALLOW_DOWNLOAD") != "1"
 
 
@@ -141,12 +140,12 @@ def _folder(path: Path | None) -> Path | None:
 
 
 def _is_offline() -> bool:
-    """Whether nothing comes from a hub, so that what is not in the folders is nowhere."""
+    """Return whether the hub is disabled, so that only local files exist."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def _in_cache(name: str) -> bool:
-    """Whether the hub's cache has this model or data set from before."""
+    """Return whether the hub's cache contains this model or data set."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     flat = name.replace("/", "--")
@@ -154,7 +153,7 @@ def _in_cache(name: str) -> bool:
 
 
 def _not_there(what: str, name: str, there: Sequence[str]) -> str:
-    """With the names that exist, those that are like it first."""
+    """Return a message with the existing names, the most similar ones first."""
     near = meant(name, there).rstrip()
     return f"there is no {what} {name}{f': {near}' if near else ''}; {_named(there)}"
 

@@ -1,4 +1,4 @@
-"""Deleting experiments: first no one sees them, later their rows go. No function commits."""
+"""Delete experiments: first hide them, later remove their rows. No function commits."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -31,7 +31,7 @@ RESTORE_MARGIN_S = 60.0
 
 
 class Kept(NamedTuple):
-    """An experiment, whose it is, and whether a quota may remove it."""
+    """An experiment, its owner, and whether a quota may remove it."""
 
     id: str
     owner: str
@@ -39,15 +39,15 @@ class Kept(NamedTuple):
 
 
 def remove(session: Session, experiment: Experiment) -> bool:
-    """Have no one see an experiment any more; what waits is cancelled first. False where it runs
-    or is pinned. Its idempotency key is free again."""
+    """Hide an experiment. A waiting one is cancelled first. Return False if it is running or
+    pinned. Its idempotency key becomes free."""
     if experiment.status in WAITING:
         states.request(session, experiment.id, DesiredState.CANCEL)
     return bool(remove_ended(session, [experiment.id]))
 
 
 def remove_ended(session: Session, experiment_ids: Sequence[str]) -> Sequence[str]:
-    """The same for those of these experiments that have ended and are not pinned; gives them."""
+    """Hide those of these experiments that have ended and are not pinned, and return them."""
     return session.scalars(
         update(Experiment)
         .where(Experiment.id.in_(experiment_ids), _removable(), Experiment.deleted_at.is_(None))
@@ -69,12 +69,12 @@ def restore(session: Session, experiment_id: str, purge_after_s: float) -> bool:
 
 
 def older(session: Session, keep_s: float) -> Sequence[Kept]:
-    """What ended longer ago and is not pinned."""
+    """Return experiments that ended longer ago and are not pinned."""
     return _kept(session, _removable(), Experiment.finished_at < now() - keep_s)
 
 
 def with_files(session: Session) -> Sequence[Kept]:
-    """What left files, the oldest first."""
+    """Return experiments with files, the oldest first."""
     left = select(Artifact.experiment_id).where(Artifact.experiment_id == Experiment.id)
     return _kept(session, left.exists())
 
@@ -98,8 +98,8 @@ def _ended() -> ColumnElement[bool]:
 
 
 def purgeable(session: Session, after_s: float, limit: int | None = None) -> Sequence[Kept]:
-    """What was deleted longer ago, the oldest first; but for what an unfinished run starts from,
-    which was accepted before."""
+    """Return experiments that were deleted longer ago, the oldest first, except those from which an
+    unfinished run will start: they were accepted before."""
     over = (
         select(Experiment.id, User.name)
         .join(User, User.id == Experiment.owner_id)
@@ -112,7 +112,7 @@ def purgeable(session: Session, after_s: float, limit: int | None = None) -> Seq
 
 
 def _started_from(session: Session) -> Iterator[str]:
-    """The experiments whose weights unfinished runs need."""
+    """Yield the experiments whose weights unfinished runs need."""
     named = [Experiment.spec[(part, "experiment")].as_string() for part in ("model", "baseline")]
     given = or_(*(one.is_not(None) for one in named))
     for row in session.execute(select(*named).where(~_ended(), given)):
@@ -120,12 +120,12 @@ def _started_from(session: Session) -> Iterator[str]:
 
 
 RECORDS = (Series, Metric, Event, Artifact, Checkpoint, Attempt, Wait, SweepPoint, Delivery)
-"""The tables whose rows are an experiment's own, and go with it."""
+"""Tables whose rows belong to an experiment and are deleted with it."""
 
 
 def purge(session: Session, experiment_id: str) -> bool:
-    """Forget a deleted experiment: its records and its row. False where another has, or where its
-    attempts are not yet in their owner's usage."""
+    """Delete a deleted experiment's records and row. Return False if another transaction has locked
+    it, or if its attempts are not yet added to its owner's usage."""
     held = select(Experiment.id).where(
         Experiment.id == experiment_id, Experiment.deleted_at.is_not(None)
     )

@@ -39,7 +39,7 @@ from service.experiments.models import (
 from service.experiments.states import is_terminal, note_status
 
 MOST_BYTES = 2**62
-"""More memory than there is."""
+"""Larger than any memory."""
 
 
 class LeaseLost(Exception):
@@ -55,19 +55,19 @@ class Claim:
     spec: dict[str, Any]
     queue: str = Queue.CPU
     checkpoints: Sequence[Checkpoint] = ()
-    """Where it can go on from, the latest first; none: from the beginning."""
+    """Checkpoints to resume from, the latest first. Empty: start from the beginning."""
     inputs: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By the id in the spec: the file and the SHA-256 of uploads and kept weights."""
+    """File and SHA-256 of uploads and saved weights, by the id in the spec."""
 
     @property
     def after_seq(self) -> int:
-        """The records up to this one are kept from earlier attempts."""
+        """Records up to this one were kept from earlier attempts."""
         return self.checkpoints[0].after_seq if self.checkpoints else 0
 
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """Why a run failed: oom, error, lost, timeout or invalid, and a sentence."""
+    """Cause of a failed run (oom, error, lost, timeout or invalid) and a sentence."""
 
     kind: str
     message: str
@@ -135,7 +135,7 @@ def claim(
 
 
 def _put_back(session: Session, experiment_id: str, dispatch_no: int, reason: str) -> None:
-    """To the queue, if this is still the current dispatch of it."""
+    """Return a dispatched experiment to the queue, if this is still its current dispatch."""
     put_back = session.execute(
         update(Experiment)
         .where(
@@ -159,15 +159,15 @@ _latest_checkpoint = (
 
 
 def checkpoints(session: Session, experiment_id: str) -> Sequence[Checkpoint]:
-    """An experiment's checkpoints, the latest first."""
+    """Return an experiment's checkpoints, the latest first."""
     query = select(Checkpoint).where(Checkpoint.experiment_id == experiment_id)
     order = (Checkpoint.after_seq, Checkpoint.attempt, Checkpoint.file)
     return session.scalars(query.order_by(*(column.desc() for column in order))).all()
 
 
 def _delete_records(session: Session, experiment_id: str, after: int) -> None:
-    """Delete the records after `after`. A block never reaches over where a snapshot
-    was taken for a checkpoint."""
+    """Delete the records after `after`. No block of points spans the position of a checkpoint's
+    snapshot."""
     series = select(Series.id).where(Series.experiment_id == experiment_id)
     session.execute(
         delete(Block).where(Block.series_id.in_(series.scalar_subquery()), Block.last_seq > after)
@@ -181,13 +181,13 @@ def _delete_records(session: Session, experiment_id: str, after: int) -> None:
 
 
 def forget_records(session: Session, experiment_id: str) -> None:
-    """Of a run that begins again: its records, and the checkpoints that none of is whole."""
+    """Delete the records and unusable checkpoints of a run that restarts."""
     _delete_records(session, experiment_id, after=0)
     _forget_checkpoints(session, [experiment_id])
 
 
 def _owned(claim: Claim) -> Update:
-    """The fence: matches only while this attempt owns its experiment."""
+    """The fence: it matches only while this attempt owns its experiment."""
     return update(Experiment).where(
         Experiment.id == claim.experiment_id,
         Experiment.attempt == claim.attempt,
@@ -196,8 +196,8 @@ def _owned(claim: Claim) -> Update:
 
 
 def heartbeat(session: Session, claim: Claim, lease_s: float, **columns: object) -> DesiredState:
-    """Fence, heartbeat and poll in one statement; first in every transaction of a run. Other
-    columns may be set with it. Raises LeaseLost."""
+    """Check the fence, renew the lease and read the owner's wish in one statement. It must be the
+    first in every transaction of a run. Other columns may be set with it. Raises LeaseLost."""
     desired = session.execute(
         _owned(claim)
         .values(lease_expires_at=now() + lease_s, **columns)
@@ -219,7 +219,7 @@ def finish(
     failure: FailureCause | None = None,
     peak_bytes: int | None = None,
 ) -> None:
-    """End the attempt and with it the experiment; `peak_bytes` is the memory that it took. Raises
+    """End the attempt and the experiment. `peak_bytes` is the memory that it used. Raises
     LeaseLost."""
     _end(session, claim, status, peak_bytes, finished_at=now(), **_failure_columns(failure))
 
@@ -227,8 +227,8 @@ def finish(
 def mark_lost(
     session: Session, claim: Claim, max_lost: int, peak_bytes: int | None = None
 ) -> Status:
-    """Say that this attempt's runner was killed from outside, and do what the reaper would.
-    Raises LeaseLost."""
+    """Record that this attempt's runner was killed from outside, with the same result as the
+    reaper. Raises LeaseLost."""
     lost = session.execute(
         _owned(claim)
         .values(status=Status.QUEUED, lost=Experiment.lost + 1, lease_expires_at=None)
@@ -241,8 +241,9 @@ def mark_lost(
 
 
 def release(session: Session, claim: Claim, peak_bytes: int | None = None) -> Status:
-    """End the attempt unfinished, by its owner's wish or its worker's: paused or cancelled where
-    that is desired by now, else back in the queue; not counted as lost. Raises LeaseLost."""
+    """End the attempt before the experiment is finished, at the request of its owner or worker. The
+    experiment becomes paused or cancelled if that is requested, else queued. It is not counted as
+    lost. Raises LeaseLost."""
     desired = heartbeat(session, claim, lease_s=0)
     status = UNFINISHED[desired]
     columns = {"finished_at": now()} if status == Status.CANCELLED else {}
@@ -255,7 +256,7 @@ UNFINISHED = {
     DesiredState.PAUSE: Status.PAUSED,
     DesiredState.CANCEL: Status.CANCELLED,
 }
-"""Where an unfinished run goes, by what its owner wants."""
+"""Next status of an unfinished run, by its owner's wish."""
 
 
 def _end(
@@ -308,9 +309,9 @@ def reap(
 
 
 def begin_anew(session: Session) -> int:
-    """After a restore: put back all that was dispatched or running when the backup was made, which
-    is no loss, and say how many. Attempts and dispatches go on from numbers that none had: a worker
-    or a doorbell that is left from before finds the fence in its way."""
+    """Requeue everything that was dispatched or running when a backup was made, after a restore,
+    and return how many. It is not counted as lost. Attempt and dispatch numbers continue above all
+    earlier ones, so that the fence stops workers and messages from before."""
     taken = session.execute(
         select(Experiment.id, Experiment.attempt, Experiment.lease_expires_at,
                Experiment.desired_state)
@@ -335,14 +336,14 @@ def begin_anew(session: Session) -> int:
 
 
 BEYOND = 1000
-"""More attempts than an experiment has between a backup and its restore."""
+"""More attempts than an experiment makes between a backup and its restore."""
 
 
 def _lose_expired(
     session: Session, clock: ColumnElement[float]
 ) -> Sequence[Row[str, int, int, str]]:
-    """Put back the runs whose lease has expired. Their slots counted until then: their owners do
-    not pay for a reaper that was away."""
+    """Requeue the runs whose lease has expired. Their slots are charged until that moment, so that
+    owners do not pay for an outage of the reaper."""
     leases = session.execute(
         select(Experiment.id, Experiment.attempt, Experiment.lease_expires_at)
         .where(Experiment.status == Status.RUNNING, Experiment.lease_expires_at < clock)
@@ -359,7 +360,8 @@ def _lose_expired(
 
 
 def _free(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Is an experiment that meets these and that no other transaction holds; held from here on."""
+    """Select an experiment that meets these conditions and that no other transaction has locked. It
+    is locked from then on."""
     return Experiment.id.in_(
         select(Experiment.id).where(*conditions).with_for_update(skip_locked=True)
     )
@@ -368,8 +370,8 @@ def _free(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
 def forget_checkpoints(
     session: Session, experiment_ids: Sequence[str], after_s: float
 ) -> Sequence[str]:
-    """Those of these experiments that ended more than `after_s` seconds ago: their checkpoints
-    serve no one, and are taken off the books. Their files may go."""
+    """Forget the checkpoints of those of these experiments that ended more than `after_s` seconds
+    ago, and return these experiments. Their files may be deleted."""
     over = _free(
         Experiment.id.in_(experiment_ids),
         Experiment.status.in_(TERMINAL),
@@ -385,8 +387,8 @@ def _forget_checkpoints(session: Session, experiment_ids: Sequence[str]) -> None
 
 
 def _after_loss(session: Session, lost: Row[str, int, int, str], max_lost: int) -> Status:
-    """What becomes of an experiment (id, lost, attempt, desired_state) that was put back to the
-    queue because its attempt was lost."""
+    """Return the next status of an experiment (id, lost, attempt, desired_state) whose attempt was
+    lost."""
     status, failure = UNFINISHED[DesiredState(lost.desired_state)], None
     if status == Status.QUEUED and lost.lost > max_lost:
         status = Status.FAILED

@@ -26,7 +26,7 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Of a slot; `ended_at` is None while it lasts."""
+    """A use of a slot. `ended_at` is None while it lasts."""
 
     owner_id: int
     queue: str
@@ -34,7 +34,7 @@ class Use:
     ended_at: float | None
 
     def worth(self, sharing: FairShare, at: float) -> float:
-        """Slot-seconds at that time, in seconds of a CPU slot."""
+        """Return the decayed slot-seconds at that time, in seconds of a CPU slot."""
         ended_at = at if self.ended_at is None else self.ended_at
         lasted_s = max(0.0, ended_at - self.started_at)
         grown = -math.expm1(-lasted_s * math.log(2) / sharing.half_life_s)
@@ -43,13 +43,13 @@ class Use:
 
 
 def slot_weight(sharing: FairShare, queue: str) -> float:
-    """What a second of such a slot counts."""
+    """Return the weight of a second of such a slot."""
     return sharing.gpu_weight if queue == Queue.GPU else 1.0
 
 
 def begin(session: Session, experiment: Row[*tuple[Any, ...]], worker: str) -> None:
-    """An attempt has its slot. Of an experiment that was claimed: id, attempt, owner_id, queue,
-    spec, estimated_bytes."""
+    """Begin an attempt's use of its slot. `experiment` has the columns id, attempt, owner_id,
+    queue, spec and estimated_bytes."""
     session.execute(
         insert(Attempt).values(
             experiment_id=experiment.id,
@@ -71,7 +71,7 @@ def end(
     at: float | None = None,
     peak_bytes: int | None = None,
 ) -> None:
-    """It has it no more, from now on or since then."""
+    """End an attempt's use of its slot, now or at a given time."""
     ended_at = (
         now() if at is None else case((Attempt.started_at > at, Attempt.started_at), else_=at)
     )
@@ -87,7 +87,7 @@ def end(
 
 
 def fold(session: Session, sharing: FairShare) -> None:
-    """Add ended attempts to their users' numbers. What another transaction holds is left for the
+    """Add ended attempts to their users' usage. Rows locked by other transactions are left for the
     next time."""
     ended = session.scalars(
         select(Attempt)
@@ -113,7 +113,7 @@ def fold(session: Session, sharing: FairShare) -> None:
 
 
 def gpu_hours_of_the_day(session: Session) -> dict[int, float]:
-    """The hours that users have had of GPU slots within the last 24, by owner."""
+    """Return the hours of GPU slots that users have had within the last 24 hours, by owner."""
     clock: float = session.execute(select(now())).scalar_one()
     since = clock - DAY_S
     began_at = case((Attempt.started_at < since, since), else_=Attempt.started_at)
@@ -128,7 +128,7 @@ def gpu_hours_of_the_day(session: Session) -> dict[int, float]:
 
 
 def worth(sharing: FairShare, uses: Iterable[Use], at: float) -> float:
-    """Of several uses together."""
+    """Return the total decayed usage."""
     return math.fsum(use.worth(sharing, at) for use in uses)
 
 

@@ -1,4 +1,4 @@
-"""Pages of experiments: filtered, ordered, and continued from where the last one ended."""
+"""Pages of experiments: filtered, ordered, continued after the last page."""
 
 import base64
 import hashlib
@@ -25,7 +25,7 @@ Clause = ColumnElement[bool]
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which experiments a list holds, and in which order. Of several values any suffices."""
+    """Filters and order of a list. If a filter has several values, any of them matches."""
 
     whose: Whose = Whose.MINE
     status: Sequence[Status] = ()
@@ -57,8 +57,9 @@ def page_of(
     cursor: str | None = None,
     with_spec: bool = False,
 ) -> Page:
-    """The user's experiments, those shared with the lab, or all; ordered by a field, those that
-    have it. Specs are large: they are read only where they are asked for. Raises ApiError."""
+    """Return a page of the user's experiments, those shared with the lab, or all. If they are
+    ordered by a field, only those that have it are listed. Specs are read only if requested,
+    because they are large. Raises ApiError."""
     order = _at("order_by", lambda: parse_order(wanted.order_by))
     query, key = _at("order_by", lambda: _ordered(session, order))
     query = query.where(*clauses(session, user_id, wanted))
@@ -85,7 +86,7 @@ def _page(found: Sequence[Row[*tuple[Any, ...]]], limit: int, wanted: Wanted) ->
 
 
 def _at(parameter: str, work: Any) -> Any:
-    """What is wrong with a text of the query is said of its parameter."""
+    """Attribute a problem in a query's text to its parameter."""
     try:
         return work()
     except Wrong as error:
@@ -100,7 +101,7 @@ COLUMNS = {
 
 
 def _ordered(session: Session, order: Order) -> tuple[Select[Any, Any], Any]:
-    """A query, and what it is ordered by. Raises Wrong."""
+    """Return a query and the expression it is ordered by. Raises Wrong."""
     kind, _, name = order.field.partition(".")
     if kind == "metrics" and name:
         return _by_metric(session, order, name)
@@ -113,7 +114,8 @@ def _ordered(session: Session, order: Order) -> tuple[Select[Any, Any], Any]:
 
 
 def _by_metric(session: Session, order: Order, name: str) -> tuple[Select[Any, Any], Any]:
-    """An experiment with several such metrics stands where the first of them does."""
+    """Order by a metric. If an experiment has several such metrics, the first in the order
+    counts."""
     earlier = aliased(Metric)
     before = (earlier.value, earlier.labels), (Metric.value, Metric.labels)
     first, second = (tuple_(*one) for one in before)
@@ -163,7 +165,7 @@ def clauses(session: Session, user_id: int, wanted: Wanted) -> list[Clause]:
 
 
 def _in_time(wanted: Wanted) -> list[Clause]:
-    """From `after` on, and up to `before`, which does not belong to it."""
+    """Return clauses for `after` (inclusive) and `before` (exclusive)."""
     created, finished = Experiment.created_at, Experiment.finished_at
     bounds = [
         (wanted.created_after, created.__ge__),
@@ -175,7 +177,7 @@ def _in_time(wanted: Wanted) -> list[Clause]:
 
 
 def _seconds(moment: datetime) -> float:
-    """Without a zone it is UTC."""
+    """Return seconds since 1970. Without a time zone it is UTC."""
     return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
 
 
@@ -196,7 +198,7 @@ def _cursor(wanted: Wanted, key: Any, experiment_id: str) -> str:
 
 
 def _read(cursor: str, wanted: Wanted, order: Order) -> tuple[str | float, str]:
-    """Where the last page ended. Raises ApiError."""
+    """Return where the last page ended. Raises ApiError."""
     try:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
         digest, key, experiment_id = json.loads(text)

@@ -1,4 +1,4 @@
-"""The query parameters of lists of experiments."""
+"""Query parameters of lists of experiments."""
 
 from datetime import datetime
 from typing import Annotated
@@ -21,7 +21,8 @@ def _iso(text: str) -> datetime:
 
 
 Moment = Annotated[datetime, BeforeValidator(_iso)]
-"""A date or moment, else UTC: pydantic alone takes a bare number too, as seconds since 1970."""
+"""A date or time. A validator is needed because pydantic also accepts a bare number as seconds
+since 1970."""
 
 
 # Async, though it waits for nothing: a plain function costs a change of threads.

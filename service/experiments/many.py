@@ -1,4 +1,4 @@
-"""Submitting many experiments at once: all or none, in a few statements."""
+"""Submit many experiments at once: all or none, in a few statements."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ _EXPERIMENTS, _EVENTS = (
 
 
 class New(NamedTuple):
-    """The columns of an experiment that is to be, and what it waits for."""
+    """The columns of a new experiment, and the experiments it waits for."""
 
     columns: Mapping[str, Any]
     unfinished: Sequence[str] = ()
@@ -38,9 +38,9 @@ def submit(
     sharing: FairShare,
     sweep_id: str | None = None,
 ) -> list[str]:
-    """Store new experiments in the queue, of a sweep or not, and give the ids of all in order:
-    those that are wanted by their ids are there. The audit has a line for each that is of no sweep.
-    Raises Refused where they are more than the user may have."""
+    """Store new experiments in the queue, as points of a sweep or not, and return the ids of all in
+    order. An entry that is an id stands for an existing experiment. The audit log gets a line for
+    each experiment outside a sweep. Raises Refused if the user would have too many."""
     new = [one for one in wanted if isinstance(one, New)]
     made = iter(_submit(session, owner_id, new, by, sharing, sweep_id) if new else ())
     return [next(made) if isinstance(one, New) else one for one in wanted]
@@ -76,7 +76,7 @@ def _submit(
 
 
 def made_before(session: Session, owner_id: int, key: str | None, sha256: str) -> list[str]:
-    """What the same request made under its key; nothing where it is new."""
+    """Return what the same request created under its key; nothing if the request is new."""
     kept = session.get(KeptRequest, (owner_id, key)) if key is not None else None
     return kept.made if kept is not None and kept.sha256 == sha256 else []
 
@@ -84,9 +84,9 @@ def made_before(session: Session, owner_id: int, key: str | None, sha256: str) -
 def kept_request(
     session: Session, owner_id: int, key: str | None, sha256: str
 ) -> KeptRequest | None:
-    """What is kept of a request under its idempotency key; None without one. `made` is empty where
-    the key is new, and is then to be set: a request under the same key at the same time waits here
-    for this one. Raises KeyReused."""
+    """Return the stored request of an idempotency key, or None without a key. `made` is empty for a
+    new key; the caller sets it. A concurrent request with the same key waits here. Raises
+    KeyReused."""
     if key is None:
         return None
     which = {"owner_id": owner_id, "idempotency_key": key}

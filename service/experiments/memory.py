@@ -1,7 +1,5 @@
-"""What a run is expected to take of its device's memory, and which worker could hold it.
-
-The family says what its tensors come to; what earlier runs of it took corrects that.
-"""
+"""Expected memory of a run, and which workers have enough. The family estimates the size of its
+tensors; the measured peaks of earlier runs correct the estimate."""
 
 from dataclasses import dataclass
 from functools import cache, partial
@@ -15,40 +13,40 @@ from service.experiments.models import DEVICES, Attempt, Device, Experiment, Que
 
 GIB = 2**30
 RUNTIME_BYTES = {Queue.CPU: 400 * 2**20, Queue.GPU: 700 * 2**20}
-"""Taken before the first tensor: torch, and on a GPU the context with its kernels."""
+"""Memory used before the first tensor: torch and, on a GPU, the context with its kernels."""
 LEARNED_FROM = 50
-"""The latest runs of a family that succeeded, of those that are large enough to tell."""
+"""Number of recent successful runs of a family that are used, among those large enough."""
 LEAST_RUNS = 5
 TELLING_BYTES = 64 * 2**20
-"""Below it the tensors drown in what torch itself takes."""
+"""Smaller estimates are not used, because torch itself dominates the measurement."""
 RATIO_BOUNDS = 0.2, 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """In bytes: by the spec alone, and with what the family has learned."""
+    """Memory in bytes: `estimated` from the spec alone, `expected` with the correction."""
 
     by_spec: int
     expected: int
 
 
 class MemoryModel:
-    """What runs take, and what workers hold; each looked up once, for any number of specs."""
+    """Expected memory of runs and the memory of workers. Each is looked up once for all specs."""
 
     def __init__(self, session: Session):
         self._ratio = cache(partial(learned_ratio, session))
         self._largest = cache(partial(workers.largest, session))
 
     def expected(self, spec: ExperimentSpec) -> Memory:
-        """What a run of it takes, about."""
+        """Return the expected memory of a run."""
         queue = Queue.CPU if Device(spec.compute.device) == Device.CPU else Queue.GPU
         by_spec = spec.memory_estimate()
         ratio = self._ratio(spec.model.family, queue)
         return Memory(by_spec, RUNTIME_BYTES[queue] + int(ratio * by_spec))
 
     def problems(self, spec: ExperimentSpec, memory: Memory) -> list[Problem]:
-        """Whether no worker there is could ever hold it. Of workers that are not there, or that do
-        not say what they have, nothing is known."""
+        """Return a problem if no known worker could ever run it. Workers that are absent or report
+        no memory are not considered."""
         device = Device(spec.compute.device)
         holds = self._largest()
         largest = {
@@ -64,8 +62,8 @@ class MemoryModel:
 
 
 def learned_ratio(session: Session, family: str, queue: Queue) -> float:
-    """By how much the runs of a family took more than their specs say: what nineteen of twenty
-    kept to; 1 until a few have run."""
+    """Return the factor by which runs of the family exceeded their estimates in 19 of 20 cases; 1
+    until a few have run."""
     rows = session.execute(
         select(Attempt.peak_bytes, Attempt.estimated_bytes)
         .join(Experiment, Experiment.id == Attempt.experiment_id)

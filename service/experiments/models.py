@@ -1,4 +1,4 @@
-"""The tables of experiments and of their records."""
+"""Tables of experiments and of their records."""
 
 from enum import StrEnum
 from typing import Any
@@ -24,7 +24,7 @@ from service.users import User
 
 
 class Status(StrEnum):
-    """Where an experiment stands."""
+    """Status of an experiment."""
 
     QUEUED = "queued"
     DISPATCHED = "dispatched"
@@ -49,14 +49,14 @@ class DesiredState(StrEnum):
 
 
 class Queue(StrEnum):
-    """Which kind of worker an experiment goes to."""
+    """Type of worker for an experiment."""
 
     CPU = "cpu"
     GPU = "gpu"
 
 
 class Device(StrEnum):
-    """What an experiment asks for: "auto" is a GPU, or a CPU where no GPU is idle."""
+    """Device that an experiment asks for. "auto" is a GPU, or a CPU if no GPU is idle."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -64,17 +64,17 @@ class Device(StrEnum):
 
 
 class Held(StrEnum):
-    """Why a queued experiment is not to be chosen yet; "" where it may be."""
+    """Why a queued experiment must not be chosen yet; "" if it may be."""
 
     NOT = ""
     AFTER = "after"
-    """Those that it comes after have not all succeeded."""
+    """Not all experiments that it comes after have succeeded."""
     SWEEP = "sweep"
-    """As many of its sweep's runs are under way as may."""
+    """Its sweep has reached its limit of concurrent runs."""
 
 
 DEVICES = {Queue.CPU: (Device.CPU, Device.AUTO), Queue.GPU: (Device.CUDA, Device.AUTO)}
-"""What the workers of each queue take."""
+"""Devices that the workers of each queue accept."""
 
 
 def _device_of_spec(context: Any) -> str:
@@ -88,14 +88,14 @@ def _family_of_spec(context: Any) -> str:
 
 
 def _inside(name: str, column: str) -> Index:
-    """Of PostgreSQL alone: what a list contains, and what a field of an object equals."""
+    """GIN index for PostgreSQL: elements of a list, and values of an object's fields."""
     inside = text(f"({column}::jsonb) jsonb_path_ops")
     return Index(name, inside, postgresql_using="gin").ddl_if(dialect="postgresql")
 
 
 class Experiment(Owned, Base):
-    """One spec and its run. `attempt` is the fence: it rises with every claim, and a write of an
-    older attempt finds no row. `last_seq` is the last record that is committed."""
+    """One spec and its run. `attempt` is the fence: it increases with every claim, and a write of
+    an older attempt matches no row. `last_seq` is the last committed record."""
 
     __tablename__ = "experiments"
     __table_args__ = (
@@ -145,35 +145,35 @@ class Experiment(Owned, Base):
     )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    """A UUID of version 7: ids of later experiments are greater."""
+    """A UUID of version 7: ids increase with time."""
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
     owner: Mapped[User] = relationship(lazy="raise")
     pinned: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """Neither age nor quotas remove it, nor its owner before it is unpinned."""
+    """Whether the experiment is protected against removal by age, by quotas, and by its owner."""
     deleted_at: Mapped[float | None]
-    """Since when no one sees it. Its rows and files go after a time."""
+    """Time of the deletion. The experiment is hidden from then on; rows and files are removed
+    later."""
     name: Mapped[str | None] = mapped_column(String(200))
     tags: Mapped[list[str]] = mapped_column(JSON)
     note: Mapped[str | None] = mapped_column(Text)
     priority: Mapped[int]
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     device: Mapped[str] = mapped_column(String(8), default=_device_of_spec)
-    """The spec's, where the queue finds it by its index."""
+    """The spec's device, indexed for the queue."""
     family: Mapped[str] = mapped_column(String(32), default=_family_of_spec)
-    """Of the spec's model, likewise."""
+    """The family of the spec's model, indexed likewise."""
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """What a run of it is expected to take of its device, by what its family has learned; null
-    where it is not known."""
+    """Expected memory of a run on its device, as corrected by earlier runs; null if unknown."""
     estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """The same by its spec alone."""
+    """Memory estimated from the spec alone."""
     retry_of: Mapped[str | None] = mapped_column(String(32))
     sweep_id: Mapped[str | None] = mapped_column(ForeignKey(Sweep.id))
-    """The sweep that it was made for."""
+    """The sweep for which it was created."""
     comes_after: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    """The experiments that had to succeed first."""
+    """Experiments that had to succeed first."""
     held: Mapped[str] = mapped_column(String(8), default=Held.NOT, server_default="")
     cache_key: Mapped[str | None] = mapped_column(String(64))
-    """What tells what it computes; null where that is not known."""
+    """Key of the result cache; null if unknown."""
     idempotency_key: Mapped[str | None] = mapped_column(String(200))
     submission_sha256: Mapped[str | None] = mapped_column(String(64))
 
@@ -198,15 +198,15 @@ class Experiment(Owned, Base):
     progress_stage: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     progress_at: Mapped[float | None]
     progress_eta_s: Mapped[float | None]
-    """From `progress_at` to the end, about."""
+    """Approximate seconds from `progress_at` to the end."""
     progress_eta_std_err_s: Mapped[float | None]
     failure_kind: Mapped[str | None] = mapped_column(String(16))
     failure_message: Mapped[str | None] = mapped_column(Text)
 
 
 class Wait(Base):
-    """One experiment waits for another to succeed. The row goes when that has, or with one of the
-    two: what has ended neither waits nor is waited for."""
+    """One experiment waits for another to succeed. The row is deleted when that has succeeded, or
+    with either experiment. Ended experiments neither wait nor are waited for."""
 
     __tablename__ = "waits"
 
@@ -242,8 +242,8 @@ class Tally(Base):
 
 
 class Attempt(Base):
-    """The ledger: who had which kind of slot, from when until when. A line begins with the claim
-    and ends in the transaction that ends the attempt. `folded` are those that are in `usage`."""
+    """The ledger: which attempt used which kind of slot, and when. A row is added by the claim and
+    ended in the transaction that ends the attempt. `folded` rows are included in `usage`."""
 
     __tablename__ = "attempts"
     __table_args__ = (
@@ -262,18 +262,18 @@ class Attempt(Base):
     folded: Mapped[bool] = mapped_column(default=False)
     family: Mapped[str] = mapped_column(String(32))
     estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """By the spec alone: its family learns from how the peak compares with it."""
+    """Estimated from the spec alone. The family learns from the ratio of peak and estimate."""
     peak_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """The most that it took: of main memory on a CPU, of the device's on a GPU."""
+    """Peak memory: main memory on a CPU, GPU memory on a GPU."""
     environment: Mapped[dict[str, Any] | None] = mapped_column(
         JSON(none_as_null=True), deferred=True
     )
-    """What it is computed with, as its runner says; null before it does."""
+    """Environment of the computation as reported by the runner; null before that."""
 
 
 class Usage(Base):
-    """What the folded attempts of a user came to, decayed to `as_of`: slot-seconds in seconds of a
-    CPU slot."""
+    """Usage of a user's folded attempts, decayed to `as_of`: slot-seconds in seconds of a CPU
+    slot."""
 
     __tablename__ = "usage"
 
@@ -283,14 +283,14 @@ class Usage(Base):
 
 
 class Checkpoint(Base):
-    """Where a run can go on: a file below the experiment's checkpoint directory. Several may be
-    after the same record."""
+    """A point to resume a run from: a file below the experiment's checkpoint directory. Several may
+    follow the same record."""
 
     __tablename__ = "checkpoints"
 
     experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
     file: Mapped[str] = mapped_column(String(500), primary_key=True)
-    """The attempt that saved it, a slash, and the name, which rises within an attempt."""
+    """The attempt that saved it, a slash, and the name. Names increase within an attempt."""
     attempt: Mapped[int]
     after_seq: Mapped[int]
     sha256: Mapped[str] = mapped_column(String(64))
@@ -298,7 +298,7 @@ class Checkpoint(Base):
 
 
 class Artifact(Base):
-    """A file that a run left: in the directory of the attempt that recorded it."""
+    """A file left by a run, in the directory of the attempt that recorded it."""
 
     __tablename__ = "artifacts"
 
@@ -311,9 +311,8 @@ class Artifact(Base):
 
 
 class Event(Base):
-    """What happened: kind "status" with {status, …} or "log" with {level, message}. No id is given
-    twice, also not that of a row that is gone: who has read up to an id asks for what came since.
-    """
+    """An event: kind "status" with {status, …} or "log" with {level, message}. Ids are never
+    reused, not even those of deleted rows, so that a reader can continue after the last id."""
 
     __tablename__ = "events"
     __table_args__ = (UniqueConstraint("experiment_id", "seq"), {"sqlite_autoincrement": True})
@@ -324,11 +323,11 @@ class Event(Base):
     kind: Mapped[str] = mapped_column(String(16))
     data: Mapped[dict[str, Any]] = mapped_column(JSON)
     seq: Mapped[int | None]
-    """The record it came from, if it came from one."""
+    """The record that caused it, if any."""
 
 
 class Series(Base):
-    """A named line of points; `labels` is canonical JSON."""
+    """A named series of points. `labels` is canonical JSON."""
 
     __tablename__ = "series"
     __table_args__ = (UniqueConstraint("experiment_id", "name", "labels"),)
@@ -361,7 +360,7 @@ class Block(Base):
 
 
 class Metric(Base):
-    """One number of a whole run; `labels` is canonical JSON."""
+    """One number of a whole run. `labels` is canonical JSON."""
 
     __tablename__ = "metrics"
     __table_args__ = (

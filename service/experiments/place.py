@@ -1,4 +1,4 @@
-"""Where a queued experiment stands, why it waits, and when it may start."""
+"""Position of a queued experiment, why it waits, and when it may start."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What decides a place."""
+    """The properties that determine a position."""
 
     owner_id: int
     device: str
@@ -32,8 +32,9 @@ def places(
     scenes: Scenes,
     reader_id: int | None = None,
 ) -> dict[str, QueuePlace]:
-    """The places of those of these experiments that are queued, by their ids, in a few queries
-    however many they are, in words for the reader; None is their owner."""
+    """Return the positions of those of these experiments that are queued, by id. The number of
+    queries does not depend on their number. Reasons are worded for the reader; None is the
+    owner."""
     queued = [
         Waiting(one.owner_id, one.device, one.priority, one.id, one.memory_bytes)
         for one in experiments
@@ -57,7 +58,7 @@ def place_of_next(
     memory_bytes: int | None,
     scenes: Scenes,
 ) -> QueuePlace:
-    """The place of one that were submitted now."""
+    """Return the position of an experiment that would be submitted now."""
     one = Waiting(owner_id, device, priority, LAST, memory_bytes)
     return _place(one, scenes.of(session, {owner_id}))
 
@@ -125,7 +126,7 @@ def _turn(position: int, served: Sequence[Queue], slots: Mapping[Queue, Slots]) 
 
 
 def _no_memory(one: Waiting, gpus: Sequence[Gpu]) -> str | None:
-    """Why no GPU has the memory for it even when our own runs have ended; None where one has."""
+    """Return why no GPU has enough memory even after our own runs have ended; None if one has."""
     needed = one.memory_bytes or 0
     if not gpus or any(gpu.room_without_ours >= needed for gpu in gpus):
         return None
@@ -140,7 +141,7 @@ def _no_memory(one: Waiting, gpus: Sequence[Gpu]) -> str | None:
 
 
 def _start_at_limit(mine: Standing, scene: Scene) -> float | None:
-    """Not before one of the user's own runs has ended."""
+    """Return the earliest end of the user's own runs, if the user is at the limit."""
     ends = [one.ends.get(mine.owner_id) for one in scene.forecasts.values()]
     return min((end for end in ends if end is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""The routes that read experiments: a page of them, and one."""
+"""Routes that read experiments: a page of them, or one."""
 
 from http import HTTPStatus
 from typing import Annotated
@@ -46,12 +46,12 @@ from service.validators import NOT_MODIFIED, IfNoneMatch, by_content
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
 
 MOST_SPECS = 50
-"""On a page: a spec may be as large as a body."""
+"""Maximum number of specs on a page. A spec may be as large as a request body."""
 custom = APIRouter(tags=["experiments"], route_class=StrictRoute)
 
 
 class ExperimentsWanted(BaseModel):
-    """Which experiments."""
+    """Ids of the requested experiments."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -61,7 +61,7 @@ class ExperimentsWanted(BaseModel):
 
 
 class ManyExperimentsOut(BaseModel):
-    """In the order of their ids, with their specs and metrics."""
+    """Experiments in the order of the ids, with specs and metrics."""
 
     items: list[ListedWithMetrics]
 
@@ -77,9 +77,9 @@ def list_experiments(
     fields: Fields = Fields.SUMMARY,
     metrics: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006 (FastAPI copies it)
 ) -> Response:
-    """The caller's experiments, or `whose=lab` those shared with the lab, newest first: without
-    their specs, or with `fields=full` and at most 50 a page with them; with the `metrics` that are
-    named. All filters must hold; where one is given several times, any of its values suffices."""
+    """List the caller's experiments or, with `whose=lab`, those shared with the lab, newest first.
+    Specs are included with `fields=full`, on pages of at most 50. `metrics` names the metrics to
+    include. All filters must match; a filter given several times matches any of its values."""
     check_whose(wanted.whose, user)
     full = fields == Fields.FULL
     if full and limit > MOST_SPECS:
@@ -101,8 +101,7 @@ def list_experiments(
 def batch_get_experiments(
     wanted: JsonBody[ExperimentsWanted], database: DatabaseDep, scenes: ScenesDep, user: Reader
 ) -> Response:
-    """Up to 50 experiments in one answer: all or none. Where some are not there, the 404 names
-    them."""
+    """Return up to 50 experiments: all or none. If some do not exist, the 404 names them."""
     with database.snapshot() as session:
         found = find_all(session, user, wanted.ids, whole=True)
         waiting = places(session, found, scenes, user.id)
@@ -127,9 +126,9 @@ async def get_experiment(
     wait_s: WaitDep,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """One experiment, where it stands, its metrics so far, and what it is computed with. With
-    `Prefer: wait=N` the answer comes when it has ended, or, with If-None-Match, when it is another
-    than that; after N seconds at the latest."""
+    """Return an experiment with its status, its metrics so far, and the environments of its
+    attempts. With `Prefer: wait=N` the answer is sent when the experiment has ended or, with
+    If-None-Match, when it has changed; after N seconds at the latest."""
 
     def read(session: Session) -> tuple[Response, bool]:
         experiment = find(session, user, experiment_id)
@@ -160,6 +159,6 @@ def _whole(
 
 
 def seen(session: Session, experiment: Experiment, scenes: Scenes, reader: Caller) -> ExperimentOut:
-    """An experiment as its reader sees it, with its place in the queue."""
+    """Return an experiment as its reader may see it, with its queue position."""
     waiting = places(session, [experiment], scenes, reader.id)
     return experiment_out(experiment, waiting.get(experiment.id))

@@ -47,7 +47,7 @@ UNKNOWN = "    it is not known: it ran before this was kept, or its runner did n
 def readme(
     experiment: Experiment, attempts: Sequence[AttemptOut], left_out: Mapping[str, str]
 ) -> str:
-    """The text; artifacts that were left out are given with the reason."""
+    """Return the text. `left_out` are the artifacts that are not included, with reasons."""
     said = [one.environment for one in attempts if one.environment is not None]
     latest = said[-1] if said else None
     return TEXT.format(

@@ -1,4 +1,4 @@
-"""Storing the records of a run, in batches behind the fence."""
+"""Store the records of a run in batches, behind the fence."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,16 +23,16 @@ from service.experiments.models import (
 )
 
 SeriesKey = tuple[str, str]
-"""Name and canonical labels."""
+"""Name and canonical labels of a series."""
 
 
 def canonical(labels: dict[str, Any]) -> str:
-    """Labels as text that is equal where the labels are."""
+    """Return labels as canonical text: equal labels have equal text."""
     return json.dumps(labels, sort_keys=True, separators=(",", ":"))
 
 
 class Eta(NamedTuple):
-    """In how many seconds a run will be done, about, and the standard error of that."""
+    """Approximate seconds until a run is done, and their standard error."""
 
     mean_s: float
     std_err_s: float
@@ -40,24 +40,24 @@ class Eta(NamedTuple):
 
 @dataclass
 class Batch:
-    """Records as the runner wrote them, sorted by what becomes of them."""
+    """Records as the runner wrote them, grouped by kind."""
 
     points: dict[SeriesKey, list[dict[str, Any]]] = field(default_factory=dict)
     metrics: list[dict[str, Any]] = field(default_factory=list)
     logs: list[dict[str, Any]] = field(default_factory=list)
     artifacts: list[dict[str, Any]] = field(default_factory=list)
     restarts: bool = False
-    """All records come again, from the first: those that were kept go."""
+    """Whether all records are sent again from the first, so that the stored ones are deleted."""
     checkpoint: dict[str, Any] | None = None
-    """Closes the batch, so that no block reaches over it."""
+    """A checkpoint ends the batch, so that no block spans it."""
     progress: dict[str, Any] | None = None
     eta: Eta | None = None
-    """At that progress."""
+    """Estimate of the remaining time at that progress."""
     environment: dict[str, Any] | None = None
-    """What the attempt is computed with, by the latest word."""
+    """The latest environment of the attempt."""
     last_seq: int = 0
     size: int = 0
-    """How many records it holds; a checkpoint and an environment count for one each."""
+    """Number of records. A checkpoint and an environment count as one each."""
 
     def add(self, record: dict[str, Any]) -> None:
         match record["record"]:
@@ -83,7 +83,7 @@ class Batch:
 
 
 def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> DesiredState:
-    """Store a batch. The same batch again changes nothing. Raises LeaseLost."""
+    """Store a batch. Storing it again changes nothing. Raises LeaseLost."""
     moved = batch.last_seq or batch.restarts
     columns: dict[str, object] = {"last_seq": batch.last_seq} if moved else {}
     if batch.progress is not None:
@@ -115,7 +115,7 @@ def _keep_environment(session: Session, claim: Claim, environment: dict[str, Any
 
 
 KEPT_CHECKPOINTS = 2
-"""Where the latest is broken, the one before serves."""
+"""Number of checkpoints kept. If the latest is broken, the previous one is used."""
 
 
 def _forget_older_checkpoints(session: Session, experiment_id: str) -> None:
@@ -143,11 +143,11 @@ def _insert_points(session: Session, experiment_id: str, batch: Batch) -> None:
 
 
 MOST_REASONS = 255
-"""In a block, which has a byte for each point's."""
+"""Maximum number of reasons in a block, which stores one byte per point."""
 
 
 def _with_few_reasons(points: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
-    """Points that go into one block each: all, where they have no more reasons than that."""
+    """Split points so that each part has at most MOST_REASONS reasons."""
     begin, reasons = 0, set[str]()
     for i, point in enumerate(points):
         if "reason" not in point:
@@ -190,15 +190,16 @@ def _column(values: list[float | None]) -> bytes:
 
 
 MOST_LOGS = 10_000
-"""That are kept of a run: one that logs at every step would fill the disk."""
+"""Maximum number of log lines kept for a run, so that a line for every step does not fill the
+disk."""
 LAST_LOG = f"this run has logged {MOST_LOGS} times: what it logs from here on is not kept"
 
 
 def _log_rows(
     session: Session, experiment_id: str, logs: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """As many as are still kept, in the order of their numbers, which a resumed run has again; the
-    first beyond them says so."""
+    """Return rows for the log lines that are still kept. A resumed run repeats their record
+    numbers. The first line beyond the limit is replaced by a note."""
     if not logs:
         return []
     earlier = select(func.count()).where(

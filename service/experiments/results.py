@@ -1,4 +1,4 @@
-"""The routes of what came out beside curves: files, metrics, the log, and all together."""
+"""Routes of results other than curves: files, metrics, the log, and the bundle."""
 
 from enum import StrEnum
 from http import HTTPStatus
@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=S
 def list_artifacts(
     experiment_id: ExperimentId, database: DatabaseDep, user: Reader
 ) -> ArtifactList:
-    """The files that the run left, so far."""
+    """List the files that the run has left so far."""
     with database.snapshot() as session:
         find(session, user, experiment_id)
         found = store.artifacts(session, experiment_id)
@@ -46,7 +46,7 @@ def get_artifact(
     settings: SettingsDep,
     user: Reader,
 ) -> FileResponse:
-    """One of these files. One that is not there any more, or not what the run recorded, is 410."""
+    """Return a file. A file that is gone, or differs from what the run recorded, is 410."""
     with database.snapshot() as session:
         find(session, user, experiment_id)
         known = {artifact.file: artifact for artifact in store.artifacts(session, experiment_id)}
@@ -63,7 +63,7 @@ def get_metrics(
     user: Reader,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """The metrics so far."""
+    """Return the metrics so far."""
     with database.snapshot() as session:
         find(session, user, experiment_id)
         found = store.metrics(session, experiment_id)
@@ -72,7 +72,7 @@ def get_metrics(
 
 
 class LogForm(StrEnum):
-    """What a log is written in."""
+    """Format of a log."""
 
     JSON = "json"
     TEXT = "text"
@@ -106,8 +106,8 @@ def get_logs(
     level: Annotated[Level | None, Query(description="of these lines alone")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="how many a page holds")] = 1000,
 ) -> Response:
-    """What the run wrote to its log, the oldest first: JSON, or lines of text. A run that goes on
-    from a checkpoint writes what came after it once more, under the same numbers."""
+    """Return the run's log, oldest first, as JSON or as lines of text. A resumed run logs the lines
+    after its checkpoint again, with the same numbers."""
     with database.snapshot() as session:
         find(session, user, experiment_id)
         found = store.logs(session, experiment_id, after, level, limit + 1)
@@ -131,9 +131,8 @@ def _line(one: LogOut) -> str:
 def get_bundle(
     experiment_id: ExperimentId, database: DatabaseDep, settings: SettingsDep, user: Reader
 ) -> StreamingResponse:
-    """An experiment that has ended as a zip: its spec, records, curves, metrics and files, what it
-    was computed with, and a README with the command that computes it again. One that has not ended
-    is 409."""
+    """Return an ended experiment as a zip: spec, records, curves, metrics, files, environments, and
+    a README with the command that computes it again. An experiment that has not ended is 409."""
     with database.snapshot() as session:
         experiment = find(session, user, experiment_id)
         if not is_terminal(experiment.status):

@@ -1,4 +1,4 @@
-"""The routes that queue experiments, change them, and say what is to become of them."""
+"""Routes that queue experiments, change them and control them."""
 
 import logging
 from collections.abc import Iterator
@@ -105,7 +105,7 @@ def validate(
     scenes: ScenesDep,
     user: Submitter,
 ) -> Validation:
-    """Say what a submission would become, and store nothing."""
+    """Return what a submission would become. Nothing is stored."""
     with refusals(), database.snapshot() as session:
         (submission,) = whole(session, user.id, [sent])
         known = _accepted(session, settings, user.id, submission)
@@ -135,7 +135,7 @@ def validate(
 
 
 WEIGHTY = ("priority", "visibility", "pinned")
-"""Of these changes the audit keeps what they were changed to."""
+"""Changes whose new values are written to the audit log."""
 
 
 @router.patch("/{experiment_id:id}")
@@ -146,7 +146,7 @@ def change(
     scenes: ScenesDep,
     user: Submitter,
 ) -> ExperimentOut:
-    """Change what stands beside the spec: name, tags, note, priority, visibility, pinned."""
+    """Change the fields beside the spec: name, tags, note, priority, visibility, pinned."""
     wanted = changes.model_dump(exclude_unset=True)
     with refusals(), database.transaction() as session:
         experiment = find_own(session, user, experiment_id)
@@ -162,9 +162,9 @@ def change(
 
 @router.delete("/{experiment_id:id}", status_code=HTTPStatus.NO_CONTENT)
 def delete(experiment_id: ExperimentId, database: WriterDep, user: Canceller) -> None:
-    """Delete an experiment: no one sees it from now on, and its files go after a time. What waits
-    is cancelled with it; what runs must be cancelled first, and what is pinned unpinned: 409. Runs
-    that were accepted to start from it still do."""
+    """Delete an experiment. It is hidden at once, and its files are removed later. A waiting one is
+    cancelled first. A running one must be cancelled before, and a pinned one unpinned: 409.
+    Accepted runs that start from it can still do so."""
     with database.transaction() as session:
         experiment = find_own(session, user, experiment_id)
         if experiment.pinned:
@@ -201,8 +201,8 @@ def undelete(
 def cancel(
     experiment_id: ExperimentId, database: WriterDep, scenes: ScenesDep, user: Canceller
 ) -> ExperimentOut:
-    """Cancel an experiment: what waits at once, what runs within a heartbeat and the grace it is
-    given. What has ended stays as it is: 409, but for what is cancelled already."""
+    """Cancel an experiment: at once if it waits, within a heartbeat and the kill grace if it runs.
+    An ended experiment is not changed: 409, except if it is already cancelled."""
     return _request(database, scenes, user, experiment_id, DesiredState.CANCEL, Status.CANCELLED)
 
 
@@ -210,7 +210,7 @@ def cancel(
 def pause(
     experiment_id: ExperimentId, database: WriterDep, scenes: ScenesDep, user: Canceller
 ) -> ExperimentOut:
-    """Set an experiment aside: what runs saves a checkpoint and frees its slot."""
+    """Pause an experiment. A running one saves a checkpoint and frees its slot."""
     return _request(database, scenes, user, experiment_id, DesiredState.PAUSE, Status.PAUSED)
 
 
@@ -218,7 +218,7 @@ def pause(
 def resume(
     experiment_id: ExperimentId, database: WriterDep, scenes: ScenesDep, user: Canceller
 ) -> ExperimentOut:
-    """Put a paused experiment back in the queue; it goes on from its checkpoint."""
+    """Return a paused experiment to the queue. It continues from its checkpoint."""
     return _request(database, scenes, user, experiment_id, DesiredState.RUN, Status.QUEUED)
 
 
@@ -232,8 +232,8 @@ def retry(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> ExperimentOut:
-    """Queue a new experiment with the spec of one that failed or was cancelled. The
-    Idempotency-Key serves as for a submission."""
+    """Queue a new experiment with the spec of one that failed or was cancelled. The Idempotency-Key
+    works as for a submission."""
     with refusals(), database.transaction() as session:
         old = find_own(session, user, experiment_id)
         if old.status not in (Status.FAILED, Status.CANCELLED):
@@ -262,7 +262,7 @@ DONE = {
     DesiredState.PAUSE: "paused",
     DesiredState.RUN: "resumed",
 }
-"""What the audit calls it."""
+"""Names of the actions in the audit log."""
 
 MAY = {
     Status.QUEUED: "it may be paused or cancelled",
@@ -273,7 +273,7 @@ MAY = {
     Status.FAILED: "it has ended, and may be retried or deleted",
     Status.CANCELLED: "it has ended, and may be retried or deleted",
 }
-"""What its owner may ask for, by where an experiment stands."""
+"""Actions that the owner may request, by status."""
 
 
 def _request(
@@ -300,7 +300,7 @@ def _request(
 def _accepted(
     session: Session, settings: Settings, owner_id: int, submission: Submission
 ) -> Acceptance:
-    """What is known of a submission that may be. Raises ApiError."""
+    """Return the checks of an acceptable submission. Raises ApiError."""
     spec = submission.spec
     known = Acceptance(session, settings, owner_id, [spec], submission.after)
     if problems := known.submission_problems(spec, submission.after):
@@ -311,8 +311,8 @@ def _accepted(
 def _retryable(
     session: Session, settings: Settings, old: Experiment
 ) -> tuple[list[str], str | None]:
-    """What a new experiment like this old one waits for, and its key in the cache. Raises ApiError:
-    what the old one named may be gone, or shared no longer."""
+    """Return what a retry of an experiment waits for, and its cache key. Raises ApiError:
+    references of the old one may be gone or no longer shared."""
     spec, after = stored_spec(old.spec), old.comes_after or []
     known = Acceptance(session, settings, old.owner_id, [spec], after)
     if problems := known.gone(spec, after):
@@ -327,7 +327,7 @@ def _hit(known: Acceptance, submission: Submission, key: str | None) -> str | No
 def _cached(
     session: Session, scenes: Scenes, user: Caller, experiment_id: str, response: Response
 ) -> ExperimentOut:
-    """The experiment of before that answers for a submission."""
+    """Return the earlier experiment that answers a submission."""
     answer = seen(session, find(session, user, experiment_id), scenes, user)
     response.status_code = HTTPStatus.OK
     response.headers["Location"] = answer.urls.self

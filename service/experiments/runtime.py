@@ -20,28 +20,28 @@ from service import workers
 from service.experiments.models import DEVICES, Attempt, Device, Experiment, Queue, Status
 
 LEARNED_FROM = 50
-"""Of each machine."""
+"""Number of recent runs per machine that are used."""
 LOOKED_AT = 200
 LEAST_RUNS = 5
 SHARE = 0.8
-"""Of runs, that are within what is said; as many below as above."""
+"""Share of runs within the interval; as many are below it as above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """In seconds: the median, and what the middle 80 % are expected within, by so many runs."""
+    """Seconds: the median and an interval for the middle 80 %, from `runs` runs."""
 
     median_s: float
     low_s: float
     high_s: float
     runs: int
     host: str | None = None
-    """The machine; None where it is of all that have such slots."""
+    """The machine; None if it covers all machines with such slots."""
 
 
 def expected_runtime(session: Session, spec: ExperimentSpec, within_s: float) -> Runtime | None:
-    """On the machine where it would take longest, of those whose workers were heard of within so
-    many seconds; None until a few of its family have run."""
+    """Return the expected runtime on the slowest of the machines whose workers reported within
+    `within_s` seconds; None until a few runs of the family have ended."""
     queues = [queue for queue in Queue if Device(spec.compute.device) in DEVICES[queue]]
     hosts = workers.hosts(session, within_s)
     found = [one for queue in queues for one in _on(session, spec, queue, hosts[queue])]
@@ -51,7 +51,8 @@ def expected_runtime(session: Session, spec: ExperimentSpec, within_s: float) ->
 def _on(
     session: Session, spec: ExperimentSpec, queue: Queue, hosts: Collection[str]
 ) -> list[Runtime]:
-    """Of each machine that has had enough runs; else of all together, if these have."""
+    """Return the expected runtime of each machine with enough runs, else of all machines together
+    if they have enough."""
     ran: dict[str | None, list[tuple[float, float]]] = defaultdict(list)
     for worker, took_s, value in _latest(session, spec, queue):
         times = _log_work(stored_spec(value)), math.log(max(1e-3, took_s))
@@ -83,13 +84,13 @@ def _latest(
 
 
 def _log_work(spec: ExperimentSpec) -> float:
-    """Of the masks times the dimensions; 0 where the spec does not say."""
+    """Return the logarithm of masks × dimensions; 0 if the spec does not tell."""
     masks, dim = spec.mask_count(), getattr(spec.data, "dim", None)
     return math.log(masks * dim) if masks and dim else 0.0
 
 
 def learned(ran: Sequence[tuple[float, float]], log_work: float) -> Runtime | None:
-    """From the logarithms of the work and the time of each run."""
+    """Fit the runtime to the logarithms of work and time of each run."""
     if len(ran) < LEAST_RUNS:
         return None
     mean_w, mean_t = (math.fsum(column) / len(ran) for column in zip(*ran, strict=True))
@@ -105,8 +106,8 @@ def learned(ran: Sequence[tuple[float, float]], log_work: float) -> Runtime | No
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """Of sorted values as a draw of as many: the next one has this share of its chance below. Of
-    few, the tails are the least and the greatest (Weibull's plotting positions, i / (n + 1))."""
+    """Return the quantile of sorted values with Weibull's plotting positions, i / (n + 1). For few
+    values the tails are the minimum and the maximum."""
     place = min(max(share * (len(values) + 1), 1.0), float(len(values))) - 1
     below = math.floor(place)
     above = min(below + 1, len(values) - 1)

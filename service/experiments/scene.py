@@ -1,4 +1,4 @@
-"""The queue as a whole at one moment: what every experiment's place in it rests on."""
+"""A snapshot of the whole queue, from which all positions are computed."""
 
 import math
 import threading
@@ -27,36 +27,37 @@ from service.fair_share import FairShare
 from service.workers import Gpu, Slots
 
 LAST = "g"
-"""After every id."""
+"""Sorts after every id."""
 QUEUES = {device: tuple(queue for queue in Queue if device in DEVICES[queue]) for device in Device}
-"""Of which queues' workers each device takes one."""
+"""Queues whose workers accept each device."""
 
 Waits = Mapping[tuple[Device, int], Sequence[str]]
-"""The ids of what a user has in the queue for each device at each priority, oldest first."""
+"""Ids of a user's queued experiments for each device and priority, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """It is of all users, so that one serves whoever asks."""
+    """A snapshot of the queue of all users. One snapshot serves every request."""
 
     sharing: FairShare
     standings: Mapping[int, Standing]
     queued: Mapping[tuple[int, Queue], tuple[int, int]]
-    """How many each user has in each queue, and how many of these jump."""
+    """Number of each user's experiments in each queue, and how many of them have a priority above
+    everyone's."""
     slots: Mapping[Queue, Slots]
     gpus: Sequence[Gpu]
     forecasts: Mapping[Queue, Forecast]
     firsts: Mapping[int, Firsts]
-    """Of the users of whom others have had as much, or whose limit leaves one place."""
+    """Next experiments of users that are tied on usage or are one run below their limit."""
     made_at: float
     waits: dict[int, Waits] = field(default_factory=dict)
-    """Of the users who asked."""
+    """Queued experiments of the users who asked."""
     simulated: dict[tuple[int, Queue, int], Starts] = field(default_factory=dict)
     """Of users, by their queues and how many of their experiments jump."""
 
     def own_before(self, owner_id: int, one: First, queue: Queue) -> int:
-        """How many of the same user each of the queue's workers takes before this one, which may
-        have been submitted since."""
+        """Return how many experiments of the same user start before this one, which may be newer
+        than the snapshot."""
         before = 0
         for (device, priority), ids in self.waits[owner_id].items():
             if device in DEVICES[queue] and priority >= one.priority:
@@ -128,8 +129,8 @@ class Scene:
 
 
 class Scenes:
-    """The scene of a moment ago, for all that ask meanwhile: that of a lab takes a dozen queries,
-    and a hundred scripts that wait look at it a hundred times a second."""
+    """Cache of the latest snapshot. A snapshot takes a dozen queries, and a hundred polling scripts
+    need it a hundred times a second."""
 
     def __init__(
         self,
@@ -138,8 +139,9 @@ class Scenes:
         for_s: float = 0.0,
         database: Database | None = None,
     ):
-        """A worker is one that was heard of within so many seconds; a scene serves for `for_s`, and
-        as long again while the next is made, which the database is for: else who asks makes it."""
+        """Configure the cache. A worker counts if it reported within `within_s` seconds. A snapshot
+        is used for `for_s` seconds, and as long again while the next one is made. Without a
+        `database` for that, the requesting thread makes it."""
         self.within_s = within_s
         self.sharing = sharing or FairShare()
         self.for_s = for_s
@@ -149,7 +151,7 @@ class Scenes:
         self._beside = ThreadPoolExecutor(1, "scenes")
 
     def of(self, session: Session, owners: Collection[int]) -> Scene:
-        """One that knows these users."""
+        """Return a snapshot that includes these users."""
         last = self._last
         if last is not None and last.waits.keys() >= set(owners):
             age_s = time.monotonic() - last.made_at
@@ -164,7 +166,7 @@ class Scenes:
             return last
 
     def _is_renewed(self) -> bool:
-        """Whether another thread makes the next; it is told to where none does yet."""
+        """Return whether another thread makes the next snapshot. If none does, one is started."""
         if not self._lock.locked():
             if self.database is None:
                 return False
@@ -229,7 +231,8 @@ def _queued(session: Session) -> dict[tuple[int, Queue], tuple[int, int]]:
 
 
 def _waits(session: Session, owners: Collection[int]) -> dict[int, Waits]:
-    """A row for each priority, for those of thousands of ids take long."""
+    """Return the ids by user as one row for each priority, because rows for thousands of ids are
+    slow."""
     ids = func.aggregate_strings(Experiment.id, ",")
     rows = session.execute(
         select(Experiment.owner_id, Experiment.device, Experiment.priority, ids)

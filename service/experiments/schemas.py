@@ -1,4 +1,4 @@
-"""What the experiment routes take and give."""
+"""Request and response models of the experiment routes."""
 
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -90,7 +90,7 @@ class Validation(BaseModel):
 
 
 class StageOut(BaseModel):
-    """A part of a run that counts in a unit of its own."""
+    """A stage of a run, measured in its own unit."""
 
     name: str
     done: int
@@ -127,8 +127,8 @@ class QueuePlace(BaseModel):
 
 
 class Share(BaseModel):
-    """A user's part of the server, in the words of Slurm's sshare. Usage is in decayed
-    slot-seconds, a second of a GPU slot counted as several of a CPU slot."""
+    """A user's share of the server, in the terms of Slurm's sshare. Usage is in decayed
+    slot-seconds; a second of a GPU slot counts as several of a CPU slot."""
 
     raw_shares: int
     norm_shares: float
@@ -144,7 +144,7 @@ class Share(BaseModel):
 
 
 class QueuedOut(BaseModel):
-    """One of the caller's experiments that wait."""
+    """A queued experiment of the caller."""
 
     id: str
     name: str | None
@@ -185,7 +185,7 @@ class MetricOut(BaseModel):
 
 
 class ArtifactOut(BaseModel):
-    """A file that a run left."""
+    """A file left by a run."""
 
     name: str
     media_type: str
@@ -202,7 +202,7 @@ class ArtifactList(BaseModel):
 
 
 class Level(StrEnum):
-    """Of a line of a run's log."""
+    """Level of a log line."""
 
     INFO = "info"
     WARNING = "warning"
@@ -245,7 +245,7 @@ class Fields(StrEnum):
 
 
 class ExperimentSummary(BaseModel):
-    """An experiment and where it stands, without its spec."""
+    """An experiment and its status, without its spec."""
 
     id: str
     owner: str
@@ -283,7 +283,7 @@ class SummaryWithMetrics(ExperimentSummary):
 
 
 class ExperimentOut(ExperimentSummary):
-    """An experiment and where it stands."""
+    """An experiment and its status."""
 
     spec: dict[str, Any]
     """As it was accepted: a later version of the service may not accept it again."""
@@ -338,7 +338,7 @@ class ExperimentWithMetrics(ExperimentOut):
 
 
 class ExperimentPage(BaseModel):
-    """Newest first; `next_cursor` is null on the last page."""
+    """Newest first. `next_cursor` is null on the last page."""
 
     items: list[ListedWithMetrics | ExperimentOut | SummaryWithMetrics | ExperimentSummary]
     next_cursor: str | None
@@ -376,7 +376,7 @@ class CurvesOut(BaseModel):
 
 
 Label = int | float | Line
-"""The value of a label."""
+"""Value of a label."""
 
 
 class CurvesWanted(BaseModel):
@@ -410,5 +410,5 @@ class ManyCurvesOut(BaseModel):
 
 
 def moment(seconds: float | None) -> datetime | None:
-    """A time of the database as a date with its zone."""
+    """Convert a time of the database to a date with a time zone."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

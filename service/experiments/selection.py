@@ -1,5 +1,5 @@
-"""Whether there is what a reader of curves asks for: a name or a label that no series has is an
-error of the reader's, not an empty answer."""
+"""Check the names and labels in a request for curves. A name or label that no series has is an
+error, not an empty answer."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
@@ -10,7 +10,7 @@ from service.errors import ApiError, invalid
 
 Labels = Mapping[str, object]
 Wanted = Mapping[str, Sequence[str]]
-"""Of each label the values that serve."""
+"""Accepted values of each label."""
 
 
 def check_selection(
@@ -20,8 +20,9 @@ def check_selection(
     wanted: Wanted,
     where: str = "/query",
 ) -> None:
-    """`known`: the names and labels of the series recorded so far. What has not ended may yet
-    record any series, and more values of a label. `where` the labels stand. Raises ApiError."""
+    """Raises ApiError for unknown names or labels. `known` are the names and labels of the series
+    recorded so far. An experiment that has not ended may still record any series and other values
+    of a label. `where` is the place of the labels in the request."""
     for name in names or ():
         if all(one != name for one, _ in known) and (ended or name not in SERIES):
             raise _no_series(name, dict.fromkeys(one for one, _ in known) if ended else SERIES)
@@ -48,7 +49,7 @@ def _first(listed: Iterable[str]) -> list[str]:
 
 
 def matches(labels: Labels, wanted: Wanted) -> bool:
-    """Whether labels have the wanted values, compared as text."""
+    """Return whether labels have accepted values, compared as text."""
     return all(str(labels.get(key)) in values for key, values in wanted.items())
 
 

@@ -17,7 +17,7 @@ from service.experiments.schemas import Submission
 
 @dataclass(frozen=True)
 class Unsized:
-    """A submission whose spec leaves out `n` or `dim` of its upload."""
+    """A submission whose spec omits `n` or `dim` of its upload."""
 
     body: dict[str, Any]
 
@@ -44,8 +44,8 @@ def whole(
     sent: Sequence[Submission | Unsized],
     pointer: Callable[[int], str] = lambda number: "",
 ) -> list[Submission]:
-    """The same with what their specs leave out. Raises SpecError; `pointer` is where each stands in
-    the request."""
+    """Return submissions with the missing sizes filled in. Raises SpecError. `pointer` is the place
+    of each in the request."""
     uploads = Uploads(lambda: nullcontext(session), owner_id)
     made, problems, count = [], list[Problem](), 0
     for number, one in enumerate(sent):

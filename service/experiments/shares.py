@@ -31,35 +31,34 @@ from service.fair_share import FairShare
 from service.users import MAY, Role, Scope, User
 
 MOST_PRIORITY = 100
-"""A priority above this is the class that jumps: it goes before everyone's, from users whom an
-administrator lets."""
+"""Priorities above this run before everyone else's, for users whom an admin allows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The experiment that a user has next, of those that ask for one device."""
+    """The next experiment of a user for one device."""
 
     priority: int
     id: str
 
     @property
     def order(self) -> tuple[int, str]:
-        """Among a user's own: priority, then age."""
+        """Order among a user's own experiments: priority, then age."""
         return -self.priority, self.id
 
 
 Firsts = Mapping[Device, First]
-"""Of one user, for each device that something waits for."""
+"""Next experiments of one user, for each device with waiting experiments."""
 
 
 def first_for(firsts: Firsts, queue: Queue) -> First | None:
-    """What a worker of this queue would take."""
+    """Return the experiment that a worker of this queue would take."""
     found = [firsts[device] for device in DEVICES[queue] if device in firsts]
     return min(found, key=lambda first: first.order, default=None)
 
 
 def gpu_run_is_first(firsts: Firsts) -> bool:
-    """Whether a run that needs a GPU comes before what a CPU worker would take."""
+    """Return whether a GPU run comes before the run that a CPU worker would take."""
     on_cpu, on_gpu = first_for(firsts, Queue.CPU), firsts.get(Device.CUDA)
     return on_cpu is not None and on_gpu is not None and on_gpu.order < on_cpu.order
 
@@ -76,18 +75,18 @@ class Standing:
     max_running: int | None
     max_gpu_hours: float | None
     gpu_hours: float
-    """Within the last 24 hours: of slots, not decayed; 0 where no user has a limit of them."""
+    """Hours of GPU slots within the last 24 hours, not decayed; 0 if no user has such a limit."""
     usage_s: float
     charged_s: float
-    """The usage, where what is under way counts for as long as it is charged in advance."""
+    """The usage, with current runs charged in advance."""
     under_way: Mapping[Queue, int]
     """Dispatched or running, on the workers of each queue."""
     highest: Mapping[Device, int]
-    """The highest priority that waits for each device."""
+    """Highest waiting priority for each device."""
 
     @property
     def level(self) -> float:
-        """What the next in turn has least of."""
+        """The user with the lowest level is next."""
         return self.charged_s / self.shares
 
     @property
@@ -118,7 +117,7 @@ class Standing:
 
     @property
     def has_one_place(self) -> bool:
-        """Under its limit, and a run that needs a GPU waits for it perhaps."""
+        """One slot is left, and a GPU run may be waiting for it."""
         waits = Device.CUDA in self.highest and not self.has_spent_gpu_hours
         return waits and self.max_running is not None and self.running + 1 == self.max_running
 
@@ -126,7 +125,7 @@ class Standing:
         return any(device in self.highest for device in DEVICES[queue])
 
     def jumps(self, queue: Queue) -> bool:
-        """Whether its next one goes before everyone's."""
+        """Return whether the user's next experiment has a priority above everyone's."""
         return any(self.highest.get(device, 0) > MOST_PRIORITY for device in DEVICES[queue])
 
 
@@ -157,7 +156,7 @@ def in_turn(session: Session, standings: Iterable[Standing], queue: Queue) -> It
 
 
 def share_of(owner_id: int, standings: list[Standing]) -> Share:
-    """A user's figures among all."""
+    """Return a user's share among all users."""
     mine = next(one for one in standings if one.owner_id == owner_id)
     norm_shares = mine.shares / sum(one.shares for one in standings)
     all_usage_s = math.fsum(one.usage_s for one in standings)
@@ -174,8 +173,8 @@ def share_of(owner_id: int, standings: list[Standing]) -> Share:
 
 
 def standings(session: Session, sharing: FairShare) -> list[Standing]:
-    """Of all users. Their usage is of one statement: what is folded meanwhile is neither missed nor
-    counted twice."""
+    """Return the standings of all users. The usage is read in one statement, so that usage folded
+    meanwhile is neither missed nor counted twice."""
     under_way: dict[int, list[tuple[str, str]]] = {}
     for owner_id, status, queue in session.execute(_UNDER_WAY):
         under_way.setdefault(owner_id, []).append((status, queue or Queue.CPU))
@@ -225,14 +224,15 @@ def _standing(
 
 
 def _in_advance(use: Use, sharing: FairShare, clock: float) -> Use:
-    """What is under way counts for at least so long: else many that begin at once count nothing."""
+    """Charge a current run for a minimum time. Otherwise many runs that start at once would count
+    nothing."""
     if use.ended_at is not None:
         return use
     return replace(use, started_at=min(use.started_at, clock - sharing.advance_s))
 
 
 def firsts(session: Session, users: Iterable[Standing]) -> dict[int, dict[Device, First]]:
-    """What each of these users has next."""
+    """Return the next experiments of each of these users."""
     owners = [one.owner_id for one in users]
     found: dict[int, dict[Device, First]] = {}
     for owner_id, *looks in session.execute(_FIRSTS, {"owners": owners}):
@@ -251,7 +251,7 @@ _USERS, _USAGE, _ATTEMPTS, EXPERIMENTS = (
 
 
 def _highest(device: Device) -> ScalarSelect[int]:
-    """One look at the end of a stretch of the index."""
+    """Return the highest priority by one look at the end of the index."""
     one = EXPERIMENTS.alias()
     return (
         select(func.max(one.c.priority))
@@ -267,7 +267,8 @@ def _highest(device: Device) -> ScalarSelect[int]:
 
 
 def _oldest(device: Device) -> ScalarSelect[str]:
-    """Of the highest priority: another look. No index of plain columns has both orders at once."""
+    """Return the oldest experiment of the highest priority by another look. No index of plain
+    columns has both orders."""
     one = EXPERIMENTS.alias()
     return (
         select(func.min(one.c.id))
@@ -309,4 +310,4 @@ _STANDINGS = (
 _FIRSTS = select(
     _USERS.c.id, *(look for device in Device for look in (_highest(device), _oldest(device)))
 ).where(_USERS.c.id.in_(bindparam("owners", expanding=True)))
-"""Made once: idle workers ask ten times a second."""
+"""Built once: idle workers poll ten times a second."""

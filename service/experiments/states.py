@@ -49,8 +49,9 @@ def _settle(session: Session, experiment_id: str, status: Status) -> None:
 
 
 def request(session: Session, experiment_id: str, desired: DesiredState) -> Status | None:
-    """Have an experiment cancelled, paused or (RUN) resumed: at once where it waits, by its
-    attempt where it runs. Its status after that, or None where its state does not allow it."""
+    """Request that an experiment is cancelled, paused or resumed (RUN): at once if it waits,
+    through its attempt if it runs. Return its status afterwards, or None if its status does not
+    allow the request."""
     from_states, to_state = AT_ONCE[desired]
     session.execute(select(Experiment.id).where(Experiment.id == experiment_id).with_for_update())
     waiting = session.execute(
@@ -84,7 +85,7 @@ def request(session: Session, experiment_id: str, desired: DesiredState) -> Stat
 
 
 MOST_STATUSES = 1000
-"""Of what an experiment has become so many are kept: its owner may pause and resume it for ever."""
+"""Maximum number of status events kept: an owner may pause and resume forever."""
 
 
 def _forget_older_statuses(session: Session, experiment_id: str) -> None:
@@ -101,7 +102,7 @@ AT_ONCE = {
     DesiredState.PAUSE: ((Status.QUEUED, Status.DISPATCHED), Status.PAUSED),
     DesiredState.RUN: ((Status.PAUSED,), Status.QUEUED),
 }
-"""By what is desired: from which waiting states it is had at once, and to which."""
+"""Waiting states that change at once, and their new status, by desired state."""
 
 
 def is_terminal(status: str) -> bool:

@@ -47,11 +47,11 @@ _ATTEMPTS = (
     .order_by(Attempt.attempt)
     .options(undefer(Attempt.environment))
 )
-"""Made once: to make a statement costs as much as to execute it."""
+"""Built once, because building a statement takes as long as executing it."""
 
 
 class Refused(Exception):
-    """What a user may not submit: `reason` is a word for programs."""
+    """A submission that is not allowed. `reason` is a stable word for programs."""
 
     def __init__(self, reason: str, detail: str):
         super().__init__(detail)
@@ -59,14 +59,14 @@ class Refused(Exception):
 
 
 class KeyReused(Exception):
-    """An idempotency key came with another request than the one it was first sent with."""
+    """An idempotency key was first used with another request."""
 
 
 def submitted(
     session: Session, owner_id: int, sent: Submission | Unsized, idempotency_key: str | None
 ) -> Experiment | None:
-    """What the same submission made under the same key before; None where the key is new. Raises
-    KeyReused."""
+    """Return the experiment that the same submission created under the same key; None for a new
+    key. Raises KeyReused."""
     if idempotency_key is None:
         return None
     if session.get(KeptRequest, (owner_id, idempotency_key)) is not None:
@@ -107,7 +107,7 @@ def columns_of(
     unfinished: Sequence[str],
     cache_key: str | None = None,
 ) -> dict[str, Any]:
-    """What a new experiment's row says of its submission."""
+    """Return the columns of a submission's experiment."""
     after = [*dict.fromkeys([*submission.after, *unfinished])]
     return {
         "spec": submission.spec.model_dump(mode="json"),
@@ -121,7 +121,8 @@ def columns_of(
 
 
 def _digest(submission: Submission | Unsized) -> str:
-    """The same for what was sent before there were these fields."""
+    """Return the digest of a submission. Fields that were added later do not change it if they are
+    not given."""
     if isinstance(submission, Unsized):
         return hashlib.sha256(submission.text.encode()).hexdigest()
     added = {
@@ -134,8 +135,8 @@ def _digest(submission: Submission | Unsized) -> str:
 def retried(
     session: Session, old: Experiment, idempotency_key: str | None = None
 ) -> Experiment | None:
-    """What the same retry made under the same key before; None where the key is new. Raises
-    KeyReused."""
+    """Return the experiment that the same retry created under the same key; None for a new key.
+    Raises KeyReused."""
     if idempotency_key is None:
         return None
     return _made(session, old.owner_id, idempotency_key, _retry_digest(old))
@@ -151,8 +152,8 @@ def retry(
     unfinished: Sequence[str] = (),
     cache_key: str | None = None,
 ) -> Experiment:
-    """Queue a new experiment like an old one, or find what the same retry made under the same key
-    before. It takes the old one's place in a sweep. Raises KeyReused and Refused."""
+    """Queue a new experiment like an old one, or return what the same retry created under the same
+    key. It replaces the old one in a sweep. Raises KeyReused and Refused."""
     experiment = Experiment(
         id=uuid7().hex,
         idempotency_key=idempotency_key,
@@ -165,7 +166,7 @@ def retry(
 def columns_again(
     old: Experiment, unfinished: Sequence[str], cache_key: str | None
 ) -> dict[str, Any]:
-    """What the row of a new experiment like an old one says."""
+    """Return the columns of a retry."""
     kept = ("owner_id", "name", "tags", "note", "priority", "visibility", "spec", "device",
             "memory_bytes", "estimated_bytes", "sweep_id", "comes_after")  # fmt: skip
     held = Held.AFTER if unfinished else Held.NOT
@@ -200,7 +201,7 @@ def _enqueue_once(
 
 
 def _made(session: Session, owner_id: int, key: str, digest: str | None) -> Experiment | None:
-    """What a request of this digest made under the owner's key. Raises KeyReused."""
+    """Return what a request with this digest created under the owner's key. Raises KeyReused."""
     first = session.scalar(
         select(Experiment).where(Experiment.owner_id == owner_id, Experiment.idempotency_key == key)
     )
@@ -236,8 +237,8 @@ def _enqueue(
 def check_limits(
     session: Session, owner_id: int, priority: int, more: int, sharing: FairShare
 ) -> None:
-    """Whether a user may have so many more. A user's submissions pass here one at a time, so that
-    two at once do not both take the last place. Raises Refused."""
+    """Raises Refused if a user may not have `more` experiments. Submissions of one user pass here
+    one at a time, so that two do not both take the last place."""
     check_priority(session, owner_id, priority)
     count, most = submitted_of(session, owner_id, sharing)
     if count + more > most:
@@ -247,7 +248,7 @@ def check_limits(
 
 
 def check_priority(session: Session, owner_id: int, priority: int) -> None:
-    """Whether the owner may have experiments of it. Raises Refused. Holds the user's row."""
+    """Raises Refused if the owner may not use this priority. Locks the user's row."""
     may_jump = session.scalar(
         select(User.may_jump).where(User.id == owner_id).with_for_update(key_share=True)
     )
@@ -257,7 +258,7 @@ def check_priority(session: Session, owner_id: int, priority: int) -> None:
 
 
 def submitted_of(session: Session, owner_id: int, sharing: FairShare) -> tuple[int, int]:
-    """How many experiments of a user have not ended, and how many that may be."""
+    """Return how many experiments of a user have not ended, and the limit."""
     own = session.scalar(select(User.max_submitted).where(User.id == owner_id))
     mine = select(func.count()).where(
         Experiment.owner_id == owner_id, Experiment.status.in_(UNFINISHED)
@@ -266,7 +267,7 @@ def submitted_of(session: Session, owner_id: int, sharing: FairShare) -> tuple[i
 
 
 def next_in_turn(session: Session, owner_id: int, limit: int) -> Sequence[Experiment]:
-    """The owner's queued experiments, in the order in which they would run."""
+    """Return the owner's queued experiments in the order in which they would run."""
     query = (
         select(Experiment)
         .where(Experiment.owner_id == owner_id, Experiment.status == Status.QUEUED)
@@ -277,15 +278,15 @@ def next_in_turn(session: Session, owner_id: int, limit: int) -> Sequence[Experi
 
 
 def find(session: Session, owner_id: int, experiment_id: str) -> Experiment | None:
-    """The experiment of that id as it stands, if it is the owner's."""
+    """Return the experiment if it is the owner's."""
     return session.scalar(_OWN, {"id": experiment_id, "owner_id": owner_id})
 
 
 def find_readable(
     session: Session, reader_id: int, experiment_id: str, reads_all: bool = False
 ) -> Experiment | None:
-    """The experiment of that id, if the reader owns it, if it is shared with the lab, or if the
-    reader reads all."""
+    """Return the experiment if the reader owns it, if it is shared with the lab, or if the reader
+    may read everything."""
     return session.scalar(_READABLE, {"id": experiment_id, **reader(reader_id, reads_all)})
 
 
@@ -309,7 +310,7 @@ def named(
 
 
 def readable_ids(session: Session, user: Caller, experiment_ids: Sequence[str]) -> set[str]:
-    """Those of these experiments that are open to the caller."""
+    """Return the ids of those of these experiments that the caller may read."""
     query = select(Experiment.id).where(
         Experiment.id.in_(experiment_ids), Experiment.deleted_at.is_(None), readable(Experiment)
     )
@@ -319,7 +320,7 @@ def readable_ids(session: Session, user: Caller, experiment_ids: Sequence[str]) 
 def readable_ones(
     session: Session, user: Caller, experiment_ids: Sequence[str], *, whole: bool = False
 ) -> Sequence[Experiment]:
-    """Those of these experiments that are open to the caller; whole, with specs and owners."""
+    """Return those of these experiments that the caller may read, with specs and owners."""
     query = select(Experiment).where(
         Experiment.id.in_(experiment_ids), Experiment.deleted_at.is_(None), readable(Experiment)
     )
@@ -328,14 +329,14 @@ def readable_ones(
 
 
 def metrics(session: Session, experiment_id: str) -> Sequence[Metric]:
-    """An experiment's metrics, in the order they were found."""
+    """Return an experiment's metrics in the order of their records."""
     return session.scalars(_METRICS, {"id": experiment_id}).all()
 
 
 def metrics_of(
     session: Session, ids: Sequence[str], names: Sequence[str] | None
 ) -> dict[str, list[Metric]]:
-    """The metrics of these names, or all, by the experiment that has them."""
+    """Return the metrics with these names, or all, by experiment."""
     if names is not None and not names:
         return {}
     query = select(Metric).where(Metric.experiment_id.in_(ids))
@@ -348,12 +349,12 @@ def metrics_of(
 
 
 def attempts(session: Session, experiment_id: str) -> Sequence[Attempt]:
-    """An experiment's attempts with what they were computed with, the first first."""
+    """Return an experiment's attempts and their environments, oldest first."""
     return session.scalars(_ATTEMPTS, {"id": experiment_id}).all()
 
 
 def artifacts(session: Session, experiment_id: str) -> Sequence[Artifact]:
-    """The files that an experiment left, in the order they were made."""
+    """Return the files of an experiment in the order of their records."""
     query = select(Artifact).where(Artifact.experiment_id == experiment_id)
     return session.scalars(query.order_by(Artifact.seq)).all()
 
@@ -361,7 +362,7 @@ def artifacts(session: Session, experiment_id: str) -> Sequence[Artifact]:
 def logs(
     session: Session, experiment_id: str, after: int, level: str | None, limit: int
 ) -> Sequence[Event]:
-    """The lines of an experiment's log after a record, in their order."""
+    """Return the lines of an experiment's log after a record, in order."""
     query = select(Event).where(Event.experiment_id == experiment_id, Event.kind == "log")
     if level is not None:
         query = query.where(Event.data["level"].as_string() == level)

@@ -1,4 +1,4 @@
-"""The records of a run as it printed them, from the tables they were sorted into."""
+"""Reconstruct the records of a run from the tables."""
 
 import heapq
 import json
@@ -20,16 +20,16 @@ Numbered = tuple[int, Record]
 
 
 class Span(NamedTuple):
-    """Some of a run's blocks, which have all its points between the first and the last."""
+    """Consecutive blocks that contain all points between their first and last record."""
 
     first_seq: int
     last_seq: int
 
 
 def numbered_records(database: Database, experiment_id: str) -> Iterator[Numbered]:
-    """All that are kept of a run that has ended, in order: the numbers of its progress are left
-    out, and so is what it logged beyond MOST_LOGS. Some thousands are held in memory at a time, and
-    no connection while they are sent."""
+    """Yield all stored records of an ended run in order. Progress records have no numbers and are
+    omitted, as are log lines beyond MOST_LOGS. A few thousand records are in memory at a time. No
+    connection is held while they are sent."""
     with database.snapshot() as session:
         others = [*_metrics(session, experiment_id), *_logs(session, experiment_id)]
         others += _artifacts(session, experiment_id)
@@ -42,7 +42,7 @@ def _seq(numbered: Numbered) -> int:
 
 
 def numbered_points(database: Database, experiment_id: str) -> Iterator[tuple[int, Point]]:
-    """The points of all series in the order of their numbers."""
+    """Yield the points of all series in the order of their numbers."""
     with database.snapshot() as session:
         spans = [*_spans(session, experiment_id)]
     for span in spans:
@@ -52,7 +52,7 @@ def numbered_points(database: Database, experiment_id: str) -> Iterator[tuple[in
 
 
 def _spans(session: Session, experiment_id: str) -> Iterator[Span]:
-    """Blocks of one batch reach over each other, those of two batches never do."""
+    """Yield spans of blocks. Blocks of one batch overlap, those of different batches do not."""
     rows = session.execute(
         select(Block.first_seq, Block.last_seq, Block.count.label("points"))
         .join(Series, Series.id == Block.series_id)

@@ -1,4 +1,4 @@
-"""Which points of a long line to show: those that a reader would miss."""
+"""Downsample long series without losing spikes and gaps."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,9 @@ _MIN_MAX = MinMaxDownsampler()  # type: ignore[no-untyped-call]
 
 
 def thinned(values: Floats, most: int) -> Places:
-    """At most so many places, at least 2, of a line of values, in order and the same ones each
-    time: the first, the last, and of even stretches between the smallest value, the largest, and
-    the first that is missing (NaN). So no spike and no gap gets lost."""
+    """Return at most `most` (at least 2) indices of values, in order and deterministic: the first,
+    the last and, from equal stretches between them, the minimum, the maximum and the first missing
+    value (NaN). No spike or gap is lost."""
     if len(values) <= most:
         return np.arange(len(values))
     stretches = (most - 2) // 2
@@ -38,7 +38,8 @@ def _striking(values: Floats, stretches: int) -> Places:
 
 
 def _extremes(inner: Floats, stretches: int) -> Places:
-    """Places are counted from the first value, which `inner` lacks."""
+    """Return the extremes of each stretch. Indices are counted from the first value, which `inner`
+    lacks."""
     if len(inner) <= 2 * stretches:
         return np.arange(1, len(inner) + 1)
     places: Places = _MIN_MAX.downsample(inner, n_out=2 * stretches).astype(np.intp)
@@ -46,8 +47,8 @@ def _extremes(inner: Floats, stretches: int) -> Places:
 
 
 def shares(totals: list[int], most: int) -> list[int]:
-    """How many points each of some lines may show, so that all together show at most `most`: all of
-    the short ones, and of the long ones the same number. At least 2 each, if a line has them."""
+    """Return how many points each series may show, so that all together show at most `most`: short
+    series completely, long ones the same number each, at least 2."""
     left, shown = most, dict.fromkeys(range(len(totals)), 0)
     for rank, place in enumerate(sorted(shown, key=lambda i: totals[i])):
         shown[place] = min(totals[place], left // (len(totals) - rank))

@@ -1,4 +1,4 @@
-"""From rows to answers."""
+"""Convert rows to response models."""
 
 import json
 from collections.abc import Sequence
@@ -30,13 +30,13 @@ from service.sharing import Visibility
 
 
 def experiment_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentOut:
-    """`place` is that of `places` for one that is queued."""
+    """Convert an experiment. `place` is the queue position of a queued one."""
     summary = dict(summary_out(experiment, place))
     return ExperimentOut.model_construct(**summary, spec=experiment.spec)
 
 
 def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentSummary:
-    """The same without the spec."""
+    """Convert an experiment without its spec."""
     failure = None
     if experiment.failure_kind is not None:
         failure = FailureOut(kind=experiment.failure_kind, message=experiment.failure_message or "")
@@ -82,7 +82,7 @@ def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentS
 
 
 def with_metrics(item: ExperimentSummary, metrics: Sequence[Metric]) -> ExperimentSummary:
-    """The same with some of its metrics."""
+    """Add some of its metrics."""
     kind = ListedWithMetrics if isinstance(item, ExperimentOut) else SummaryWithMetrics
     return kind.model_construct(**dict(item), metrics=[metric_out(one) for one in metrics])
 
@@ -147,5 +147,5 @@ def artifact_out(artifact: Artifact) -> ArtifactOut:
 
 
 def as_json(answer: BaseModel, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    """An answer that needs no second check, which costs more than all the rest."""
+    """Return a response without a second validation, which costs more than everything else."""
     return Response(answer.model_dump_json(), status, media_type="application/json")

@@ -1,1 +1,1 @@
-"""Telling what happens while it does: event streams, and answers that wait for a change."""
+"""Event streams, and answers that wait for a change."""

@@ -1,4 +1,4 @@
-"""What the routes of events take."""
+"""Parameters of the event routes."""
 
 import re
 from enum import StrEnum
@@ -16,7 +16,7 @@ MOST_SEQ = 2**31 - 1
 
 
 class EventForm(StrEnum):
-    """A page of events, or a stream of them."""
+    """A page of events, or a stream."""
 
     JSON = "json"
     STREAM = "stream"
@@ -26,7 +26,7 @@ MEDIA_TYPES = {EventForm.JSON: "application/json", EventForm.STREAM: "text/event
 
 
 class Asked(NamedTuple):
-    """Which events; `after` is None for those from now on."""
+    """The requested events. `after` is None for events from now on."""
 
     form: EventForm
     after: Place | None
@@ -52,7 +52,7 @@ async def asked(
         str | None, Header(max_length=64, description="as `after`, before which it goes")
     ] = None,
 ) -> Asked:
-    """Raises ApiError."""
+    """Return the requested events. Raises ApiError."""
     if last_event_id:
         place = _place(last_event_id, "/header/last-event-id")
     else:

@@ -23,34 +23,36 @@ from service.users import Caller
 log = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
-"""Between two looks; one who asks anew is looked for at once."""
+"""Interval between polls. A new listener is polled for at once."""
 ACCESS_S = 1.0
-"""So often it is asked who may still listen."""
+"""Interval of the check whether listeners may still listen."""
 READS_AT_ONCE = 3
-"""Of all listeners together: the other threads and connections are for requests."""
+"""Maximum number of concurrent reads of all listeners. The other threads and connections serve
+requests."""
 FIRST_LOOK_S = 20.0
 
 Answer = TypeVar("Answer")
 
 
 class Listener:
-    """Someone who is woken when something happens to a subject."""
+    """A listener that is woken when something happens to its subject."""
 
     def __init__(self, subject: Subject, user: Caller):
         self.subject = subject
         self.user = user
         self.refused = False
-        """Whether the key serves no longer, the browser was signed out, or the subject is open to
-        the user no longer."""
+        """Whether the key was revoked, the browser signed out, or the subject is no longer readable
+        by the user."""
         self.cut = False
-        """Whether no one will wake it any more: the server stops, or has failed to look."""
+        """Whether the listener will not be woken any more: the server stops, or polling has
+        failed."""
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
         self._woken.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Until something has happened since the last wait; False where nothing has for so long."""
+        """Wait until something has happened since the last wait. Return False after a timeout."""
         try:
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
@@ -61,7 +63,7 @@ class Listener:
 
 
 class Poller:
-    """To be used in one event loop."""
+    """Polls for all listeners. Use it in one event loop."""
 
     def __init__(self, database: Database, settings: Settings):
         self._closing = False
@@ -88,7 +90,7 @@ class Poller:
         return self._looked_at if self._listeners else None
 
     def has_room(self, user: Caller) -> bool:
-        """Whether the user may listen to something more."""
+        """Return whether the user may open another stream."""
         return sum(one.user.id == user.id for one in self._listeners) < self._most
 
     @contextmanager
@@ -122,7 +124,7 @@ class Poller:
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, headers=headers)
 
     async def read(self, ask: Callable[[Session], Answer]) -> Answer:
-        """What a listener reads, in a thread."""
+        """Read in a thread on behalf of a listener."""
         async with self._readers:
             return await asyncio.to_thread(self._ask, ask)
 
@@ -131,7 +133,7 @@ class Poller:
             return ask(session)
 
     def close(self) -> None:
-        """Have all who listen end: the server stops."""
+        """End all streams because the server stops."""
         self._closing = True
         self._cut_all()
 

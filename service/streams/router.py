@@ -1,4 +1,4 @@
-"""The routes of events: a page of them as JSON, or a stream that goes on."""
+"""Routes of events: a page as JSON, or a stream."""
 
 import asyncio
 import logging
@@ -30,29 +30,29 @@ router = APIRouter(prefix="/v1", tags=["events"], route_class=StrictRoute)
 
 PING_S = 15.0
 AWAY_S = 1.0
-"""Between two tries of a database that is away."""
+"""Pause between retries while the database is unavailable."""
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"content": {MEDIA_TYPES[EventForm.STREAM]: {"schema": {"type": "string"}}}}
 }
 
 
 class EventPage(BaseModel):
-    """Events in their order. `last_id` goes back as `after`, also where there are none."""
+    """Events in order. Pass `last_id` as `after`, even if there are no events."""
 
     items: list[EventOut]
     last_id: str
     more: bool
-    """Whether there are more by now."""
+    """Whether more events are available already."""
     ended: bool
-    """Whether none will come any more."""
+    """Whether no more events will come."""
 
 
 @router.get("/experiments/{experiment_id}/events", response_model=EventPage, responses=STREAMED)
 async def get_events(
     experiment_id: ExperimentId, asked: AskedDep, poller: PollerDep, user: Reader
 ) -> Response:
-    """What happened to an experiment: its states, its log, its progress, its points. With `Accept:
-    text/event-stream` a stream that tells what happens on, until the experiment has ended."""
+    """Return the events of an experiment: status, log, progress and points. With `Accept:
+    text/event-stream` a stream continues until the experiment has ended."""
     return await _answer(poller, user, OneExperiment(user, experiment_id, asked.kinds), asked)
 
 
@@ -60,14 +60,15 @@ async def get_events(
 async def get_sweep_events(
     sweep_id: SweepId, asked: AskedDep, poller: PollerDep, user: Reader
 ) -> Response:
-    """The same of all experiments that were made for a sweep, with notices in place of points. A
-    stream ends once all have."""
+    """Return the events of all experiments of a sweep, with notices instead of points. A stream
+    ends when all have ended."""
     return await _answer(poller, user, ManyExperiments(user, sweep_id, asked.kinds), asked)
 
 
 @router.get("/events", response_model=EventPage, responses=STREAMED)
 async def get_own_events(asked: AskedDep, poller: PollerDep, user: Reader) -> Response:
-    """The same of all experiments that are the caller's own. A stream goes on until one leaves."""
+    """Return the events of all the caller's own experiments. A stream continues until the client
+    disconnects."""
     return await _answer(poller, user, ManyExperiments(user, None, asked.kinds), asked)
 
 
@@ -139,6 +140,6 @@ def _framed(event: EventOut) -> bytes:
 
 
 def _end(reason: str, place: Place | None) -> bytes:
-    """The last event, after which the server closes: do not open the stream again."""
+    """Return the last event of a stream, which tells the client not to reconnect."""
     told = None if place is None else str(place)
     return format_sse_event(data_str=f'{{"reason":"{reason}"}}', event="end", id=told)

@@ -1,4 +1,4 @@
-"""What a listener reads of its subject, from the place where it was."""
+"""Read the events of a listener's subject after its position."""
 
 from collections.abc import Collection
 from typing import Protocol
@@ -18,11 +18,11 @@ from service.sweeps import store as sweeps
 from service.users import Caller
 
 PAGE = 500
-"""Events that are read at once."""
+"""Number of events read at once."""
 
 
 class Source(Protocol):
-    """Where the events of a subject come from."""
+    """Source of a subject's events."""
 
     needs_horizon: bool
     """Whether reading stops at the horizon: the ids of its events are not in the order of
@@ -32,12 +32,12 @@ class Source(Protocol):
     def subject(self) -> Subject: ...
 
     def check(self, session: Session) -> None:
-        """Raises ApiError where the caller may not read it."""
+        """Raises ApiError if the caller may not read it."""
         ...
 
     def read(self, session: Session, after: Place | None, until: int, limit: int) -> Reading:
-        """What happened after a place (None: from now on), as far as to a horizon. Raises
-        ApiError as `check` does."""
+        """Return the events after a position (None: from now on), up to a horizon. Raises ApiError
+        like `check`."""
         ...
 
 
@@ -64,7 +64,7 @@ class OneExperiment:
 
 
 class ManyExperiments:
-    """A sweep's experiments, or all of the user's own; with notices of those that run."""
+    """The experiments of a sweep, or all of the user's own, with notices about running ones."""
 
     needs_horizon = True
 
@@ -104,7 +104,8 @@ class ManyExperiments:
 
     @staticmethod
     def _has_ended(session: Session, which: ColumnElement[bool], until: int) -> bool:
-        """Whether nothing more will come of these, but for what is added or retried."""
+        """Return whether nothing more will happen to these experiments, unless points are added or
+        retried."""
         unfinished = select(Experiment.id).where(which, Experiment.status.in_(UNFINISHED))
         if session.scalar(unfinished.limit(1)) is not None:
             return False

@@ -1,4 +1,4 @@
-"""`Prefer: wait=N` (RFC 7240): an answer that waits for what is asked for, N seconds at most."""
+"""`Prefer: wait=N` (RFC 7240): wait at most N seconds for the requested state."""
 
 import re
 import time
@@ -16,7 +16,7 @@ from service.streams.poller import Poller
 from service.users import Caller
 
 Read = Callable[[Session], tuple[Response, bool]]
-"""Gives an answer, and whether it is what one waits for."""
+"""Return an answer, and whether it is the awaited one."""
 
 
 async def _seconds(
@@ -26,7 +26,7 @@ async def _seconds(
         Header(description="`wait=N`: answer when it has ended, after N seconds at the latest"),
     ] = None,
 ) -> float:
-    """How long the caller would wait; a preference that is not understood is passed over."""
+    """Return how long the caller wants to wait. An unknown preference is ignored."""
     for preference in ",".join(prefer or ()).split(","):
         match = re.fullmatch(r'\s*wait\s*=\s*"?(\d{1,9})"?\s*(;.*)?', preference, re.ASCII | re.I)
         if match:
@@ -40,8 +40,8 @@ WaitDep = Annotated[float, Depends(_seconds)]
 async def awaited(
     poller: Poller, subject: Subject, user: Caller, seconds: float, read: Read
 ) -> Response:
-    """The answer as soon as it is what one waits for, or as it is in the end. A user who has as
-    many streams open as it may does not wait."""
+    """Return the answer as soon as it is the awaited one, or the last answer at the end. A user
+    with the maximum number of streams does not wait."""
     if not poller.has_room(user):
         return (await poller.read(read))[0]
     ends_at = time.monotonic() + seconds

@@ -1,1 +1,1 @@
-"""Many experiments from one spec: a grid, a list or random draws of any of its fields."""
+"""Sweeps: many experiments from one spec by a grid, a list or random draws of any of its fields."""

@@ -1,4 +1,4 @@
-"""The route that takes many experiments at once, and what it shares with sweeps: accepting many."""
+"""The batch route, and the functions that it shares with sweeps."""
 
 import hashlib
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ def submit_batch(
     user: Submitter,
     idempotency_key: IdempotencyKey = None,
 ) -> BatchOut:
-    """Queue up to a thousand experiments: all, or none where one is refused. The Idempotency-Key is
-    of the whole request."""
+    """Queue up to a thousand experiments: all, or none if one is refused. The Idempotency-Key
+    applies to the whole request."""
     with refusals(), database.transaction() as session:
         kept = many.kept_request(session, user.id, idempotency_key, sha256_of("batch", batch))
         if kept and kept.made:
@@ -54,14 +54,14 @@ def _made(experiment_id: str, wanted: New | str) -> Made:
 
 
 def sha256_of(what: str, request: BaseModel) -> str:
-    """What tells one request from another under the same idempotency key."""
+    """Return a digest that distinguishes requests with the same idempotency key."""
     return hashlib.sha256(f"{what} {request.model_dump_json()}".encode()).hexdigest()
 
 
 def _accepted(
     session: Session, settings: Settings, owner_id: int, submissions: Sequence[Submission]
 ) -> list[New | str]:
-    """What is to be made, and the ids of what is there already. Raises ApiError."""
+    """Return the experiments to create, and the ids of existing ones. Raises ApiError."""
     specs = [one.spec for one in submissions]
     after = {one for submission in submissions for one in submission.after}
     known = Acceptance(session, settings, owner_id, specs, after)

@@ -1,4 +1,4 @@
-"""When a sweep may end, as far as that can be told."""
+"""Estimate the end of a sweep."""
 
 import math
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ def _left(session: Session, sweep_id: str) -> dict[tuple[str, str], int]:
 
 
 def _last(session: Session, sweep_id: str) -> Experiment | None:
-    """Of those that may be chosen now."""
+    """Return the last of the sweep's experiments that may be chosen now."""
     free = _OF.where(Experiment.sweep_id == sweep_id, Experiment.held == Held.NOT)
     return session.scalar(free.order_by(Experiment.priority, Experiment.id.desc()).limit(1))
 

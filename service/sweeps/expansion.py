@@ -25,7 +25,7 @@ MAX_FIELDS = 100
 MAX_STORED_BYTES = 32 * 2**20
 """Specs that one request may store: a spec stands whole in the row of each point."""
 MOST_PROBLEMS = 100
-"""In one answer."""
+"""Maximum number of problems in one answer."""
 
 FieldPath = Annotated[
     str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,9}$", max_length=200)
@@ -55,7 +55,7 @@ class Range(Part):
         return self
 
     def value(self, share: float) -> int | float:
-        """At this share, from 0 to 1, of the way."""
+        """Return the value at a share, from 0 to 1, of the range."""
         whole = isinstance(self.low, int) and isinstance(self.high, int)
         low, high = (self.low, self.high + 1) if whole else (self.low, self.high)
         if self.scale == "log":
@@ -121,7 +121,7 @@ class Points(Part):
         return number * _size(base) + values
 
     def points(self) -> Iterator["Point"]:
-        """Each with its place in this request."""
+        """Yield the points with their places in the request."""
         if self.grid is not None:
             yield from _grid(self.grid)
         elif self.random is not None:
@@ -148,7 +148,7 @@ def field_problems(paths: Collection[str], pointer: str) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The values of the swept fields, and where in the request each is written."""
+    """The values of the swept fields, and their places in the request."""
 
     values: Mapping[str, Any]
     pointers: Mapping[str, str]
@@ -176,7 +176,8 @@ def _grid(grid: Mapping[str, Sequence[Any]]) -> Iterator[Point]:
 
 
 def _drawn(draws: RandomDraws) -> Iterator[Point]:
-    """By `random()` alone, which is the same in every version of Python."""
+    """Yield random points. Only `random()` is used, because it is the same in every version of
+    Python."""
     generator = random.Random(draws.seed)
     pointers = {path: f"/random/fields{pointer_token(path)}" for path in draws.fields}
     for _ in range(draws.n):
@@ -238,8 +239,8 @@ def check_stored(size: int, points: int) -> None:
 
 
 def in_request(problem: Problem, number: int, point: Point) -> Problem:
-    """A problem of a point's spec at its place in the request: where the value of a swept field is
-    written, or in the base spec."""
+    """Translate a problem of a point's spec to its place in the request: the value of a swept
+    field, or the base spec."""
     detail = f"point {number} ({point.text}): {problem.detail}"
     for path, pointer in point.pointers.items():
         field = "".join(map(pointer_token, path.split(".")))
@@ -249,7 +250,7 @@ def in_request(problem: Problem, number: int, point: Point) -> Problem:
 
 
 def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec with these values; the base stays as it is."""
+    """Return a copy of the spec with these values."""
     spec = dict(base)
     for path, value in values.items():
         *parents, last = path.split(".")
@@ -266,7 +267,7 @@ def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 
 def value_at(spec: Mapping[str, Any], path: str) -> Any:
-    """The value of a field in a spec; None where it has no such field."""
+    """Return the value of a field in a spec, or None if it has no such field."""
     value: Any = spec
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None

@@ -11,7 +11,7 @@ from service.users import User
 
 
 class Sweep(Owned, Base):
-    """A spec, the fields of it that its points differ in, and what holds for all of them."""
+    """A spec, its swept fields, and settings for all of its points."""
 
     __tablename__ = "sweeps"
     __table_args__ = (Index("ix_sweeps_owner_id_id", "owner_id", "id"),)
@@ -25,18 +25,18 @@ class Sweep(Owned, Base):
     note: Mapped[str | None] = mapped_column(Text)
     priority: Mapped[int]
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
-    """As it came: it need not be whole without the fields of a point."""
+    """The base spec as it was sent. It may be incomplete without the fields of a point."""
     fields: Mapped[list[str]] = mapped_column(JSON)
-    """The dotted paths of what differs."""
+    """Dotted paths of the swept fields."""
     comes_after: Mapped[list[str]] = mapped_column(JSON)
     concurrency: Mapped[int | None]
-    """How many of its runs may be under way at once; null: as many as its owner's."""
+    """Maximum number of concurrent runs; null: the owner's limit alone."""
     created_at: Mapped[float] = mapped_column(default=now())
 
 
 class SweepPoint(Base):
-    """Which experiment computes a point: one that was made for it, the last of its retries, or one
-    of before that had the same spec."""
+    """The experiment that computes a point: created for it, its last retry, or an earlier one with
+    the same spec."""
 
     __tablename__ = "sweep_points"
 

@@ -1,4 +1,4 @@
-"""The routes of sweeps."""
+"""Routes of sweeps."""
 
 import json
 import logging
@@ -69,8 +69,8 @@ def submit_sweep(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> SweepOut:
-    """Queue an experiment for each point of a sweep, 10,000 at most: all, or none where one is
-    refused. The errors say which point, and point to its value in the request."""
+    """Queue an experiment for each point of a sweep: at most 10,000; all, or none if one is
+    refused. Errors name the point, and point to its value in the request."""
     sha256 = sha256_of("sweep", submission)
     with database.snapshot() as session:
         made = many.made_before(session, user.id, idempotency_key, sha256)
@@ -109,7 +109,7 @@ def list_sweeps(
     cursor: Cursor = None,
     whose: Whose = Whose.MINE,
 ) -> SweepPage:
-    """The caller's sweeps, or `whose=lab` those shared with the lab, newest first."""
+    """List the caller's sweeps or, with `whose=lab`, those shared with the lab, newest first."""
     check_whose(whose, user)
     before = read_cursor(cursor)
     with database.snapshot() as session:
@@ -124,7 +124,7 @@ def list_sweeps(
 def get_sweep(
     sweep_id: SweepId, database: DatabaseDep, scenes: ScenesDep, user: Reader
 ) -> SweepOut:
-    """How many of a sweep's points stand where, how far it is, and when it may end."""
+    """Return how many points of a sweep have which status, its progress, and its expected end."""
     with database.snapshot() as session:
         return _out(session, scenes, _find(session, user, sweep_id), user)
 
@@ -169,7 +169,7 @@ def add_points(
     user: Submitter,
     idempotency_key: IdempotencyKey = None,
 ) -> Added:
-    """Add points to a sweep, of the same spec."""
+    """Add points to a sweep, with the same base spec."""
     with database.snapshot() as session:
         sweep = _find_own(session, user, sweep_id)
         sha256 = sha256_of(f"points of {sweep_id}", more)
@@ -207,8 +207,8 @@ def change_sweep(
     scenes: ScenesDep,
     user: Submitter,
 ) -> SweepOut:
-    """Change what stands beside a sweep's spec; its priority and visibility go to its experiments
-    too."""
+    """Change the fields beside a sweep's spec. Priority and visibility also apply to its
+    experiments."""
     wanted = changes.model_dump(exclude_unset=True)
     with refusals(), database.transaction() as session:
         sweep = _find_own(session, user, sweep_id)
@@ -226,8 +226,8 @@ def change_sweep(
 
 @router.delete("/{sweep_id:id}", status_code=HTTPStatus.NO_CONTENT)
 def delete_sweep(sweep_id: SweepId, database: WriterDep, user: Canceller) -> None:
-    """Delete a sweep and the experiments that were made for it. What waits is cancelled with it;
-    where one runs it must be cancelled first, and what is pinned unpinned: 409."""
+    """Delete a sweep and the experiments created for it. Waiting ones are cancelled first. If one
+    is running it must be cancelled before, and a pinned one unpinned: 409."""
     with database.transaction() as session:
         sweep = _find_own(session, user, sweep_id)
         what = store.obstacle(session, sweep)
@@ -245,8 +245,8 @@ def delete_sweep(sweep_id: SweepId, database: WriterDep, user: Canceller) -> Non
 def cancel_sweep(
     sweep_id: SweepId, database: WriterDep, scenes: ScenesDep, user: Canceller
 ) -> SweepOut:
-    """Cancel all of a sweep's experiments that have not ended: what waits at once, what runs within
-    a heartbeat and the grace it is given."""
+    """Cancel all of a sweep's experiments that have not ended: waiting ones at once, running ones
+    within a heartbeat and the kill grace."""
     with database.transaction() as session:
         sweep = _find_own(session, user, sweep_id)
         count = len(states.cancel_all(session, Experiment.sweep_id == sweep.id).ids)
@@ -259,8 +259,8 @@ def cancel_sweep(
 def retry_sweep(
     sweep_id: SweepId, database: WriterDep, settings: SettingsDep, user: Submitter
 ) -> Retried:
-    """Queue a new experiment for each point whose own failed or was cancelled; it takes the
-    place of that one in the sweep. Sent again, it finds none left to retry."""
+    """Queue a new experiment for each point that failed or was cancelled. It replaces the old one
+    in the sweep. A second request finds nothing to retry."""
     with database.snapshot() as session:
         prepared = prepare_retry(session, settings, _find_own(session, user, sweep_id))
     with refusals(), database.transaction() as session:

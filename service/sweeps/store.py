@@ -1,4 +1,4 @@
-"""Finding sweeps and their points, and what is done to all points at once. No function commits."""
+"""Find sweeps and their points, and change all points at once. No function commits."""
 
 import json
 import math
@@ -61,8 +61,8 @@ def add(session: Session, sweep: Sweep, sharing: FairShare | None = None) -> Swe
 def add_points(
     session: Session, sweep: Sweep, points: Sequence[New | str], *, by: Caller, sharing: FairShare
 ) -> int:
-    """Add points to a sweep: for each an experiment that is to be, or one of before, by its id.
-    Gives the number of the first. Raises Refused."""
+    """Add points to a sweep: new experiments, or existing ones by id. Return the number of the
+    first. Raises Refused."""
     first = next_point(session, sweep.id)
     ids = many.submit(session, sweep.owner_id, points, by=by, sharing=sharing, sweep_id=sweep.id)
     rows = [
@@ -76,14 +76,15 @@ def add_points(
 
 
 def next_point(session: Session, sweep_id: str) -> int:
-    """The number of the next point. Holds the sweep: points are added by one at a time."""
+    """Return the number of the next point. Locks the sweep, so that points are added by one request
+    at a time."""
     session.execute(select(Sweep.id).where(Sweep.id == sweep_id).with_for_update())
     last = session.scalar(select(func.max(SweepPoint.point)).filter_by(sweep_id=sweep_id))
     return 0 if last is None else last + 1
 
 
 def held(sweep: Sweep, unfinished: Sequence[str]) -> Held:
-    """What holds a new experiment of a sweep."""
+    """Return the hold of a new experiment of a sweep."""
     if unfinished:
         return Held.AFTER
     return Held.NOT if sweep.concurrency is None else Held.SWEEP
@@ -92,8 +93,8 @@ def held(sweep: Sweep, unfinished: Sequence[str]) -> Held:
 def find_readable(
     session: Session, reader_id: int, sweep_id: str, reads_all: bool = False
 ) -> Sweep | None:
-    """The sweep of that id, if the reader owns it, if it is shared with the lab, or if the reader
-    reads all."""
+    """Return the sweep if the reader owns it, if it is shared with the lab, or if the reader may
+    read everything."""
     query = _THERE.where(Sweep.id == sweep_id, readable(Sweep))
     return session.scalar(query, reader(reader_id, reads_all))
 
@@ -119,7 +120,8 @@ def newest(
 def counts(
     session: Session, sweep_ids: Sequence[str], user: Caller
 ) -> dict[str, dict[Status, int]]:
-    """How many points of each of these sweeps stand where, of those that are open to the caller."""
+    """Return the number of points by status of each of these sweeps. Only points that the caller
+    may read are counted."""
     query = _points(SweepPoint.sweep_id, Experiment.status, func.count())
     query = query.where(SweepPoint.sweep_id.in_(sweep_ids))
     rows = session.execute(
@@ -132,7 +134,7 @@ def counts(
 
 
 def points(session: Session, sweep_id: str, user: Caller) -> Sequence[Row[Any]]:
-    """The points that are open to the caller, in their order."""
+    """Return the points that the caller may read, in order."""
     wanted = ("id", "status", "failure_kind", "failure_message", "spec")
     query = _points(SweepPoint.point, *(getattr(Experiment, name) for name in wanted))
     query = query.where(SweepPoint.sweep_id == sweep_id).order_by(SweepPoint.point)
@@ -163,7 +165,7 @@ def metrics(session: Session, sweep_id: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def progress(session: Session, sweep_id: str) -> float:
-    """How many runs' worth its running experiments have done."""
+    """Return the progress of the running experiments, in units of one run."""
     rows = session.execute(
         select(Experiment.progress_done, Experiment.progress_total).where(
             Experiment.sweep_id == sweep_id,
@@ -196,7 +198,7 @@ def _retryable(sweep: Sweep, *columns: Any) -> Select[Any]:
 
 
 def obstacle(session: Session, sweep: Sweep) -> str | None:
-    """What keeps a sweep from being deleted: that one of its experiments is running, or pinned."""
+    """Return what prevents the deletion of a sweep: "running" or "pinned" experiments."""
     mine = select(Experiment.id).where(
         Experiment.sweep_id == sweep.id, Experiment.deleted_at.is_(None)
     )
@@ -210,7 +212,7 @@ def obstacle(session: Session, sweep: Sweep) -> str | None:
 
 
 def remove(session: Session, sweep: Sweep) -> None:
-    """Have no one see a sweep and what was made for it any more; what waits is cancelled first."""
+    """Hide a sweep and the experiments created for it. Waiting ones are cancelled first."""
     states.cancel_all(session, Experiment.sweep_id == sweep.id)
     mine = select(Experiment.id).where(Experiment.sweep_id == sweep.id)
     keeping.remove_ended(session, session.scalars(mine).all())
@@ -218,7 +220,7 @@ def remove(session: Session, sweep: Sweep) -> None:
 
 
 def change_all(session: Session, sweep: Sweep, wanted: dict[str, Any]) -> None:
-    """What of a sweep's changes goes to its experiments too."""
+    """Apply changes of a sweep to its experiments."""
     mine = update(Experiment).where(Experiment.sweep_id == sweep.id)
     mine = mine.execution_options(synchronize_session=False)
     if "visibility" in wanted:
@@ -230,11 +232,12 @@ def change_all(session: Session, sweep: Sweep, wanted: dict[str, Any]) -> None:
 
 
 REQUESTS_S = 30 * 86_400.0
-"""So long the idempotency key of a request that made several things is known."""
+"""Lifetime of the idempotency key of a request that created several experiments."""
 
 
 def purge(session: Session, after_s: float) -> None:
-    """Forget sweeps that were deleted longer ago and whose experiments are gone, and old keys."""
+    """Delete old idempotency keys, and sweeps that were deleted longer ago and whose experiments
+    are gone."""
     left = select(Experiment.id).where(Experiment.sweep_id == Sweep.id).exists()
     gone = select(Sweep.id).where(Sweep.deleted_at <= now() - after_s, ~left)
     ids = session.scalars(gone.with_for_update(skip_locked=True)).all()

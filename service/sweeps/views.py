@@ -1,4 +1,4 @@
-"""From rows of sweeps to answers."""
+"""Convert rows of sweeps to response models."""
 
 import json
 from collections import defaultdict
@@ -33,13 +33,14 @@ IN_TURN = (
     Status.FAILED,
     Status.CANCELLED,
 )
-"""The first of these that a point is in is the sweep's status; else it has succeeded."""
+"""Order of precedence: the first status that a point has is that of the sweep. Otherwise it has
+succeeded."""
 SEEDS = "seeds"
 """The field whose points are pooled."""
 POINT = ("point", "experiment_id", "status")
 """The first columns of a table of points."""
 PER_RUN = 100
-"""Progress is counted in so many parts of a run."""
+"""Units of progress per run."""
 
 
 def summary_out(sweep: Sweep, counts: Mapping[Status, int]) -> SweepSummary:
@@ -76,8 +77,8 @@ def summary_out(sweep: Sweep, counts: Mapping[Status, int]) -> SweepSummary:
 def sweep_out(
     sweep: Sweep, counts: Mapping[Status, int], running: float, end: tuple[float | None, str]
 ) -> SweepOut:
-    """`running` is how many runs' worth those have done that run; `end` when it may end, and what
-    that rests on."""
+    """Convert a sweep. `running` is the progress of the running experiments in runs; `end` is the
+    expected end and its basis."""
     ended = sum(counts.get(one, 0) for one in TERMINAL)
     return SweepOut.model_construct(
         **dict(summary_out(sweep, counts)),

@@ -1,1 +1,1 @@
-"""The dashboard: pages that hold no data. All that they show and do goes through the API."""
+"""The dashboard. Its pages contain no data: they use the API."""

@@ -20,14 +20,14 @@ _files = [*DOCUMENTS.glob("*.md"), *DOCUMENTS.glob("docs/*.md"), *DOCUMENTS.glob
 ADDRESSES = {
     file: "/help" if file == README else f"/help/{file.stem.lower()}" for file in sorted(_files)
 }
-"""Of each document's page."""
+"""Page of each document."""
 
 _markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
 _markdown.use(anchors_plugin, max_level=6)
 
 
 class Document(NamedTuple):
-    """A document to be shown. Its HTML loads nothing."""
+    """A document as a page. Its HTML loads nothing."""
 
     title: str
     html: str
@@ -35,8 +35,8 @@ class Document(NamedTuple):
 
 @cache
 def documents() -> dict[str, Document]:
-    """By their addresses: the README, the others in the order of the table that ends it, and what
-    it does not lead to."""
+    """Return the documents by address: the README, the others in the order of its last table, and
+    then those that it does not link."""
     linked = dict.fromkeys(_place(README, href) for href in reversed([*_links(README)]))
     order = [file for file in (README, *reversed(linked)) if file in ADDRESSES]
     return {ADDRESSES[file]: _document(file) for file in dict.fromkeys([*order, *ADDRESSES])}
@@ -67,7 +67,7 @@ def _links(file: Path) -> Iterator[str]:
 
 
 def _to_page(file: Path, link: Token) -> Token:
-    """A link to what has no page is text alone."""
+    """Replace a link to a document without a page by its text."""
     target, sharp, anchor = str(link.attrs["href"]).partition("#")
     if target and not target.startswith(("http:", "https:")):
         page = ADDRESSES.get(_place(file, target))
@@ -77,19 +77,20 @@ def _to_page(file: Path, link: Token) -> Token:
 
 
 def _place(file: Path, target: str) -> Path:
-    """By the names alone: what is a link on a disk here is a file in the distribution."""
+    """Return the path of a link's target by names alone: a symbolic link here is a file in the
+    distribution."""
     return Path(os.path.normpath(file.parent / target.partition("#")[0]))
 
 
 def _as_data(file: Path, source: str) -> str:
-    """A picture as a part of its page."""
+    """Return a picture as a data URL."""
     if source.startswith("data:"):
         return source
     return f"data:image/png;base64,{base64.b64encode(_place(file, source).read_bytes()).decode()}"
 
 
 def _text(file: Path) -> str:
-    """A document as Markdown."""
+    """Return a document as Markdown."""
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".md":
         return text

@@ -1,4 +1,4 @@
-"""The pages of the dashboard, and the files that they load. None holds data: they ask the API."""
+"""The pages of the dashboard and the files they load. No page contains data."""
 
 import hashlib
 import posixpath
@@ -24,11 +24,11 @@ FILES = {
     for file in sorted(STATIC.rglob("*"))
     if file.is_file()
 }
-"""By their names, below /static/EDITION/."""
+"""Files by name, below /static/EDITION/."""
 
 
 def _edition() -> str:
-    """Another one as soon as one file differs: browsers may keep what they have."""
+    """Return a string that changes with every file, so that browsers may cache the files."""
     digest = hashlib.sha256()
     for name, file in FILES.items():
         digest.update(name.encode() + b"\0" + file.read_bytes())
@@ -42,7 +42,7 @@ MEDIA_TYPES = {
     ".json": "application/json",
     ".svg": "image/svg+xml",
 }
-"""Those of a machine may be anything."""
+"""Media types, independent of the machine's configuration."""
 
 PAGES = {
     "/": ("experiments", "Experiments"),
@@ -55,7 +55,7 @@ PAGES = {
     "/lab": ("lab", "The lab"),
     SIGN_IN_PAGE: ("sign-in", "Sign in"),
 }
-"""Its name, which its script knows it by, and its title."""
+"""Name and title of each page. Scripts use the name."""
 NAVIGATION = {path: PAGES[path][1] for path in ("/", "/sweeps", "/paper", "/lab")} | {
     "/help": "Help"
 }
@@ -66,8 +66,8 @@ _templates = Environment(
 
 
 def _scripts(name: str, known: list[str]) -> list[str]:
-    """A script and all that it imports, each once: a browser that is told of them asks for all at
-    once, and not for those of one after those of another."""
+    """Return a script and all its imports, each once, so that a browser can request all at once
+    instead of one after the other."""
     if name not in known:
         known.append(name)
         for target in re.findall(r'from "(\..*?)"', FILES[name].read_text()):
@@ -78,7 +78,7 @@ def _scripts(name: str, known: list[str]) -> list[str]:
 SCRIPTS = {
     name: _scripts(f"pages/{name}.js", _scripts("main.js", [])) for name, _ in PAGES.values()
 }
-"""What each page runs."""
+"""Scripts of each page."""
 
 
 def _page(request: Request) -> HTMLResponse:
@@ -99,7 +99,7 @@ for path in PAGES:
 
 @router.get("/docs")
 def documentation() -> HTMLResponse:
-    """The API's own document, to read and to try."""
+    """Show the API's own documentation."""
     text = _templates.get_template("docs.html").render(files=f"/static/{EDITION}")
     return HTMLResponse(text, headers=PAGE)
 
@@ -107,7 +107,7 @@ def documentation() -> HTMLResponse:
 @router.get("/help")
 @router.get("/help/{name}")
 def help_page(request: Request) -> HTMLResponse:
-    """One of the documents."""
+    """Show a document."""
     document = documents().get(request.url.path)
     if document is None:
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "there is no such page: /help lists them")
@@ -119,7 +119,7 @@ def help_page(request: Request) -> HTMLResponse:
 
 @router.get("/static/{edition}/{name:path}")
 def static_file(edition: str, name: str) -> Response:
-    """One of FILES; what names another edition gets this one, and keeps it not."""
+    """Return one of FILES. A request for another edition gets this one without caching."""
     file = FILES.get(name)
     if file is None:
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "the pages have no such file")

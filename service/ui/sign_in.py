@@ -22,9 +22,9 @@ from service.sign_ins import COOKIE, LASTS_S
 from service.users import Caller, KeyRefused, caller_of_key
 
 router = APIRouter(prefix="/v1", tags=["sign-in"], route_class=StrictRoute)
-"""What asks for a key, or for a browser that is signed in."""
+"""Routes that require a key or a signed-in browser."""
 public = APIRouter(prefix="/v1", tags=["sign-in"], route_class=PublicRoute)
-"""What a browser asks before it is signed in."""
+"""Routes for browsers that are not signed in."""
 
 SIGN_IN_PAGE = "/sign-in"
 

@@ -1,1 +1,1 @@
-"""Telling users' own servers that experiments have ended."""
+"""Webhooks: notify users' own servers that experiments have ended."""

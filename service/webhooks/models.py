@@ -1,4 +1,4 @@
-"""The tables of webhooks and of what is to be told by them."""
+"""Tables of webhooks and their deliveries."""
 
 from sqlalchemy import ForeignKey, Index, String, Text, text
 from sqlalchemy.orm import Mapped, foreign, mapped_column, relationship
@@ -8,7 +8,7 @@ from service.users import User
 
 
 class Webhook(Base):
-    """An address that is told when experiments of its owner have ended."""
+    """An address that is notified when experiments of its owner have ended."""
 
     __tablename__ = "webhooks"
 
@@ -16,9 +16,9 @@ class Webhook(Base):
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), index=True)
     url: Mapped[str] = mapped_column(String(2000))
     secret: Mapped[str] = mapped_column(String(100))
-    """As it was shown: what is sent is signed with it."""
+    """The secret that signs deliveries, stored as it was shown."""
     statuses: Mapped[str] = mapped_column(String(40))
-    """The terminal ones that are wanted, with commas between them."""
+    """Terminal statuses to report, separated by commas."""
     created_at: Mapped[float] = mapped_column(default=now())
 
 
@@ -47,7 +47,7 @@ class Delivery(Base):
     ended_at: Mapped[float]
     attempts: Mapped[int] = mapped_column(default=0)
     next_at: Mapped[float | None]
-    """When it is tried next; null where it was told or given up."""
+    """Time of the next try; null after success or after giving up."""
     delivered_at: Mapped[float | None]
     given_up_at: Mapped[float | None]
     last_error: Mapped[str | None] = mapped_column(Text)

@@ -1,4 +1,4 @@
-"""The routes of webhooks."""
+"""Routes of webhooks."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], route_class=StrictR
 
 WebhookId = Annotated[str, Path(max_length=100)]
 MOST_WEBHOOKS = 10
-"""Of a user."""
+"""Maximum number of webhooks of a user."""
 MOST_OF_A_URL = 2000
 SECRET_BYTES = range(24, 65)
 
@@ -107,7 +107,7 @@ def add_webhook(
 
 @router.get("")
 def list_webhooks(database: DatabaseDep, user: Reader) -> WebhookList:
-    """Your webhooks, and how it stands with what is to be told by them."""
+    """List your webhooks and the state of their deliveries."""
     with database.snapshot() as session:
         found = store.of_owner(session, user.id)
         ids = [one.id for one in found]
@@ -118,8 +118,7 @@ def list_webhooks(database: DatabaseDep, user: Reader) -> WebhookList:
 
 @router.delete("/{webhook_id}", status_code=HTTPStatus.NO_CONTENT)
 def delete_webhook(webhook_id: WebhookId, database: WriterDep, user: Canceller) -> None:
-    """Tell an address nothing more: what it has not been told it will not be. An admin may delete
-    anyone's."""
+    """Delete a webhook. Pending deliveries are dropped. An admin may delete anyone's."""
     with database.transaction() as session:
         found = store.find(session, webhook_id, None if user.is_admin else user.id)
         if found is None:
@@ -147,7 +146,7 @@ def _url_problems(text: str, settings: Settings) -> list[Problem]:
 
 
 def _may_be_public(host: str) -> bool:
-    """What a name leads to is looked at when it is told."""
+    """Return whether a host may be public. The addresses of a name are checked at delivery."""
     try:
         return is_public(host)
     except ValueError:

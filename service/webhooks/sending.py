@@ -21,13 +21,13 @@ from service.webhooks.resolving import addresses_of
 
 SECRET_PREFIX = "whsec_"
 TRY_S = 15.0
-"""For all of a try: finding the address, connecting, sending, and the head of the answer."""
+"""Time limit of a try: name resolution, connection, sending, and the head of the answer."""
 NAT64 = IPv6Network("64:ff9b::/96")
 LOCAL = [
     IPv6Network(one)
     for one in ("64:ff9b:1::/48", "fec0::/10", "::/96", "::ffff:0:0:0/96", "5f00::/16")
 ]
-"""What leads to a network of one's own, though it is not called private."""
+"""Local networks that are not classified as private."""
 
 
 UNKNOWN_HOST = "the host of the URL is unknown"
@@ -47,14 +47,14 @@ def new_secret() -> str:
 
 
 def key_of(secret: str) -> bytes:
-    """The bytes that sign. Raises ValueError."""
+    """Return the signing key. Raises ValueError."""
     if not secret.startswith(SECRET_PREFIX):
         raise ValueError
     return base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
 
 
 def message_of(delivery: Delivery) -> tuple[str, str]:
-    """Its id, the same at every try, and its body."""
+    """Return the id of a message, the same at every try, and its body."""
     ended_at = moment(delivery.ended_at)
     assert ended_at is not None
     document = {
@@ -71,7 +71,7 @@ def message_of(delivery: Delivery) -> tuple[str, str]:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is anyone's to reach, and not of this machine or network."""
+    """Return whether an address is public: not of this machine or a local network."""
     parsed: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
     if isinstance(parsed, IPv6Address):
         if any(parsed in one for one in LOCAL):
@@ -132,7 +132,7 @@ _TIMEOUT = httpx.Timeout(TRY_S).as_dict()
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """With the machine's own certificates, and those that SSL_CERT_FILE names."""
+    """Return a TLS context with the machine's certificates and those in SSL_CERT_FILE."""
     return ssl.create_default_context()
 
 

@@ -1,4 +1,4 @@
-"""Keeping webhooks, and what is to be told by them until it is. No function commits."""
+"""Store webhooks and their pending deliveries. No function commits."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -12,16 +12,17 @@ from service.users import User
 from service.webhooks.models import Delivery, Webhook
 
 CLAIMED_S = 60.0
-"""Longer than a try takes: whoever claimed a delivery and died lets others try it after that."""
+"""Longer than a try. If a process dies after claiming a delivery, others try it after this time."""
 RETRIES_S = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 36_000.0)
-"""Between one try and the next; after the last it is given up, some 28 hours after the first."""
+"""Delays between tries. After the last one a delivery is given up, some 28 hours after the
+first."""
 KEPT_S = 7 * 86_400.0
-"""So long is known what was told or given up."""
+"""How long finished deliveries are kept."""
 TOGETHER = 50
 
 
 def announce(session: Session, experiment_ids: Collection[str], status: str) -> None:
-    """These experiments have ended: have it told to whom their owners want."""
+    """Create deliveries for experiments that have ended, to the webhooks of their owners."""
     wanted = (
         select(
             Webhook.id,
@@ -41,12 +42,12 @@ def announce(session: Session, experiment_ids: Collection[str], status: str) -> 
 
 
 def is_due(session: Session, busy: Collection[str] = ()) -> bool:
-    """Whether something is to be told now by a webhook that is not busy."""
+    """Return whether something is due for a webhook that is not busy."""
     return session.scalar(_due(Delivery.webhook_id, busy=busy).limit(1)) is not None
 
 
 def _due(*columns: Any, busy: Collection[str]) -> Select[Any]:
-    """Of what is to be told now. A disabled user's is not."""
+    """Return a query of due deliveries, without those of disabled users."""
     return (
         select(*columns)
         .join(Webhook, Webhook.id == Delivery.webhook_id)
@@ -56,8 +57,8 @@ def _due(*columns: Any, busy: Collection[str]) -> Select[Any]:
 
 
 def claim(session: Session, busy: Collection[str] = ()) -> Sequence[Delivery]:
-    """What is to be tried now, one for each webhook that is not busy: one that is silent keeps
-    no other waiting. It is the caller's for CLAIMED_S."""
+    """Claim the due deliveries, one for each webhook that is not busy, so that a webhook that does
+    not answer delays no other. The claim lasts CLAIMED_S."""
     turn = func.row_number().over(
         partition_by=Delivery.webhook_id, order_by=(Delivery.next_at, Delivery.experiment_id)
     )
@@ -80,8 +81,8 @@ def claim(session: Session, busy: Collection[str] = ()) -> Sequence[Delivery]:
 
 
 def settle(session: Session, claimed: Delivery, error: str | None) -> None:
-    """Say how a try ended that was claimed: with an error, or well. Where the claim has passed to
-    another, what that one says holds."""
+    """Record the result of a claimed try: an error or success. If the claim has expired and passed
+    on, the other result counts."""
     columns: dict[str, Any] = {"last_error": error}
     if error is None:
         columns |= {"delivered_at": now(), "next_at": None}
@@ -103,8 +104,7 @@ def settle(session: Session, claimed: Delivery, error: str | None) -> None:
 
 
 def forget(session: Session) -> None:
-    """What was told or given up some time ago, and what no webhook, or no user, is there for any
-    more."""
+    """Delete deliveries that finished some time ago, and those without a webhook or user."""
     served = select(Webhook.id).join(User, User.id == Webhook.owner_id)
     served = served.where(User.disabled_at.is_(None))
     session.execute(delete(Delivery).where(Delivery.webhook_id.not_in(served)))
@@ -113,13 +113,13 @@ def forget(session: Session) -> None:
 
 
 def of_owner(session: Session, owner_id: int) -> Sequence[Webhook]:
-    """A user's webhooks, in the order they were made."""
+    """Return a user's webhooks, oldest first."""
     query = select(Webhook).where(Webhook.owner_id == owner_id)
     return session.scalars(query.order_by(Webhook.id)).all()
 
 
 def find(session: Session, webhook_id: str, owner_id: int | None) -> Webhook | None:
-    """The webhook of that id, of that owner or of anyone's."""
+    """Return the webhook of that id, of that owner or of anyone."""
     query = select(Webhook).where(Webhook.id == webhook_id)
     if owner_id is not None:
         query = query.where(Webhook.owner_id == owner_id)
@@ -127,13 +127,14 @@ def find(session: Session, webhook_id: str, owner_id: int | None) -> Webhook | N
 
 
 def remove(session: Session, webhook: Webhook) -> None:
-    """With all that was to be told by it."""
+    """Delete a webhook with its pending deliveries."""
     session.execute(delete(Delivery).where(Delivery.webhook_id == webhook.id))
     session.delete(webhook)
 
 
 def standings(session: Session, webhook_ids: Collection[str]) -> dict[str, Row[*tuple[Any, ...]]]:
-    """Of each of these: how much is to be told and was given up, and when last it was told."""
+    """Return for each of these webhooks the numbers of pending and given-up deliveries, and the
+    time of the last success."""
     query = (
         select(
             Delivery.webhook_id,
@@ -148,7 +149,7 @@ def standings(session: Session, webhook_ids: Collection[str]) -> dict[str, Row[*
 
 
 def last_errors(session: Session, webhook_ids: Collection[str]) -> dict[str, str]:
-    """Of each of these the error of what ended last and was not told."""
+    """Return the error of the last failed delivery of each of these webhooks."""
     query = (
         select(Delivery.webhook_id, Delivery.last_error)
         .where(Delivery.webhook_id.in_(webhook_ids), Delivery.last_error.is_not(None))

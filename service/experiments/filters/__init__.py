@@ -1,1 +1,2 @@
-"""Which experiments a list holds, as its caller writes it: text, then a tree, then bound SQL."""
+"""Filters of lists of experiments: text, parsed to a tree, compiled to SQL with bound
+parameters."""

@@ -1,4 +1,4 @@
-"""What the fields of a filter are in the tables, and how they are compared with what was given."""
+"""Columns behind the fields of a filter, and how they are compared."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,8 +30,7 @@ ORDERS: dict[str, Callable[[Any, Any], Any]] = {"<": lt, "<=": le, ">": gt, ">="
 
 @dataclass(frozen=True)
 class Field:
-    """A column of experiments, and what may be said of it: `kind` is text, number, time or bool,
-    or the enum of its values."""
+    """A column of experiments. `kind` is text, number, time or bool, or the enum of its values."""
 
     column: InstrumentedAttribute[Any]
     kind: str | type[StrEnum] | tuple[str, ...] = "text"
@@ -58,7 +57,8 @@ OTHERS = ("owner", "tag", "metrics.NAME", "spec.PATH")
 
 
 def clause(session: Session, condition: Condition) -> Clause:
-    """As bound SQL that is true or false of an experiment, never unknown. Raises Wrong."""
+    """Compile a condition to SQL that is true or false for an experiment, never null. Raises
+    Wrong."""
     match condition:
         case Negated():
             return not_(clause(session, condition.part))
@@ -147,7 +147,7 @@ def number(name: str, given: Given) -> float:
 
 
 def moment(name: str, given: Given) -> float:
-    """Seconds since 1970; without a zone it is UTC."""
+    """Parse a time as seconds since 1970. Without a time zone it is UTC."""
     try:
         found = datetime.fromisoformat(given.text)
         return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
@@ -168,8 +168,8 @@ def _of_owner(one: Comparison, value: Given) -> Clause:
 
 
 def owner_id(name: str) -> Any:
-    """Of the user of that name; -1 where there is none, which is not told apart from one who has
-    nothing."""
+    """Return the id of the named user, or -1 if there is none. The caller cannot distinguish that
+    from a user without experiments."""
     found = select(User.id).where(User.name == name).scalar_subquery()
     return func.coalesce(found, -1)
 
@@ -205,7 +205,8 @@ def _of_metric(session: Session, name: str, one: Comparison, value: Given) -> Cl
 def metric_is(
     session: Session, metric: Any, name: str, labels: Labels, column: int
 ) -> list[ColumnElement[bool]]:
-    """That it is the metric of that name, with these labels among its own. Raises Wrong."""
+    """Return the clauses that match a metric with this name and at least these labels. Raises
+    Wrong."""
     check_metric(session, name, column)
     for label, given in labels:
         if label not in LABELS:
@@ -218,7 +219,7 @@ MOST_NAMED = 50
 
 
 def check_metric(session: Session, name: str, column: int) -> None:
-    """Whether any run has recorded it, unless there are no metrics at all yet. Raises Wrong."""
+    """Raises Wrong if there are metrics but none with this name."""
     if session.scalar(select(true()).where(select(Metric.seq).where(Metric.name == name).exists())):
         return
     known = [

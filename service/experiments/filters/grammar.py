@@ -61,12 +61,12 @@ SAID = {
     "DIRECTION": "asc or desc",
     "$END": "the end",
 }
-"""What the parser expected, in words."""
+"""Descriptions of the tokens that the parser expected."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """A value, and where it stands."""
+    """A value and its position."""
 
     value: Value
     text: str
@@ -75,7 +75,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A field, by its dotted name, that an operator compares with values: one, or for `in` any."""
+    """A comparison of a field, by its dotted name, with a value, or with several for `in`."""
 
     field: str
     labels: tuple[tuple[str, Given], ...]
@@ -91,7 +91,7 @@ class Negated:
 
 @dataclass(frozen=True)
 class Joined:
-    """By `or` where any part suffices, else by `and`."""
+    """Conditions joined by `or` or `and`."""
 
     any: bool
     parts: tuple["Condition", ...]
@@ -101,7 +101,7 @@ Condition = Comparison | Negated | Joined
 
 
 class Wrong(Exception):
-    """What is wrong with a text, and where: columns are counted from 1."""
+    """A problem in a text and its position. Columns are counted from 1."""
 
     def __init__(self, column: int, detail: str):
         super().__init__(f"column {column}: {detail}")
@@ -109,7 +109,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Order:
-    """By which field, and whether the greatest come first."""
+    """A field to order by, and whether the order is descending."""
 
     field: str
     labels: tuple[tuple[str, Given], ...] = ()
@@ -117,7 +117,7 @@ class Order:
 
 
 def parse_order(text: str) -> Order:
-    """Raises Wrong."""
+    """Parse an order. Raises Wrong."""
     field, *rest = _parsed(text, "order").children
     labels: tuple[tuple[str, Given], ...] = ()
     if rest and isinstance(rest[0], Tree):
@@ -133,7 +133,7 @@ def _parsed(text: str, start: str) -> Tree[Token]:
 
 
 def parse(text: str) -> Condition:
-    """Raises Wrong."""
+    """Parse an order. Raises Wrong."""
     tree = _parsed(text, "start")
     conditions = [*tree.find_pred(lambda one: one.data in ("compared", "among"))]
     if len(conditions) > MOST_COMPARISONS:

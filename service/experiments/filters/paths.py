@@ -1,4 +1,4 @@
-"""The fields of all specs by their dotted paths, and the families of models."""
+"""Dotted paths of all spec fields, and the families of models."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from mptcore.specs import ExperimentSpec
 
 _DEEPEST = 12
-"""References and unions on the way to a field."""
+"""Maximum number of references and unions on the way to a field."""
 
 
 def _paths(schema: dict[str, Any], node: dict[str, Any], path: str, left: int) -> Iterator[str]:

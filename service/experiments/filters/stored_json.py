@@ -1,5 +1,5 @@
-"""Looking into JSON that is stored: in the words of either database, with what it looks for bound,
-and for equality so that an index of PostgreSQL serves."""
+"""SQL on stored JSON for both databases, with bound parameters. Equality can use PostgreSQL's
+index."""
 
 import json
 from typing import Any
@@ -31,8 +31,9 @@ def tag_is(session: Session, tag: str) -> Clause:
 
 
 def a_tag_contains(word: str) -> Clause:
-    """Compared with the tags as they are written, which costs a tenth of reading them; what is only
-    punctuation could be theirs."""
+    """Return whether a tag contains a word. It is compared with the stored text of the list, which
+    takes a tenth of the time of parsing it. A word of punctuation alone could match the punctuation
+    of the list."""
     if not any(letter.isalnum() for letter in word):
         return false()
     escaped = json.dumps(storable(word))[1:-1]
@@ -40,7 +41,7 @@ def a_tag_contains(word: str) -> Clause:
 
 
 def is_label(session: Session, metric: Any, label: str, value: str) -> Clause:
-    """Compared as text. `label` is one of those that there are."""
+    """Compare a label as text. `label` must be an existing name."""
     found: ColumnElement[Any]
     if _far(session):
         found = cast(metric.labels, JSONB).op("->>")(label)
@@ -50,8 +51,8 @@ def is_label(session: Session, metric: Any, label: str, value: str) -> Clause:
 
 
 def spec_compares(session: Session, path: str, operator: str, value: Value) -> Clause:
-    """Whether a field of the spec, or an item of a list, compares so with a value of its kind.
-    `path` is one of a spec's."""
+    """Return whether a spec field, or an item of a list, compares with a value of its type. `path`
+    must be a path of a spec."""
     if not _far(session):
         return _in_sqlite(path, operator, value)
     spec = cast(Experiment.spec, JSONB)
@@ -68,7 +69,7 @@ def spec_compares(session: Session, path: str, operator: str, value: Value) -> C
 
 
 KINDS = {float: ("integer", "real"), str: ("text",), type(None): ("null",)}
-"""What SQLite calls them."""
+"""SQLite's names of the types."""
 
 
 def _in_sqlite(path: str, operator: str, value: Value) -> Clause:
