@@ -297,6 +297,8 @@ OF_SWEEPS = {
     "SweepOut.spec": "what its points share, as it was submitted",
     "SweepSubmission.spec": "what the points share; it need not be whole without their values",
     "SweepUrls.points": "POST here to add points",
+    "PresetRuns.name": "of the preset",
+    "PresetRuns.runs": "in the order of the preset's specs; null where none ran it",
     "Table.pooled": "the points that differ in their seeds alone, taken together",
     "PooledRow.points": "how many points these are",
     "MetricCell.count": "over how many seeds the mean is",
