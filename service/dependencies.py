@@ -3,9 +3,16 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated
+from weakref import WeakValueDictionary
 
 from cachetools import TTLCache
 from fastapi import BackgroundTasks, Depends, Request
@@ -60,23 +67,52 @@ DatabaseDep = Annotated[Database, Depends(_database)]
 SettingsDep = Annotated[Settings, Depends(_settings)]
 
 
+class Writers:
+    """Limits the concurrent writers of a process. One of several places is kept free of each user,
+    so that the long requests of one user do not stop all others."""
+
+    def __init__(self, count: int) -> None:
+        self._of_user_count = max(1, count - 1)
+        self._all = asyncio.Semaphore(count)
+        self._of_users: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def one(self, user_id: int | None) -> AsyncIterator[None]:
+        """Hold a place while the block runs. Wait for one first."""
+        async with self._of_user(user_id), self._all:
+            yield
+
+    def is_full(self, user_id: int) -> bool:
+        """Return whether the next request of this user would wait."""
+        limit = self._of_users.get(user_id)
+        return self._all.locked() or (limit is not None and limit.locked())
+
+    def _of_user(self, user_id: int | None) -> AbstractAsyncContextManager[None]:
+        if user_id is None:
+            return nullcontext()
+        limit = self._of_users.get(user_id)
+        if limit is None:
+            limit = self._of_users[user_id] = asyncio.Semaphore(self._of_user_count)
+        return limit
+
+
 async def _writable(
     request: Request, database: DatabaseDep, settings: SettingsDep
 ) -> AsyncIterator[Database]:
     """Yield the database to one of a few concurrent writers. Otherwise writers that wait for a lock
     would use all threads and connections, and block the readers. Waiting writers hold neither."""
-    writers: asyncio.Semaphore = request.app.state.writers
-    try:
-        await asyncio.wait_for(writers.acquire(), settings.write_wait_s)
-    except TimeoutError:
-        detail = "too many requests wait to write; nothing was changed, try again"
-        raise ApiError(
-            HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, headers={"Retry-After": "2"}
-        ) from None
-    try:
+    writers: Writers = request.app.state.writers
+    async with AsyncExitStack() as held:
+        try:
+            async with asyncio.timeout(settings.write_wait_s):
+                caller: Caller | None = getattr(request.state, "caller", None)
+                await held.enter_async_context(writers.one(None if caller is None else caller.id))
+        except TimeoutError:
+            detail = "too many requests wait to write; nothing was changed, try again"
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, headers={"Retry-After": "2"}
+            ) from None
         yield database
-    finally:
-        writers.release()
 
 
 WriterDep = Annotated[Database, Depends(_writable, scope="function")]

@@ -16,7 +16,7 @@ from service.access import AccessLog
 from service.bodies import LargeBodies, StrictRoute
 from service.database import Database
 from service.datasets import router as datasets
-from service.dependencies import current_user, noted_keys
+from service.dependencies import Writers, current_user, noted_keys
 from service.errors import ProblemDocument, install_handlers
 from service.experiments import cancelling, curve_routes, reading, results
 from service.experiments import router as experiments
@@ -93,7 +93,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.poller = Poller(app.state.database, settings)
     app.state.large_bodies = LargeBodies()
-    app.state.writers = asyncio.Semaphore(settings.api_writers)
+    app.state.writers = Writers(settings.api_writers)
     app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)
     app.state.uploads_of = Counter[int]()  # by user

@@ -43,7 +43,8 @@ def cancel_experiments(wanted: WantedDep, database: WriterDep, user: Canceller) 
     caller's, or with `whose=all` an admin cancels anyone's (`owner=ann`). The filters are those of
     the list, at least one is needed, and `order_by` changes nothing."""
     check_whose(wanted.whose, user)
-    if not any(getattr(wanted, one.name) for one in fields(Wanted) if one.name not in NOT_FILTERS):
+    given = (getattr(wanted, one.name) for one in fields(Wanted) if one.name not in NOT_FILTERS)
+    if not any(one.strip() if isinstance(one, str) else one for one in given):
         raise invalid([Problem("/query", "give at least one filter, such as status or owner")])
     with database.transaction() as session:
         matching = clauses(session, user.id, wanted)

@@ -192,8 +192,13 @@ def _one_of(among: list[Any] | Range, share: float) -> Any:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    """Return the first 40 characters of a value, which may have a million."""
+    text = ""
+    for piece in json.JSONEncoder().iterencode(value):
+        text += piece
+        if len(text) > 40:
+            return f"{text[:37]}..."
+    return text
 
 
 def specs_of(

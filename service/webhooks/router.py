@@ -16,7 +16,7 @@ from service.bodies import JsonBody, StrictRoute
 from service.dependencies import Canceller, DatabaseDep, Reader, SettingsDep, Submitter, WriterDep
 from service.errors import ApiError, invalid
 from service.experiments.schemas import moment
-from service.permission import not_found
+from service.permission import check_has_key, not_found
 from service.settings import Settings
 from service.webhooks import store
 from service.webhooks.models import Webhook
@@ -83,7 +83,9 @@ class WebhookList(BaseModel):
 def add_webhook(
     new: JsonBody[NewWebhook], database: WriterDep, settings: SettingsDep, user: Submitter
 ) -> MadeWebhook:
-    """Have an address told of each of your experiments that ends from now on."""
+    """Have an address told of each of your experiments that ends from now on. A signed-in browser
+    adds none: it would outlive the sign-out."""
+    check_has_key(user)
     if problems := [*_url_problems(new.url, settings), *_secret_problems(new.secret)]:
         raise invalid(problems)
     secret = new.secret or new_secret()

@@ -70,7 +70,7 @@ def test_filters_are_those_of_the_list(admin: TestClient) -> None:
     assert row(database_of(admin), tagged).status == Status.CANCELLED
 
 
-@pytest.mark.parametrize("query", [{}, {"whose": "lab"}, {"order_by": "name"}])
+@pytest.mark.parametrize("query", [{}, {"whose": "lab"}, {"order_by": "name"}, {"q": " "}])
 def test_without_a_filter_nothing_is_cancelled(admin: TestClient, query: dict[str, str]) -> None:
     (one,) = submitted(admin, 1)
     assert admin.post(URL, params=query).json()["errors"][0]["pointer"] == "/query"

@@ -1,9 +1,10 @@
 """Writers behind a held lock leave threads and connections to readers: on real databases."""
 
+import asyncio
 import sqlite3
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import anyio
@@ -14,7 +15,7 @@ from httpx2 import Response
 from sqlalchemy import text
 
 from service.database import Database
-from service.dependencies import _writable
+from service.dependencies import Writers, _writable
 from service.main import ROUTERS, create_app
 from service.settings import Settings
 from tests.support.ppca_spec import ppca_spec
@@ -45,21 +46,35 @@ def post(api: TestClient) -> Response:
     return api.post("/v1/experiments", json={"spec": ppca_spec()})
 
 
-def all_wait(api: TestClient, posts: list[Future[Response]]) -> bool:
-    """All writers are taken, and some more time has passed."""
+def all_wait(api: TestClient) -> bool:
+    """Return whether all places of the user are taken, after some more time."""
     time.sleep(0.2)
-    return bool(api.app.state.writers.locked())  # type: ignore[attr-defined]
+    writers: Writers = api.app.state.writers  # type: ignore[attr-defined]
+    return writers.is_full(user_id=1)
 
 
 def test_readers_are_answered_while_writers_wait(settings: Settings) -> None:
-    with served(settings) as api, ThreadPoolExecutor(CLIENTS) as pool:
+    patient = settings.model_copy(update={"write_wait_s": 240.0})
+    with served(patient) as api, ThreadPoolExecutor(CLIENTS) as pool:
         with write_lock(settings):
             posts = [pool.submit(post, api) for _ in range(CLIENTS)]
-            wait_until(lambda: all_wait(api, posts), 10)
+            wait_until(lambda: all_wait(api), 10)
             for path in ("/v1/experiments", "/v1/workers", "/readyz"):
                 assert api.get(path).status_code == 200
             assert not any(one.done() for one in posts)
         assert {one.result().status_code for one in posts} == {202}
+
+
+def test_one_user_leaves_a_place_to_the_others() -> None:
+    async def places() -> list[bool]:
+        writers = Writers(3)
+        async with writers.one(1), writers.one(1):
+            full = [writers.is_full(1), writers.is_full(2)]
+            async with writers.one(2):
+                full.append(writers.is_full(3))
+        return [*full, writers.is_full(1)]
+
+    assert asyncio.run(places()) == [True, False, True, False]
 
 
 def test_every_handler_that_writes_is_one_of_few() -> None:

@@ -95,6 +95,16 @@ def test_a_choice_looks_at_so_many_sweeps_at_once(database: Database) -> None:
     assert left == [holds.TURNS_AT_ONCE + 1, 1, 0]
 
 
+def test_many_notes_of_one_sweep_delay_no_other(database: Database) -> None:
+    limited_sweeps(database, 1, *IDLE[0])
+    with database.transaction() as session:
+        sweep_id = session.scalars(select(Sweep.id)).one()
+        holds.note_turns(session, [sweep_id] * (2 * holds.TURNS_AT_ONCE))
+    limited_sweeps(database, 1, {"status": Status.PAUSED}, {"held": Held.SWEEP})
+    assert chosen(database) is None  # it looks at the first sweep alone
+    assert chosen(database) is not None
+
+
 def test_what_was_held_when_it_was_paused_starts_in_its_turn(either: Database) -> None:
     first, second = limited_sweeps(
         either, 1, {"status": Status.RUNNING}, {"status": Status.PAUSED, "held": Held.SWEEP}

@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from service.experiments.models import Status
-from service.sweeps.expansion import MOST_POINTS, Points
+from service.sweeps.expansion import MOST_POINTS, Point, Points
 from service.sweeps.models import Sweep
 from tests.service.sweeps.test_sweeps import GRID, SPEC, refused, rows, sweep
 from tests.service.test_users import admin, database_of, place, processes
@@ -29,6 +29,19 @@ def test_a_grid_is_all_combinations_the_last_varying_fastest(admin: TestClient) 
     assert one["spec"]["seeds"] == [44]
     assert (one["sweep"], one["tags"], one["priority"]) == (made["id"], ["a"], 3)
     assert one["visibility"] == "lab"
+
+
+def test_a_large_value_is_shortened_without_writing_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error names the values of its point, which may have a million numbers."""
+
+    def dumps(value: object) -> str:
+        raise AssertionError("all of the value is written")
+
+    monkeypatch.setattr("service.sweeps.expansion.json.dumps", dumps)
+    point = Point({"seeds": [1] * 1000, "name": "a" * 50, "cache": True}, {})
+    assert point.text == f'seeds=[{"1, " * 12}..., name="{"a" * 36}..., cache=true'
 
 
 def test_a_list_gives_each_point_by_itself(admin: TestClient) -> None:

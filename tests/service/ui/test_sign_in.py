@@ -116,13 +116,14 @@ def test_a_code_of_a_key_that_is_over_signs_nobody_in(
 
 
 def test_a_cookie_makes_nothing_that_outlives_its_sign_out(browser: TestClient, key: str) -> None:
-    """No other sign-in, no key, no user and no higher role, though this key may make all."""
+    """No other sign-in, key, user, higher role or webhook, though this key may make all."""
     sign_in(browser, key=key)
     for method, path, body in (
         ("POST", "/v1/sign-in-codes", {}),
         ("POST", "/v1/users/local/keys", {}),
         ("POST", "/v1/users", {"name": "ann"}),
         ("PATCH", "/v1/users/ann", {"role": "admin"}),
+        ("POST", "/v1/webhooks", {"url": "https://example.org/ended"}),
     ):
         answer = browser.request(method, path, json=body, headers=OWN)
         assert (answer.status_code, answer.json()["reason"]) == (403, "key_needed")
