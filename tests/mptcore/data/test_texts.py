@@ -201,7 +201,7 @@ def test_the_exit_status_of_an_inspection_tells_of_problems(
     assert json.loads(capsys.readouterr().out) == {"format": "txt", "n": 1, "problems": []}
     assert main(str(tmp_path / "x.exe")) == 1
 
-    def too_large(path: Path) -> None:
+    def too_large(*arguments: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("mptcore.data.inspect.look", too_large)
