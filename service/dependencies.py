@@ -72,6 +72,8 @@ class Writers:
     so that the long requests of one user do not stop all others."""
 
     def __init__(self, count: int) -> None:
+        self.taken = 0
+        """Places that are held."""
         self._of_user_count = max(1, count - 1)
         self._all = asyncio.Semaphore(count)
         self._of_users: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
@@ -80,7 +82,11 @@ class Writers:
     async def one(self, user_id: int | None) -> AsyncIterator[None]:
         """Hold a place while the block runs. Wait for one first."""
         async with self._of_user(user_id), self._all:
-            yield
+            self.taken += 1
+            try:
+                yield
+            finally:
+                self.taken -= 1
 
     def is_full(self, user_id: int) -> bool:
         """Return whether the next request of this user would wait."""
