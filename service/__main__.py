@@ -20,8 +20,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8765)
     arguments = parser.parse_args()
     settings = begin()
+    app = create_app(settings)
+    app.openapi()  # or the first 404 or 405 builds it, and stops the event loop for 0.6 s
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         host=arguments.host,
         port=arguments.port,
         log_config=None,

@@ -2,9 +2,10 @@
 size and time, parsed by the one strict JSON parser in a worker thread; and the ids of paths."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
@@ -31,33 +32,64 @@ MAX_USER_LARGE = 4
 """Requests of one user with larger bodies that are under way in a process."""
 PUBLIC_BYTES = 4096
 """Of a body that anyone may send."""
+PUBLIC_BODY_S = 3.0
+"""Time limit for such a body, where the setting `body_s` is not less."""
+MAX_PUBLIC_BODIES = 32
+"""Such bodies that a process receives at once."""
+MAX_USER_BODIES = 50
+"""Bodies of one user that a process receives at once, without uploads."""
+AWAITED_SINCE = "body_awaited_since"
+"""Key in a request's state: the time since which its body is being received, or None."""
 
 
-class LargeBodies:
-    """The large bodies that a process holds."""
+class Bodies:
+    """The request bodies that a process is receiving, and the large ones that it holds."""
 
     def __init__(self) -> None:
         self.parsing = CapacityLimiter(1)
-        self._under_way = Counter[int]()  # by user
+        self._counts = Counter[tuple[str, int]]()
+
+    def public(self) -> AbstractContextManager[None]:
+        """Count a body without a key while it is received. Raise ApiError (503)."""
+        detail = (
+            f"{MAX_PUBLIC_BODIES} requests without a key are being received, which is the most: "
+            "try again"
+        )
+        error = _try_again(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_bodies", detail)
+        return self._one(("public", 0), MAX_PUBLIC_BODIES, error)
+
+    def of_user(self, user_id: int) -> AbstractContextManager[None]:
+        """Count a body of the user while it is received. Raise ApiError (429)."""
+        detail = (
+            f"{MAX_USER_BODIES} requests of yours are being received, which is the most: try again"
+        )
+        error = _try_again(HTTPStatus.TOO_MANY_REQUESTS, "too_many_bodies", detail)
+        return self._one(("user", user_id), MAX_USER_BODIES, error)
+
+    def large(self, user_id: int) -> AbstractContextManager[None]:
+        """Count a request of the user with a large body. Raise ApiError (429)."""
+        detail = (
+            f"{MAX_USER_LARGE} requests of yours with more than {LARGE_BYTES} bytes are under "
+            "way, which is the most: try again"
+        )
+        error = _try_again(HTTPStatus.TOO_MANY_REQUESTS, "too_many_large_bodies", detail)
+        return self._one(("large", user_id), MAX_USER_LARGE, error)
 
     @contextmanager
-    def one(self, user_id: int) -> Iterator[None]:
-        """Count a request of the user with a large body. Raise ApiError (429)."""
-        if self._under_way[user_id] >= MAX_USER_LARGE:
-            detail = (
-                f"{MAX_USER_LARGE} requests of yours with more than {LARGE_BYTES} bytes are under "
-                "way, which is the most: try again"
-            )
-            headers = {"Retry-After": "2"}
-            status = HTTPStatus.TOO_MANY_REQUESTS
-            raise ApiError(status, "too_many_large_bodies", detail, headers=headers)
-        self._under_way[user_id] += 1
+    def _one(self, key: tuple[str, int], limit: int, error: ApiError) -> Iterator[None]:
+        if self._counts[key] >= limit:
+            raise error
+        self._counts[key] += 1
         try:
             yield
         finally:
-            self._under_way[user_id] -= 1
-            if not self._under_way[user_id]:
-                del self._under_way[user_id]
+            self._counts[key] -= 1
+            if not self._counts[key]:
+                del self._counts[key]
+
+
+def _try_again(status: HTTPStatus, reason: str, detail: str) -> ApiError:
+    return ApiError(status, reason, detail, headers={"Retry-After": "2"})
 
 
 class IdConvertor(StringConvertor):
@@ -89,7 +121,7 @@ thread; FastAPI alone would validate it on the event loop."""
 
 
 class StrictRequest(Request):
-    """A request whose body keeps to a limit and to the setting `body_s`."""
+    """A request whose body has limits of size and time, and of how many are received at once."""
 
     route: "StrictRoute"
     held: ExitStack
@@ -98,18 +130,27 @@ class StrictRequest(Request):
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
             settings: Settings = self.app.state.settings
-            try:
-                async with asyncio.timeout(settings.body_s):
-                    self._body = await self._received(self.route.max_body_bytes(settings))
-            except TimeoutError:
-                detail = f"a body comes within {settings.body_s:g} s"
-                raise ApiError(HTTPStatus.REQUEST_TIMEOUT, "body_stalled", detail) from None
+            body_s = self.route.body_s(settings)
+            with self._counted():
+                setattr(self.state, AWAITED_SINCE, time.monotonic())
+                try:
+                    async with asyncio.timeout(body_s):
+                        self._body = await self._received(self.route.max_body_bytes(settings))
+                except TimeoutError:
+                    detail = f"a body comes within {body_s:g} s"
+                    raise ApiError(HTTPStatus.REQUEST_TIMEOUT, "body_stalled", detail) from None
+                finally:
+                    setattr(self.state, AWAITED_SINCE, None)
         return self._body
+
+    def _counted(self) -> AbstractContextManager[None]:
+        bodies: Bodies = self.app.state.bodies
+        return bodies.of_user(self.state.caller.id) if self.route.needs_key else bodies.public()
 
     async def _received(self, limit: int) -> bytes:
         if int(self.headers.get("Content-Length", 0)) > limit:
             raise _too_large(limit)
-        large: LargeBodies = self.app.state.large_bodies
+        bodies: Bodies = self.app.state.bodies
         received = bytearray()
         is_large = False
         async for chunk in self.stream():
@@ -118,13 +159,13 @@ class StrictRequest(Request):
                 raise _too_large(limit)
             if len(received) > LARGE_BYTES and not is_large:
                 is_large = True
-                self.held.enter_context(large.one(self.state.caller.id))
+                self.held.enter_context(bodies.large(self.state.caller.id))
         return bytes(received)
 
     async def json(self) -> Any:
         """Return the body as the handler's `JsonBody`. Raise ApiError with what is wrong in it."""
         text = await self.body()
-        limiter = self.app.state.large_bodies.parsing if len(text) > LARGE_BYTES else None
+        limiter = self.app.state.bodies.parsing if len(text) > LARGE_BYTES else None
         return await run_sync(self.route.parsed, text, limiter=limiter)
 
 
@@ -141,6 +182,9 @@ class StrictRoute(APIRoute):
 
     def max_body_bytes(self, settings: Settings) -> int:
         return settings.max_body_bytes
+
+    def body_s(self, settings: Settings) -> float:
+        return settings.body_s
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -194,10 +238,13 @@ class LargeRoute(StrictRoute):
 
 
 class PublicRoute(StrictRoute):
-    """A route for callers without a key. Its bodies are small, and browsers send them from this
-    service's own pages only."""
+    """A route for callers without a key. Its bodies are small and have to come soon, and browsers
+    send them from this service's own pages only."""
 
     needs_key = False
 
     def max_body_bytes(self, settings: Settings) -> int:
         return PUBLIC_BYTES
+
+    def body_s(self, settings: Settings) -> float:
+        return min(PUBLIC_BODY_S, settings.body_s)

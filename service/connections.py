@@ -3,14 +3,19 @@ the time for which an answer may not be taken; and a server that ends its event 
 stops."""
 
 import asyncio
+import logging
 import socket
+from typing import ClassVar
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from service.bodies import AWAITED_SINCE
 from service.rates import network
+
+log = logging.getLogger(__name__)
 
 HEAD_BYTES = 32 * 1024
 """Maximum size of a request line with its headers."""
@@ -37,6 +42,7 @@ class BoundedHeads(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _idle_since = 0.0
+    _has_warned: ClassVar = False  # of a proxy that is not trusted
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,9 +59,18 @@ class BoundedHeads(HttpToolsProtocol):
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def _body_awaited_since(self) -> float | None:
+        """Time since which the service is receiving the request's body, if it is."""
+        if self._is_idle or not self.cycle.more_body:
+            return None
+        since: float | None = self.cycle.scope["state"].get(AWAITED_SINCE)
+        return since
+
     def _make_room(self) -> None:
-        """Where there are too many connections, close the one that has been idle for the longest
-        time; where none is idle, refuse this one."""
+        """If there are too many connections, close the one that has been idle for the longest
+        time. If none is idle, end the one whose body has been awaited for the longest time;
+        uploads are not among these. If there is none of them either, refuse this connection."""
         others = [
             one
             for one in self.connections
@@ -74,8 +89,10 @@ class BoundedHeads(HttpToolsProtocol):
         if idle:
             min(idle, key=lambda one: one._idle_since).transport.close()
         else:
-            self.transport.write(TOO_MANY)
-            self.transport.close()
+            awaiting = [one for one in others if one._body_awaited_since is not None]
+            longest = min(awaiting, key=lambda one: one._body_awaited_since or 0.0, default=self)
+            longest.transport.write(TOO_MANY)
+            longest.transport.close()
 
     @property
     def _address(self) -> str | None:
@@ -135,7 +152,20 @@ class BoundedHeads(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._stop_waiting()
+        self._warn_of_proxy()
         super().on_headers_complete()
+
+    def _warn_of_proxy(self) -> None:
+        """Log once per process that a proxy seems not to be trusted."""
+        if BoundedHeads._has_warned or self._is_of_proxy:
+            return
+        if any(name == b"x-forwarded-for" for name, _ in self.headers):
+            BoundedHeads._has_warned = True
+            log.warning(
+                "%s sent X-Forwarded-For, which is ignored: its clients share one limit of "
+                "requests. If it is your proxy, set FORWARDED_ALLOW_IPS to this address",
+                self._address,
+            )
 
     def _await_head(self) -> None:
         self._in_head = True

@@ -171,9 +171,14 @@ def _no_path(request: Request) -> str:
 
 
 def _filled(template: list[str], given: list[str]) -> str:
-    """Return a template of a path with what stands in a path of as many parts."""
-    pairs = zip(template, given, strict=True)
-    return "/".join(own if part.endswith("}") else part for part, own in pairs)
+    """Return a template of a path, with the ids of a given path of as many parts. An id ends before
+    a colon: of `{id}:cancel` and `abc:cancl` comes `abc:cancel`."""
+    parts = []
+    for part, own in zip(template, given, strict=True):
+        _, is_parameter, verb = part.partition("}")
+        own_id = own.partition(":")[0]
+        parts.append(own_id + verb if is_parameter and own_id else part)
+    return "/".join(parts)
 
 
 def _allowed(request: Request) -> str:

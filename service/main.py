@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 
 from service import administration, contract, health, monitoring, presets, queue, retention
 from service.access import AccessLog
-from service.bodies import LargeBodies, StrictRoute
+from service.bodies import Bodies, StrictRoute
 from service.database import Database
 from service.datasets import router as datasets
 from service.dependencies import Writers, current_user, noted_keys
@@ -92,7 +92,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         settings.worker_silent_s, settings.share, settings.places_for_s, app.state.database
     )
     app.state.poller = Poller(app.state.database, settings)
-    app.state.large_bodies = LargeBodies()
+    app.state.bodies = Bodies()
     app.state.writers = Writers(settings.api_writers)
     app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)

@@ -5,7 +5,8 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -247,30 +248,80 @@ def test_query_parameters_are_bounded_before_they_are_parsed(
     assert wrong == {"pointer": "/query", "detail": f"at most {MAX_PARAMETERS} parameters"}
 
 
+@dataclass
+class Stalled(Exchange):
+    """A request whose body does not go on after its first piece."""
+
+    first: bytes = b"{"
+
+    async def receive(self) -> dict[str, Any]:
+        self.pieces += 1
+        if self.pieces > 1:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": self.first, "more_body": True}
+
+
+@asynccontextmanager
+async def under_way(app: FastAPI, stalled: list[Stalled]) -> AsyncIterator[None]:
+    """Requests whose bodies the service waits for."""
+    tasks = [asyncio.create_task(one.asked(app)) for one in stalled]
+    while any(one.pieces < 2 for one in stalled):
+        await asyncio.sleep(0.01)
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("is_public", [True, False])
+def test_few_bodies_are_received_at_once(
+    app: FastAPI, settings: Settings, monkeypatch: pytest.MonkeyPatch, is_public: bool
+) -> None:
+    """Without a key, and of one user."""
+    monkeypatch.setattr(bodies, "PUBLIC_BODY_S", 600.0)
+    monkeypatch.setattr(bodies, "MAX_PUBLIC_BODIES", 2 if is_public else 0)
+    monkeypatch.setattr(bodies, "MAX_USER_BODIES", 0 if is_public else 2)
+    key = settings.key_file.read_text().strip()
+    path = "/v1/sign-in:preview" if is_public else "/v1/experiments"
+    request: Any = ("POST", path, {} if is_public else {"Authorization": f"Bearer {key}"})
+
+    async def ask_all() -> Exchange:
+        async with under_way(app, [Stalled(*request) for _ in range(2)]):
+            refused = Exchange(*request)
+            await refused.asked(app)
+            assert await Exchange("GET", "/healthz").asked(app) == 200
+        return refused
+
+    refused = asyncio.run(ask_all())
+    assert refused.answered[0]["status"] == (503 if is_public else 429)
+    assert refused.pieces == 0
+    assert refused.answer_headers[b"retry-after"] == b"2"
+    assert b"too_many_bodies" in refused.answered[1]["body"]
+    assert not app.state.bodies._counts
+
+
+def test_a_body_without_a_key_comes_sooner(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Than the setting `body_s` says, which is 30 s."""
+    monkeypatch.setattr(bodies, "PUBLIC_BODY_S", 0.01)
+    one = Stalled("POST", "/v1/sign-in")
+    assert one.ask(app) == 408
+    assert json.loads(one.answered[1]["body"])["detail"] == "a body comes within 0.01 s"
+
+
 def test_a_user_has_few_large_bodies_under_way(app: FastAPI, settings: Settings) -> None:
     """Each is kept in memory until it is there, for half a minute."""
     bearer = {"Authorization": f"Bearer {settings.key_file.read_text().strip()}"}
 
-    class Stalled(Exchange):
-        async def receive(self) -> dict[str, Any]:
-            self.pieces += 1
-            if self.pieces > 1:
-                await asyncio.Event().wait()
-            return {"type": "http.request", "body": b" " * (LARGE_BYTES + 1), "more_body": True}
+    first = b" " * (LARGE_BYTES + 1)
 
     async def ask_all() -> Exchange:
-        others = [Stalled("POST", "/v1/sweeps", bearer) for _ in range(MAX_USER_LARGE)]
-        tasks = [asyncio.create_task(one.asked(app)) for one in others]
-        while any(one.pieces < 2 for one in others):
-            await asyncio.sleep(0.01)
-        refused = Exchange("POST", "/v1/sweeps", bearer)
-        assert await refused.asked(app) == 429
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert await Stalled("GET", "/v1/me", bearer).asked(app) == 200
+        others = [Stalled("POST", "/v1/sweeps", bearer, first=first) for _ in range(MAX_USER_LARGE)]
+        async with under_way(app, others):
+            refused = Exchange("POST", "/v1/sweeps", bearer)
+            assert await refused.asked(app) == 429
+        assert await Exchange("GET", "/v1/me", bearer).asked(app) == 200
         return refused
 
     refused = asyncio.run(ask_all())
     assert b"too_many_large_bodies" in refused.answered[1]["body"]
-    assert not app.state.large_bodies._under_way
+    assert not app.state.bodies._counts

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from mptlab import serve
-from service import connections
+from service import bodies, connections
 from service.connections import HEAD_BYTES, BoundedHeads
 from service.main import create_app
 from service.settings import Settings
@@ -201,7 +201,7 @@ def for_three(
         monkeypatch.setattr(connections, name, limit)
     proxy = "10.0.0.1" if request.param == "MAX_OF_ADDRESS" else "127.0.0.1"
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", proxy)
-    with served(settings) as chosen:
+    with served(settings.model_copy(update={"max_user_uploads": 3})) as chosen:
         yield chosen
 
 
@@ -213,12 +213,63 @@ def test_of_too_many_connections_the_one_that_is_idle_longest_is_closed(for_thre
             assert one.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_a_connection_is_refused_where_all_others_are_busy(for_three: int) -> None:
+def awaited(port: int, head: bytes) -> socket.socket:
+    """A connection whose request's body the service waits for."""
+    connection = connect(port)
+    connection.sendall(head + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+    assert connection.recv(65536).startswith(b"HTTP/1.1 100")
+    return connection
+
+
+def test_where_none_is_idle_the_body_that_is_awaited_longest_makes_room(
+    for_three: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "PUBLIC_BODY_S", 600.0)
     with ExitStack() as stack:
-        for _ in range(3):
-            busy = stack.enter_context(connect(for_three))
-            busy.sendall(SIGN_IN + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n")
-            assert busy.recv(65536).startswith(b"HTTP/1.1 100")  # its body is waited for
+        (idle,) = stack.enter_context(used(for_three, 1))
+        oldest, *others = [stack.enter_context(awaited(for_three, SIGN_IN)) for _ in range(3)]
+        assert answer(idle) == b""
+        (newest,) = stack.enter_context(used(for_three, 1))
+        told = answer(oldest)
+        assert told.startswith(b"HTTP/1.1 503")
+        assert b"Retry-After: 2" in told
+        for one in others:
+            one.sendall(b"{}".ljust(9))
+            assert one.recv(65536).startswith(b"HTTP/1.1 422")
+        newest.sendall(HEAD + b"\r\n")
+        assert newest.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_is_refused_where_all_others_are_busy(
+    for_three: int, settings: Settings
+) -> None:
+    """With uploads, which no other connection replaces."""
+    key = settings.key_file.read_bytes().strip()
+    head = b"POST /v1/datasets?name=a.npy HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + key
+    with ExitStack() as stack:
+        uploads = [stack.enter_context(awaited(for_three, head + b"\r\n")) for _ in range(3)]
         told = answer(stack.enter_context(connect(for_three)))
         assert told.startswith(b"HTTP/1.1 503")
         assert b"Retry-After: 2" in told
+        for one in uploads:
+            one.sendall(b"no array!")
+            assert one.recv(65536).startswith(b"HTTP/1.1 422")
+
+
+@pytest.mark.parametrize(("trusted", "count"), [("10.0.0.1", 1), ("127.0.0.1", 0)])
+def test_a_proxy_that_is_not_trusted_is_logged_once(
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    trusted: str,
+    count: int,
+) -> None:
+    monkeypatch.setattr(BoundedHeads, "_has_warned", False)
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", trusted)
+    with served(settings) as port, connect(port) as connection:
+        for _ in range(2):
+            connection.sendall(HEAD + b"X-Forwarded-For: 192.0.2.1\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    warned = [text for text in caplog.messages if "FORWARDED_ALLOW_IPS" in text]
+    assert len(warned) == count
+    assert all(text.startswith("127.0.0.1 ") for text in warned)

@@ -109,6 +109,9 @@ def test_every_pattern_has_words(api: TestClient) -> None:
     [
         ("/v1/experiment", "did you mean /v1/experiments? "),
         ("/v1/experiments/a1/curvs", "did you mean /v1/experiments/a1/curves? "),
+        ("/v1/experiments/a1:undelet", "did you mean /v1/experiments/a1:undelete? "),
+        ("/v1/experiments/a1:nonsense", "did you mean /v1/experiments/a1:resume? "),
+        ("/v1/experiments//curves", "did you mean /v1/experiments/{experiment_id}/curves? "),
         ("/v1/" + "x" * 5000, ""),
     ],
 )

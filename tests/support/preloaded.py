@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in worker.warm_parent
 
@@ -19,8 +20,12 @@ import worker.local
 import worker.node
 import worker.reaper
 import worker.warm_parent
+from service.main import create_app
+from service.settings import Settings
 
 __all__ = ["celery", "kombu", "mptcore", "mptlab", "service", "uvicorn", "worker"]
+
+create_app(Settings(store=Path("/nowhere"), database_url=None)).openapi()  # forks share it
 
 gc.collect()
 gc.freeze()
