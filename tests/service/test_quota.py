@@ -110,12 +110,13 @@ def test_a_heartbeat_without_records_counts_nothing(either: Database) -> None:
 
 
 def test_no_run_waits_for_a_submission(lab: Settings) -> None:
-    """The lock that a user's submissions and uploads take is none that a batch needs."""
+    """Neither a claim, whose attempt refers to the user, nor a batch needs the lock that a user's
+    submissions and uploads take."""
     database = Database(lab.url, timeouts="-c lock_timeout=2s")
-    claim = claimed(database)
+    submitted(database)
     with database.transaction() as session:
         quota.lock(session, 1)
-        write(database, claim, *everything(1))
+        write(database, claim_next(database), *everything(1))
     counted(database)
     database.close()
 
