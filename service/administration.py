@@ -25,8 +25,11 @@ UserName = Annotated[str, Path(pattern=NAME)]
 KeyId = Annotated[str, Path(pattern="^[0-9A-Za-z]{1,16}$")]
 AnyScope = Annotated[Scope, Field(strict=False)]
 DAY_S = 86_400.0
-STANDING = ("shares", "max_running", "max_submitted", "max_gpu_hours_a_day", "may_jump")
-"""Fields of a user that affect the queue."""
+STANDING = (
+    *("shares", "max_running", "max_submitted", "max_gpu_hours_a_day", "max_bytes"),
+    "may_jump",
+)
+"""Fields of a user that affect the queue and the store."""
 
 
 class Body(BaseModel):
@@ -52,6 +55,7 @@ class UserChanges(Body):
     max_running: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     max_submitted: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     max_gpu_hours_a_day: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = None
+    max_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
     """Limits of this user; null: the limits of the settings; 0: nothing starts or is accepted."""
     may_jump: bool = False
     """Whether the user may submit with priorities above 100, which run before everyone else's."""
@@ -75,6 +79,7 @@ class UserOut(BaseModel):
     max_running: int | None
     max_submitted: int | None
     max_gpu_hours_a_day: float | None
+    max_bytes: int | None
     may_jump: bool
 
 

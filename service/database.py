@@ -12,6 +12,7 @@ from typing import Any
 
 from psycopg.pq import Format
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Engine,
     Float,
@@ -202,14 +203,23 @@ def write_trouble(error: BaseException) -> str | None:
     return READ_ONLY if code == sqlite3.SQLITE_READONLY or state == "25006" else None
 
 
-def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """Insert rows, and skip those whose key exists."""
+def insert_new(
+    session: Session,
+    table: type[Base],
+    rows: Sequence[dict[str, Any]],
+    size: ColumnElement[int] | None = None,
+) -> int:
+    """Insert rows, and skip those whose key exists. Return the sum of `size` over the new rows."""
     if not rows:
-        return
+        return 0
     assert isinstance(table.__table__, Table)
     name = session.get_bind().dialect.name
     insert = postgresql.insert if name == "postgresql" else sqlite.insert
-    session.execute(insert(table.__table__).on_conflict_do_nothing(), list(rows))
+    statement = insert(table.__table__).on_conflict_do_nothing()
+    if size is not None:
+        return sum(session.scalars(statement.returning(size), list(rows)))
+    session.execute(statement, list(rows))
+    return 0
 
 
 def _engine(url: str, connections: int, timeouts: str) -> Engine:

@@ -30,6 +30,9 @@ class FairShare(BaseModel):
     max_sweeps: int = Field(default=1000, ge=1)
     """Sweeps of one user, deleted ones too until they are purged: a sweep whose points are all
     answered from the cache has no experiments that would count."""
+    max_bytes: int | None = Field(default=None, ge=0)
+    """Bytes that a user keeps: specs, records, artifacts and data sets, where the user has no limit
+    of its own. Submissions and uploads beyond it are refused; unset is no limit."""
     max_gpu_hours_a_day: float | None = Field(default=None, gt=0)
     """A user who has had so many hours of GPU slots within the last 24 begins no other run on a GPU
     (what runs goes on), where the user has no limit of its own; unset is no limit."""

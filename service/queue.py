@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from service import accounts
+from service import accounts, quota
 from service.bodies import StrictRoute
 from service.dependencies import Admin, DatabaseDep, Reader
 from service.experiments import shares, store
@@ -22,6 +22,7 @@ class UsageOut(BaseModel):
 
     name: str
     running: int
+    kept_bytes: int
     share: Share
 
 
@@ -38,6 +39,8 @@ def get_queue(database: DatabaseDep, scenes: ScenesDep, user: Reader) -> QueueOu
         waiting = store.next_in_turn(session, user.id, SHOWN)
         found = places(session, waiting, scenes)
         submitted, most = store.submitted_of(session, user.id, sharing)
+        kept_bytes = quota.kept(session, user.id)
+        max_bytes = quota.limit(session, user.id, sharing)
     mine = next(one for one in standings if one.owner_id == user.id)
     return QueueOut(
         running=mine.running,
@@ -46,6 +49,8 @@ def get_queue(database: DatabaseDep, scenes: ScenesDep, user: Reader) -> QueueOu
         max_submitted=most,
         gpu_hours=None if mine.max_gpu_hours is None else mine.gpu_hours,
         max_gpu_hours_a_day=mine.max_gpu_hours,
+        kept_bytes=kept_bytes,
+        max_bytes=max_bytes,
         share=shares.share_of(user.id, standings),
         items=[_queued_out(one, found[one.id]) for one in waiting if one.id in found],
     )
@@ -70,12 +75,14 @@ def get_usage(database: DatabaseDep, scenes: ScenesDep, user: Admin) -> UsageLis
     with database.snapshot() as session:
         names = {one.id: one.name for one in accounts.listed(session)}
         standings = shares.standings(session, scenes.sharing)
+        kept = quota.kept_by_user(session)
     standings.sort(key=lambda one: -one.usage_s)
     return UsageList(
         items=[
             UsageOut(
                 name=names[one.owner_id],
                 running=one.running,
+                kept_bytes=kept[one.owner_id],
                 share=shares.share_of(one.owner_id, standings),
             )
             for one in standings

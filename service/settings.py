@@ -84,8 +84,6 @@ class Settings(BaseSettings):
     """At once, of an API process."""
     max_user_uploads: int = Field(default=2, gt=0)
     """At once, of a user, to an API process."""
-    user_bytes: int | None = Field(default=None, gt=0)
-    """Of a user's data sets and artifacts; an upload beyond is refused. Unset: as many as fit."""
     upload_stall_s: float = Field(default=60.0, gt=0)
     """An upload of which less than a megabyte comes in so long is ended."""
     reserve_bytes: int = Field(default=2**30, ge=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from service import audit
 from service.database import Database
-from service.experiments import keeping, ledger
+from service.experiments import keeping, ledger, sizes
 from service.experiments.keeping import Kept
 from service.settings import Settings
 from service.start import begin
@@ -22,6 +22,8 @@ PROCESS = "sweeper"
 """Name of the process in the audit log."""
 DAY_S = 86_400.0
 GIB = 2**30
+MEASURED_AT_ONCE = 10_000
+"""Artifacts, an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,20 @@ def purge(database: Database, settings: Settings, removals: Iterable[Removal]) -
         sweeps.purge(session, settings.purge_after_s)
 
 
+def measure_artifacts(database: Database, settings: Settings) -> None:
+    """Store the sizes of artifacts that were recorded before sizes were."""
+    with database.snapshot() as session:
+        found = sizes.unmeasured(session, MEASURED_AT_ONCE)
+    for artifact in found:
+        try:
+            folder = settings.artifacts(artifact.experiment_id, artifact.attempt)
+            size = (folder / artifact.file).stat().st_size
+        except FileNotFoundError:
+            size = 0
+        with database.transaction() as session:
+            sizes.note_size(session, artifact, size)
+
+
 def _removal(settings: Settings, one: Kept, why: str) -> Removal:
     files = (
         path
@@ -123,8 +139,8 @@ def by_cause(removals: Iterable[Removal]) -> dict[tuple[str, str], list[int]]:
 
 def report(verb: str, removals: Sequence[Removal]) -> Iterator[str]:
     """Yield a line for each owner and cause, and one for the total."""
-    for (owner, why), sizes in by_cause(removals).items():
-        yield f"{verb} {_amount(sizes)} of {owner}: {why}"
+    for (owner, why), found in by_cause(removals).items():
+        yield f"{verb} {_amount(found)} of {owner}: {why}"
     yield f"{verb} {_amount([one.bytes for one in removals])} in all"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     ForeignKey,
     LargeBinary,
     Row,
@@ -82,6 +83,7 @@ class User(Base):
     max_running: Mapped[int | None]
     max_submitted: Mapped[int | None]
     max_gpu_hours_a_day: Mapped[float | None]
+    max_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Overrides the limits of the settings."""
     may_jump: Mapped[bool] = mapped_column(default=False, server_default=false())
     """Whether this user may use priorities above 100, which run before everyone else's."""

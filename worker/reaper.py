@@ -6,7 +6,7 @@ import threading
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service import workers
+from service import quota, workers
 from service.database import AWAY, Database, now
 from service.experiments import clock, lease, ledger, statistics
 from service.logs import logged_process
@@ -56,6 +56,7 @@ class Reaper:
         with self.database.transaction() as session:
             ledger.fold(session, self.settings.share)
             statistics.fold(session)
+            quota.fold(session)
 
     def _has_been_up(self, session: Session) -> bool:
         """Return whether nothing has prevented heartbeats for a whole lease. A gap between two

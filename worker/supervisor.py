@@ -170,6 +170,8 @@ class Supervision:
             self._refuse_records(error)
 
     def _spool(self, line: Record) -> None:
+        if line["record"] == "artifact":
+            line = {**line, "bytes": self._size_of(line["file"])}
         batch = self._batches[-1]
         batch.add(line)
         if line["record"] == "progress":
@@ -183,6 +185,14 @@ class Supervision:
         self._spooled += 1
         if batch.checkpoint is not None or batch.size >= BATCH_RECORDS:
             self._batches.append(Batch())
+
+    def _size_of(self, file: str) -> int | None:
+        """Return the size of a file that the run left; None where it cannot be read."""
+        folder = self.settings.artifacts(self.claim.experiment_id, self.claim.attempt)
+        try:
+            return (folder / file).stat().st_size
+        except OSError:
+            return None
 
     def _flush(self) -> bool:
         """Commit the first batch behind the fence. An empty batch is a heartbeat. Return False

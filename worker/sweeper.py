@@ -53,6 +53,7 @@ class Sweeper:
         if time.monotonic() >= self._retention_due:
             self._retention_due = time.monotonic() + RETENTION_S
             sweep.delete(self.database, sweep.planned(self.database, self.settings))
+            sweep.measure_artifacts(self.database, self.settings)
         deleted = sweep.purgeable(self.database, self.settings, SWEPT_TOGETHER)
         sweep.purge(self.database, self.settings, deleted)
 

@@ -36,7 +36,7 @@ class Scope(StrEnum):
 
 
 LIMIT = "NUMBER|none"
-LIMITS = ("max_running", "max_submitted", "max_gpu_hours_a_day")
+LIMITS = ("max_running", "max_submitted", "max_gpu_hours_a_day", "max_bytes")
 USER_COLUMNS = ("name", "role", "active", "shares", *LIMITS, "may_jump")
 Name = Annotated[str, typer.Argument(help="the user's name")]
 
@@ -80,6 +80,9 @@ def change_user(
     max_gpu_hours: Annotated[
         str | None, typer.Option(metavar=LIMIT, help="within 24 hours; 0: nothing starts on a GPU")
     ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar=LIMIT, help="kept in the store; 0: nothing is accepted")
+    ] = None,
     may_jump: Annotated[
         bool | None, typer.Option("--may-jump/--may-not-jump", help="by priorities above 100")
     ] = None,
@@ -91,8 +94,9 @@ def change_user(
     on: see "mpt cancel --user".
     """
     plain = {"role": role and role.value, "active": active, "shares": shares, "may_jump": may_jump}
-    limits = _given(dict(zip(LIMITS, (max_running, max_submitted, max_gpu_hours), strict=True)))
-    changes = _given(plain) | {name: _limit(name, typed) for name, typed in limits.items()}
+    typed = (max_running, max_submitted, max_gpu_hours, max_bytes)
+    limits = _given(dict(zip(LIMITS, typed, strict=True)))
+    changes = _given(plain) | {name: _limit(name, text) for name, text in limits.items()}
     if not changes:
         raise typer.BadParameter("nothing to set: see mpt admin user set --help")
     asked.show([asked.client.change_user(name, **changes)], *USER_COLUMNS)
@@ -154,7 +158,7 @@ def usage(asked: Asked) -> None:
     """Show how the users share the server, who has used it most of late first."""
     rows = [{**one, **one["share"]} for one in asked.client.usage()]
     columns = ("raw_shares", "raw_usage", "effectv_usage", "level_fs", "fair_share")
-    asked.show(rows, "name", "running", *columns)
+    asked.show(rows, "name", "running", "kept_bytes", *columns)
 
 
 @app.command()

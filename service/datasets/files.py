@@ -24,6 +24,7 @@ from mptcore.specs import Problem
 from service.child_environment import run_environment
 from service.datasets import quota
 from service.errors import ApiError, invalid
+from service.quota import UNLIMITED, Room
 from service.settings import Settings
 
 INSPECTION_TIMEOUT_S = 120.0
@@ -42,13 +43,13 @@ class Received:
 
 
 async def receive(
-    request: Request, file: Path, settings: Settings, room_bytes: int | None = None
+    request: Request, file: Path, settings: Settings, room: Room = UNLIMITED
 ) -> Received:
     """Write a request's body to a file as it arrives. The file is on disk when this returns. Raises
     ApiError if it exceeds the limit, the user's quota or the disk, breaks off or stalls."""
     declared = int(request.headers.get("Content-Length", 0))
     with open(file, "wb") as output:
-        writer = _Writer(output, settings, room_bytes)
+        writer = _Writer(output, settings, room)
         writer.check_room(declared)
         async for piece in _pieces(request, settings.upload_stall_s):
             await run_in_threadpool(writer.write, piece)
@@ -80,13 +81,13 @@ async def _pieces(request: Request, stall_s: float) -> AsyncIterator[bytes]:
 class _Writer:
     output: BinaryIO
     settings: Settings
-    room_bytes: int | None
+    room: Room
     size: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
 
     def check_room(self, more: int) -> None:
         """Check that this many more bytes are within the limits and leave the disk's reserve."""
-        quota.check(self.settings, self.room_bytes, self.size + more)
+        quota.check(self.room, self.size + more)
         limit = self.settings.max_upload_bytes
         if self.size + more > limit:
             detail = f"an upload is at most {limit} bytes"

@@ -1,18 +1,15 @@
-"""What a user may keep in the store, and how many uploads at once."""
+"""How many bytes a user may upload, and how many uploads at once."""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
-from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.datasets.models import Dataset
+from service import quota
 from service.errors import ApiError
-from service.experiments.models import Artifact, Experiment
-from service.settings import Settings
-from service.users import User
+from service.fair_share import FairShare
 
 
 @contextmanager
@@ -29,44 +26,15 @@ def one_of_few(under_way: Counter[int], owner_id: int, most: int) -> Iterator[No
         under_way[owner_id] -= 1
 
 
-def room(session: Session, settings: Settings, owner_id: int) -> int | None:
-    """Return how many more bytes the user may upload; None without a quota."""
-    if settings.user_bytes is None:
-        return None
-    uploads = select(func.coalesce(func.sum(Dataset.bytes), 0)).where(Dataset.owner_id == owner_id)
-    kept: int = session.execute(uploads).scalar_one()
-    return settings.user_bytes - int(kept) - _artifact_bytes(session, settings, owner_id)
+def store_bytes(session: Session, sharing: FairShare, owner_id: int, size: int) -> None:
+    """Count the bytes of an upload. A user's uploads and submissions pass here one at a time, so
+    that two at once do not both take the last room. Raises ApiError."""
+    quota.lock(session, owner_id)
+    check(quota.room_of(session, owner_id, sharing), size)
+    quota.note(session, owner_id, size)
 
 
-def lock_room(session: Session, settings: Settings, owner_id: int) -> int | None:
-    """Return the same and lock it, so that no other upload of the user uses it before the
-    transaction ends."""
-    if settings.user_bytes is not None:
-        session.execute(select(User.id).where(User.id == owner_id).with_for_update())
-    return room(session, settings, owner_id)
-
-
-def _artifact_bytes(session: Session, settings: Settings, owner_id: int) -> int:
-    """Return the bytes of the artifacts of the user's experiments that are not deleted."""
-    query = (
-        select(Artifact.experiment_id, Artifact.attempt, Artifact.file)
-        .join(Experiment, Experiment.id == Artifact.experiment_id)
-        .where(Experiment.owner_id == owner_id, Experiment.deleted_at.is_(None))
-    )
-    total = 0
-    for experiment_id, attempt, file in session.execute(query):
-        try:
-            total += (settings.artifacts(experiment_id, attempt) / file).stat().st_size
-        except FileNotFoundError:
-            pass  # it is being deleted
-    return total
-
-
-def check(settings: Settings, room_bytes: int | None, needed: int) -> None:
-    """Raises ApiError if `needed` exceeds the room."""
-    if room_bytes is not None and needed > room_bytes:
-        detail = (
-            f"your data sets and artifacts may be {settings.user_bytes} bytes, of which "
-            f"{max(0, room_bytes)} are left: delete data sets or experiments"
-        )
-        raise ApiError(HTTPStatus.CONFLICT, "storage_quota", detail)
+def check(room: quota.Room, size: int) -> None:
+    """Check that there is room for so many bytes more. Raises ApiError."""
+    if (problem := room.problem(size)) is not None:
+        raise ApiError(HTTPStatus.CONFLICT, "storage_quota", problem)

@@ -34,6 +34,7 @@ from service.errors import ApiError, invalid
 from service.experiments.schemas import moment
 from service.pages import Cursor, Limit, page, read_cursor
 from service.permission import check_whose, not_found, writable
+from service.quota import Room, note, room_of
 from service.settings import Settings
 from service.sharing import Visibility, Whose
 from service.users import Caller
@@ -129,9 +130,9 @@ async def upload(
     with one_of_few:
         async with request.app.state.uploads:
             try:
-                room_bytes = await run_in_threadpool(_room, database, settings, user)
+                room = await run_in_threadpool(_room, database, settings, user)
                 folder.mkdir(parents=True)
-                received = await receive(request, folder / dataset.file, settings, room_bytes)
+                received = await receive(request, folder / dataset.file, settings, room)
                 dataset.bytes, dataset.sha256 = received.bytes, received.sha256
                 arrival = _Arrival(database, settings, dataset, user, folder / dataset.file)
                 kept = await run_in_threadpool(arrival.known)
@@ -152,9 +153,9 @@ async def upload(
     return kept
 
 
-def _room(database: Database, settings: Settings, user: Caller) -> int | None:
+def _room(database: Database, settings: Settings, user: Caller) -> Room:
     with database.snapshot() as session:
-        return quota.room(session, settings, user.id)
+        return room_of(session, user.id, settings.share)
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,7 @@ class _Arrival:
         place = self.settings.datasets(self.dataset.id) / self.dataset.file
         try:
             with self.database.transaction() as session:
-                room_bytes = quota.lock_room(session, self.settings, self.by.id)
-                quota.check(self.settings, room_bytes, self.dataset.bytes)
+                quota.store_bytes(session, self.settings.share, self.by.id, self.dataset.bytes)
                 move(self.file, place)
                 session.add(self.dataset)
                 audit.note(session, self.by, "dataset.uploaded", self.dataset.id)
@@ -252,7 +252,9 @@ def delete_dataset(
 ) -> None:
     """Delete an upload. Queued experiments that use it will fail with that reason."""
     with database.transaction() as session:
-        session.delete(writable(user, _readable(session, user, dataset_id), WHAT))
+        found = writable(user, _readable(session, user, dataset_id), WHAT)
+        if store.remove(session, found.id):
+            note(session, found.owner_id, -found.bytes)
         audit.note(session, user, "dataset.deleted", dataset_id)
     shutil.rmtree(settings.datasets(dataset_id), ignore_errors=True)
 

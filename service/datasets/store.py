@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, joinedload
 
 from service.datasets.models import Dataset
@@ -45,6 +45,12 @@ def lock_same(session: Session, owner_id: int, sha256: str, format: str) -> Data
 def exists(session: Session, dataset_id: str) -> bool:
     """Return whether anyone has a data set with this id."""
     return session.get(Dataset, dataset_id) is not None
+
+
+def remove(session: Session, dataset_id: str) -> bool:
+    """Delete a data set. False where another request has deleted it."""
+    gone = delete(Dataset).where(Dataset.id == dataset_id).returning(Dataset.id)
+    return session.execute(gone).one_or_none() is not None
 
 
 def newest(

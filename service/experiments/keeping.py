@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.database import now
-from service.experiments import states
+from service.experiments import sizes, states
 from service.experiments.models import (
     TERMINAL,
     WAITING,
@@ -136,6 +136,7 @@ def purge(session: Session, experiment_id: str) -> bool:
     )
     if session.scalar(select(unfolded.exists())):
         return False
+    sizes.note(session, experiment_id, -sizes.of_experiment(session, experiment_id))
     series = select(Series.id).where(Series.experiment_id == experiment_id)
     session.execute(delete(Block).where(Block.series_id.in_(series)))
     for table in RECORDS:

@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from service.database import now
-from service.experiments import ledger
+from service.experiments import ledger, sizes
 from service.experiments.cache import own_key_only
 from service.experiments.models import (
     TERMINAL,
@@ -168,6 +168,7 @@ def checkpoints(session: Session, experiment_id: str) -> Sequence[Checkpoint]:
 def _delete_records(session: Session, experiment_id: str, after: int) -> None:
     """Delete the records after `after`. No block of points spans the position of a checkpoint's
     snapshot."""
+    sizes.note(session, experiment_id, -sizes.of_records(session, experiment_id, after))
     series = select(Series.id).where(Series.experiment_id == experiment_id)
     session.execute(
         delete(Block).where(Block.series_id.in_(series.scalar_subquery()), Block.last_seq > after)

@@ -7,7 +7,7 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from service import audit
+from service import audit, quota
 from service.audit import AuditEntry
 from service.database import insert_new
 from service.experiments import holds, store
@@ -55,7 +55,10 @@ def _submit(
     sweep_id: str | None,
 ) -> list[str]:
     highest = max(one.columns["priority"] for one in new)
-    store.check_limits(session, owner_id, highest, len(new), sharing)
+    spec_bytes = sum(one.columns["spec_bytes"] for one in new)
+    needed = spec_bytes + sum(one.columns["expected_bytes"] for one in new)
+    store.check_limits(session, owner_id, highest, len(new), sharing, needed)
+    quota.note(session, owner_id, spec_bytes)
     ids = [uuid7().hex for _ in new]
     common = {"owner_id": owner_id, "sweep_id": sweep_id}
     rows = [

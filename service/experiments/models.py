@@ -166,6 +166,10 @@ class Experiment(Owned, Base):
     """Expected memory of a run on its device, as corrected by earlier runs; null if unknown."""
     estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Memory estimated from the spec alone."""
+    spec_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """Length of the spec as it is stored."""
+    expected_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """Of the points that a run of it writes at most."""
     retry_of: Mapped[str | None] = mapped_column(String(32))
     sweep_id: Mapped[str | None] = mapped_column(ForeignKey(Sweep.id))
     """The sweep for which it was created."""
@@ -308,6 +312,8 @@ class Artifact(Base):
     seq: Mapped[int]
     media_type: Mapped[str] = mapped_column(String(100))
     sha256: Mapped[str] = mapped_column(String(64))
+    bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Null where it was recorded before sizes were, until the sweeper has measured it."""
 
 
 class Event(Base):

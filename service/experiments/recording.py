@@ -10,6 +10,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from service.database import insert_new, now
+from service.experiments import sizes
 from service.experiments.lease import Claim, checkpoints, forget_records, heartbeat
 from service.experiments.models import (
     Artifact,
@@ -99,13 +100,18 @@ def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Desi
         forget_records(session, claim.experiment_id)
     if batch.environment is not None:
         _keep_environment(session, claim, batch.environment)
-    _insert_points(session, claim.experiment_id, batch)
-    insert_new(session, Metric, [_metric_row(claim.experiment_id, m) for m in batch.metrics])
-    insert_new(session, Artifact, [_artifact_row(claim, a) for a in batch.artifacts])
+    experiment_id = claim.experiment_id
+    metrics = [_metric_row(experiment_id, one) for one in batch.metrics]
+    artifacts = [_artifact_row(claim, one) for one in batch.artifacts]
+    stored = _insert_points(session, experiment_id, batch)
+    stored += insert_new(session, Metric, metrics, sizes.METRIC_BYTES)
+    stored += insert_new(session, Artifact, artifacts, sizes.ARTIFACT_BYTES)
     if batch.checkpoint is not None:
         insert_new(session, Checkpoint, [_checkpoint_row(claim, batch.checkpoint)])
-        _forget_older_checkpoints(session, claim.experiment_id)
-    insert_new(session, Event, _log_rows(session, claim.experiment_id, batch.logs))
+        _forget_older_checkpoints(session, experiment_id)
+    logs = _log_rows(session, experiment_id, batch.logs)
+    stored += insert_new(session, Event, logs, sizes.LOG_BYTES)
+    sizes.note(session, experiment_id, stored)
     return desired
 
 
@@ -123,9 +129,10 @@ def _forget_older_checkpoints(session: Session, experiment_id: str) -> None:
         session.delete(old)
 
 
-def _insert_points(session: Session, experiment_id: str, batch: Batch) -> None:
+def _insert_points(session: Session, experiment_id: str, batch: Batch) -> int:
+    """Insert the points that are not stored yet, and return their bytes."""
     if not batch.points:
-        return
+        return 0
     ids = _series_ids(session, experiment_id)
     if missing := [key for key in batch.points if key not in ids]:  # a try in vain takes an id too
         rows = [
@@ -139,7 +146,7 @@ def _insert_points(session: Session, experiment_id: str, batch: Batch) -> None:
         for key, points in batch.points.items()
         for some in _with_few_reasons(points)
     ]
-    insert_new(session, Block, blocks)
+    return insert_new(session, Block, blocks, sizes.BLOCK_BYTES)
 
 
 MOST_REASONS = 255
@@ -219,7 +226,13 @@ def _log_row(experiment_id: str, log: dict[str, Any]) -> dict[str, Any]:
 
 def _artifact_row(claim: Claim, artifact: dict[str, Any]) -> dict[str, Any]:
     kept = {name: artifact[name] for name in ("seq", "file", "media_type", "sha256")}
-    return {"experiment_id": claim.experiment_id, "attempt": claim.attempt, **kept}
+    size = artifact.get("bytes")  # which the supervisor adds
+    return {
+        "experiment_id": claim.experiment_id,
+        "attempt": claim.attempt,
+        "bytes": size,
+        **kept,
+    }
 
 
 def _checkpoint_row(claim: Claim, checkpoint: dict[str, Any]) -> dict[str, Any]:

@@ -164,6 +164,9 @@ class QueueOut(BaseModel):
     gpu_hours: float | None
     """Of GPU slots within the last 24 hours; null where the caller has no limit of them."""
     max_gpu_hours_a_day: float | None
+    kept_bytes: int
+    """Of specs, records, artifacts and data sets."""
+    max_bytes: int | None
     share: Share
     items: list[QueuedOut]
     """The first hundred."""

@@ -2,6 +2,7 @@
 whom they are open; what was deleted is in none."""
 
 import hashlib
+import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer, joinedload, undefer
 from uuid6 import uuid7
 
-from service import audit
+from service import audit, quota
 from service.experiments import holds
 from service.experiments.memory import Memory
 from service.experiments.models import (
@@ -26,6 +27,7 @@ from service.experiments.models import (
 from service.experiments.schemas import Submission
 from service.experiments.sent import Unsized
 from service.experiments.shares import MOST_PRIORITY
+from service.experiments.sizes import POINT_BYTES
 from service.experiments.states import note_status
 from service.fair_share import FairShare
 from service.sharing import readable, reader
@@ -109,8 +111,11 @@ def columns_of(
 ) -> dict[str, Any]:
     """Return the columns of a submission's experiment."""
     after = [*dict.fromkeys([*submission.after, *unfinished])]
+    spec = submission.spec.model_dump(mode="json")
     return {
-        "spec": submission.spec.model_dump(mode="json"),
+        "spec": spec,
+        "spec_bytes": len(json.dumps(spec)),
+        "expected_bytes": submission.spec.point_count().total * POINT_BYTES,
         "memory_bytes": memory.expected if memory else None,
         "estimated_bytes": memory.by_spec if memory else None,
         "comes_after": after or None,
@@ -168,7 +173,8 @@ def columns_again(
 ) -> dict[str, Any]:
     """Return the columns of a retry."""
     kept = ("owner_id", "name", "tags", "note", "priority", "visibility", "spec", "device",
-            "memory_bytes", "estimated_bytes", "sweep_id", "comes_after")  # fmt: skip
+            "memory_bytes", "estimated_bytes", "spec_bytes", "expected_bytes", "sweep_id",
+            "comes_after")  # fmt: skip
     held = Held.AFTER if unfinished else Held.NOT
     same = {name: getattr(old, name) for name in kept}
     return {"retry_of": old.id, "held": held, "cache_key": cache_key, **same}
@@ -219,9 +225,12 @@ def _enqueue(
     sharing: FairShare,
     unfinished: Sequence[str],
 ) -> Experiment:
-    check_limits(session, experiment.owner_id, experiment.priority, 1, sharing)
+    owner_id, size = experiment.owner_id, experiment.spec_bytes
+    needed = size + experiment.expected_bytes
+    check_limits(session, owner_id, experiment.priority, 1, sharing, needed)
     session.add(experiment)
     session.flush()
+    quota.note(session, owner_id, size)
     holds.wait_for(session, {experiment.id: unfinished})
     if experiment.retry_of and experiment.sweep_id:
         holds.take_places(session, {experiment.retry_of: experiment.id})
@@ -235,16 +244,24 @@ def _enqueue(
 
 
 def check_limits(
-    session: Session, owner_id: int, priority: int, more: int, sharing: FairShare
+    session: Session, owner_id: int, priority: int, more: int, sharing: FairShare, needed: int = 0
 ) -> None:
-    """Raises Refused if a user may not have `more` experiments. Submissions of one user pass here
-    one at a time, so that two do not both take the last place."""
+    """Raises Refused if a user may not have `more` experiments, which need `needed` bytes.
+    Submissions of one user pass here one at a time, so that two do not both take the last place.
+    """
     check_priority(session, owner_id, priority)
     count, most = submitted_of(session, owner_id, sharing)
     if count + more > most:
         asked = "" if more == 1 else f"; these are {more} more"
         detail = f"{count} of your experiments have not ended, and your limit is {most}{asked}"
         raise Refused("limit_reached", detail)
+    check_bytes(session, owner_id, sharing, needed)
+
+
+def check_bytes(session: Session, owner_id: int, sharing: FairShare, needed: int) -> None:
+    """Check that a user may keep so many more bytes. Raises Refused."""
+    if (problem := quota.room_of(session, owner_id, sharing).problem(needed)) is not None:
+        raise Refused("storage_quota", problem)
 
 
 def check_priority(session: Session, owner_id: int, priority: int) -> None:

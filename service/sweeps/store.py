@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, Select, delete, func, insert, select, update
+from sqlalchemy import Row, Select, Text, cast, delete, func, insert, select, update
 from sqlalchemy.orm import Session, defer, joinedload
 from uuid6 import uuid7
 
+from service import quota
 from service.database import now
 from service.experiments import holds, keeping, many, states, store
 from service.experiments.many import New
@@ -55,6 +56,7 @@ def add(session: Session, sweep: Sweep, sharing: FairShare | None = None) -> Swe
         raise Refused("limit_reached", detail)
     session.add(sweep)
     session.flush()
+    quota.note(session, sweep.owner_id, len(json.dumps(sweep.spec)))
     return sweep
 
 
@@ -235,6 +237,9 @@ REQUESTS_S = 30 * 86_400.0
 """Lifetime of the idempotency key of a request that created several experiments."""
 
 
+SPEC_BYTES = func.length(cast(Sweep.spec, Text))
+
+
 def purge(session: Session, after_s: float) -> None:
     """Delete old idempotency keys, and sweeps that were deleted longer ago and whose experiments
     are gone."""
@@ -242,6 +247,8 @@ def purge(session: Session, after_s: float) -> None:
     gone = select(Sweep.id).where(Sweep.deleted_at <= now() - after_s, ~left)
     ids = session.scalars(gone.with_for_update(skip_locked=True)).all()
     session.execute(delete(SweepPoint).where(SweepPoint.sweep_id.in_(ids)))
-    session.execute(delete(Sweep).where(Sweep.id.in_(ids)))
+    forget = delete(Sweep).where(Sweep.id.in_(ids)).returning(Sweep.owner_id, SPEC_BYTES)
+    for owner_id, size in session.execute(forget):
+        quota.note(session, owner_id, -size)
     old = KeptRequest.created_at < now() - REQUESTS_S
     session.execute(delete(KeptRequest).where(old))

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sqlalchemy import event, func, select, update
 from sqlalchemy.orm import aliased
 
+from service import quota
 from service.database import Database
 from service.experiments import lease, ledger, states, store
 from service.experiments.dispatch import Dispatch, dispatch_next
@@ -350,6 +351,7 @@ class QueueMachine(RuleBasedStateMachine):
     def fold(self) -> None:
         with self.database.transaction() as session:
             ledger.fold(session, SHARING)
+            quota.fold(session, from_rows=2)
 
     # What always holds
 

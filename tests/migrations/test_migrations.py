@@ -11,9 +11,14 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, select, text
 
 import migrations
+from service import quota
 from service.database import Base, Database
+from service.experiments.recording import Batch, record
 from service.keys import new_key, parse
 from service.users import MAY, ApiKey, Role, Scope, User, store_key
+from tests.support.attempts import claimed
+from tests.support.invariants import bytes_agree
+from tests.support.records import RECORDS
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -106,3 +111,23 @@ def test_users_and_keys_of_before_may_what_they_could(config: Config) -> None:
     with database.snapshot() as session:
         revoked = session.scalars(text("SELECT id FROM api_keys WHERE revoked_at IS NOT NULL"))
         assert set(revoked) == {parse(limited)[0], parse(brief)[0]}
+
+
+def test_bytes_of_before_are_counted(config: Config) -> None:
+    """As the records of an experiment are from then on."""
+    database = Database(config.attributes["url"])
+    command.upgrade(config, "head")
+    with database.transaction() as session:
+        session.add(User(id=1, name="u"))
+    claim = claimed(database)
+    batch = Batch()
+    for one in RECORDS:
+        batch.add(dict(one))
+    with database.transaction() as session:
+        record(session, claim, batch, 60)
+        before = quota.kept(session, 1)
+    command.downgrade(config, "0022")
+    command.upgrade(config, "head")
+    with database.snapshot() as session:
+        assert quota.kept(session, 1) == before > 0
+        assert bytes_agree(session)

@@ -16,6 +16,7 @@ from service.settings import Settings
 from tests.service.test_api import points
 from tests.service.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.attempts import claim_next
+from tests.support.invariants import bytes_agree
 from tests.support.ppca_spec import ppca_spec
 from worker.sweeper import Sweeper
 
@@ -194,7 +195,7 @@ def test_a_purge_leaves_nothing_of_it_and_all_of_others(admin: TestClient, place
     files = leave_file(admin, place, one, 1)
     more = {name for name, number in rows(database).items() if number > before[name]}
     assert more == {"experiments", "series", "blocks", "metrics", "events", "artifacts",
-                    "checkpoints", "audit", "attempts"}  # fmt: skip
+                    "checkpoints", "audit", "attempts", "byte_changes"}  # fmt: skip
     becomes(admin, one, Status.FAILED)
     admin.delete(f"/v1/experiments/{one}")
     patient = place.model_copy(update={"purge_after_s": 60.0})
@@ -204,7 +205,10 @@ def test_a_purge_leaves_nothing_of_it_and_all_of_others(admin: TestClient, place
     assert not files.exists()
     assert kept_files.exists()
     counted = before["tallies"] + 2  # that it ended, and that it is gone
-    assert rows(database) | {"audit": 0} == before | {"audit": 0, "tallies": counted, "usage": 1}
+    uncounted = {"audit": 0, "byte_changes": 0}
+    assert rows(database) | uncounted == before | uncounted | {"tallies": counted, "usage": 1}
+    with database.snapshot() as session:
+        assert bytes_agree(session)
     assert admin.get("/v1/audit?limit=1").json()["items"][0]["action"] == "experiment.purged"
 
 

@@ -3,7 +3,8 @@
 Every accepted experiment is there and has ended or is paused; its records are those of an
 undisturbed run, each once; each claim began one attempt; nothing is left dispatched or leased. The
 ledger has a line for each attempt, ended where that has; each user's usage is the sum of its lines;
-no user had more under way at once than its limit.
+the bytes that each user keeps are counted as the tables have them; no user had more under way at
+once than its limit.
 """
 
 import json
@@ -16,13 +17,27 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service import quota
 from service.database import Database
+from service.datasets.models import Dataset
 from service.experiments import store
 from service.experiments.curves import read_series
 from service.experiments.ledger import use_of, worth
-from service.experiments.models import TERMINAL, Attempt, Event, Experiment, Status, Usage
+from service.experiments.models import (
+    TERMINAL,
+    Artifact,
+    Attempt,
+    Block,
+    Event,
+    Experiment,
+    Metric,
+    Series,
+    Status,
+    Usage,
+)
 from service.experiments.recording import canonical
 from service.fair_share import FairShare
+from service.sweeps.models import Sweep
 from service.users import User
 
 Record = Mapping[str, Any]
@@ -43,6 +58,7 @@ class Counts:
     doubled_attempts: int = 0
     wrong_ledger_lines: int = 0
     wrong_usages: int = 0
+    wrong_bytes: int = 0
     passed_limits: int = 0
 
     @property
@@ -76,6 +92,7 @@ def check(
             _check_records(session, experiment, records, counts)
         if sharing is not None:
             _check_usage(session, sharing, counts)
+            counts.wrong_bytes += not bytes_agree(session)
             _check_limits(session, sharing, counts)
     return counts
 
@@ -107,6 +124,37 @@ def _check_usage(session: Session, sharing: FairShare, counts: Counts) -> None:
         counts.wrong_usages += not math.isclose(usage.slot_s, expected, rel_tol=1e-9, abs_tol=1e-6)
     known = set(session.scalars(select(Usage.owner_id)))
     counts.wrong_usages += any(line.folded and line.owner_id not in known for line in lines)
+
+
+def bytes_agree(session: Session) -> bool:
+    """Compare the bytes that are counted for each user with those in the tables."""
+    kept = {owner_id: total for owner_id, total in quota.kept_by_user(session).items() if total}
+    return kept == bytes_in_tables(session)
+
+
+def bytes_in_tables(session: Session) -> dict[int, int]:
+    """Count the bytes of each user in Python, row by row."""
+    owners: dict[str, int] = {}
+    found: Counter[int] = Counter()
+    for one in session.scalars(select(Experiment)):
+        owners[one.id] = one.owner_id
+        found[one.owner_id] += len(json.dumps(one.spec))
+    for sweep in session.scalars(select(Sweep)):
+        found[sweep.owner_id] += len(json.dumps(sweep.spec))
+    for dataset in session.scalars(select(Dataset)):
+        found[dataset.owner_id] += dataset.bytes
+    for metric in session.scalars(select(Metric)):
+        texts = (metric.name, metric.labels, metric.reason or "")
+        found[owners[metric.experiment_id]] += 16 + sum(map(len, texts))
+    for log in session.scalars(select(Event).where(Event.kind == "log")):
+        found[owners[log.experiment_id]] += len(json.dumps(log.data))
+    for artifact in session.scalars(select(Artifact)):
+        found[owners[artifact.experiment_id]] += artifact.bytes or 0
+    blocks = select(Block, Series.experiment_id).join(Series, Series.id == Block.series_id)
+    for block, experiment_id in session.execute(blocks):
+        columns = (block.seq or b"", block.x, block.value, block.std_err, block.n, block.reason)
+        found[owners[experiment_id]] += sum(map(len, columns)) + len(json.dumps(block.reasons))
+    return dict(+found)
 
 
 def _check_limits(session: Session, sharing: FairShare, counts: Counts) -> None:

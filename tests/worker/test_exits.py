@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from service.experiments import store
 from service.experiments.models import Attempt, Queue
 from tests.support.attempts import claim_next, claimed
 from tests.support.scripted import Watch, checkpoint, points
@@ -154,3 +155,16 @@ def test_a_run_that_writes_more_than_any_spec_may_is_ended(
     told = "the run writes more than 3 points (MPT_LIMITS__POINTS)"
     assert watch.failure == ("error", told)
     assert watch.found.last_seq == 1
+
+
+def test_the_size_of_an_artifact_is_measured(watch: Watch) -> None:
+    """One that cannot be found has none."""
+    folder = watch.settings.artifacts(watch.claim.experiment_id, 1)
+    folder.mkdir(parents=True)
+    (folder / "there").write_bytes(bytes(77))
+    line = {"record": "artifact", "media_type": "x", "sha256": "0"}
+    names = ("there", "missing")
+    watch.run([{**line, "seq": seq, "file": file} for seq, file in enumerate(names, 1)])
+    with watch.database.snapshot() as session:
+        found = store.artifacts(session, watch.claim.experiment_id)
+        assert [(one.file, one.bytes) for one in found] == [("there", 77), ("missing", None)]

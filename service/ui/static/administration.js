@@ -11,6 +11,7 @@ function limitsOf(user) {
     [user.max_running, "running"],
     [user.max_submitted, "submitted"],
     [user.max_gpu_hours_a_day, "GPU-hours a day"],
+    [user.max_bytes === null ? null : bytes(user.max_bytes), "kept"],
   ].filter(([most]) => most !== null);
   return limits.map(([most, what]) => `${most} ${what}`).join(", ") || "those of the service";
 }

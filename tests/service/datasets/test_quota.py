@@ -3,19 +3,16 @@
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
 
-from service.database import Database
 from service.datasets import quota
 from service.errors import ApiError
-from service.experiments.models import Artifact, Experiment
+from service.fair_share import FairShare
 from service.main import create_app
+from service.quota import UNLIMITED
 from service.settings import Settings
-from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy, post, stored
 
 pytestmark = pytest.mark.usefixtures("inspected_here")
@@ -27,7 +24,7 @@ ONE = len(npy(GOOD))
 def narrow(request: pytest.FixtureRequest) -> Settings:
     """Room for two uploads and a little more."""
     made: Settings = request.getfixturevalue("settings" if request.param == "sqlite" else "lab")
-    return made.model_copy(update={"user_bytes": 2 * ONE + 10})
+    return made.model_copy(update={"share": FairShare(max_bytes=2 * ONE + 10)})
 
 
 @pytest.fixture
@@ -44,7 +41,8 @@ def test_uploads_end_with_the_quota_and_go_on_after_a_delete(
     assert (first.status_code, second.status_code) == (201, 201)
     refused = post(api, "a.npy", npy(GOOD + 2))
     assert (refused.status_code, refused.json()["reason"]) == (409, "storage_quota")
-    assert "10 are left" in refused.json()["detail"]
+    said = f"you keep {2 * ONE} bytes, this needs {ONE}, and your limit is {2 * ONE + 10}: delete"
+    assert said in refused.json()["detail"]
     assert len(stored(narrow)) == 2
     assert api.delete(f"/v1/datasets/{first.json()['id']}").status_code == 204
     assert post(api, "a.npy", npy(GOOD + 2)).status_code == 201
@@ -59,28 +57,12 @@ def test_a_body_that_does_not_say_its_size_is_counted_as_it_comes(
     assert stored(narrow) == []
 
 
-def test_artifacts_count_until_their_experiment_is_deleted(
-    api: TestClient, narrow: Settings
-) -> None:
-    experiment_id = api.post("/v1/experiments", json={"spec": ppca_spec()}).json()["id"]
-    folder = narrow.artifacts(experiment_id, 1)
-    folder.mkdir(parents=True)
-    (folder / "a.bin").write_bytes(b"x" * (ONE + 11))
-    with closing(Database(narrow.url)) as database, database.transaction() as session:
-        session.add(Artifact(experiment_id=experiment_id, file="a.bin", attempt=1, seq=1,
-                             media_type="text/plain", sha256="0" * 64))  # fmt: skip
-    assert post(api, "a.npy", npy(GOOD)).status_code == 409
-    with closing(Database(narrow.url)) as database, database.transaction() as session:
-        session.execute(update(Experiment).values(deleted_at=1.0))
-    assert post(api, "a.npy", npy(GOOD)).status_code == 201
-
-
 def test_two_at_once_do_not_share_the_last_room(
     api: TestClient, narrow: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both saw the room when they began."""
     assert post(api, "a.npy", npy(GOOD)).status_code == 201
-    monkeypatch.setattr("service.datasets.router._room", lambda *_: None)
+    monkeypatch.setattr("service.datasets.router._room", lambda *_: UNLIMITED)
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda i: post(api, "a.npy", npy(GOOD + i)), (1, 2)))
     assert sorted(answer.status_code for answer in answers) == [201, 409]

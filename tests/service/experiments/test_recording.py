@@ -160,7 +160,8 @@ def test_a_metric(database: Database, claim: Claim) -> None:
 
 
 def test_an_artifact(database: Database, claim: Claim) -> None:
-    one = {"seq": 2, "file": "a.png", "media_type": "image/png", "sha256": "d" * 64}
+    one: dict[str, Any] = {"seq": 2, "file": "a.png", "media_type": "image/png", "bytes": 77}
+    one["sha256"] = "d" * 64
     write(database, claim, {"record": "artifact", **one})
     assert rows(database, Artifact) == [{"experiment_id": claim.experiment_id, "attempt": 1, **one}]
 

@@ -31,6 +31,7 @@ function Usage({ queue }) {
     ["Running", of(queue.running, queue.max_running)],
     ["Not ended", of(queue.submitted, queue.max_submitted)],
     ...(queue.max_gpu_hours_a_day === null ? [] : [["GPU-hours in a day", of(queue.gpu_hours, queue.max_gpu_hours_a_day)]]),
+    ["Kept", queue.max_bytes === null ? bytes(queue.kept_bytes) : `${bytes(queue.kept_bytes)} of ${bytes(queue.max_bytes)}`],
     ["Share of the lab", `${number(100 * share.norm_shares, 3)} %`],
     ["Share of what was used", `${number(100 * share.effectv_usage, 3)} %`],
     ["Used, of late", `${duration(share.raw_usage)} of a CPU slot`],
