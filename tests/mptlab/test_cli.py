@@ -126,11 +126,11 @@ def test_an_admin_changes_a_user(environment: dict[str, str]) -> None:
     _, key, _ = mpt_here(environment, "admin", "user", "add", "bob", "--role", "viewer")
     code, shown, _ = mpt_here(environment, "admin", "user", "set", "bob", "--disabled")
     assert code == 0
-    assert ["bob", "viewer", "no", "1", "-", "-", "-", "no"] in words(shown)
+    assert ["bob", "viewer", "no", "1", "-", "-", "-", "-", "no"] in words(shown)
     for limit, stored in (("4", "4"), ("0", "0"), ("none", "-")):
         standing = ("--shares", "2", "--max-running", limit, "--may-jump")
         _, shown, _ = mpt_here(environment, "admin", "user", "set", "bob", *standing)
-        assert ["bob", "viewer", "no", "2", stored, "-", "-", "yes"] in words(shown)
+        assert ["bob", "viewer", "no", "2", stored, "-", "-", "-", "yes"] in words(shown)
     code, _, error = mpt_here(environment, "admin", "user", "set", "bob", "--max-running", "all")
     assert (code, 'give a number, or "none"' in error) == (2, True)
     code, shown, _ = mpt_here(environment, "cancel", "--user", "bob", "--status", "queued")
