@@ -12,7 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CPU = "https://download.pytorch.org/whl/cpu"
 PYTHON = """mkdir -p .venv/bin
-printf '#!/bin/sh\\necho "$PIP_EXTRA_INDEX_URL" > asked\\n' > .venv/bin/pip
+cat > .venv/bin/pip <<'PIP'
+#!/bin/sh
+case "$*" in *--editable*) echo "$PIP_EXTRA_INDEX_URL" > asked; esac
+PIP
 chmod +x .venv/bin/pip
 """
 """Makes an environment whose pip writes down which index it is to ask as well."""
