@@ -1,6 +1,7 @@
 """What a connection may cost before there is a request."""
 
 import asyncio
+import re
 import socket
 import threading
 import time
@@ -186,8 +187,21 @@ def used(port: int, count: int) -> Iterator[list[socket.socket]]:
         for _ in range(count):
             found.append(stack.enter_context(connect(port)))
             found[-1].sendall(HEAD + b"\r\n")
-            assert found[-1].recv(65536).startswith(b"HTTP/1.1 200")
+            read_answer(found[-1])
         yield found
+
+
+def read_answer(connection: socket.socket) -> None:
+    """Read all of a successful answer: the connection is idle only after its last byte."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(65536)
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    assert length is not None
+    while len(body) < int(length[1]):
+        body += connection.recv(65536)
 
 
 @pytest.fixture(params=["MAX_CONNECTIONS", "MAX_OF_ADDRESS"])
