@@ -188,6 +188,7 @@ def used(port: int, count: int) -> Iterator[list[socket.socket]]:
             found.append(stack.enter_context(connect(port)))
             found[-1].sendall(HEAD + b"\r\n")
             read_answer(found[-1])
+            time.sleep(0.2)  # the service notes the end of an answer after its last byte
         yield found
 
 
