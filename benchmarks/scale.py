@@ -1,4 +1,4 @@
-"""How a store of a million experiments is monitored: a claim of `benchmarks.service`."""
+"""Measure the monitoring of a store of a million experiments: a claim of `benchmarks.service`."""
 
 import statistics
 import time

@@ -53,9 +53,9 @@ class Administration(Connection):
         return self._call("GET", "/v1/workers/history", params={"hours": hours})
 
     def usage(self) -> list[Json]:
-        """How the users share the server, who has used it most of late first; for admins."""
+        """List how the users share the server, the most recent heavy users first; for admins."""
         return self._items("/v1/usage")
 
     def retention(self) -> Json:
-        """What has been kept for long enough by now, by owner and cause; for admins."""
+        """List what retention would delete now, by owner and cause; for admins."""
         return self._call("GET", "/v1/retention")

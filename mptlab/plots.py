@@ -202,5 +202,5 @@ def _size_axis(series: Sequence[Json]) -> str:
 
 
 def _is_by_rate(series: Sequence[Json]) -> bool:
-    """Whether x is a masking rate, at most 1; mask sizes are whole numbers from 1 on."""
+    """Return whether x is a masking rate, at most 1. Mask sizes are whole numbers from 1 on."""
     return any(x < 1 for one in series for x in one["x"])

@@ -57,7 +57,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 def _is_of_a_long_answer(name: bytes, value: bytes) -> bool:
-    """Whether a header says that the answer is an event stream, or waited by the client's wish."""
+    """Return whether the response is an event stream, or has waited at the client's request."""
     name = name.lower()
     return name == b"preference-applied" or (
         name == b"content-type" and value.startswith(b"text/event-stream")

@@ -58,7 +58,7 @@ class UserChanges(Body):
     max_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
     """Limits of this user; null: the limits of the settings; 0: nothing starts or is accepted."""
     may_jump: bool = False
-    """Whether the user may submit with priorities above 100, which run before everyone else's."""
+    """True if the user may submit with priorities above 100, which run before everyone else's."""
 
 
 class NewKey(Body):

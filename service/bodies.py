@@ -26,12 +26,12 @@ from service.parameters import QueryParameters
 from service.settings import Settings
 
 LARGE_BYTES = 64 * 1024
-"""Of larger bodies one is parsed at a time in a process: several threads that compute take turns
-with the event loop, which then waits for each of them."""
+"""Size above which bodies are parsed one at a time in a process. Several computing threads would
+take turns with the event loop, which then waits for each of them."""
 MAX_USER_LARGE = 4
 """Requests of one user with larger bodies that are under way in a process."""
 PUBLIC_BYTES = 4096
-"""Of a body that anyone may send."""
+"""Maximum size of a body without a key."""
 PUBLIC_BODY_S = 3.0
 """Time limit for such a body, where the setting `body_s` is not less."""
 MAX_PUBLIC_BODIES = 32
@@ -125,7 +125,7 @@ class StrictRequest(Request):
 
     route: "StrictRoute"
     held: ExitStack
-    """What ends with the request."""
+    """Resources that are released at the end of the request."""
 
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):

@@ -100,7 +100,7 @@ class BoundedHeads(HttpToolsProtocol):
 
     @property
     def _is_of_proxy(self) -> bool:
-        """Whether the connection may carry the requests of many addresses."""
+        """True if the connection may carry the requests of many addresses."""
         proxied = self.config.loaded_app
         if not isinstance(proxied, ProxyHeadersMiddleware):
             return False

@@ -1,4 +1,4 @@
-"""What one API process measures of its own requests, for Prometheus."""
+"""Measurements of one API process's own requests, for Prometheus."""
 
 import time
 

@@ -44,7 +44,8 @@ def runs_of_presets(
 
 
 def ran(experiment: Experiment, spec: ExperimentSpec) -> bool:
-    """Whether an experiment ran this spec, by whatever means of computation."""
+    """Return whether an experiment ran this spec, on any device and with any settings of the
+    computation."""
     found = stored_spec(experiment.spec)
     return found.model_copy(update={"compute": spec.compute}) == spec
 

@@ -53,7 +53,7 @@ def kept_by_user(session: Session) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a user keeps, and may keep. All in bytes."""
+    """Bytes that a user keeps, and the limit."""
 
     kept: int
     expected: int

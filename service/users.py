@@ -39,7 +39,7 @@ USE_NOTED_S = 60.0
 
 
 class Role(StrEnum):
-    """What a user may do: an admin everything, a viewer only read."""
+    """Role of a user: an admin may do everything, a viewer may only read."""
 
     ADMIN = "admin"
     MEMBER = "member"
@@ -47,7 +47,7 @@ class Role(StrEnum):
 
 
 class Scope(StrEnum):
-    """What a key may do, within its user's role."""
+    """Permission of a key, within its user's role."""
 
     READ = "read"
     SUBMIT = "submit"
@@ -86,7 +86,7 @@ class User(Base):
     max_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Overrides the limits of the settings."""
     may_jump: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """Whether this user may use priorities above 100, which run before everyone else's."""
+    """Allows priorities above 100, which run before everyone else's."""
 
 
 class ApiKey(Base):
@@ -119,7 +119,7 @@ class Caller:
 
     @property
     def is_admin(self) -> bool:
-        """Whether this caller may access everyone's objects."""
+        """True if this caller may access everyone's objects."""
         return Scope.ADMIN in self.scopes
 
 

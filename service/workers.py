@@ -60,7 +60,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What a worker reports about itself. Sizes are in bytes."""
+    """A worker's report about itself. Sizes are in bytes."""
 
     host: str
     queue: Queue
@@ -162,7 +162,7 @@ class Gpu:
     promised: int = 0
     """Memory that these runs are expected to allocate yet."""
     idle: bool = False
-    """Whether one of its workers is idle."""
+    """True if one of its workers is idle."""
 
     @property
     def room(self) -> float:

@@ -191,7 +191,7 @@ class WarmParent:
 
     @property
     def ending(self) -> str | None:
-        """How the process has ended, in words; None while it lives."""
+        """Return a description of how the process ended; None while it runs."""
         status = self._process.poll()
         if status is None or status >= 0:
             return None if status is None else f"ended with exit status {status}"

@@ -31,7 +31,7 @@ class Lifetime:
         self.retiring = threading.Event()
         """Set before `stopping`: no new run starts from then on."""
         self.failed = False
-        """Whether the process is to end with status 1, so that it is started again."""
+        """The process exits with status 1, so that it is restarted."""
 
     def start(self, part: Callable[..., object], *arguments: object) -> threading.Thread:
         """Run a part in its own thread. If it raises an error the process ends too, so that it does

@@ -43,7 +43,7 @@ class Runner:
             for theirs in (stdin, stdout, stderr):
                 os.close(theirs)
         self.ready = False
-        """Whether the process has reported that its imports are done."""
+        """True after the process has reported that its imports are done."""
         self._is_closed = False
         self._drain_until: float | None = None
         self._unsent = b""
@@ -68,7 +68,7 @@ class Runner:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is running."""
+        """True while the process is running."""
         return self.child.poll() is None
 
     @property

@@ -49,7 +49,7 @@ UNSTORABLE = (DataError, ArithmeticError, LookupError, TypeError, ValueError)
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended, and the transaction that stores it."""
+    """The end of an attempt, and the transaction that stores it."""
 
     name: str
     commit: Callable[[Session], object]

@@ -31,7 +31,7 @@ class TooLargeError(ValueError):
 
 @dataclass
 class Declared:
-    """What a file declares to hold, in total."""
+    """Contents that a file declares, in total."""
 
     cells: int = 0
     bytes: int = 0

@@ -92,7 +92,7 @@ class Verdict:
     verdict: Literal["agrees", "differs", "incomplete"]
     comparisons: tuple[Comparison, ...]
     missing: str | None = None
-    """What is missing, if the verdict is incomplete."""
+    """The missing part, if the verdict is incomplete."""
 
 
 Judge = Callable[[Mapping[str, tuple[float, ...]], Sequence[Results]], Iterable[Comparison]]

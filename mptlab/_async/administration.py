@@ -52,9 +52,9 @@ class AsyncAdministration(AsyncConnection):
         return await self._call("GET", "/v1/workers/history", params={"hours": hours})
 
     async def usage(self) -> list[Json]:
-        """How the users share the server, who has used it most of late first; for admins."""
+        """List how the users share the server, the most recent heavy users first; for admins."""
         return await self._items("/v1/usage")
 
     async def retention(self) -> Json:
-        """What has been kept for long enough by now, by owner and cause; for admins."""
+        """List what retention would delete now, by owner and cause; for admins."""
         return await self._call("GET", "/v1/retention")

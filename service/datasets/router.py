@@ -76,7 +76,7 @@ class DatasetChanges(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
-    """Whether the lab may read the upload and run experiments on it."""
+    """True if the lab may read the upload and run experiments on it."""
 
 
 class DatasetPage(BaseModel):

@@ -27,14 +27,14 @@ NOT_FILTERS = ("whose", "order_by")
 
 
 class CancelledOut(BaseModel):
-    """How many experiments a request cancelled."""
+    """Numbers of experiments that a request cancelled."""
 
     cancelled: int
     """They waited, and have ended."""
     ending: int
     """They run, and end within a heartbeat and the grace that they are given."""
     more: bool
-    """Whether others match: send the request again."""
+    """True if more experiments match: send the request again."""
 
 
 @router.post("/v1/experiments:cancel", status_code=HTTPStatus.ACCEPTED)

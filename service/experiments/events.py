@@ -63,7 +63,7 @@ class Reading(NamedTuple):
     place: Place
     whole: bool
     over: bool
-    """Whether no more events will come."""
+    """True if no more events will come."""
 
 
 def of_one(

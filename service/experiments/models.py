@@ -149,7 +149,7 @@ class Experiment(Owned, Base):
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
     owner: Mapped[User] = relationship(lazy="raise")
     pinned: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """Whether the experiment is protected against removal by age, by quotas, and by its owner."""
+    """Protects the experiment against removal by age, by quotas, and by its owner."""
     deleted_at: Mapped[float | None]
     """Time of the deletion. The experiment is hidden from then on; rows and files are removed
     later."""
@@ -169,7 +169,7 @@ class Experiment(Owned, Base):
     spec_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     """Length of the spec as it is stored."""
     expected_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-    """Of the points that a run of it writes at most."""
+    """Bytes of the points that a run writes at most."""
     retry_of: Mapped[str | None] = mapped_column(String(32))
     sweep_id: Mapped[str | None] = mapped_column(ForeignKey(Sweep.id))
     """The sweep for which it was created."""
@@ -237,7 +237,7 @@ class Tally(Base):
     """Empty where it did not fail."""
     number: Mapped[int] = mapped_column(BigInteger)
     present: Mapped[int] = mapped_column(BigInteger)
-    """How many of them have a row."""
+    """Number of them that have a row."""
     lost: Mapped[int] = mapped_column(BigInteger)
     waits: Mapped[int] = mapped_column(BigInteger)
     waits_s: Mapped[float]

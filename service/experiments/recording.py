@@ -48,7 +48,7 @@ class Batch:
     logs: list[dict[str, Any]] = field(default_factory=list)
     artifacts: list[dict[str, Any]] = field(default_factory=list)
     restarts: bool = False
-    """Whether all records are sent again from the first, so that the stored ones are deleted."""
+    """All records are sent again from the first, so the stored ones are deleted."""
     checkpoint: dict[str, Any] | None = None
     """A checkpoint ends the batch, so that no block spans it."""
     progress: dict[str, Any] | None = None

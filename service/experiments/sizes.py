@@ -7,7 +7,7 @@ from service.experiments.models import TERMINAL, Artifact, Block, Event, Experim
 from service.quota import ByteChange
 
 POINT_BYTES = 37
-"""Of a point in a block: four numbers, its record number, and the code of its reason."""
+"""Bytes of a point in a block: four numbers, its record number, and the code of its reason."""
 
 BLOCK_BYTES: ColumnElement[int] = (
     func.length(Block.x)

@@ -29,11 +29,11 @@ class Rival:
     waiting: float
     """Experiments in the queue; without end for the user whose places are asked for."""
     jumping: int
-    """Those of them that go before everyone's."""
+    """Number of waiting experiments with a priority above everyone's."""
     room: float
-    """How many more of its runs may be under way."""
+    """Number of runs that may still start under its limit."""
     charged_s: float
-    """What its use counts, without what is under way in this queue."""
+    """Decayed usage, without the current runs of this queue."""
     next_id: str
     """Of two users at one level the one whose next experiment is older starts first."""
     began: list[float] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Starts:
         return min(able, key=self._turn, default=None)
 
     def _turn(self, one: Rival) -> tuple[bool, float, str]:
-        """As `shares.in_turn`."""
+        """Return the sort key of `shares.in_turn`."""
         return not one.jumping, one.level(self._now, self._weight, self._advance_s), one.next_id
 
     def _later(self, own: int) -> int:

@@ -114,7 +114,7 @@ class Cancelled(NamedTuple):
 
     ids: Sequence[str]
     at_once: Sequence[str]
-    """Those of `ids` that have ended; the others run, and their attempts end them."""
+    """Ids that have ended. The others are running, and their attempts end them."""
 
 
 def cancel_all(session: Session, which: ColumnElement[bool]) -> Cancelled:

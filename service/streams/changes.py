@@ -20,7 +20,7 @@ WRITERS_LOCK = 7_301_524
 
 
 class Subject(NamedTuple):
-    """What a listener follows: an experiment, a sweep, or all experiments of a user."""
+    """Subject of a listener: an experiment, a sweep, or all experiments of a user."""
 
     what: Literal["experiment", "sweep", "user"]
     id: str | int

@@ -41,11 +41,11 @@ class Listener:
         self.subject = subject
         self.user = user
         self.refused = False
-        """Whether the key was revoked, the browser signed out, or the subject is no longer readable
+        """True if the key was revoked, the browser signed out, or the subject is no longer readable
         by the user."""
         self.cut = False
-        """Whether the listener will not be woken any more: the server stops, or polling has
-        failed."""
+        """True if the listener will not be woken any more: the server stops, or polling has failed.
+        """
         self._woken = asyncio.Event()
 
     def wake(self) -> None:

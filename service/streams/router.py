@@ -42,9 +42,9 @@ class EventPage(BaseModel):
     items: list[EventOut]
     last_id: str
     more: bool
-    """Whether more events are available already."""
+    """True if more events are available already."""
     ended: bool
-    """Whether no more events will come."""
+    """True if no more events will come."""
 
 
 @router.get("/experiments/{experiment_id}/events", response_model=EventPage, responses=STREAMED)

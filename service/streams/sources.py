@@ -25,8 +25,7 @@ class Source(Protocol):
     """Source of a subject's events."""
 
     needs_horizon: bool
-    """Whether reading stops at the horizon: the ids of its events are not in the order of
-    commits."""
+    """True if reading stops at the horizon, because event ids are not in the order of commits."""
 
     @property
     def subject(self) -> Subject: ...

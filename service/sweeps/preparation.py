@@ -53,7 +53,7 @@ class PointsToAdd:
     points: Sequence[Point]
     specs: Sequence[ExperimentSpec]
     cache: bool
-    """Whether an experiment that computed the same may answer."""
+    """Allows an earlier experiment that computed the same to answer."""
 
     def prepare(
         self, session: Session, settings: Settings, sweep: Sweep, *, lock: bool = False
@@ -109,7 +109,7 @@ def _new(known: Acceptance, sweep: Sweep, spec: ExperimentSpec, cache_key: str |
 
 
 def _beside(sweep: Sweep) -> tuple[object, ...]:
-    """What of a sweep goes to its experiments."""
+    """Return the fields of a sweep that its experiments inherit."""
     limited = sweep.concurrency is not None
     return sweep.tags, sweep.priority, sweep.visibility, sweep.comes_after, limited
 

@@ -53,7 +53,7 @@ class Code(BaseModel):
 
 
 class SignInPreview(BaseModel):
-    """What signing in by a code would do."""
+    """Preview of a sign-in by a code."""
 
     name: str
     """The user whom the code signs in."""

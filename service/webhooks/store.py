@@ -17,7 +17,7 @@ RETRIES_S = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 36_000.0)
 """Delays between tries. After the last one a delivery is given up, some 28 hours after the
 first."""
 KEPT_S = 7 * 86_400.0
-"""How long finished deliveries are kept."""
+"""Time for which finished deliveries are kept."""
 TOGETHER = 50
 
 

@@ -1,4 +1,4 @@
-"""What a storm may not leave behind: false losses, false failures, and processes."""
+"""Check that a storm leaves no false losses, false failures, or processes behind."""
 
 import time
 from collections.abc import Mapping, Sequence

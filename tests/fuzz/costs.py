@@ -15,7 +15,7 @@ from tests.fuzz.mutations import Request
 from tests.support.ppca_spec import ppca_spec
 
 MOST_CPU_S = 1.0
-"""Of one refused request."""
+"""Maximum CPU time of one refused request."""
 MOST_ANSWER_BYTES = 256 * 1024
 TIMES = 3
 HEAD_BYTES = 30_000
@@ -139,7 +139,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass
 class Cost:
-    """Of one kind: means and maxima of TIMES requests."""
+    """Cost of one kind: means and maxima of TIMES requests."""
 
     name: str
     statuses: set[int | None]

@@ -26,7 +26,7 @@ class Card:
     parts: list["Card"] | None = None
     """Where it is divided (MIG)."""
     mig_mode: tuple[int, int] = (1, 1)
-    """Whether its parts are in use now, and whether they are after its next reset."""
+    """MIG mode now, and after the next reset."""
 
 
 class Nvml:

@@ -54,7 +54,7 @@ class Corpus:
 
     @cached_property
     def has_pairs(self) -> bool:
-        """Whether any token belongs to a second text."""
+        """True if any token belongs to a second text."""
         return bool(self.types.any())
 
     @cached_property

@@ -48,7 +48,7 @@ NOT_THE_MODELS = (
 
 
 class Plan(NamedTuple):
-    """How a proposal is built: number of drawn starts, maximum number of steps from each, and draws
+    """Settings of a proposal: number of drawn starts, maximum number of steps from each, and draws
     of each pilot."""
 
     starts: int

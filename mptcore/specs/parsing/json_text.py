@@ -68,7 +68,7 @@ it only where something is wrong."""
 
 
 class _Findings:
-    """What is wrong with the values in a text: the first MAX_PROBLEMS, and how many there are."""
+    """The first MAX_PROBLEMS problems of the values in a text, and the number of all."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []

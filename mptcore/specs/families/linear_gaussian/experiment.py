@@ -66,7 +66,7 @@ class VectorExperiment(Spec):
         return scored + len(self.seeds) * self._train_masks()
 
     def point_count(self) -> PointCount:
-        """How many points a run writes at most."""
+        """Return the maximum number of points that a run writes."""
         train = self.train
         return point_count(
             self.evaluate,

@@ -253,7 +253,7 @@ class LatentExperiment(Spec):
         return self._starts() * self.data.dim * work
 
     def point_count(self) -> PointCount:
-        """How many points a run writes at most."""
+        """Return the maximum number of points that a run writes."""
         train = self.train
         return point_count(
             self.evaluate,
