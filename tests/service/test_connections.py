@@ -26,6 +26,10 @@ SIGN_IN = (
 )
 
 
+SERVERS: dict[int, uvicorn.Server] = {}
+"""Running services, by port."""
+
+
 @contextmanager
 def served(settings: Settings) -> Iterator[int]:
     """The service on a port, in a thread."""
@@ -37,7 +41,7 @@ def served(settings: Settings) -> Iterator[int]:
         http=BoundedHeads,
         timeout_keep_alive=600,  # what is closed is closed for another reason
     )
-    server = uvicorn.Server(config)
+    server = SERVERS[chosen] = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_until(lambda: server.started)
@@ -188,8 +192,17 @@ def used(port: int, count: int) -> Iterator[list[socket.socket]]:
             found.append(stack.enter_context(connect(port)))
             found[-1].sendall(HEAD + b"\r\n")
             read_answer(found[-1])
-            time.sleep(0.2)  # the service notes the end of an answer after its last byte
+            wait_until(lambda: is_idle(port, found[-1]))
         yield found
+
+
+def is_idle(port: int, connection: socket.socket) -> bool:
+    """Return whether the service has noted the end of an answer, which follows its last byte."""
+    ours = connection.getsockname()
+    known = [*SERVERS[port].server_state.connections]
+    return any(
+        one._is_idle for one in known if isinstance(one, BoundedHeads) and one.client == ours
+    )
 
 
 def read_answer(connection: socket.socket) -> None:
