@@ -3,7 +3,6 @@ process of its own to show is asked of its functions."""
 
 import io
 import json
-import math
 import os
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 
 from mptcore import __main__
 from mptcore.protocol.exit_codes import COMPLETE, FAILED
-from mptcore.protocol.records import Metric, Point, encode
 from tests.support.specs import SMALL, line
 
 ROOT = Path(__file__).parents[2]
@@ -155,15 +153,3 @@ def test_a_spare_that_gets_no_spec_ends_with_0(
     assert __main__.supervised() == COMPLETE == 0
     said, told = capsys.readouterr()
     assert (json.loads(said), told) == (READY, "")
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_null_with_a_reason(value: float) -> None:
-    record = json.loads(encode(3, Point("score", 1, value, None, 2)))
-    assert record["value"] is None
-    assert str(value) in record["reason"]
-    assert json.loads(encode(3, Metric("lml", 1.0, value)))["reason"] == f"std_err is {value}"
-
-
-def test_a_finite_value_has_no_reason() -> None:
-    assert "reason" not in json.loads(encode(1, Metric("lml", 1.0, 0.0)))

@@ -83,7 +83,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "worker/presence.py": ("tests/worker/test_presence.py", "tests/worker/test_memory.py"),
     "worker/reaper.py": ("tests/worker/test_reaper.py",),
     "worker/supervisor.py": ("tests/worker/test_supervision.py", "tests/worker/test_exits.py"),
-    "worker/transport.py": ("tests/worker/test_node.py",),
+    "worker/transport.py": ("tests/worker/test_transport.py",),
     "mptcore/data/upload_limits.py": ("tests/mptcore/data/test_upload_limits.py",),
     "mptcore/runtime/cgroups.py": ("tests/mptcore/runtime/test_cgroups.py",),
     "mptcore/specs/points.py": ("tests/mptcore/specs/test_points.py",),

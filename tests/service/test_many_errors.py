@@ -9,10 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, ValidationError
 
-from mptcore.specs import MAX_PROBLEMS, Problem, SpecError, parse_json, spec_error
-from mptcore.specs.parsing import long_lists, problems
-from mptcore.specs.parsing.json_text import MAX_ITEMS, MAX_KEY_LENGTH, MAX_KEYS
-from mptcore.specs.parsing.sentences import sentence
+from mptcore.specs import MAX_PROBLEMS, Problem, parse_json
+from mptcore.specs.parsing import long_lists
 from service.errors import MAX_DETAIL, MAX_ITEM_DETAIL, invalid, problem_response
 from service.sweeps.schemas import Batch, SweepSubmission
 from tests.support.ppca_spec import ppca_spec
@@ -75,56 +73,6 @@ def test_what_is_long_is_cut() -> None:
     assert len(item["pointer"]) == len(item["detail"]) == MAX_ITEM_DETAIL
 
 
-class Item(BaseModel):
-    x: int
-
-
-class Items(BaseModel):
-    items: list[Item]
-
-
-def test_a_hundred_sentences_are_made() -> None:
-    value = {"items": [{"x": "a"}] * 5000}
-    with pytest.raises(ValidationError) as caught:
-        Items.model_validate(value)
-    made: list[Any] = []
-
-    def noting(one: Any) -> str:
-        made.append(one)
-        return sentence(one)
-
-    error = spec_error(caught.value.errors(), value, Items, noting)
-    assert error.count == 5000
-    assert len(made) == len(error.problems) == MAX_PROBLEMS
-
-
-def test_lists_that_are_too_short_are_compared_with_no_other_error() -> None:
-    """Each was compared with all."""
-    compared: list[int] = []
-
-    class Location(tuple[Any, ...]):
-        __slots__ = ()
-        __hash__ = tuple.__hash__
-
-        def __eq__(self, other: object) -> bool:
-            compared.append(1)
-            return tuple.__eq__(self, other)
-
-        def __getitem__(self, part: Any) -> Any:
-            found = tuple.__getitem__(self, part)
-            compared.append(1)
-            return Location(found) if isinstance(part, slice) else found
-
-    locations = [("grid", f"a{i}") for i in range(1000)] + [("grid", "a0", 3)]
-    found = [
-        {"type": "too_short" if len(one) == 2 else "int_type", "loc": Location(one)}
-        for one in locations
-    ]
-    kept = problems._without_consequences(found)
-    assert len(compared) < 20 * len(locations)
-    assert len(kept) == len(found) - 1
-
-
 @pytest.mark.parametrize(
     ("model", "value"),
     [
@@ -148,34 +96,6 @@ def test_of_a_long_list_the_first_errors_are_made(
         model.model_validate(value)
     assert located == [*range(MAX_PROBLEMS)]
     assert caught.value.error_count() == MAX_PROBLEMS + 1
-
-
-@pytest.mark.parametrize(
-    ("text", "detail"),
-    [
-        (b"[" + b"1," * MAX_ITEMS + b"1]", f"at most {MAX_ITEMS} items"),
-        (b"[" * (MAX_ITEMS + 1), f"at most {MAX_ITEMS} items"),
-        (b"{" * (MAX_ITEMS + 1), f"at most {MAX_ITEMS} items"),
-    ],
-)
-def test_a_text_of_too_many_items_is_refused_before_it_is_parsed(
-    text: bytes, detail: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mptcore.specs.parsing.json_text.json", None)
-    with pytest.raises(SpecError, match=detail):
-        parse_json(text)
-
-
-@pytest.mark.parametrize(
-    ("value", "detail"),
-    [
-        ({f"a{i}": 1 for i in range(MAX_KEYS + 1)}, f"at most {MAX_KEYS} keys"),
-        ({"a" * (MAX_KEY_LENGTH + 1): 1}, f"at most {MAX_KEY_LENGTH} characters"),
-    ],
-)
-def test_objects_are_bounded(value: Any, detail: str) -> None:
-    with pytest.raises(SpecError, match=detail):
-        parse_json(json.dumps(value).encode())
 
 
 def test_the_largest_requests_that_are_meant_are_taken() -> None:

@@ -4,6 +4,7 @@ import subprocess
 from contextlib import closing
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import select
 
 from service.database import Database
@@ -43,10 +44,12 @@ def test_a_worker_for_each_is_of_gpus() -> None:
 
 
 def test_a_run_that_finds_no_gpu_is_handed_back_and_ends_the_worker(
-    lab: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    node = Node(lab.model_copy(update={"warm_parent": False}), Queue.GPU)
+    broker = SecretStr("redis://127.0.0.1:1/0")  # which nothing here connects to
+    alone = {"warm_parent": False, "redis_url": broker}
+    node = Node(settings.model_copy(update=alone), Queue.GPU)
     failed: list[bool] = []  # in place of the end of this process
     monkeypatch.setattr(node.lifetime, "fail", lambda: failed.append(True))
     experiment_id = submit(node.database, "cuda")

@@ -1,5 +1,8 @@
 """The memory of a run is bounded by its worker's container."""
 
+import os
+from pathlib import Path
+
 import psutil
 import pytest
 
@@ -28,3 +31,37 @@ def test_what_a_run_may_use(
     found = presence.vitals(Queue.CPU, setting)
     assert found.run_memory == expected
     assert found.memory_free == min(7 * GIB, container or 7 * GIB)
+
+
+def test_a_process_is_over_its_limit_at_its_peak() -> None:
+    """Once it has been over, it stays so; one that is gone, or not there yet, adds nothing."""
+    found = memory.Memory(2**20)
+    assert not found.is_over(None)
+    assert not found.is_over(2**30)  # there is no such process
+    assert found.is_over(os.getpid())
+    assert found.is_over(None)
+    assert found.peak == pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
+    exactly = memory.Memory(5)
+    exactly.peak = 5
+    assert not exactly.is_over(None)
+
+
+def test_the_peak_and_the_limit_are_told_in_gibibytes() -> None:
+    found = memory.Memory(3 * GIB)
+    found.peak = GIB // 4
+    assert str(found) == "peak 0.25 GiB of main memory, limit 3.00 GiB"
+
+
+@pytest.mark.parametrize(
+    ("vmstat", "kills"),
+    [("pgfree 9\noom_kill 7\noom_kill_x 3\n", 7), ("pgfree 9\n", 0), (None, 0)],
+)
+def test_the_kernel_counts_its_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vmstat: str | None, kills: int
+) -> None:
+    file = tmp_path / "vmstat"
+    if vmstat is not None:
+        file.write_text(vmstat)
+    places = {"/proc/vmstat": file}
+    monkeypatch.setattr(memory, "Path", places.__getitem__)
+    assert memory.kernel_kills() == kills

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
+from pydantic import SecretStr
+from redis import Redis as Client
 
 from service.database import Database
 from service.experiments.dispatch import Dispatch
@@ -14,8 +15,10 @@ from service.experiments.models import Queue
 from service.settings import Settings
 from tests.support.forks import fork
 from tests.support.processes import Lab, wait_until
+from tests.support.servers import Redis
 from worker.celery_app import RUN, make_celery
 from worker.dispatcher import Dispatcher
+from worker.fitness import UnfitWorker
 from worker.node import Node
 from worker.supervisor import UNHEARD_S
 
@@ -81,7 +84,7 @@ def test_garbage_and_delayed_messages_are_dropped(node: Lab) -> None:
     """A dispatch that follows them is taken."""
     settings = node.settings
     assert settings.broker_url is not None
-    broker = redis.Redis.from_url(settings.broker_url)
+    broker = Client.from_url(settings.broker_url)
     celery = make_celery(settings)
     with celery.producer_or_acquire() as producer:
         for _ in range(ETA_MESSAGES):
@@ -96,37 +99,82 @@ def test_garbage_and_delayed_messages_are_dropped(node: Lab) -> None:
     assert process.wait(120) == 1
 
 
+@pytest.fixture
+def rung(settings: Settings) -> Settings:
+    """Settings with a broker that nothing here connects to."""
+    return settings.model_copy(update={"redis_url": SecretStr("redis://127.0.0.1:1/0")})
+
+
 def test_a_node_whose_consumer_ends_by_itself_fails(
-    lab: Settings, monkeypatch: pytest.MonkeyPatch
+    rung: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Node(lab.model_copy(update={"warm_parent": False}), Queue.CPU)
-    monkeypatch.setattr(node.celery, "worker_main", lambda arguments: None)
+    node = Node(rung.model_copy(update={"warm_parent": False}), Queue.CPU)
+    given: list[str] = []
+    monkeypatch.setattr(node.celery, "worker_main", given.extend)
     with pytest.raises(SystemExit) as ended:
         node.run()
     assert ended.value.code == 1
+    assert given[:6] == ["--quiet", "worker", "--queues", "cpu", "--pool", "solo"]
 
 
 def test_a_node_that_was_told_to_stop_does_not(
-    lab: Settings, monkeypatch: pytest.MonkeyPatch
+    rung: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Node(lab.model_copy(update={"warm_parent": False}), Queue.CPU)
+    node = Node(rung.model_copy(update={"warm_parent": False}), Queue.CPU)
     monkeypatch.setattr(node.celery, "worker_main", lambda arguments: node._shut_down())
     node.run()
     assert not node.lifetime.failed
 
 
-def test_garbage_in_redis_does_not_end_a_dispatcher(lab: Settings) -> None:
+class Slots:
+    """In place of a node's slot: notes what it was asked to run."""
+
+    def __init__(self, error: Exception | None = None):
+        self.ran: list[tuple[str, int]] = []
+        self.error = error
+
+    def run(self, experiment_id: str, dispatch_no: int, is_stopping: object) -> None:
+        self.ran.append((experiment_id, dispatch_no))
+        if self.error:
+            raise self.error
+
+
+@pytest.mark.parametrize("event", ["stopping", "retiring"])
+def test_a_node_that_ends_begins_no_run(
+    rung: Settings, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    node, slot = Node(rung, Queue.CPU), Slots()
+    monkeypatch.setattr(node, "slot", slot)
+    node._run("before", 1)
+    getattr(node.lifetime, event).set()
+    node._run("after", 2)
+    assert slot.ran == [("before", 1)]
+
+
+def test_a_node_on_which_no_run_can_begin_fails(
+    rung: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, failed = Node(rung, Queue.CPU), []
+    monkeypatch.setattr(node, "slot", Slots(UnfitWorker()))
+    monkeypatch.setattr(node.lifetime, "fail", lambda: failed.append(True))
+    node._run("one", 1)
+    assert failed == [True]
+
+
+def test_garbage_in_redis_does_not_end_a_dispatcher(settings: Settings, redis: Redis) -> None:
     """The reaper puts back what it could not ring for."""
-    assert lab.broker_url is not None
-    redis.Redis.from_url(lab.broker_url).set("cpu", "no list")
-    Dispatcher(Database(lab.url), lab, make_celery(lab))._ring(Dispatch("0123", 1, Queue.CPU))
+    on_redis = settings.model_copy(update={"redis_url": SecretStr(redis.new_url())})
+    assert on_redis.broker_url is not None
+    Client.from_url(on_redis.broker_url).set("cpu", "no list")
+    dispatcher = Dispatcher(Database(on_redis.url), on_redis, make_celery(on_redis))
+    dispatcher._ring(Dispatch("0123", 1, Queue.CPU))
 
 
 @pytest.mark.parametrize(
     ("left_s", "retire_s", "stop_s"), [(1000.0, 873.0, 973.0), (50.0, 0.0, 23.0), (10.0, 0.0, 0.0)]
 )
 def test_a_node_stops_early_enough_to_hand_back(
-    lab: Settings,
+    rung: Settings,
     monkeypatch: pytest.MonkeyPatch,
     left_s: float,
     retire_s: float,
@@ -135,7 +183,7 @@ def test_a_node_stops_early_enough_to_hand_back(
     """A run may need its grace, and its end is known some seconds later. No run begins that could
     not save a checkpoint."""
     times = {"kill_grace_s": 22.0, "checkpoint_every_s": 100.0}
-    node = Node(lab.model_copy(update=times), Queue.CPU)
+    node = Node(rung.model_copy(update=times), Queue.CPU)
     given: list[float] = []
     monkeypatch.setattr(node.lifetime, "end_after", lambda *times: given.extend(times[:2]))
     node._end_in_time(left_s)

@@ -5,9 +5,16 @@ from typing import Any
 
 import pytest
 
-from mptcore.specs import AllSizes, FixedSize, LatentExperiment, VectorExperiment, validate_spec
+from mptcore.specs import (
+    AllSizes,
+    FixedSize,
+    LatentExperiment,
+    SpecError,
+    VectorExperiment,
+    validate_spec,
+)
 from mptcore.specs.evaluate import pilot_masks
-from mptcore.specs.families.vae.models import GaussHermite, UniformGrid
+from mptcore.specs.families.vae.models import Convolutional, Dense, GaussHermite, UniformGrid
 from mptcore.specs.masks import ListedSizes, Ramp, Rates, UniformSize, masks_of_size, size_of_rate
 from tests.mptcore.specs.test_refused_words import VECTORS
 from tests.support.vae_specs import DEEP, LINEAR, changed
@@ -126,3 +133,36 @@ def test_annealing_counts_for_its_chains() -> None:
     ]
     assert both[1] * 11 == both[0] * (11 + 2 * 3)
     assert both[0] == 64 * 2 * 100 * 7 * 11 * 5
+
+
+def test_the_work_of_a_vae_is_that_of_scores_training_and_its_likelihood() -> None:
+    """Outputs of the decoder: at 20² nodes for each of 3 masks and for the LML, after each curve;
+    in training for the masks of each epoch, and for the LML where it is recorded."""
+    one = {"masks": {"schedule": "fixed", "rate": 0.5, "per_size": 3}}
+    assert latent(LINEAR, evaluate=one, seeds=[1, 2]).work() == 2 * 1797 * 64 * (3 * 400 + 400)
+    train = {"objective": ["mpt", "elbo"], "epochs": 9, "evaluate_every": 4, "curve_at": [5],
+             "masks": {**one["masks"], "per_size": 2}, "lml_samples": 7}  # fmt: skip
+    trained = 2 * (3 * 400 + 400) + 9 * 2 * 400 + 3 * 7
+    assert latent(LINEAR, evaluate=one, train=train).work() == 2 * 1797 * 64 * trained
+    sampled = {**one, "lml": {"method": "iwae", "samples": 100}}
+    assert latent(DEEP, evaluate=sampled).work() == 1797 * 64 * (3 * 4 + 100)
+    assert latent(DEEP, evaluate=one).work() == 1797 * 64 * (3 * 4 + 500)
+
+
+def test_a_network_has_so_many_activations() -> None:
+    dense = Dense(layers="dense", widths=(5, 7))
+    assert dense.numbers_per_observation(64) == 64 + 5 + 7
+    halved = Convolutional(layers="convolutional", channels=(3, 5), width=11)
+    assert halved.numbers_per_observation(64) == 64 + 11 + 3 * 16 + 5 * 4
+    linear = latent(LINEAR).model
+    assert linear.numbers_per_observation(64) == 64
+
+
+def test_the_last_step_of_an_epoch_may_be_a_short_one() -> None:
+    train = {"objective": "mpt", "epochs": 2, "batch_size": 1000}
+    assert latent(DEEP, train=train).mask_count() - latent(DEEP).mask_count() == 2 * 2 + 1
+    kept = 1797 - 359  # a fifth is held out
+    whole = {**train, "batch_size": kept}
+    assert latent(DEEP, train=whole).mask_count() - latent(DEEP).mask_count() == 2 + 1
+    with pytest.raises(SpecError, match=f"at most the {kept} observations that are trained on"):
+        latent(DEEP, train={**train, "batch_size": kept + 1})

@@ -5,10 +5,19 @@ from typing import Any
 
 import pytest
 
-from mptcore.specs import ExperimentSpec, Limits, SpecError, parse_spec
+from mptcore.specs import (
+    ExperimentSpec,
+    LatentExperiment,
+    Limits,
+    SpecError,
+    VectorExperiment,
+    parse_spec,
+    validate_spec,
+)
 from mptcore.specs.families.masked_lm import BASE as BERT_BASE
 from mptcore.specs.families.masked_lm import TOGETHER_BYTES
 from tests.support.lm_specs import BASE, FRESH, TRAIN
+from tests.support.vae_specs import DEEP, LINEAR, changed
 
 
 def vectors(per_size: int, baseline: bool = False, **compute: Any) -> dict[str, Any]:
@@ -94,3 +103,102 @@ def test_a_language_models_weights(compute: dict[str, Any], weight: int, trained
     assert taken({**spec, "train": TRAIN}) == trained * BERT_BASE + TOGETHER_BYTES
     both = {**spec, "train": TRAIN, "baseline": FRESH}
     assert taken(both) == (trained + weight) * BERT_BASE + TOGETHER_BYTES
+
+
+def latent_memory(base: dict[str, Any], **changes: Any) -> int:
+    return validate_spec({**base, **changes}).memory_estimate()
+
+
+def test_a_vae_with_a_grid_takes_its_outputs_at_each_node() -> None:
+    """The data three times, three outputs of 64 pixels at 20² nodes; in training for each mask what
+    the gradient needs of each row and pixel."""
+    whole = latent_memory(LINEAR)
+    assert whole == 4 * (3 * 1797 * 64 + 3 * 400 * 64) + 2**28
+    assert latent_memory(LINEAR, compute={"precision": "float64"}) - 2**28 == 2 * (whole - 2**28)
+    wider = {"lml": {"method": "uniform_grid", "nodes": 30, "extent": 4.0}}
+    assert latent_memory(LINEAR, evaluate=wider) - whole == 4 * 3 * 500 * 64
+    train = {"objective": "mpt", "epochs": 1,
+             "masks": {"schedule": "fixed", "rate": 0.5, "per_size": 3}}  # fmt: skip
+    assert latent_memory(LINEAR, train=train) - whole == 4 * 3 * 400 * (4 * 1797 + 6 * 64)
+    batches = {**train, "batch_size": 10}
+    assert latent_memory(LINEAR, train=batches) - whole == 4 * 3 * 400 * (4 * 10 + 6 * 64)
+
+
+def test_a_vae_without_a_grid_takes_its_networks_activations() -> None:
+    """64 outputs and 64 hidden units, for ten starts of each of four latent dimensions."""
+    whole = latent_memory(DEEP)
+    assert whole == 4 * (3 * 1797 * 64 + 6 * 40 * 128) + 2**28
+    chains = {**DEEP["evaluate"], "ais": {"chains": 5}}
+    assert latent_memory(DEEP, evaluate=chains) - whole == 4 * 6 * 5 * 128
+    many = changed(DEEP, "model/conditionals/draws", 50)
+    assert latent_memory(many) - whole == 4 * 6 * 10 * 128
+    train = {"objective": "mpt", "epochs": 1, "batch_size": 10,
+             "masks": {"schedule": "fixed", "rate": 0.5, "per_size": 3}}  # fmt: skip
+    assert latent_memory(DEEP, train=train) - whole == 4 * 10 * 128 * (4 * 3 * 4 + 4)
+    importance = changed(DEEP, "model/conditionals", {"method": "importance", "train_draws": 7})
+    trained = latent_memory(importance, train=train) - latent_memory(importance)
+    assert trained == 4 * 10 * 128 * (4 * 3 * 7 + 4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "pointer", "lower"),
+    [(LINEAR, "/model/conditionals/nodes", "nodes"), (DEEP, "/data", "draws, samples, chains")],
+    ids=["grid", "sampled"],
+)
+def test_a_vae_that_is_too_large_says_what_to_lower(
+    spec: dict[str, Any], pointer: str, lower: str
+) -> None:
+    parsed = validate_spec(spec)
+    assert isinstance(parsed, LatentExperiment)
+    needed, work = parsed.memory_estimate(), parsed.work()
+    assert parsed.limit_problems(Limits(memory_bytes=needed, latent_work=work)) == []
+    (memory,) = parsed.limit_problems(Limits(memory_bytes=needed - 1))
+    assert (memory.pointer, memory.detail) == (
+        pointer,
+        f"a run takes at most {(needed - 1) >> 20} MiB; this takes about {needed >> 20}: lower "
+        f"{lower}, data.n, train.batch_size or the masks of a step",
+    )
+    (slow,) = parsed.limit_problems(Limits(latent_work=work - 1))
+    assert (slow.pointer, slow.detail) == (
+        "/evaluate/masks",
+        f"masks · N · D · (nodes or draws) in all is at most {work - 1:.0e}; this is {work:.2e}: "
+        f"lower {lower}, data.n, masks or epochs",
+    )
+
+
+@pytest.mark.parametrize("spec", [vectors(1), LINEAR], ids=["vectors", "vae"])
+def test_data_of_too_many_numbers_are_refused(spec: dict[str, Any]) -> None:
+    parsed = validate_spec(spec)
+    assert isinstance(parsed, VectorExperiment | LatentExperiment)
+    n, dim = parsed.data.n, parsed.data.dim
+    assert parsed.limit_problems(Limits(elements=n * dim)) == []
+    (problem,) = parsed.limit_problems(Limits(elements=n * dim - 1))
+    assert (problem.pointer, problem.detail) == (
+        "/data", f"N · D is at most {n * dim - 1}; {n} · {dim} is more"
+    )  # fmt: skip
+
+
+def test_a_gpu_has_room_for_one_mask_at_least() -> None:
+    value = vectors(1, device="cuda", memory_mib=1)
+    value["model"] |= {"latent_dim": 2000, "init": "random"}
+    value["data"]["dim"] = 2048
+    one_mask = 8 * 2048 * (6 + 4 * 2000)
+    mebibytes = (one_mask >> 20) + 1
+    parsed(changed(value, "compute/memory_mib", mebibytes))
+    with pytest.raises(SpecError) as caught:
+        parsed(changed(value, "compute/memory_mib", mebibytes - 1))
+    (problem,) = caught.value.problems
+    assert (problem.pointer, problem.detail) == (
+        "/compute/memory_mib", f"one mask takes up to {mebibytes} MiB here: give that or more"
+    )  # fmt: skip
+
+
+def test_a_baseline_adds_its_dimensions_to_the_work_of_each_mask() -> None:
+    value = vectors(1)
+    value["model"] |= {"latent_dim": 10, "init": "random"}
+    value["data"]["dim"] = 200
+    value["baseline"] = {**value["model"], "latent_dim": 5}
+    spec = validate_spec(value)
+    work = 200 * 200**2 * (10 + 5)
+    assert spec.limit_problems(Limits(mask_work=work)) == []
+    assert len(spec.limit_problems(Limits(mask_work=work - 1))) == 1

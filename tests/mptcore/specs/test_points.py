@@ -59,17 +59,22 @@ def test_more_points_than_the_limit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "pointer"),
+    ("changes", "pointer", "cure"),
     [
-        ({"evaluate": {"masks": MASKS, "convergence": True}}, "/evaluate/convergence"),
-        (TRAINED | {"train": {"epochs": 100}}, "/train/evaluate_every"),
+        (
+            {"evaluate": {"masks": MASKS, "convergence": True}},
+            "/evaluate/convergence",
+            "lower per_size, or leave it out",
+        ),
+        (TRAINED | {"train": {"epochs": 100}}, "/train/evaluate_every", "raise it"),
     ],
 )
 def test_the_field_that_most_points_follow_from_is_named(
-    changes: dict[str, Any], pointer: str
+    changes: dict[str, Any], pointer: str, cure: str
 ) -> None:
     (problem,) = spec_of(spec(**changes)).limit_problems(Limits(points=5))
     assert problem.pointer == pointer
+    assert problem.detail.endswith(f": {cure}")
 
 
 VAE: dict[str, Any] = {
@@ -87,10 +92,21 @@ TEXT: dict[str, Any] = {
 }
 
 
+BESIDE_A_PPCA: dict[str, Any] = {
+    "model": {
+        **LINEAR["model"],
+        "likelihood": {"distribution": "gaussian", "noise_precision": 1.0},
+    },
+    "baseline": BASELINE,
+    "data": {"source": "digits"},
+    "evaluate": {"masks": MASKS},
+}
+
+
 @pytest.mark.parametrize(
     ("value", "curve", "training"),
-    [(VAE, 4 * 2 * 64, 4 * 4 * 6), (TEXT, 3 * 2 * 3, 4 * 6)],
-    ids=["vae", "text"],
+    [(VAE, 4 * 2 * 64, 4 * 4 * 6), (TEXT, 3 * 2 * 3, 4 * 6), (BESIDE_A_PPCA, 3 * 64, 0)],
+    ids=["vae", "text", "vae and ppca"],
 )
 def test_other_families_count_alike(value: dict[str, Any], curve: int, training: int) -> None:
     """Starts × curves × sizes or rates × models and their difference, and six series of a step."""

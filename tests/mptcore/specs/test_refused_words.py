@@ -2,12 +2,24 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field, TypeAdapter, ValidationError
 
-from mptcore.specs import Limits, SpecError, parse_json, validate_spec
+from mptcore.specs import (
+    ExperimentSpec,
+    LatentExperiment,
+    Limits,
+    Problem,
+    SpecError,
+    VectorExperiment,
+    parse_json,
+    validate_spec,
+)
+from mptcore.specs.parsing.sentences import sentence
 from mptcore.specs.parsing.suggestions import meant
+from mptcore.specs.train import one_or_more
 from tests.support.lm_specs import BASE
 from tests.support.vae_specs import DEEP, LINEAR, changed
 
@@ -35,6 +47,11 @@ def test_each_problem_is_told_with_its_field(line: str) -> None:
     assert problems(spec) == case["problems"]
 
 
+TWO_RATES = {"schedule": "rates", "rates": [0.1, 0.5]}
+WEIGHTS = {"init": "experiment", "experiment": "e"}
+UPLOAD = {"source": "upload", "dataset": "abc", "n": 20}
+
+
 def test_what_is_just_within_a_bound_is_accepted() -> None:
     within: list[tuple[dict[str, Any], str, Any]] = [
         (VECTORS, "data/heldout", 0.5),
@@ -43,6 +60,11 @@ def test_what_is_just_within_a_bound_is_accepted() -> None:
         (LINEAR, "model/latent_dim", 3),
         (BASE, "data/lines", ["a" * 100_000, "b" * 100_000]),
         (BASE, "train", {"steps": 12, "warmup_steps": 12, "curve_at": [12]}),
+        (BASE, "evaluate", {"masks": TWO_RATES, "target_std_err": 1.0, "max_masks": 100}),
+        (VECTORS, "model", {"family": "ppca", "latent_dim": 5, **WEIGHTS}),
+        (VECTORS, "data", {**UPLOAD, "dim": 3, "columns": ["a", "b", "c"]}),
+        (LINEAR, "model", {**LINEAR["model"], **WEIGHTS, "trained_by": "elbo"}),
+        (DEEP, "model/network", {"layers": "convolutional", "channels": [4, 4, 4]}),
     ]
     for base, path, value in within:
         validate_spec(changed(base, path, value))
@@ -96,3 +118,51 @@ def test_a_name_that_is_nearly_known_is_suggested() -> None:
     assert meant("latent_dimz", known, "--") == "did you mean --latent_dim? "
     assert meant("nois", known) == "did you mean noise? "
     assert meant("xyz", known) == ""
+
+
+def test_the_problems_of_a_part_are_told_by_the_pointer_of_the_whole() -> None:
+    inner = SpecError([Problem("/a", "no"), Problem("", "none")], count=7)
+    outer = inner.within("/specs/3")
+    assert outer.problems == [Problem("/specs/3/a", "no"), Problem("/specs/3", "none")]
+    assert (inner.count, outer.count, SpecError(inner.problems).count) == (7, 7, 2)
+    assert str(outer) == "/specs/3/a: no; /specs/3: none"
+
+
+@pytest.mark.parametrize("kind", ["enum", "literal_error"])
+def test_a_choice_is_told_with_all_that_may_be_chosen(kind: str) -> None:
+    def told(expected: str) -> str:
+        return sentence({"type": kind, "ctx": {"expected": expected}})
+
+    assert told("'a'") == "'a' is the only value"
+    assert told("'a' or 'b'") == "one of 'a' or 'b'"
+
+
+def test_a_pattern_without_a_sentence_is_told_as_it_is() -> None:
+    context = {"pattern": "^a$"}
+    assert sentence({"type": "string_pattern_mismatch", "ctx": context}) == "text like ^a$"
+
+
+def test_one_choice_stands_for_a_list_of_one() -> None:
+    choices = Literal["a", "b"]
+    adapter: TypeAdapter[Any] = TypeAdapter(
+        Annotated[tuple[choices, ...], Field(strict=False), one_or_more(choices)]
+    )
+    assert adapter.validate_python("a") == adapter.validate_python(["a"]) == ("a",)
+    one, several = adapter.json_schema()["anyOf"]
+    assert one["enum"] == several["items"]["enum"] == ["a", "b"]
+    assert several["maxItems"] == 2
+
+
+def test_the_family_of_a_model_says_what_an_experiment_is() -> None:
+    """What has none is checked as the first kind."""
+    adapter: TypeAdapter[Any] = TypeAdapter(ExperimentSpec)
+    for base, kind in ((VECTORS, VectorExperiment), (LINEAR, LatentExperiment)):
+        spec = adapter.validate_python(base)
+        assert type(spec) is kind
+        assert adapter.validate_python(spec) is spec
+    for value in ("text", 3, {}, {"model": "x"}):
+        with pytest.raises(ValidationError, match="VectorExperiment"):
+            adapter.validate_python(value)
+    for family in ("gan", ["ppca"], None):
+        with pytest.raises(ValidationError, match="the family is unknown"):
+            adapter.validate_python({"model": {"family": family}})

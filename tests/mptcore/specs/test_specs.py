@@ -55,29 +55,15 @@ def test_a_good_spec_round_trips() -> None:
 
 FIXED: dict[str, Any] = {"schedule": "fixed"}
 SINGLE: list[tuple[str, Any, str, str]] = [
-    ("/bogus", 1, "/bogus", "unknown field"),
-    ("/model/bogus", 1, "/model/bogus", "unknown field"),
     ("/evaluate/masks/bogus", 1, "/evaluate/masks/bogus", "unknown field"),
-    ("/model/family", "gan", "/model/family", "'ppca'"),
-    ("/data/source", "imagenet", "/data/source", "'digits'"),
     ("/evaluate/masks/schedule", "some", "/evaluate/masks/schedule", "'all'"),
-    ("/evaluate/masks/design", "neat", "/evaluate/masks/design", "'balanced'"),
-    ("/model/latent_dim", "2", "/model/latent_dim", "integer"),
     ("/model/latent_dim", 6, "/model/latent_dim", "less than the data's 6"),
     ("/data/latent_dim", 6, "/data/latent_dim", "less than dim"),
-    ("/data/n", 0, "/data/n", "greater than or equal to 1"),
     ("/data/n", True, "/data/n", "integer"),
     ("/evaluate/masks/per_size", 0, "/evaluate/masks/per_size", "greater than or equal to 1"),
-    ("/evaluate/masks", {**FIXED, "size": 7}, "/evaluate/masks/size", "from 1 to the data's 6"),
     ("/evaluate/masks", {**FIXED, "rate": 0}, "/evaluate/masks/rate", "greater than 0"),
     ("/evaluate/masks", {**FIXED, "rate": 1.5}, "/evaluate/masks/rate", "less than or equal to 1"),
     ("/evaluate/masks", FIXED, "/evaluate/masks/size", "exactly one of size and rate"),
-    (
-        "/evaluate/masks",
-        {"schedule": "sizes", "sizes": [1, 9]},
-        "/evaluate/masks/sizes/1",
-        "from 1 to the data's 6",
-    ),
     (
         "/evaluate/masks",
         {"schedule": "sizes", "sizes": [2, 2]},
@@ -85,17 +71,13 @@ SINGLE: list[tuple[str, Any, str, str]] = [
         "once only",
     ),
     ("/model/noise_precision", 4.0, "/model/noise_precision", "the data's own"),
-    ("/model/noise_precision", -1.0, "/model/noise_precision", "greater than 0"),
     ("/seeds", [], "/seeds", "at least 1"),
-    ("/seeds", [1, 1], "/seeds", "once only"),
     ("/seeds", [-1], "/seeds/0", "greater than or equal to 0"),
     ("/compute/device", "tpu", "/compute/device", "'cuda'"),
     ("/data", None, "/data", "JSON object"),
     ("/model/noise_precision", float("nan"), "/model/noise_precision", "no NaN"),
     ("/model/noise_precision", float("inf"), "/model/noise_precision", "no NaN, no Infinity"),
     ("/seeds", [2**63], "/seeds/0", "the integer is too large"),
-    ("/model/family", "ppca\0", "/model/family", "U+0000"),
-    ("/model/family", "\ud800", "/model/family", "surrogate"),
 ]
 
 
@@ -162,21 +144,8 @@ def test_masks_of_few_dimensions_count_for_what_it_takes_to_draw_them() -> None:
     assert list(problems(changed("/evaluate/masks/per_size", 4), limits)) == [LARGE]
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (b"", "not valid JSON"),
-        (b"{'a': 1}", "not valid JSON"),
-        (b"\xff\xfe", "UTF-8"),
-        (b"[" * 30 + b"]" * 30, "at most 20 levels"),
-        (b"[" * 100_000, "at most 20 levels"),
-        (b'{"a": 1, "a": 2}', "once only"),
-        (b"1" * 5000, "the integer is too large"),
-        (b"[]", "a JSON object"),
-    ],
-)
-def test_text_that_is_no_spec_is_refused_as_a_whole(text: bytes, says: str) -> None:
-    assert says in problems(text)[""]
+def test_a_spec_is_a_json_object() -> None:
+    assert problems(b"[]") == {"": "a JSON object; "}
 
 
 LINEAR_VAE = {

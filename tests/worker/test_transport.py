@@ -1,0 +1,130 @@
+"""What is not a message, or not one to be received now, is dropped; errors of the connection go to
+Celery. With a real broker: test_node.py."""
+
+import logging
+from typing import Any
+
+import pytest
+from celery.worker.consumer import Consumer as CeleryConsumer
+from kombu.transport import redis
+from redis import ConnectionError as RedisConnectionError
+
+from worker.transport import BROKER_ERRORS, Channel, Consumer, QoS, Transport
+
+
+class Message:
+    """A message as Celery gives it."""
+
+    def __init__(self, headers: Any = None, payload: Any = None, acknowledged: bool = False):
+        self.headers, self._payload, self.acknowledged = headers, payload, acknowledged
+        self.rejected: list[Any] = []
+
+    @property
+    def payload(self) -> Any:
+        if isinstance(self._payload, Exception):
+            raise self._payload
+        return self._payload
+
+    def reject_log_error(self, logger: logging.Logger, errors: Any) -> None:
+        assert isinstance(logger, logging.Logger)
+        self.rejected.append(errors)
+
+
+ERRORS = (ZeroDivisionError,)
+
+
+def received(
+    monkeypatch: pytest.MonkeyPatch, message: Message, error: Exception | None = None
+) -> list[Message]:
+    """The messages that reach Celery's own handler."""
+    found: list[Message] = []
+
+    def receive(one: Message) -> None:
+        found.append(one)
+        if error is not None:
+            raise error
+
+    def create(self: object, *arguments: object, **options: object) -> Any:
+        assert (arguments, options) == ((1,), {"two": 2})
+        return receive
+
+    monkeypatch.setattr(CeleryConsumer, "create_task_handler", create)
+    consumer = Consumer.__new__(Consumer)
+    monkeypatch.setattr(Consumer, "connection_errors", ERRORS, raising=False)
+    consumer.create_task_handler(1, two=2)(message)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("headers", "payload"), [(None, {}), ({"eta": None}, {}), ({}, {"eta": None}), (7, 7)]
+)
+def test_a_message_for_now_is_received(
+    monkeypatch: pytest.MonkeyPatch, headers: Any, payload: Any
+) -> None:
+    message = Message(headers, payload)
+    assert received(monkeypatch, message) == [message]
+    assert message.rejected == []
+
+
+@pytest.mark.parametrize(("headers", "payload"), [({"eta": "later"}, {}), ({}, {"eta": "later"})])
+def test_a_message_for_later_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, headers: Any, payload: Any
+) -> None:
+    message = Message(headers, payload)
+    assert received(monkeypatch, message) == []
+    assert message.rejected == [ERRORS]
+    assert "it has an ETA" in caplog.text
+
+
+@pytest.mark.parametrize("error", [KeyError("task"), RecursionError(), AssertionError()])
+def test_a_message_that_is_no_dispatch_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    message = Message({}, {})
+    assert received(monkeypatch, message, error) == [message]
+    assert message.rejected == [ERRORS]
+    cannot_be_read = Message({}, error)
+    assert received(monkeypatch, cannot_be_read) == []
+    assert cannot_be_read.rejected == [ERRORS]
+
+
+def test_a_message_that_was_acknowledged_is_not_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = Message({}, {}, acknowledged=True)
+    received(monkeypatch, message, KeyError("task"))
+    assert message.rejected == []
+
+
+@pytest.mark.parametrize(
+    "error", [RedisConnectionError(), OSError(), *(e() for e in BROKER_ERRORS)]
+)
+def test_errors_of_the_connection_are_for_celery(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    message = Message({}, {})
+    with pytest.raises(type(error)):
+        received(monkeypatch, message, error)
+    assert message.rejected == []
+    monkeypatch.setattr(redis.Channel, "_brpop_read", raising(error))
+    with pytest.raises(type(error)):
+        Channel.__new__(Channel)._brpop_read()
+
+
+def raising(error: Exception) -> Any:
+    def read(self: object, **options: object) -> None:
+        raise error
+
+    return read
+
+
+def test_what_is_not_a_message_counts_as_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = Channel.__new__(Channel)
+    monkeypatch.setattr(redis.Channel, "_brpop_read", raising(ValueError("no JSON")))
+    assert channel._brpop_read() is True
+    monkeypatch.setattr(redis.Channel, "_brpop_read", lambda self, **options: options)
+    assert channel._brpop_read(timeout=3) == {"timeout": 3}
+
+
+def test_no_message_is_delivered_again() -> None:
+    """The reaper puts back the dispatches of workers that are gone."""
+    assert (Transport.Channel, Channel.QoS) == (Channel, QoS)
+    QoS.__new__(QoS).restore_visible(1, num=2)  # it asks Redis for nothing
