@@ -6,7 +6,6 @@ number, and its group's, cannot be another's by then.
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from select import select
+from signal import SIGKILL, Signals
 from typing import Protocol
 
 from service.child_environment import run_environment
@@ -64,7 +64,7 @@ class Child(Protocol):
         runs."""
         ...
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         """Send a signal to the process group."""
         ...
 
@@ -93,13 +93,13 @@ class Spawned:
             return self._process.returncode
         return exit_status(os.P_PID, self.pid)
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
     def close(self) -> int:
-        self.signal(signal.SIGKILL)
+        self.signal(SIGKILL)
         if self._end is not None:
             os.close(self._end)
         self._end = None
@@ -122,7 +122,7 @@ class Forked:
         self._listen(0.0)
         return self._status
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         self._listen(0.0)
         if self.pid is not None:
             with suppress(ProcessLookupError):
@@ -133,7 +133,7 @@ class Forked:
         children."""
         give_up_at = time.monotonic() + CLOSE_S
         while self._status is None and time.monotonic() < give_up_at:
-            self.signal(signal.SIGKILL)  # as soon as it is there
+            self.signal(SIGKILL)  # as soon as it is there
             self._listen(0.05)
         if self._status is None:
             self._parent.kill()
@@ -195,7 +195,7 @@ class WarmParent:
         status = self._process.poll()
         if status is None or status >= 0:
             return None if status is None else f"ended with exit status {status}"
-        name = signal.Signals(-status).name
+        name = Signals(-status).name
         memory = ": perhaps memory ran out, see the kernel's log" if name == "SIGKILL" else ""
         return f"was killed by signal {-status} ({name}){memory}"
 

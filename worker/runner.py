@@ -4,11 +4,11 @@ import fcntl
 import json
 import os
 import selectors
-import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from signal import SIGKILL, Signals
 from typing import Any
 
 from worker.children import Child, Stdio
@@ -99,7 +99,7 @@ class Runner:
             return None
         ended = not self.alive  # before the look, for it may write until then
         if ended:
-            self.signal(signal.SIGKILL)  # to what it has started
+            self.signal(SIGKILL)  # to what it has started
             self._stop_watching()
         ready = self._selector.select(0 if ended else timeout_s)
         if ended and (not ready or self._is_drained):
@@ -123,7 +123,7 @@ class Runner:
             self._selector.unregister(self._end)
             self._end = None
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         """Send a signal to the process group. `read` reports when it has ended."""
         self.child.signal(number)
 
