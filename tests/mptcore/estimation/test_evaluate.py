@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import Evidence, SampledModel, TractableModel, VectorModel
-from mptcore.protocol.records import Record
+from mptcore.protocol.records import Log, Metric, Point, Record
 from mptcore.runtime.session import ScoreCache
 from mptcore.specs.evaluate import MaskEvaluation
 from tests.support.runs import metric, records_of, value_of
@@ -49,15 +49,171 @@ class Exact(TractableModel):
         return torch.full((len(masks),), -2.0, dtype=torch.float64)
 
     def joint_scores(self, masks: Tensor) -> Tensor:
-        raise NotImplementedError
+        return torch.full((len(masks),), -3.0, dtype=torch.float64)
 
     def log_marginal_likelihood(self) -> float:
-        return -6.0
+        return -7.0
 
 
 def evaluated(models: dict[str, VectorModel], **spec: Any) -> list[Record]:
     evaluation = Evaluation(MaskEvaluation.model_validate(spec), models, {}, ScoreCache())
     return records_of(evaluation.records(torch.Generator().manual_seed(0)))
+
+
+class Numbers(TractableModel):
+    """A mask's score is a multiple of the mask as a binary number whose first digit stands last:
+    7, 14 and 7 in all, for masks of one, two and three dimensions."""
+
+    device = torch.device("cpu")
+    dim = DIM
+
+    def __init__(self, times: float = 1.0, bytes_per_mask: int = 1, least: int = 1) -> None:
+        self.times, self._bytes, self._least = times, bytes_per_mask, least
+
+    @property
+    def bytes_per_mask(self) -> int:
+        return self._bytes
+
+    @property
+    def least_batch(self) -> int:
+        return self._least
+
+    def scores(self, masks: Tensor) -> Tensor:
+        return self.times * (masks.double() @ torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
+
+    def joint_scores(self, masks: Tensor) -> Tensor:
+        return 100 * self.scores(masks)
+
+    def log_marginal_likelihood(self) -> float:
+        return 20.0
+
+
+def exactly(found: list[Record]) -> dict[str, tuple[float | None, float | None]]:
+    """Value and error of each metric, named with its model where it has one."""
+    return {
+        " ".join([one.name, *(str(v) for k, v in one.labels.items() if k == "model")]): (
+            one.value, one.std_err,
+        )
+        for one in found if isinstance(one, Metric)
+    }  # fmt: skip
+
+
+EVERY = {"schedule": "all", "design": "exhaustive"}
+
+
+def test_all_masks_give_each_size_the_sum_and_its_difference_from_the_lml() -> None:
+    found = evaluated({"model": Numbers()}, masks=EVERY, bias=True)
+    scores = [("score", 1, 7 / 3, 3), ("score", 2, 14 / 3, 3), ("score", 3, 7.0, 1)]
+    biases = [("bias", size, DIM * value - 20, n) for _, size, value, n in scores]
+    points = [one for one in found if isinstance(one, Point)]
+    expected = [one for pair in zip(scores, biases, strict=True) for one in pair]
+    assert [(one.series, one.x, one.n) for one in points] == [(s, x, n) for s, x, _, n in expected]
+    assert [one.value for one in points] == pytest.approx([value for *_, value, _ in expected])
+    assert {(one.std_err, one.reason, len(one.labels)) for one in points} == {(0.0, None, 0)}
+    metrics = exactly(found)
+    assert [*metrics] == ["lml", "mpt", "difference"]
+    assert metrics == {
+        "lml": (20, 0), "mpt": (pytest.approx(14), 0), "difference": (pytest.approx(-6), 0),
+    }  # fmt: skip
+
+
+def test_a_baseline_is_scored_with_the_same_masks() -> None:
+    models: dict[str, VectorModel] = {"model": Numbers(), "baseline": Numbers(3)}
+    found = evaluated(models, masks=EVERY)
+    first = [one for one in found if isinstance(one, Point)][:3]
+    assert [(one.series, one.labels) for one in first] == [
+        ("score", {"model": "model"}), ("score", {"model": "baseline"}), ("score_difference", {}),
+    ]  # fmt: skip
+    assert [one.value for one in first] == pytest.approx([7 / 3, 7, -14 / 3])
+    assert {name: value for name, (value, _) in exactly(found).items()} == {
+        "lml model": 20, "mpt model": pytest.approx(14), "difference model": pytest.approx(-6),
+        "lml baseline": 20, "mpt baseline": pytest.approx(42),
+        "difference baseline": pytest.approx(22), "score_difference": pytest.approx(-28),
+    }  # fmt: skip
+
+
+def test_one_fixed_size_has_a_sum_of_its_own_and_a_joint_score() -> None:
+    masks = {"schedule": "fixed", "size": 2, "design": "exhaustive"}
+    assert exactly(evaluated({"model": Numbers()}, masks=masks)) == {
+        "lml": (20, 0), "biased_score": (pytest.approx(14), 0), "bias": (pytest.approx(-6), 0),
+        "joint_score": (pytest.approx(1400 / 3), 0),
+    }  # fmt: skip
+    mixed: dict[str, VectorModel] = {"model": Numbers(), "baseline": Sampled(bias=0)}
+    assert not any("joint" in name for name in exactly(evaluated(mixed, masks=masks)))
+
+
+def test_listed_sizes_have_a_sum_with_a_target_alone() -> None:
+    masks = {"schedule": "sizes", "sizes": [1, 3]}
+    assert exactly(evaluated({"model": Numbers()}, masks=masks)) == {"lml": (20, 0)}
+    found = exactly(evaluated({"model": Numbers()}, masks=masks, **TARGET))
+    assert found == {
+        "masks": (4, 0), "target_reached": (1, 0), "lml": (20, 0),
+        "score_sum": (pytest.approx(7 / 3 + 7), 0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", [{"schedule": "all"}, {"schedule": "fixed", "size": 1}])
+@pytest.mark.parametrize("design", ["independent", "nested", "balanced"])
+def test_convergence_is_the_difference_after_each_mask(
+    schedule: dict[str, Any], design: str
+) -> None:
+    """Three scores of −2, or three times one, less an LML of −7."""
+    masks = {**schedule, "per_size": 4, "design": design}
+    found = evaluated({"model": Exact()}, masks=masks, convergence=True)
+    points = [one for one in found if isinstance(one, Point) and one.series == "convergence"]
+    assert [(one.x, one.value, one.n) for one in points] == [(p, 1, p) for p in (1, 2, 3, 4)]
+    dependent = design == "balanced"
+    assert [one.std_err for one in points] == [None, *[None if dependent else 0.0] * 3]
+    assert points[0].reason == "one draw gives no standard error"
+    why = "masks of one permutation depend on each other" if dependent else None
+    assert {one.reason for one in points[1:]} == {why}
+
+
+def test_scores_that_are_never_final_say_why() -> None:
+    model = Sampled(bias=0)
+    model.never_final = "not final: by recursion"
+    found = evaluated({"model": model}, masks={"schedule": "all"}, bias=True, convergence=True)
+    why = {one.reason for one in found if isinstance(one, Point)}
+    assert why == {"not final: by recursion"}
+    assert metric(found, "mpt").reason == metric(found, "difference").reason == why.pop()
+    assert metric(found, "mpt_bias_estimate").value == metric(found, "mpt_doubtful").value == 0
+
+
+def test_the_lml_of_samples_makes_its_differences_doubtful() -> None:
+    class Unconverged(Sampled):
+        def evidence(self) -> Evidence:
+            return Evidence(-6.0, 0.1, "not final: few samples")
+
+    found = evaluated({"model": Unconverged(bias=0)}, masks={"schedule": "all"}, bias=True)
+    reasons = {one.series: one.reason for one in found if isinstance(one, Point)}
+    assert reasons == {"score": None, "bias": "not final: few samples"}
+    assert metric(found, "mpt").value is not None
+    assert metric(found, "difference").reason == "not final: few samples"
+
+
+def test_a_note_on_a_model_comes_first() -> None:
+    model = Numbers()
+    model.note = "by low rank"
+    models: dict[str, VectorModel] = {"model": Numbers(), "baseline": model}
+    assert evaluated(models, masks=EVERY)[0] == Log("info", "model baseline: by low rank")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least", "memory", "batch"),
+    [
+        ((2**20, 2**20), (1, 1), None, 4),
+        ((2**20, 2**21), (1, 1), None, 2),
+        ((2**20, 2**20), (1, 9), None, 9),
+        ((2**20, 2**20), (9, 9), 3 * 2**20 + 1, 3),
+        ((2**20, 2**20), (9, 9), 5, 1),
+    ],
+)
+def test_masks_that_are_scored_together_fit_the_memory(
+    sizes: tuple[int, int], least: tuple[int, int], memory: int | None, batch: int
+) -> None:
+    models = {str(i): Numbers(1, *one) for i, one in enumerate(zip(sizes, least, strict=True))}
+    spec = MaskEvaluation.model_validate({})
+    assert Evaluation(spec, models, {}, ScoreCache(), memory).batch == batch
 
 
 def test_a_difference_from_the_lml_is_no_more_final_than_its_score() -> None:
