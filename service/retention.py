@@ -1,6 +1,6 @@
 """Route of what retention would delete. The deletion itself runs automatically."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -38,7 +38,7 @@ def get_retention(database: DatabaseDep, settings: SettingsDep, user: Admin) -> 
     )
 
 
-def _freed(removals: Sequence[sweep.Removal]) -> list[Freed]:
+def _freed(removals: Iterable[sweep.Removal]) -> list[Freed]:
     return [
         Freed(owner=owner, why=why, count=len(sizes), bytes=sum(sizes))
         for (owner, why), sizes in sweep.by_cause(removals).items()

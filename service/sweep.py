@@ -1,13 +1,17 @@
 """`python -m service.sweep`: delete what has been kept long enough, and purge what was deleted."""
 
 import argparse
+import math
 import os
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 
 from service import audit
@@ -24,6 +28,8 @@ DAY_S = 86_400.0
 GIB = 2**30
 MEASURED_AT_ONCE = 10_000
 """Artifacts, an hour."""
+DELETED_AT_ONCE = 100
+"""Experiments that one transaction hides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,44 +42,77 @@ class Removal:
     bytes: int
 
 
-def planned(database: Database, settings: Settings) -> list[Removal]:
-    """Return the experiments that have been kept long enough. They are hidden first, and purged
+def planned(database: Database, settings: Settings) -> Iterator[Removal]:
+    """Yield the experiments that have been kept long enough. They are hidden first, and purged
     later."""
-    with database.snapshot() as session:
-        old = [] if settings.keep_s is None else keeping.older(session, settings.keep_s)
-        filed = [] if settings.keep_user_bytes is None else keeping.with_files(session)
-    aged = [_removal(settings, one, _age(settings)) for one in old]
-    gone = {one.experiment_id for one in aged}
-    return [*aged, *_beyond_quota(settings, [one for one in filed if one.id not in gone])]
+    before = -math.inf
+    if settings.keep_s is not None:
+        with database.snapshot() as session:
+            before = keeping.cutoff(session, settings.keep_s)
+            owners = keeping.owners(session)
+        for owner_id in owners:
+            old = _pages(database, partial(keeping.older, owner_id=owner_id, before=before))
+            yield from (_removal(settings, one, _age(settings)) for one in old if one.removable)
+    if settings.keep_user_bytes is not None:
+        filed = _pages(database, keeping.with_files)
+        yield from _beyond_quota(settings, (one for one in filed if not _is_gone(one, before)))
 
 
-def _beyond_quota(settings: Settings, kept: Sequence[Kept]) -> Iterator[Removal]:
+def _pages(database: Database, page: Callable[..., list[Kept]]) -> Iterator[Kept]:
+    """Yield the experiments of all pages. Each is read by a statement of its own."""
+    after: Kept | None = None
+    while True:
+        with database.snapshot() as session:
+            found = page(session, after=after)
+        yield from found
+        if len(found) < keeping.PAGE:
+            return
+        after = found[-1]
+
+
+def _is_gone(one: Kept, before: float) -> bool:
+    """Return whether an experiment is deleted, or is removed because of its age."""
+    return one.is_deleted or (one.removable and one.at is not None and one.at < before)
+
+
+def _beyond_quota(settings: Settings, kept: Iterable[Kept]) -> Iterator[Removal]:
     """Yield each user's oldest experiments until the rest is within the quota."""
     quota = settings.keep_user_bytes or 0
-    removals = [_removal(settings, one, _quota(settings)) for one in kept]
     total: dict[str, int] = defaultdict(int)
-    for removal in removals:
-        total[removal.owner] += removal.bytes
-    for one, removal in zip(kept, removals, strict=True):
-        if one.removable and removal.bytes and total[one.owner] > quota:
-            total[one.owner] -= removal.bytes
+    removable = []
+    for one in kept:
+        removal = _removal(settings, one, _quota(settings))
+        total[one.owner] += removal.bytes
+        if one.removable and removal.bytes:
+            removable.append((one.at, removal))
+    removable.sort(key=itemgetter(0))
+    for _, removal in removable:
+        if total[removal.owner] > quota:
+            total[removal.owner] -= removal.bytes
             yield removal
 
 
 def delete(database: Database, removals: Iterable[Removal]) -> None:
-    """Hide these experiments, each in its own transaction with a line in the audit log."""
-    for one in removals:
+    """Hide these experiments, each with a line in the audit log."""
+    left = iter(removals)
+    while some := [*islice(left, DELETED_AT_ONCE)]:
         with database.transaction() as session:
-            if keeping.remove_ended(session, [one.experiment_id]):
-                audit.note(session, PROCESS, "experiment.deleted", one.experiment_id, why=one.why)
+            hidden = set(keeping.remove_ended(session, [one.experiment_id for one in some]))
+            for one in some:
+                if one.experiment_id in hidden:
+                    audit.note(
+                        session, PROCESS, "experiment.deleted", one.experiment_id, why=one.why
+                    )
 
 
-def purgeable(database: Database, settings: Settings, limit: int | None = None) -> list[Removal]:
-    """Return experiments that were deleted longer ago than the settings say."""
+def purgeable(database: Database, settings: Settings) -> Iterator[Removal]:
+    """Yield the experiments that were deleted longer ago than the settings say."""
     with database.snapshot() as session:
-        found = keeping.purgeable(session, settings.purge_after_s, limit)
+        before = keeping.cutoff(session, settings.purge_after_s)
     why = f"deleted more than {settings.purge_after_s / DAY_S:g} days ago"
-    return [_removal(settings, one, why) for one in found]
+    for one in _pages(database, partial(keeping.purgeable, before=before)):
+        if one.removable:
+            yield _removal(settings, one, why)
 
 
 def purge(database: Database, settings: Settings, removals: Iterable[Removal]) -> None:
@@ -155,7 +194,7 @@ def main() -> None:
     dry = parser.parse_args().dry_run
     settings = begin()
     with closing(Database(settings.url)) as database:
-        kept, deleted = planned(database, settings), purgeable(database, settings)
+        kept, deleted = [*planned(database, settings)], [*purgeable(database, settings)]
         delete_verb, purge_verb = ("would delete", "would purge") if dry else ("deletes", "purges")
         for line in (*report(delete_verb, kept), *report(purge_verb, deleted)):
             sys.stdout.write(line + os.linesep)

@@ -5,6 +5,7 @@ import logging
 import shutil
 import threading
 import time
+from itertools import islice
 
 from service import sweep, worker_samples
 from service.database import AWAY, Database
@@ -54,8 +55,8 @@ class Sweeper:
             self._retention_due = time.monotonic() + RETENTION_S
             sweep.delete(self.database, sweep.planned(self.database, self.settings))
             sweep.measure_artifacts(self.database, self.settings)
-        deleted = sweep.purgeable(self.database, self.settings, SWEPT_TOGETHER)
-        sweep.purge(self.database, self.settings, deleted)
+        deleted = sweep.purgeable(self.database, self.settings)
+        sweep.purge(self.database, self.settings, islice(deleted, SWEPT_TOGETHER))
 
     def _sweep_checkpoints(self) -> None:
         folders = list(self.settings.all_checkpoints.glob("*"))

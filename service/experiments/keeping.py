@@ -1,15 +1,16 @@
 """Delete experiments: first hide them, later remove their rows. No function commits."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, delete, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Select, delete, or_, select, tuple_, update
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.database import now
 from service.experiments import sizes, states
 from service.experiments.models import (
     TERMINAL,
+    UNFINISHED,
     WAITING,
     Artifact,
     Attempt,
@@ -28,14 +29,21 @@ from service.webhooks.models import Delivery
 
 RESTORE_MARGIN_S = 60.0
 """No transaction takes longer, so a restored experiment is never among those being purged."""
+PAGE = 1000
+"""Experiments that one statement of retention reads, however many there are."""
+
+
+Time = InstrumentedAttribute[float | None]
 
 
 class Kept(NamedTuple):
-    """An experiment, its owner, and whether a quota may remove it."""
+    """An experiment, its owner, when it ended or was deleted, and whether it may be removed."""
 
     id: str
     owner: str
+    at: float | None
     removable: bool
+    is_deleted: bool
 
 
 def remove(session: Session, experiment: Experiment) -> bool:
@@ -68,25 +76,48 @@ def restore(session: Session, experiment_id: str, purge_after_s: float) -> bool:
     return restored.one_or_none() is not None
 
 
-def older(session: Session, keep_s: float) -> Sequence[Kept]:
-    """Return experiments that ended longer ago and are not pinned."""
-    return _kept(session, _removable(), Experiment.finished_at < now() - keep_s)
+def owners(session: Session) -> Sequence[int]:
+    """Return all users."""
+    return session.scalars(select(User.id).order_by(User.id)).all()
 
 
-def with_files(session: Session) -> Sequence[Kept]:
-    """Return experiments with files, the oldest first."""
-    left = select(Artifact.experiment_id).where(Artifact.experiment_id == Experiment.id)
-    return _kept(session, left.exists())
+def cutoff(session: Session, ago_s: float) -> float:
+    """Return the time that was so long ago by the database's clock."""
+    return session.execute(select(now() - ago_s)).scalar_one()
 
 
-def _kept(session: Session, *conditions: ColumnElement[bool]) -> list[Kept]:
-    query = (
-        select(Experiment.id, User.name, _removable())
-        .join(User, User.id == Experiment.owner_id)
-        .where(Experiment.deleted_at.is_(None), *conditions)
-        .order_by(Experiment.finished_at, Experiment.id)
-    )
-    return [Kept(id, owner, removable) for id, owner, removable in session.execute(query)]
+def older(session: Session, owner_id: int, before: float, after: Kept | None) -> list[Kept]:
+    """Return a page of a user's experiments that ended before that time, the oldest first. `after`
+    is the last one of the page before."""
+    at = Experiment.finished_at
+    query = _kept(at).where(Experiment.owner_id == owner_id, at < before)
+    return _page(session, query, at, after)
+
+
+def with_files(session: Session, after: Kept | None) -> list[Kept]:
+    """Return a page of experiments with files, by their ids."""
+    left = select(Artifact.experiment_id).distinct().order_by(Artifact.experiment_id)
+    if after is not None:
+        left = left.where(Artifact.experiment_id > after.id)
+    query = _kept(Experiment.finished_at).where(Experiment.id.in_(left.limit(PAGE)))
+    return [Kept(*row) for row in session.execute(query.order_by(Experiment.id))]
+
+
+def _kept(at: Time) -> Select[*tuple[Any, ...]]:
+    """Experiments and their owners. Those that are pinned or deleted are read, too, so that a page
+    takes no longer where there are many of them."""
+    is_deleted = Experiment.deleted_at.is_not(None)
+    columns = (Experiment.id, User.name, at, _removable() & ~is_deleted, is_deleted)
+    return select(*columns).join(User, User.id == Experiment.owner_id)
+
+
+def _page(
+    session: Session, query: Select[*tuple[Any, ...]], at: Time, after: Kept | None
+) -> list[Kept]:
+    place = tuple_(at, Experiment.id)
+    if after is not None:
+        query = query.where(place > tuple_(after.at, after.id))
+    return [Kept(*row) for row in session.execute(query.order_by(at, Experiment.id).limit(PAGE))]
 
 
 def _removable() -> ColumnElement[bool]:
@@ -97,25 +128,22 @@ def _ended() -> ColumnElement[bool]:
     return Experiment.status.in_(TERMINAL)
 
 
-def purgeable(session: Session, after_s: float, limit: int | None = None) -> Sequence[Kept]:
-    """Return experiments that were deleted longer ago, the oldest first, except those from which an
-    unfinished run will start: they were accepted before."""
-    over = (
-        select(Experiment.id, User.name)
-        .join(User, User.id == Experiment.owner_id)
-        .where(Experiment.deleted_at <= now() - after_s)
-        .order_by(Experiment.deleted_at, Experiment.id)
-    )
-    found = session.execute(over.limit(limit)).all()
+def purgeable(session: Session, before: float, after: Kept | None) -> list[Kept]:
+    """Return a page of experiments that were deleted before that time, the oldest first. An
+    experiment from which an unfinished run will start is not removable: the run was accepted
+    before."""
+    at = Experiment.deleted_at
+    found = _page(session, _kept(at).where(at <= before), at, after)
     in_use = set(_started_from(session)) if found else set()
-    return [Kept(row.id, row.name, True) for row in found if row.id not in in_use]
+    return [one._replace(removable=one.id not in in_use) for one in found]
 
 
 def _started_from(session: Session) -> Iterator[str]:
     """Yield the experiments whose weights unfinished runs need."""
     named = [Experiment.spec[(part, "experiment")].as_string() for part in ("model", "baseline")]
     given = or_(*(one.is_not(None) for one in named))
-    for row in session.execute(select(*named).where(~_ended(), given)):
+    query = select(*named).where(Experiment.status.in_(UNFINISHED), given)
+    for row in session.execute(query):
         yield from (one for one in row if one is not None)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import ForeignKey, func, select, update
+from sqlalchemy import ForeignKey, event, func, select, update
 
 from service import sweep
 from service.database import Base, Database, now
@@ -13,9 +13,10 @@ from service.experiments import keeping, ledger
 from service.experiments.models import TERMINAL, Artifact, Block, Experiment, Series, Status
 from service.experiments.recording import record
 from service.settings import Settings
+from service.users import User
 from tests.service.test_api import points
 from tests.service.test_users import admin, bearer, database_of, member, place, processes
-from tests.support.attempts import claim_next
+from tests.support.attempts import claim_next, submitted
 from tests.support.invariants import bytes_agree
 from tests.support.ppca_spec import ppca_spec
 from worker.sweeper import Sweeper
@@ -272,7 +273,7 @@ def test_a_quota_removes_each_users_oldest(admin: TestClient, place: Settings) -
         becomes(admin, one, Status.SUCCEEDED, ago_s=100.0 - number)
         leave_file(admin, place, one, 40 if one in anns else 30)
     limited = place.model_copy(update={"keep_user_bytes": 90})
-    planned = sweep.planned(database_of(admin), limited)
+    planned = [*sweep.planned(database_of(admin), limited)]
     assert [(one.experiment_id, one.owner, one.bytes) for one in planned] == [(anns[0], "ann", 40)]
     admin.app.state.settings = limited  # type: ignore[attr-defined]
     told = admin.get("/v1/retention").json()
@@ -281,7 +282,7 @@ def test_a_quota_removes_each_users_oldest(admin: TestClient, place: Settings) -
     Sweeper(database_of(admin), limited).sweep()
     left = [one["id"] for one in admin.get("/v1/experiments?whose=all").json()["items"]]
     assert sorted(left) == sorted([*anns[1:], *locals_])
-    assert sweep.planned(database_of(admin), limited) == []
+    assert [*sweep.planned(database_of(admin), limited)] == []
 
 
 def test_pinned_files_count_against_the_quota_and_stay(admin: TestClient, place: Settings) -> None:
@@ -291,7 +292,7 @@ def test_pinned_files_count_against_the_quota_and_stay(admin: TestClient, place:
         leave_file(admin, place, one, 40)
     admin.patch(f"/v1/experiments/{pinned}", json={"pinned": True})
     limited = place.model_copy(update={"keep_user_bytes": 90})
-    planned = sweep.planned(database_of(admin), limited)
+    planned = [*sweep.planned(database_of(admin), limited)]
     assert [one.experiment_id for one in planned] == [older]
 
 
@@ -356,3 +357,63 @@ def test_a_purge_leaves_counters_as_they_are(admin: TestClient, place: Settings)
     Sweeper(database_of(admin), place.model_copy(update={"purge_after_s": 0.0})).sweep()
     assert rows(database_of(admin))["experiments"] == 0
     assert counters() == pytest.approx(before)
+
+
+@pytest.fixture
+def ended(either: Database) -> list[str]:
+    """Seven experiments of two users that ended long ago, the last one first: the third is pinned,
+    the fourth is deleted."""
+    with either.transaction() as session:
+        session.add(User(id=2, name="ann"))
+    ids = [submitted(either) for _ in range(7)]
+    with either.transaction() as session:
+        for number, one in enumerate(ids):
+            ended = {"status": Status.SUCCEEDED, "finished_at": 1000.0 - number // 2}
+            owner = {"owner_id": 1 + number % 2, "pinned": number == 2}
+            session.execute(update(Experiment).where(Experiment.id == one).values(**ended, **owner))
+            columns = {"file": "a", "attempt": 1, "seq": 1, "media_type": "x", "sha256": "0"}
+            session.add(Artifact(experiment_id=one, **columns))
+        assert keeping.remove_ended(session, [ids[3]])
+    return ids
+
+
+def test_retention_goes_in_pages(
+    either: Database, ended: list[str], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No statement reads or changes more than a page, however many experiments are due."""
+    monkeypatch.setattr(keeping, "PAGE", 2)
+    monkeypatch.setattr(sweep, "DELETED_AT_ONCE", 2)
+    statements: list[str] = []
+    event.listen(either.engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
+    strict = settings.model_copy(
+        update={"keep_s": 60.0, "keep_user_bytes": 10**9, "purge_after_s": 0.0}
+    )
+    old = [*sweep.planned(either, strict)]
+    assert [one.experiment_id for one in old] == [ended[i] for i in (6, 4, 0, 5, 1)]
+    assert {one.owner for one in old} == {"local", "ann"}
+    sweep.delete(either, old)
+    assert len([one for one in statements if one.startswith("UPDATE experiments")]) == 3
+    deleted = [one.experiment_id for one in sweep.purgeable(either, strict)]
+    assert sorted(deleted) == sorted(set(ended) - {ended[2]})
+    reads = [one for one in statements if one.startswith("SELECT experiments.id")]
+    assert len(reads) > 10
+    assert all("LIMIT" in one for one in reads)
+
+
+def test_files_are_counted_in_pages(
+    either: Database, ended: list[str], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota looks at all of a user's files: neither at deleted ones, nor at what goes by age."""
+    monkeypatch.setattr(keeping, "PAGE", 2)
+    for one in ended:
+        folder = settings.artifacts(one, 1)
+        folder.mkdir(parents=True)
+        (folder / "a").write_bytes(bytes(10))
+
+    def planned(**limits: float) -> list[str]:
+        limited = settings.model_copy(update=limits)
+        return [one.experiment_id for one in sweep.planned(either, limited)]
+
+    assert planned(keep_user_bytes=20) == [ended[6], ended[4]]
+    assert planned(keep_user_bytes=10) == [ended[i] for i in (6, 4, 5, 0)]
+    assert len(planned(keep_user_bytes=0, keep_s=60.0)) == 5

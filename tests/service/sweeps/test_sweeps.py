@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -337,8 +338,7 @@ def test_a_deleted_sweep_is_purged_after_its_experiments(
     kept = sweep(admin)
     admin.delete(made["urls"]["self"])
     database, now_on = database_of(admin), settings.model_copy(update={"purge_after_s": 0.0})
-    part = files.purgeable(database, now_on, limit=2)
-    files.purge(database, now_on, part)
+    files.purge(database, now_on, islice(files.purgeable(database, now_on), 2))
     with database.snapshot() as session:
         assert session.get(Sweep, made["id"]) is not None
     files.purge(database, now_on, files.purgeable(database, now_on))
