@@ -1,23 +1,33 @@
 """Migrations lead to what the models say, and back."""
 
 import uuid
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, select, text
+from sqlalchemy import inspect, select, text, update
 
 import migrations
 from service import quota
 from service.database import Base, Database
+from service.datasets.models import Dataset
+from service.experiments import keeping
+from service.experiments.models import Experiment, Status
 from service.experiments.recording import Batch, record
+from service.experiments.statistics import Statistics, statistics
 from service.keys import new_key, parse
+from service.sweeps import store as sweeps
+from service.sweeps.models import Sweep
+from service.sweeps.schemas import SweepSubmission
 from service.users import MAY, ApiKey, Role, Scope, User, store_key
-from tests.support.attempts import claimed
+from tests.support.attempts import claimed, submitted
 from tests.support.invariants import bytes_agree
+from tests.support.ppca_spec import ppca_spec
 from tests.support.records import RECORDS
 
 
@@ -125,9 +135,57 @@ def test_bytes_of_before_are_counted(config: Config) -> None:
         batch.add(dict(one))
     with database.transaction() as session:
         record(session, claim, batch, 60)
+        sweeps.add(session, sweep_of(1))
+        session.add(Dataset(**DATASET))
+        quota.note(session, 1, DATASET["bytes"])
         before = quota.kept(session, 1)
     command.downgrade(config, "0022")
     command.upgrade(config, "head")
     with database.snapshot() as session:
         assert quota.kept(session, 1) == before > 0
         assert bytes_agree(session)
+
+
+DATASET: dict[str, Any] = {"id": "d", "owner_id": 1, "name": "rows", "format": "npy", "bytes": 7,
+                           "sha256": "0", "n": 1}  # fmt: skip
+
+
+def sweep_of(owner_id: int) -> Sweep:
+    grid = {"spec": ppca_spec(), "grid": {"seeds": [[1], [2]]}}
+    return sweeps.new(owner_id, SweepSubmission.model_validate(grid))
+
+
+def test_counters_of_before_are_filled(config: Config) -> None:
+    """From the experiments that are there, and from what was kept of purged ones."""
+    database = Database(config.attributes["url"])
+    command.upgrade(config, "head")
+    with database.transaction() as session:
+        session.add(User(id=1, name="u"))
+    for number, (status, kind, started_at) in enumerate((
+        (Status.SUCCEEDED, None, 110.0),
+        (Status.FAILED, "oom", 120.0),
+        (Status.FAILED, "error", 140.0),
+        (Status.CANCELLED, None, None),
+        (Status.QUEUED, None, None),
+    )):  # fmt: skip
+        one = submitted(database)
+        finished_at = None if status == Status.QUEUED else 200.0
+        columns = {"status": status, "failure_kind": kind, "lost": number, "created_at": 100.0,
+                   "started_at": started_at, "finished_at": finished_at}  # fmt: skip
+        with database.transaction() as session:
+            session.execute(update(Experiment).where(Experiment.id == one).values(**columns))
+            if kind == "error":
+                keeping.remove_ended(session, [one])
+                assert keeping.purge(session, one)
+    there = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.QUEUED)
+    expected = Statistics(
+        by_status=Counter(dict.fromkeys(Status, 0) | dict.fromkeys(there, 1)),
+        failures=Counter({"oom": 1, "error": 1}),
+        lost=0 + 1 + 2 + 3 + 4, waits=3, waits_s=10.0 + 20.0 + 40.0, runs=3,
+        runs_s=90.0 + 80.0 + 60.0,
+    )  # fmt: skip
+    for _ in range(2):
+        with database.transaction() as session:
+            assert statistics(session) == expected
+        command.downgrade(config, "0021")
+        command.upgrade(config, "head")
