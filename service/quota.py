@@ -2,16 +2,18 @@
 
 Every transaction that stores or deletes bytes of a user adds a row with the change. Rows are
 inserted and folded, never updated, so that no run or submission waits for another one here.
+Checkpoints are few and come and go, so their sizes are added up when they are asked for.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import BigInteger, delete, func, insert, select
+from sqlalchemy import BigInteger, Select, delete, func, insert, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from service.database import Base
-from service.experiments.models import UNFINISHED, Experiment
+from service.experiments.models import UNFINISHED, Checkpoint, Experiment
 from service.fair_share import FairShare
 from service.users import User
 
@@ -22,7 +24,8 @@ FOLDED_AT_ONCE = 5000
 
 
 class ByteChange(Base):
-    """A change of the bytes that a user keeps. The sum of a user's rows is what the user keeps."""
+    """A change of the bytes that a user keeps. The sum of a user's rows is what the user keeps
+    beside checkpoints."""
 
     __tablename__ = "byte_changes"
 
@@ -32,6 +35,7 @@ class ByteChange(Base):
 
 
 _KEPT = func.coalesce(func.sum(ByteChange.bytes), 0)
+_SAVED = func.coalesce(func.sum(Checkpoint.bytes), 0)
 
 
 def note(session: Session, owner_id: int, change: int) -> None:
@@ -42,13 +46,28 @@ def note(session: Session, owner_id: int, change: int) -> None:
 
 def kept(session: Session, owner_id: int) -> int:
     """Return how many bytes a user keeps."""
-    return int(session.execute(select(_KEPT).where(ByteChange.owner_id == owner_id)).scalar_one())
+    counted = select(_KEPT).where(ByteChange.owner_id == owner_id).scalar_subquery()
+    saved = _checkpoints(_SAVED).where(Experiment.owner_id == owner_id).scalar_subquery()
+    return int(session.execute(select(counted + saved)).scalar_one())
 
 
 def kept_by_user(session: Session) -> dict[int, int]:
     """Return how many bytes each user keeps; users without any may be missing."""
-    query = select(ByteChange.owner_id, _KEPT).group_by(ByteChange.owner_id)
-    return defaultdict(int, {owner_id: int(total) for owner_id, total in session.execute(query)})
+    counted = select(ByteChange.owner_id, _KEPT).group_by(ByteChange.owner_id)
+    saved = _checkpoints(Experiment.owner_id, _SAVED).group_by(Experiment.owner_id)
+    found: dict[int, int] = defaultdict(int)
+    for owner_id, total in (*session.execute(counted), *session.execute(saved)):
+        found[owner_id] += int(total)
+    return found
+
+
+def _checkpoints(*columns: Any) -> Select[Any]:
+    """Select from the checkpoints of unfinished experiments; others have none for long."""
+    return (
+        select(*columns)
+        .join_from(Experiment, Checkpoint, Checkpoint.experiment_id == Experiment.id)
+        .where(Experiment.status.in_(UNFINISHED))
+    )
 
 
 @dataclass(frozen=True, slots=True)

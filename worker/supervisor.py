@@ -86,6 +86,8 @@ class Supervision:
         self._device_peak: int | None = None
         self._pace = Pace()
         self._kill_at: float | None = None
+        self._checkpoint_dir = settings.checkpoints(claim.experiment_id) / str(claim.attempt)
+        self._work_dir = settings.artifacts(claim.experiment_id, claim.attempt)
 
     def run(self, is_stopping: Callable[[], bool]) -> str:
         """Supervise until the end, and return how the attempt ended."""
@@ -112,8 +114,8 @@ class Supervision:
             resume = {"files": files, "after": claim.after_seq}
         return {
             "spec": claim.spec,
-            "checkpoint_dir": str(folder / str(claim.attempt)),
-            "work_dir": str(settings.artifacts(claim.experiment_id, claim.attempt)),
+            "checkpoint_dir": str(self._checkpoint_dir),
+            "work_dir": str(self._work_dir),
             "resume": resume,
             "inputs": claim.inputs,
             "save_every_s": settings.checkpoint_every_s,
@@ -170,8 +172,8 @@ class Supervision:
             self._refuse_records(error)
 
     def _spool(self, line: Record) -> None:
-        if line["record"] == "artifact":
-            line = {**line, "bytes": self._size_of(line["file"])}
+        if line["record"] in ("artifact", "checkpoint"):
+            line = {**line, "bytes": self._size_of(line["record"], line["file"])}
         batch = self._batches[-1]
         batch.add(line)
         if line["record"] == "progress":
@@ -186,9 +188,9 @@ class Supervision:
         if batch.checkpoint is not None or batch.size >= BATCH_RECORDS:
             self._batches.append(Batch())
 
-    def _size_of(self, file: str) -> int | None:
+    def _size_of(self, kind: str, file: str) -> int | None:
         """Return the size of a file that the run left; None where it cannot be read."""
-        folder = self.settings.artifacts(self.claim.experiment_id, self.claim.attempt)
+        folder = self._checkpoint_dir if kind == "checkpoint" else self._work_dir
         try:
             return (folder / file).stat().st_size
         except OSError:

@@ -298,6 +298,8 @@ class Checkpoint(Base):
     attempt: Mapped[int]
     after_seq: Mapped[int]
     sha256: Mapped[str] = mapped_column(String(64))
+    bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Null where it was saved before sizes were."""
     created_at: Mapped[float] = mapped_column(default=now())
 
 

@@ -242,6 +242,7 @@ def _checkpoint_row(claim: Claim, checkpoint: dict[str, Any]) -> dict[str, Any]:
         "attempt": claim.attempt,
         "file": f"{claim.attempt}/{checkpoint['file']}",
         "sha256": checkpoint["sha256"],
+        "bytes": checkpoint.get("bytes"),
     }
 
 

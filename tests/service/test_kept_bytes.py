@@ -9,8 +9,8 @@ from sqlalchemy import event, select, update
 
 from service import quota, sweep
 from service.database import Database, now
-from service.experiments import lease, store
-from service.experiments.models import Attempt, Experiment, Status
+from service.experiments import lease, states, store
+from service.experiments.models import Attempt, DesiredState, Experiment, Status
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
 from service.experiments.sizes import POINT_BYTES
@@ -97,6 +97,35 @@ def test_a_lost_attempts_records_count_up_to_its_checkpoint(either: Database) ->
     second = claim_next(either)
     assert second.after_seq == 2
     assert counted(either) == kept
+
+
+def checkpoint(file: str, size: int) -> dict[str, Any]:
+    return {"seq": None, "record": "checkpoint", "after": 0, "file": file, "sha256": "0",
+            "bytes": size}  # fmt: skip
+
+
+def test_the_checkpoints_that_are_kept_count(either: Database) -> None:
+    """Two of each experiment, until it ends."""
+    claim = claimed(either)
+    spec = counted(either)
+    for file, kept in (("1", 100), ("2", 100 + 30), ("3", 30 + 7)):
+        write(either, claim, checkpoint(file, {"1": 100, "2": 30, "3": 7}[file]))
+        assert counted(either) == spec + kept
+    with either.transaction() as session:
+        session.execute(update(Experiment).values(desired_state=DesiredState.PAUSE))
+        lease.release(session, claim)
+    assert counted(either) == spec + 37
+    with either.transaction() as session:
+        states.request(session, claim.experiment_id, DesiredState.CANCEL)
+    assert counted(either) == spec
+
+
+def test_a_restart_drops_the_bytes_of_checkpoints(either: Database) -> None:
+    claim = claimed(either)
+    spec = counted(either)
+    write(either, claim, checkpoint("1", 100))
+    write(either, claim, RESTART)
+    assert counted(either) == spec
 
 
 def test_a_heartbeat_without_records_counts_nothing(either: Database) -> None:

@@ -28,6 +28,7 @@ from service.experiments.models import (
     Artifact,
     Attempt,
     Block,
+    Checkpoint,
     Event,
     Experiment,
     Metric,
@@ -150,6 +151,12 @@ def bytes_in_tables(session: Session) -> dict[int, int]:
         found[owners[log.experiment_id]] += len(json.dumps(log.data))
     for artifact in session.scalars(select(Artifact)):
         found[owners[artifact.experiment_id]] += artifact.bytes or 0
+    saved = select(Checkpoint, Experiment.status).join(
+        Experiment, Experiment.id == Checkpoint.experiment_id
+    )
+    for checkpoint, status in session.execute(saved):
+        if status not in TERMINAL:
+            found[owners[checkpoint.experiment_id]] += checkpoint.bytes or 0
     blocks = select(Block, Series.experiment_id).join(Series, Series.id == Block.series_id)
     for block, experiment_id in session.execute(blocks):
         columns = (block.seq or b"", block.x, block.value, block.std_err, block.n, block.reason)

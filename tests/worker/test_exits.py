@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from service.experiments import store
+from service import quota
+from service.experiments import lease, store
 from service.experiments.models import Attempt, Queue
 from tests.support.attempts import claim_next, claimed
 from tests.support.scripted import Watch, checkpoint, points
@@ -168,3 +169,17 @@ def test_the_size_of_an_artifact_is_measured(watch: Watch) -> None:
     with watch.database.snapshot() as session:
         found = store.artifacts(session, watch.claim.experiment_id)
         assert [(one.file, one.bytes) for one in found] == [("there", 77), ("missing", None)]
+
+
+def test_the_size_of_a_checkpoint_is_measured(watch: Watch) -> None:
+    """The user keeps it until the experiment ends."""
+    with watch.database.snapshot() as session:
+        before = quota.kept(session, 1)
+    folder = watch.settings.checkpoints(watch.claim.experiment_id) / "1"
+    folder.mkdir(parents=True)
+    (folder / "a").write_bytes(bytes(77))
+    assert watch.run([checkpoint(0, "a")], status=3)[0] == "unfinished"
+    with watch.database.snapshot() as session:
+        (found,) = lease.checkpoints(session, watch.claim.experiment_id)
+        assert found.bytes == 77
+        assert quota.kept(session, 1) == before + 77
