@@ -22,9 +22,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from docs.reference import pages
 from mptlab import serve
 from mptlab.cli import app
+from service import workers
+from service.database import Database
+from service.experiments import lease
+from service.experiments.models import Queue, Status
 from service.main import create_app
 from service.settings import SECRETS, Settings
+from service.workers import Vitals
 from tests.deployment.test_compose import PATH
+from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until
 
@@ -197,16 +203,20 @@ def selectors(node: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory, prepared_store: Path) -> dict[str, set[str]]:
-    """The labels of each sample that /metrics gives."""
+    """The labels of each sample that /metrics gives, after a failure and while a run has a GPU."""
     store = shutil.copytree(prepared_store, tmp_path_factory.mktemp("metrics") / "store")
     settings = Settings(store=store, database_url=None)
+    app = create_app(settings)
+    database: Database = app.state.database
+    failed, running = claimed(database), claimed(database)
+    with database.transaction() as session:
+        lease.finish(session, failed, Status.FAILED, lease.FailureCause("error", "why"))
+        workers.beat(session, "w", Vitals("host", Queue.GPU, 1, gpu_memory_ours=10**9))
     headers = {"Authorization": f"Bearer {settings.key_file.read_text().strip()}"}
-    with TestClient(create_app(settings), headers=headers) as client:
+    with TestClient(app, headers=headers) as client:
+        assert client.get(f"/v1/experiments/{running.experiment_id}").status_code == 200
         text = client.get("/metrics").text
-    found: dict[str, set[str]] = {
-        "up": {"job"},  # Prometheus's own
-        "mpt_failures_total": {"kind"},  # given once there is a failure
-    }
+    found: dict[str, set[str]] = {"up": {"job"}}  # Prometheus's own
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
@@ -220,6 +230,16 @@ def test_what_is_asked_is_given(name: str, expression: str, given: dict[str, set
     for selector in found:
         assert selector.name in given
         assert {one.name for one in selector.matchers.matchers} <= given[selector.name]
+
+
+def test_every_metric_is_asked_for_and_described(given: dict[str, set[str]]) -> None:
+    """By the dashboard or an alert, and in docs/lab.md."""
+    asked = " ".join(expression for _, expression in expressions())
+    described = (DEPLOY.parent / "docs" / "lab.md").read_text()
+    for name in given.keys() - {"up"}:
+        family = re.sub("_(bucket|count|sum|created|total)$", "", name)
+        assert re.search(rf"\b{family}(_(bucket|count|sum|total))?\b", asked), name
+        assert f"`{family}" in described, name
 
 
 def test_alerts_say_what_and_how_bad() -> None:
