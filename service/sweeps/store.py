@@ -3,10 +3,10 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Row, Select, Text, cast, delete, func, insert, select, update
+from sqlalchemy import Row, Select, Text, bindparam, cast, delete, func, insert, select, update
 from sqlalchemy.orm import Session, defer, joinedload
 from uuid6 import uuid7
 
@@ -135,12 +135,20 @@ def counts(
     return found
 
 
-def points(session: Session, sweep_id: str, user: Caller) -> Sequence[Row[Any]]:
-    """Return the points that the caller may read, in order."""
+POINTS_AT_ONCE = 100
+"""Points whose specs, which may be large, are in memory at the same time."""
+
+
+def points(session: Session, sweep_id: str, user: Caller) -> Iterator[Row[Any]]:
+    """Yield the points that the caller may read, in order."""
     wanted = ("id", "status", "failure_kind", "failure_message", "spec")
     query = _points(SweepPoint.point, *(getattr(Experiment, name) for name in wanted))
-    query = query.where(SweepPoint.sweep_id == sweep_id).order_by(SweepPoint.point)
-    return session.execute(query, reader(user.id, user.is_admin)).all()
+    query = query.where(SweepPoint.sweep_id == sweep_id, SweepPoint.point > bindparam("last"))
+    query = query.order_by(SweepPoint.point).limit(POINTS_AT_ONCE)
+    may_read, last = reader(user.id, user.is_admin), -1
+    while found := session.execute(query, {**may_read, "last": last}).all():
+        yield from found
+        last = found[-1].point
 
 
 def _points(*columns: Any) -> Select[Any]:

@@ -98,7 +98,7 @@ Metrics = Mapping[str, Sequence[Mapping[str, Any]]]
 """The metrics of each experiment, by its id."""
 
 
-def table(sweep: Sweep, points: Sequence[Row[Any]], metrics: Metrics) -> Table:
+def table(sweep: Sweep, points: Iterable[Row[Any]], metrics: Metrics) -> Table:
     rows = [_row(sweep, one, metrics.get(one.id, ())) for one in points]
     return Table.model_construct(
         fields=sweep.fields,

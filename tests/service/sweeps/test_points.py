@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
+from sqlalchemy import event, update
 
 from service.experiments.models import Status
 from service.sweeps.expansion import MOST_POINTS, Point, Points
@@ -29,6 +29,20 @@ def test_a_grid_is_all_combinations_the_last_varying_fastest(admin: TestClient) 
     assert one["spec"]["seeds"] == [44]
     assert (one["sweep"], one["tags"], one["priority"]) == (made["id"], ["a"], 3)
     assert one["visibility"] == "lab"
+
+
+def test_a_table_reads_specs_in_parts(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them together may not fit into memory."""
+    monkeypatch.setattr("service.sweeps.store.POINTS_AT_ONCE", 4)
+    made = sweep(admin)
+    statements: list[str] = []
+    event.listen(
+        database_of(admin).engine, "before_cursor_execute", lambda *a: statements.append(a[2])
+    )
+    assert [row["point"] for row in rows(admin, made["id"])] == [*range(6)]
+    reads = [one for one in statements if "experiments.spec" in one]
+    assert len(reads) == 3
+    assert all("LIMIT" in one for one in reads)
 
 
 def test_a_large_value_is_shortened_without_writing_all_of_it(
