@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.pretrained import (
     network_of,
     positions,
 )
-from mptcore.families.masked_lm.run import MaskedLmRun
+from mptcore.families.masked_lm.run import MaskedLmRun, _check_vocabularies, _description
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.runtime.rng import generator_for
@@ -146,3 +146,31 @@ def test_a_text_without_two_tokens_gives_nothing_to_score() -> None:
     assert str(error.value) == (
         "the text gives nothing to score: none of the 2 sequences has two tokens that can be masked"
     )
+
+
+def test_a_text_is_described_by_what_is_scored() -> None:
+    text = corpus_of(["cat", "the cat sat", "a red dog ran"])
+    whole = "2 sequences, 7 tokens that can be masked"
+    left_out = "1 sequences with fewer than two were left out"
+    assert _description(text, 40, 40) == f"{whole}; {left_out}"
+    shorter = "the model takes 39 tokens, not max_length 40"
+    assert _description(text, 40, 39) == f"{whole}; {left_out}; {shorter}"
+    assert _description(corpus_of(["a red dog ran"]), 40, 41) == (
+        "1 sequences, 4 tokens that can be masked"
+    )
+
+
+@pytest.mark.parametrize(("size", "fits"), [(15, True), (14, False), (4, False)])
+def test_a_checkpoint_with_fewer_weights_than_tokens_is_refused(size: int, fits: bool) -> None:
+    """Tokens up to number 14 are in the text, and the mask token is number 4."""
+    text = corpus_of(tiny_lm.lines(30))
+    assert (int(text.ids.max()), tiny_lm.tokenizer().mask_token_id) == (14, 4)
+    networks: Any = {"model": SimpleNamespace(config=SimpleNamespace(vocab_size=size))}
+    if fits:
+        _check_vocabularies(run_of().spec, networks, tiny_lm.tokenizer(), text)
+        return
+    with pytest.raises(RunError) as error:
+        _check_vocabularies(run_of().spec, networks, tiny_lm.tokenizer(), text)
+    why = f"its tokenizer has more tokens than its {size} weights"
+    assert str(error.value) == f"the model's checkpoint does not fit: {why}"
+    assert error.value.cause == "invalid"
