@@ -14,7 +14,6 @@ import pytest
 
 from mptlab import Client, serve
 from mptlab.commands.asking import print_table
-from mptlab.commands.submitting import _values
 from tests.support.commands import mpt_here as mpt
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import MPT
@@ -271,13 +270,6 @@ def test_what_looks_like_markup_is_text(capsys: pytest.CaptureFixture[str]) -> N
     shown = capsys.readouterr().out
     assert "lml[model=a]" in shown
     assert "[red]x\ufffd[31m" in shown
-
-
-def test_values_that_are_swept() -> None:
-    assert _values("-1..1") == [-1, 0, 1]
-    assert _values("1,2.5,auto") == [1, 2.5, "auto"]
-    assert _values("[1,2]") == [1, 2]
-    assert _values("[1],[2]") == [[1], [2]]
 
 
 def test_a_spec_is_validated(environment: Environment) -> None:

@@ -1,0 +1,120 @@
+"""What the commands print: tables, metrics, lines; and values as they are typed."""
+
+from typing import Any
+
+import pytest
+import typer
+
+from mptlab.commands.asking import cell, print_table
+from mptlab.commands.following import comes_back, exit_unless_succeeded, print_ended
+from mptlab.commands.reading import _log_line, _told
+from mptlab.commands.submitting import MOST_VALUES, _values
+from mptlab.progress import printable
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"), (True, "yes"), (False, "no"), (1 / 3, "0.3333333"), (3, "3"), ("x", "x"),
+        (12345678.9, "1.234568e+07"), ([1, None], "1,-"), ({"a": True, "b": [2]}, "a=yes b=2"),
+    ],
+)  # fmt: skip
+def test_a_cell_of_a_table(value: Any, text: str) -> None:
+    assert cell(value) == text
+
+
+def test_a_program_reads_lines_that_are_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["id", "long_name", "a.b_c"], [["x" * 300, 1.5, None]])
+    header, _, row = (line for line in capsys.readouterr().out.splitlines() if line.strip())
+    assert "long name" in header
+    assert "a.b_c" in header
+    assert row.split() == ["x" * 300, "1.5", "-"]
+
+
+def test_a_terminal_is_not_commanded() -> None:
+    assert printable("a\x1b[31mb\u202e\n") == "a\ufffd[31mb\ufffd\ufffd"
+
+
+METRIC = {"name": "mpt", "labels": {"seed": 4, "model": "a"}, "value": -1.5, "std_err": 0.01234,
+          "reason": None}  # fmt: skip
+
+
+def test_how_experiments_ended_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    missing = {**METRIC, "labels": {}, "value": None, "std_err": None, "reason": "why"}
+    one = {"id": "a", "name": "n\x1b", "metrics": [METRIC, missing]}
+    lines = [f"{'mpt':16} seed=4 model=a -1.5 ± 0.01234", f"{'mpt':16} {'':12} why"]
+    print_ended([one])
+    assert capsys.readouterr().out.splitlines() == lines
+    print_ended([one, {"id": "b", "name": None, "metrics": []}])
+    assert capsys.readouterr().out.splitlines() == ["a  n\ufffd", *lines, "b"]
+
+
+def test_the_exit_status_tells_what_has_not_succeeded(capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = {"id": "a", "status": "succeeded"}, {"id": "b", "status": "cancelled"}
+    exit_unless_succeeded([good])
+    with pytest.raises(typer.Exit) as ended:
+        exit_unless_succeeded([good, bad])
+    assert ended.value.exit_code == 3
+    assert capsys.readouterr() == ("", "mpt: b cancelled\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "end"), [("watch", "; end it: mpt cancel a b"), ("table", ""), ("logs -f", "")]
+)
+def test_who_stops_waiting_is_told_how_to_come_back(
+    capsys: pytest.CaptureFixture[str], command: str, end: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt), comes_back(command, ["a", "b"]):
+        raise KeyboardInterrupt
+    told = f"mpt: the run goes on; come back to it: mpt {command} a b{end}\n"
+    assert capsys.readouterr() == ("", told)
+
+
+def test_values_of_a_sweep_are_bounded_and_of_json() -> None:
+    assert len(_values(f"1..{MOST_VALUES}")) == MOST_VALUES
+    for text, told in (
+        (f"0..{MOST_VALUES}", f"0..{MOST_VALUES} is more than {MOST_VALUES} values"),
+        ("[1,", "[1, is not valid JSON"),
+    ):
+        with pytest.raises(typer.BadParameter) as refused:
+            _values(text)
+        assert str(refused.value) == told
+    assert _values("-1..1") == [-1, 0, 1]
+    assert _values("1,2.5,auto") == [1, 2.5, "auto"]
+    assert _values("[1,2]") == [1, 2]
+    assert _values("[1],[2]") == [[1], [2]]
+    assert _values("3..3") == [3]
+    assert _values("3..2") == []
+    assert _values('["a",1]') == ["a", 1]
+    assert _values("x=1,true") == ["x=1", True]
+
+
+def test_what_there_is_of_an_experiment_is_told() -> None:
+    one: dict[str, Any] = {
+        "id": "ab",
+        "name": "mine",
+        "tags": [],
+        "note": None,
+        "status": "succeeded",
+        "owner": "me",
+        "sweep": None,
+        "spec": {"model": {"family": "ppca"}},
+        "created_at": "a",
+        "started_at": "b",
+        "finished_at": None,
+        "progress": {"done": 1, "total": 2, "unit": "masks"},
+        "queue": {"reason": "priority"},
+        "failure": {"kind": "error", "message": "why"},
+    }
+    assert _told(one) == {
+        "id": "ab", "name": "mine", "status": "succeeded", "owner": "me", "model": "ppca",
+        "created": "a", "started": "b", "progress": "1 of 2 masks",
+        "waits": "priority", "failure": "error: why",
+    }  # fmt: skip
+    ended = _told({**one, "tags": ["t"], "progress": None, "queue": None, "failure": None})
+    assert {*ended} == {"id", "name", "tags", "status", "owner", "model", "created", "started"}
+
+
+def test_a_line_of_a_log() -> None:
+    line = {"at": "2026-01-31T12:34:56.789Z", "level": "info", "message": "a\x1bb"}
+    assert _log_line(line) == "2026-01-31 12:34:56 info    a\ufffdb"

@@ -1,0 +1,327 @@
+"""What the commands ask of the client, and what they print, without a service."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mptlab import serve
+from mptlab.cli import app
+from mptlab.commands import asking
+from mptlab.commands.asking import MOST_CANDIDATES, Asked
+
+ID = "0123456789abcdef0123456789abcdef"
+FULL: dict[str, Any] = {
+    "id": ID, "name": "mine", "status": "succeeded", "owner": "me",
+    "created_at": "2026-01-31T12:34:56.789Z",
+}  # fmt: skip
+
+
+class Recording:
+    """A client that notes what it is called with, and gives the answers that it was made with."""
+
+    def __init__(self, **answers: Any):
+        self.answers = answers
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            self.calls.append((name, *given, named) if named else (name, *given))
+            answer = self.answers.get(name, {"id": ID, "status": "queued"})
+            return answer(*given, **named) if callable(answer) else answer
+
+        return call
+
+
+Typed = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """Run a command on a recording client: its exit status, what it prints, and its errors."""
+
+    def run(client: Recording, *words: str, text: str | None = None) -> tuple[int, str, str]:
+        @contextmanager
+        def connected(url: str | None) -> Iterator[Recording]:
+            assert url is None
+            yield client
+
+        monkeypatch.setattr(asking, "connected", connected)
+        done = CliRunner().invoke(app, words, input=text)
+        return done.exit_code, done.stdout, done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["cancel", "pause", "resume", "retry", "undelete"])
+def test_experiments_are_changed_one_by_one(typed: Typed, command: str) -> None:
+    other = ID[::-1]
+    client = Recording(**{command: lambda one: {"id": one, "status": "new"}})
+    assert typed(client, command, ID, other) == (0, f"{ID} new\n{other} new\n", "")
+    assert client.calls == [(command, ID), (command, other)]
+    _, shown, _ = typed(client, command, ID, "--json")
+    assert json.loads(shown) == [{"id": ID, "status": "new"}]
+
+
+def test_what_matches_is_cancelled(typed: Typed) -> None:
+    client = Recording(cancel_matching={"cancelled": 3, "ending": 1})
+    told = "3 cancelled, 1 running ones end soon\n"
+    assert typed(client, "cancel", "--tag", "a", "--status", "queued") == (0, told, "")
+    assert typed(client, "cancel", "--user", "ann", "--filter", "x > 1")[0] == 0
+    assert client.calls == [
+        ("cancel_matching", {"tag": ["a"], "status": ["queued"], "whose": "mine"}),
+        ("cancel_matching", {"owner": "ann", "filter": "x > 1", "whose": "all"}),
+    ]
+    for words in (["cancel"], ["cancel", ID, "--tag", "a"]):
+        assert typed(client, *words)[0] == 2
+    assert json.loads(typed(client, "cancel", "--tag", "a", "--json")[1])["ending"] == 1
+
+
+def test_a_list_asks_for_what_was_typed(typed: Typed) -> None:
+    client = Recording(experiments=lambda **_: iter([FULL, {**FULL, "id": "second"}]))
+    words = (
+        "list",
+        "--name",
+        "a",
+        "--tag",
+        "b",
+        "--status",
+        "c",
+        "--where",
+        "d",
+        "--order-by",
+        "e",
+    )
+    code, shown, _ = typed(client, *words, "--lab", "--limit", "1")
+    given = {"name": "a", "tag": ["b"], "status": ["c"], "filter": "d", "order_by": "e"}
+    assert client.calls == [("experiments", {"limit": 1, **given, "whose": "lab"})]
+    header, _, row = (line.split() for line in shown.splitlines() if line.strip())
+    assert (code, header) == (0, ["id", "name", "status", "owner", "created"])
+    assert row == [ID, "mine", "succeeded", "me", "2026-01-31", "12:34"]
+    typed(client, "list", "--limit", "900")
+    assert client.calls[-1] == ("experiments", {"limit": 500})
+    assert typed(client, "list")[1].split()[:4] == ["id", "name", "status", "created"]
+
+
+@pytest.mark.parametrize(
+    ("words", "called"),
+    [
+        (["user", "add", "ann", "--role", "viewer"], ("add_user", "ann", "viewer")),
+        (["user", "add", "ann"], ("add_user", "ann", "member")),
+        (["user", "set", "ann", "--shares", "3", "--max-running", "4", "--disabled"],
+         ("change_user", "ann", {"shares": 3, "max_running": 4, "active": False})),
+        (["user", "set", "ann", "--max-gpu-hours", "1.5", "--max-bytes", "none", "--may-jump",
+          "--role", "admin", "--max-submitted", "7"],
+         ("change_user", "ann", {"role": "admin", "may_jump": True, "max_submitted": 7,
+                                 "max_gpu_hours_a_day": 1.5, "max_bytes": None})),
+        (["key", "add", "ann", "--label", "ci", "--scope", "read", "--scope", "submit",
+          "--days", "2"],
+         ("add_key", "ann", {"name": "ci", "scopes": ["read", "submit"], "lasts_days": 2.0})),
+        (["key", "add", "ann"], ("add_key", "ann")),
+        (["key", "revoke", "ann", "k1"], ("revoke_key", "ann", "k1")),
+    ],
+)  # fmt: skip
+def test_admins_change_users_and_keys(
+    typed: Typed, words: list[str], called: tuple[Any, ...]
+) -> None:
+    client = Recording(add_key={"key": "mpt_secret"}, change_user={"name": "ann"})
+    code, shown, error = typed(client, "admin", *words)
+    assert (code, client.calls[0]) == (0, called), error
+    assert ("mpt_secret" in shown) == ("add" in words)
+
+
+@pytest.mark.parametrize(
+    ("option", "number"), [("--max-running", "1.5"), ("--max-gpu-hours", "x"), ("--max-bytes", "")]
+)
+def test_a_limit_is_a_number_or_none(typed: Typed, option: str, number: str) -> None:
+    code, _, error = typed(Recording(), "admin", "user", "set", "ann", option, number)
+    assert code == 2
+    assert f'{option} {number}: give a number, or "none"' in " ".join(error.split())
+    assert typed(Recording(), "admin", "user", "set", "ann")[0] == 2
+
+
+def test_the_audit_is_asked_page_by_page(typed: Typed) -> None:
+    client = Recording(audit=lambda **_: iter([{"at": str(i), "actor": "a"} for i in range(3)]))
+    words = ("admin", "audit", "--actor", "ann", "--object", "x", "--limit", "2", "--json")
+    assert [one["at"] for one in json.loads(typed(client, *words)[1])] == ["0", "1"]
+    assert client.calls == [("audit", {"actor": "ann", "object_id": "x", "limit": 2})]
+    typed(client, "admin", "audit", "--limit", "501")
+    assert client.calls[-1] == ("audit", {"limit": 500})
+
+
+@pytest.mark.parametrize(
+    ("words", "became"),
+    [
+        (["migrate"], ("service.prepare",)),
+        (["api", "--host", "::1", "--port", "1"], ("service", "--host", "::1", "--port", "1")),
+        (["api"], ("service", "--host", "127.0.0.1", "--port", "8765")),
+        (["dispatcher"], ("worker.dispatcher",)),
+        (["reaper"], ("worker.reaper",)),
+        (["worker"], ("worker.node", "cpu")),
+        (["worker", "gpu", "--lifetime", "3h"], ("worker.node", "gpu", "--lifetime", "3h")),
+        (["worker", "gpu", "--all"], ("worker.every_gpu",)),
+        (["backup", "to"], ("service.backup", "save", "to")),
+        (["backup", "to", "--store-only", "--finish"],
+         ("service.backup", "save", "to", "--store-only", "--finish")),
+        (["restore", "to"], ("service.backup", "restore", "to")),
+        (["restore", "to", "--store-only"], ("service.backup", "restore", "to", "--store-only")),
+        (["admin", "sweep"], ("service.sweep",)),
+        (["admin", "sweep", "--dry-run"], ("service.sweep", "--dry-run")),
+    ],
+)  # fmt: skip
+def test_a_part_of_the_service_is_another_program(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], became: tuple[str, ...]
+) -> None:
+    found: list[tuple[str, ...]] = []
+    monkeypatch.setattr(serve, "become", lambda *given: found.append(given))
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert found == [became]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["worker", "cpu", "--all"], "--all is for workers of the queue gpu"),
+        (["backup", "to", "--finish"], "--finish belongs to --store-only"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(words: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert told in " ".join(done.stderr.replace("│", " ").split())
+
+
+def asked(*experiments: dict[str, Any]) -> tuple[Asked, Recording]:
+    client: Any = Recording(experiments=lambda **_: iter(experiments))
+    return Asked(client, False), client
+
+
+def test_a_part_of_an_id_or_a_name_is_looked_for() -> None:
+    found, client = asked({"id": "abc1", "status": "queued"})
+    assert found.id(ID) == ID
+    assert client.calls == []
+    assert found.ids(["abc", "no hex"]) == ["abc1", "abc1"]
+    assert client.calls == [
+        ("experiments", {"filter": 'id >= "abc" and id < "abcg"', "limit": MOST_CANDIDATES}),
+        ("experiments", {"name": "abc", "limit": MOST_CANDIDATES}),
+        ("experiments", {"name": "no hex", "limit": MOST_CANDIDATES}),
+    ]
+    nothing, client = asked()
+    assert nothing.id("x" * 201) == "x" * 201
+    assert nothing.id("") == ""
+    assert client.calls == []
+    assert nothing.id("x" * 200) == "x" * 200
+    assert len(client.calls) == 1
+
+
+def test_what_may_be_several_is_listed() -> None:
+    found, _ = asked({"id": "abc1", "status": "queued"}, {"id": "abc2", "status": "failed"})
+    with pytest.raises(typer.BadParameter) as refused:
+        found.id("abc")
+    assert str(refused.value) == "abc may be several: abc1 (queued), abc2 (failed)"
+
+
+def submitted(**beside: Any) -> tuple[Any, ...]:
+    return ("submit", {"data": {"n": 5}}, beside) if beside else ("submit", {"data": {"n": 5}})
+
+
+@pytest.mark.parametrize(
+    ("words", "called"),
+    [
+        ([], submitted()),
+        (["--name", "a", "--tag", "b", "--share", "--no-cache"],
+         submitted(name="a", tags=["b"], visibility="lab", cache=False)),
+        (["--name", ""], submitted(name="")),
+    ],
+)  # fmt: skip
+def test_a_submission_is_what_was_typed(
+    typed: Typed, tmp_path: Path, words: list[str], called: tuple[Any, ...]
+) -> None:
+    client = Recording(submit={"id": ID, "status": "queued"})
+    file = tmp_path / "a.yaml"
+    file.write_text("data: {n: 4}")
+    assert typed(client, "submit", str(file), "--set", "data.n=5", *words) == (0, f"{ID}\n", "")
+    code, shown, error = typed(client, "submit", "-", *words, "--json", text='{"data": {"n": 5}}')
+    assert (code, json.loads(shown), error) == (0, {"id": ID, "status": "queued"}, "")
+    assert client.calls == [called] * 2
+
+
+@pytest.mark.parametrize("pair", ["data.n", "=5", "data.n="])
+def test_a_change_is_a_field_and_its_value(typed: Typed, pair: str) -> None:
+    code, _, error = typed(Recording(), "submit", "-", "--set", pair, text="{}")
+    is_whole = pair == "data.n="
+    assert code == (0 if is_whole else 2)
+    assert ("is no field with its value" in error) != is_whole
+
+
+def test_a_valid_spec_is_told_with_what_it_takes(typed: Typed) -> None:
+    told = {"masks": 24, "points": 6, "memory_bytes": 3 * 2**20, "queue_reason": "a worker",
+            "runtime": {"median_s": 12.4}, "cached_from": None}  # fmt: skip
+    code, shown, _ = typed(Recording(validate=told), "validate", "-", text="{}")
+    assert code == 0
+    assert shown.splitlines() == [
+        "the spec is valid", "masks            24", "points           6", "memory           3 MiB",
+        "runtime          about 12 s", "would wait       a worker", "computed before  -",
+    ]  # fmt: skip
+    unknown = Recording(validate={**told, "runtime": None})
+    assert "runtime          not known yet" in typed(unknown, "validate", "-", text="{}")[1]
+
+
+def test_a_sweep_asks_for_each_field(typed: Typed) -> None:
+    class Sweep:
+        id = "s1"
+
+        def get(self) -> dict[str, str]:
+            return {"id": "s1", "status": "running"}
+
+    client = Recording(sweep=Sweep())
+    over = ("--over", "a.b=1..2", "--over", "c=x", "--concurrency", "3", "--tag", "t")
+    assert typed(client, "sweep", "-", *over, text="{}") == (0, "s1\n", "")
+    grid = {"a.b": [1, 2], "c": ["x"]}
+    assert client.calls == [("sweep", {}, grid, {"tags": ["t"], "concurrency": 3})]
+    code, shown, _ = typed(client, "sweep", "-", "--over", "c=x", "--json", text="{}")
+    assert (code, json.loads(shown)["status"]) == (0, "running")
+    assert client.calls[-1] == ("sweep", {}, {"c": ["x"]})
+
+
+def test_a_verdict_is_a_table_and_a_line(typed: Typed) -> None:
+    row = {
+        "what": "LML",
+        "published": 1.0,
+        "measured": 2.0,
+        "low": 0.5,
+        "high": 1.5,
+        "agrees": False,
+    }
+    verdict = {"verdict": "incomplete", "comparisons": [row], "missing": "a curve"}
+    client = Recording(verdict=verdict)
+    code, shown, _ = typed(client, "verdict", "table1", ID, ID)
+    assert client.calls == [("verdict", "table1", [ID, ID])]
+    header, _, values, told = (line.split() for line in shown.splitlines() if line.strip())
+    assert header == ["what", "published", "measured", "low", "high", "agrees"]
+    assert values == ["LML", "1", "2", "0.5", "1.5", "no"]
+    assert (code, told) == (3, ["incomplete:", "a", "curve"])
+
+
+def test_ones_own_share_is_printed_as_slurm_does(typed: Typed) -> None:
+    share = {"raw_shares": 1, "norm_shares": 0.5, "raw_usage": 3.25, "effectv_usage": None,
+             "level_fs": 2, "fair_share": 1 / 3}  # fmt: skip
+    waiting = {"id": ID, "queue": {"reason": "priority", "estimated_start": None}}
+    found = {"share": share, "running": 2, "max_running": 4, "submitted": 3, "max_submitted": None,
+             "gpu_hours": 1.23456, "max_gpu_hours_a_day": 8.0, "items": [waiting]}  # fmt: skip
+    code, shown, _ = typed(Recording(queue=found), "queue")
+    names, figures, counts, hours, item = shown.splitlines()
+    assert code == 0
+    columns = ("RawShares", "NormShares", "RawUsage", "EffectvUsage", "LevelFS", "FairShare")
+    assert names == " ".join(f"{column:>12}" for column in columns)
+    assert figures.split() == ["1", "0.5", "3.25", "-", "2", "0.333333"]
+    assert counts == "running 2 of 4, submitted 3"
+    assert hours == "GPU-hours within 24: 1.23 of 8"
+    assert item == f"{ID}  priority; starts: unknown"
+    none = {**found, "max_gpu_hours_a_day": None, "items": []}
+    assert len(typed(Recording(queue=none), "queue")[1].splitlines()) == 3
