@@ -179,6 +179,40 @@ def test_scores_that_are_never_final_say_why() -> None:
     assert metric(found, "mpt_bias_estimate").value == metric(found, "mpt_doubtful").value == 0
 
 
+def test_a_bias_within_its_error_may_be_quoted() -> None:
+    """Of 0.3 in all, where the error is about 0.5; without one 0.05 would be too much."""
+    found = evaluated({"model": Sampled(bias=0.1)}, masks={"schedule": "all", "per_size": 10})
+    assert metric(found, "mpt").value is not None
+    (bias,) = [one for one in found if isinstance(one, Metric) and one.name == "mpt_bias_estimate"]
+    (doubt,) = [one for one in found if isinstance(one, Metric) and one.name == "mpt_doubtful"]
+    assert bias == Metric("mpt_bias_estimate", pytest.approx(0.3), 0.0, {})
+    assert doubt == Metric("mpt_doubtful", 0.0, 0.0, {})
+
+
+def test_with_a_target_each_size_has_its_point() -> None:
+    models: dict[str, VectorModel] = {"model": Numbers(), "baseline": Numbers(3)}
+    found = evaluated(models, masks={"schedule": "all"}, bias=True, **TARGET)
+    points = [one for one in found if isinstance(one, Point)]
+    each = ["score", "bias", "score", "bias", "score_difference"]
+    assert [(one.x, one.series) for one in points] == [(m, s) for m in (1, 2, 3) for s in each]
+    values = [7 / 3, 7 - 20, 7, 21 - 20, -14 / 3]
+    assert [one.value for one in points[:5]] == pytest.approx(values)
+    assert metric(found, "score_difference").value == pytest.approx(-28)
+
+
+def test_an_lml_that_can_be_computed_is_always_final() -> None:
+    """That of a grid is the grid's own, which the scores use too."""
+
+    class OnGrid(Numbers):
+        def evidence(self) -> Evidence:
+            return Evidence(20.0, 0.0, "not final: few nodes")
+
+    found = evaluated({"model": OnGrid()}, masks=EVERY, bias=True)
+    assert {one.reason for one in found if isinstance(one, Point)} == {None}
+    assert metric(found, "difference").value is not None
+    assert metric(found, "lml").reason == "not final: few nodes"
+
+
 def test_the_lml_of_samples_makes_its_differences_doubtful() -> None:
     class Unconverged(Sampled):
         def evidence(self) -> Evidence:

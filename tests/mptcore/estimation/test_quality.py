@@ -31,6 +31,15 @@ def test_a_bias_or_weights_that_cannot_be_borne(
     assert (doubtful_reason(bias, std_err, share, CURE) is None) == final
 
 
+def test_what_is_not_final_says_why_and_what_to_do() -> None:
+    share = "the importance weights of 6% of its terms cannot be trusted, more than 5%"
+    assert doubtful_reason(9.0, 0.1, 0.06, CURE) == f"not final: {share}; raise draws"
+    bias = "its estimated bias of -0.12 nats is beyond"
+    error = doubtful_reason(-0.123, 0.11, 0.0, CURE)
+    assert error == f"not final: {bias} its error of 0.11; raise draws"
+    assert doubtful_reason(-0.123, None, 0.0, CURE) == f"not final: {bias} 0.05; raise draws"
+
+
 def test_a_sum_is_as_doubtful_as_its_most_doubtful_size() -> None:
     def of_size(size: int, bias: float, share: float) -> SizeScores:
         grades = torch.tensor([[bias] * 3, [share] * 3, [0.0] * 3])
@@ -41,3 +50,6 @@ def test_a_sum_is_as_doubtful_as_its_most_doubtful_size() -> None:
     assert grade is not None
     assert grade.bias == pytest.approx(100.0)
     assert grade.share == 1.0
+    exact = SizeScores(1, torch.zeros(3))
+    assert Grade.of([exact]) is None
+    assert Grade.of([exact, of_size(2, 0.5, 0.25)]) == Grade(0.5, 0.25)
