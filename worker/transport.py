@@ -1,16 +1,18 @@
 """The parts of Celery that read messages, made robust against garbage in Redis.
 
 A message is only a doorbell: a dispatch whose message is lost is put back by the reaper. So what
-cannot be read is dropped with a log line, and nothing is kept for later.
+cannot be read is dropped with a log line, and nothing is kept for later. A key of another type than
+Celery needs is deleted.
 """
 
 import logging
+from functools import partial
 from queue import Empty
 from typing import Any
 
 from celery.worker.consumer import Consumer as CeleryConsumer
 from kombu.transport import redis
-from redis import RedisError
+from redis import RedisError, ResponseError
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +32,38 @@ class Channel(redis.Channel):
 
     QoS = QoS
 
+    def _new_queue(self, queue: str, *arguments: Any, **options: Any) -> None:
+        self._delete_wrong_keys(queue)
+        super()._new_queue(queue, *arguments, **options)  # type: ignore[no-untyped-call]
+
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)  # type: ignore[no-untyped-call]
+        except ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            for queue in self.active_queues:
+                self._delete_wrong_keys(queue)
+            return True
         except BROKER_ERRORS:
             raise
         except Exception as error:
             log.error("dropped something in Redis that is not a message: %r", error)
             return True
+
+    def _delete_wrong_keys(self, queue: str) -> None:
+        """Delete each key of a queue that is not of the type that this transport gives it."""
+        types = dict.fromkeys(map(partial(self._q_for_pri, queue), self.priority_steps), b"list")
+        types[self.keyprefix_queue % queue] = b"set"
+        types[self.keyprefix_binding_permanent % queue] = b"set"
+        types[self.unacked_key] = b"hash"
+        types[self.unacked_index_key] = b"zset"
+        with self.conn_or_acquire() as client:
+            for key, expected in types.items():
+                found = client.type(key)
+                if found not in (expected, b"none"):
+                    client.delete(key)
+                    log.error("deleted %r in Redis: it was no %s", key, expected.decode())
 
 
 class Transport(redis.Transport):

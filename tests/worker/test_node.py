@@ -94,9 +94,49 @@ def test_garbage_and_delayed_messages_are_dropped(node: Lab) -> None:
     wait_until(lambda: "dispatch 17 is stale" in node.log.read_text(), 120, "the dispatch")
     wait_until(lambda: not broker.exists("cpu", "unacked"), 60, "no message that is kept")
     assert node.log.read_text().count("it has an ETA") >= ETA_MESSAGES
-    process = node.processes["node"]
-    broker.set("cpu", "no list")  # Celery cannot read this queue at all
-    assert process.wait(120) == 1
+
+
+QUEUE_KEYS = ("cpu", "cpu\x06\x163", "_kombu.binding.cpu", "_kombu.binding_permanent.cpu")
+UNACKED_KEYS = ("unacked", "unacked_index")
+
+
+def test_keys_of_a_wrong_type_are_deleted(lab: Settings) -> None:
+    """When a node starts, and while it runs. Later dispatches are taken."""
+    assert lab.broker_url is not None
+    broker = Client.from_url(lab.broker_url)
+    celery = make_celery(lab)
+    node = Lab(lab, lab.store / "lab.log", fork)
+
+    def set_wrong(*keys: str) -> None:
+        for key in keys:
+            broker.delete(key)
+            broker.set(key, "no list")
+
+    def wait_until_right(*keys: str) -> None:
+        wait_until(lambda: b"string" not in map(broker.type, keys), 120, f"no string at {keys}")
+
+    def wait_until_taken(number: int) -> None:
+        celery.send_task(RUN, args=["real", number], queue="cpu")
+        taken = f"dispatch {number} is stale"
+        wait_until(lambda: taken in node.log.read_text(), 120, taken)
+
+    set_wrong(*QUEUE_KEYS, *UNACKED_KEYS)
+    try:
+        node.start("node", "worker", "cpu", MPT_WARM_PARENT="false")
+        wait_until_right(*QUEUE_KEYS, *UNACKED_KEYS)
+        wait_until_taken(17)
+        set_wrong("cpu")
+        wait_until_right("cpu")
+        wait_until_taken(18)
+        for key in UNACKED_KEYS:
+            set_wrong(key)
+            celery.send_task(RUN, args=["real", 0], queue="cpu")
+            wait_until_right(key)
+        wait_until_taken(19)
+        assert node.processes["node"].poll() is None
+    finally:
+        node.stop()
+    assert "dispatch 0" not in node.log.read_text()
 
 
 @pytest.fixture
