@@ -27,8 +27,7 @@ def test_a_link_signs_in_once_and_leads_where_one_was_going(
     stranger.goto(path.replace("/sign-in", "/sign-in?next=%2Flab"))
     expect(stranger.get_by_role("heading", name="Sign in as local?")).to_be_visible()
     assert stranger.context.cookies() == []
-    expect(stranger.get_by_role("button", name="Sign in as local")).to_be_focused()
-    stranger.keyboard.press("Enter")
+    stranger.get_by_role("button", name="Sign in as local").click()
     stranger.wait_for_url(lab.url("/lab"))
     expect(stranger.get_by_role("heading", name="My keys")).to_be_visible()
     assert stranger.evaluate("document.cookie") == ""
@@ -39,13 +38,15 @@ def test_a_link_signs_in_once_and_leads_where_one_was_going(
 
 
 def test_a_foreign_link_replaces_no_sign_in_unasked(stranger: Page, lab: BrowsedLab) -> None:
-    """Signed in as another user, the page names both; "No" leaves everything as it is."""
+    """Signed in as another user, the page names both; "No" leaves everything as it is, and so does
+    an Enter that was meant for something else."""
     signed_in(stranger, lab.service, key_of(lab.database, "ann", Role.MEMBER))
     before = stranger.context.cookies()
     stranger.goto(lab.api.sign_in_url())
     asked = stranger.get_by_text("The link you opened signs this browser in as")
     expect(asked).to_contain_text("as local. You are signed in as ann: that ends.")
-    stranger.get_by_role("button", name="No").click()
+    expect(stranger.get_by_role("button", name="No")).to_be_focused()
+    stranger.keyboard.press("Enter")
     stranger.wait_for_url(lab.url("/"))
     expect(stranger.get_by_role("link", name="ann", exact=True)).to_be_visible()
     assert [one["value"] for one in stranger.context.cookies()] == [one["value"] for one in before]

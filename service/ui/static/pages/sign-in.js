@@ -11,10 +11,10 @@ function next() {
   return /^\/(?![/\\])/.test(wanted) ? wanted : "/";
 }
 
-/** Asks whether to sign in by a link. The button has the focus, so that Enter says yes. */
+/** Asks whether to sign in by a link. "No" has the focus: Enter accepts no foreign link. */
 function Confirm({ link, busy, onYes, onNo }) {
-  const yes = useRef(null);
-  useEffect(() => yes.current.focus(), [link.code]);
+  const no = useRef(null);
+  useEffect(() => no.current.focus(), [link.code]);
 
   function onSubmit(event) {
     event.preventDefault();
@@ -29,8 +29,8 @@ function Confirm({ link, busy, onYes, onNo }) {
       ${" "}Go on only if you asked for this link yourself.
     </p>
     <div class="row">
-      <button class="primary" ref=${yes} disabled=${busy}>Sign in as ${name}</button>
-      <button type="button" onClick=${onNo} disabled=${busy}>No</button>
+      <button class="primary" disabled=${busy}>Sign in as ${name}</button>
+      <button type="button" ref=${no} onClick=${onNo} disabled=${busy}>No</button>
     </div>
   </form>`;
 }
