@@ -23,6 +23,7 @@ from service.dependencies import authenticate, check_scopes, scopes_of
 from service.errors import ApiError, invalid, wrong_body
 from service.own_pages import check_own_page
 from service.parameters import QueryParameters
+from service.rates import network
 from service.settings import Settings
 
 LARGE_BYTES = 64 * 1024
@@ -36,6 +37,9 @@ PUBLIC_BODY_S = 3.0
 """Time limit for such a body, where the setting `body_s` is not less."""
 MAX_PUBLIC_BODIES = 32
 """Such bodies that a process receives at once."""
+MAX_ADDRESS_BODIES = 8
+"""Such bodies of one address, or network of IPv6. Otherwise one address could keep all others from
+signing in."""
 MAX_USER_BODIES = 50
 """Bodies of one user that a process receives at once, without uploads."""
 AWAITED_SINCE = "body_awaited_since"
@@ -47,16 +51,21 @@ class Bodies:
 
     def __init__(self) -> None:
         self.parsing = CapacityLimiter(1)
-        self._counts = Counter[tuple[str, int]]()
+        self._counts = Counter[tuple[str, int | str]]()
 
-    def public(self) -> AbstractContextManager[None]:
-        """Count a body without a key while it is received. Raise ApiError (503)."""
-        detail = (
-            f"{MAX_PUBLIC_BODIES} requests without a key are being received, which is the most: "
-            "try again"
-        )
-        error = _try_again(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_bodies", detail)
-        return self._one(("public", 0), MAX_PUBLIC_BODIES, error)
+    @contextmanager
+    def public(self, address: str | None) -> Iterator[None]:
+        """Count a body without a key while it is received. Raise ApiError (429 or 503)."""
+        rest = "requests without a key are being received, which is the most: try again"
+        of_address = f"{MAX_ADDRESS_BODIES} of your address's {rest}"
+        refused = _try_again(HTTPStatus.TOO_MANY_REQUESTS, "too_many_bodies", of_address)
+        of_all = f"{MAX_PUBLIC_BODIES} {rest}"
+        full = _try_again(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_bodies", of_all)
+        with (
+            self._one(("address", network(address)), MAX_ADDRESS_BODIES, refused),
+            self._one(("public", 0), MAX_PUBLIC_BODIES, full),
+        ):
+            yield
 
     def of_user(self, user_id: int) -> AbstractContextManager[None]:
         """Count a body of the user while it is received. Raise ApiError (429)."""
@@ -76,7 +85,7 @@ class Bodies:
         return self._one(("large", user_id), MAX_USER_LARGE, error)
 
     @contextmanager
-    def _one(self, key: tuple[str, int], limit: int, error: ApiError) -> Iterator[None]:
+    def _one(self, key: tuple[str, int | str], limit: int, error: ApiError) -> Iterator[None]:
         if self._counts[key] >= limit:
             raise error
         self._counts[key] += 1
@@ -145,7 +154,9 @@ class StrictRequest(Request):
 
     def _counted(self) -> AbstractContextManager[None]:
         bodies: Bodies = self.app.state.bodies
-        return bodies.of_user(self.state.caller.id) if self.route.needs_key else bodies.public()
+        if self.route.needs_key:
+            return bodies.of_user(self.state.caller.id)
+        return bodies.public(self.client.host if self.client else None)
 
     async def _received(self, limit: int) -> bytes:
         if int(self.headers.get("Content-Length", 0)) > limit:

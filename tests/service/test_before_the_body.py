@@ -48,6 +48,7 @@ class Exchange:
     path: str
     headers: dict[str, str] = field(default_factory=dict)
     query: str = ""
+    address: str = "192.0.2.1"
     pieces: int = 0
     answered: list[Any] = field(default_factory=list)
 
@@ -69,7 +70,7 @@ class Exchange:
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http",
             "method": self.method, "path": self.path, "raw_path": self.path.encode(),
             "query_string": self.query.encode(), "headers": headers, "root_path": "",
-            "client": ("192.0.2.1", 1), "server": ("x", 80), "state": {},
+            "client": (self.address, 1), "server": ("x", 80), "state": {},
         }  # fmt: skip
         await app(scope, self.receive, self.send)
         status: int = self.answered[0]["status"]
@@ -297,6 +298,27 @@ def test_few_bodies_are_received_at_once(
     assert refused.pieces == 0
     assert refused.answer_headers[b"retry-after"] == b"2"
     assert b"too_many_bodies" in refused.answered[1]["body"]
+    assert not app.state.bodies._counts
+
+
+def test_one_address_leaves_room_for_bodies_of_others(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One address, or one network of IPv6."""
+    monkeypatch.setattr(bodies, "PUBLIC_BODY_S", 600.0)
+    path = "/v1/sign-in"
+
+    async def ask_all() -> tuple[int, int]:
+        slow = [
+            Stalled("POST", path, address=f"2001:db8::{i}")
+            for i in range(1, bodies.MAX_ADDRESS_BODIES + 1)
+        ]
+        async with under_way(app, slow):
+            same = await Exchange("POST", path, address="2001:db8::ffff").asked(app)
+            other = await Exchange("POST", path, address="2001:db8:0:1::1").asked(app)
+        return same, other
+
+    assert asyncio.run(ask_all()) == (429, 413)
     assert not app.state.bodies._counts
 
 
