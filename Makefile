@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PTH := mptcore/data/mptlab-server.pth
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt $(CURDIR)/constraints-cuda.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -15,11 +16,12 @@ setup: $(VENV)/.installed ## make .venv with every pinned package (quick when no
 
 # Without an NVIDIA driver, torch is PyTorch's own build for the CPU, where its index answers: its
 # version, 2.13.0+cpu, sorts above the registry's 2.13.0, which brings several GB of CUDA.
-$(VENV)/.installed: pyproject.toml constraints.txt constraints-cuda.txt
+$(VENV)/.installed: pyproject.toml constraints.txt constraints-cuda.txt $(PTH)
 	$(PYTHON) -m venv $(VENV)
 	if ! nvidia-smi && curl --head --fail --max-time 3 $(TORCH_CPU)/torch/; then \
 		export PIP_EXTRA_INDEX_URL="$$PIP_EXTRA_INDEX_URL $(TORCH_CPU)"; \
 	fi > /dev/null 2>&1; $(BIN)/pip install --quiet --editable '.[dev]'
+	cp $(PTH) $(VENV)/lib/python*/site-packages # an editable install leaves it out
 	# A test runs this generator; the typer that it asks for is older than ours, and for its command line alone.
 	$(BIN)/pip install --quiet --no-deps openapi-python-client==0.29.1
 	@touch $@

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from benchmarks.table import Row, SkippedError
-from mptcore.data.vision import torchvision_datasets
 from mptcore.protocol.records import Metric
 from mptcore.run import run
 from mptcore.runtime.process import keep_freed_memory
@@ -137,7 +136,6 @@ class _Parts:
     """The model and the text of a spec, for both ways."""
 
     def __init__(self, spec: TextExperiment):
-        torchvision_datasets()
         self.pretrained = importlib.import_module("mptcore.families.masked_lm.pretrained")
         corpora = importlib.import_module("mptcore.families.masked_lm.corpus")
         self.spec = spec

@@ -15,7 +15,6 @@ from typing import Any
 
 from PIL import Image
 
-from mptcore.data.vision import torchvision_datasets
 from mptlab import Client, serve
 
 NOTEBOOKS = sorted((Path(__file__).parent / "notebooks").glob("*.ipynb"))
@@ -52,7 +51,6 @@ def service(folder: Path) -> Iterator[None]:
 
 def execute(notebook: Json) -> None:
     """Fill in what the cells show. Raises what they raise."""
-    torchvision_datasets()  # transformers imports torchvision, where it is installed
     names: Json = {"__name__": "__main__"}
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for count, cell in enumerate(code, 1):

@@ -1,27 +1,46 @@
-"""The only module that imports torchvision."""
+"""Make torchvision importable beside a torch for which its compiled operators were not built.
+
+With such a torch (a wheel of another index, for the CPU alone) `import torchvision` fails because
+the schemas of two operators are missing, and so does `import transformers`, which imports it. The
+data sets, the transforms and transformers do not use these operators.
+
+A line in site-packages (mptlab-server.pth) calls `make_importable` in each Python process that
+looks for torchvision, so that a user's own imports work too. So this module must load nothing.
+"""
 
 import importlib
+import sys
 from types import ModuleType
 from typing import Any
 
-from torch import library
-
-_kept: list[library.Library] = []
+_kept: list[Any] = []
 
 
-def torchvision_datasets() -> ModuleType:
-    """The module torchvision.datasets, also beside a torch for which torchvision's compiled
-    operators were not built (a wheel of another index): there `import torchvision` fails because
-    two operator schemas are missing. They are defined and the import is tried again; the data sets
-    do not use them. Where torchvision defines them itself a second definition would raise, so this
-    comes after the failure only."""
-    try:
-        return importlib.import_module("torchvision.datasets")
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-    schemas: Any = library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+class _MissingOperators:
+    """An import hook that finds no module, but defines the operators just before torchvision uses
+    them: after it has tried to load its own."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if name == "torchvision._meta_registrations" and not _kept:
+            if not importlib.import_module("torchvision.extension")._has_ops():
+                _define_operators()
+
+
+def _define_operators() -> None:
+    schemas = importlib.import_module("torch.library").Library("torchvision", "DEF")
     schemas.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     schemas.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _kept.append(schemas)  # the definitions live as long as their library
+
+
+def make_importable() -> None:
+    """Let `import torchvision` succeed. Call it before anything imports torchvision."""
+    if _MissingOperators not in sys.meta_path:
+        sys.meta_path.insert(0, _MissingOperators)
+
+
+def torchvision_datasets() -> ModuleType:
+    """Return the module torchvision.datasets."""
+    make_importable()
     return importlib.import_module("torchvision.datasets")

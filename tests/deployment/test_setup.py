@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -11,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CPU = "https://download.pytorch.org/whl/cpu"
-PYTHON = """mkdir -p .venv/bin
+PTH = "mptcore/data/mptlab-server.pth"
+PYTHON = """mkdir -p .venv/bin .venv/lib/python3.11/site-packages
 cat > .venv/bin/pip <<'PIP'
 #!/bin/sh
 case "$*" in *--editable*) echo "$PIP_EXTRA_INDEX_URL" > asked; esac
@@ -32,14 +34,17 @@ def test_torch_is_for_the_cpu_where_there_is_no_driver(
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
         (tmp_path / name).chmod(0o755)
-    for name in ("pyproject.toml", "constraints.txt", "constraints-cuda.txt"):
-        (tmp_path / name).touch()
+    (tmp_path / PTH).parent.mkdir(parents=True)
+    for name in ("pyproject.toml", "constraints.txt", "constraints-cuda.txt", PTH):
+        shutil.copy(ROOT / name, tmp_path / name)
     for own in ([], ["https://lab.example/simple"]):
         (tmp_path / ".venv/.installed").unlink(missing_ok=True)
         variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PIP_EXTRA_INDEX_URL": " ".join(own)}
         make = ["make", "--file", str(ROOT / "Makefile"), "setup", "PYTHON=py"]
         subprocess.run(make, cwd=tmp_path, env=variables, check=True, capture_output=True)
         assert (tmp_path / "asked").read_text().split() == own + asked
+    (started,) = (tmp_path / ".venv/lib").glob("*/site-packages/*.pth")
+    assert started.read_text() == (ROOT / PTH).read_text()
 
 
 def test_pip_prefers_the_build_for_the_cpu_where_both_are_offered(tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from mptcore.data.vision import torchvision_datasets
+from mptcore.data.vision import make_importable
 from mptcore.protocol.records import RunError
 from mptcore.runtime.inputs import note_used
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.tensor_files import load_weights
 from mptcore.specs import MaskedLmModel
 
-torchvision_datasets()  # transformers imports torchvision where it is installed
+make_importable()  # transformers imports torchvision
 transformers: Any = importlib.import_module("transformers")
 
 FAMILY = "masked_lm"
