@@ -5,7 +5,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
@@ -16,13 +16,16 @@ from service.errors import ApiError, invalid
 from service.experiments.schemas import Line, moment
 from service.pages import Cursor, Limit, page, read_number_cursor
 from service.permission import check_has_key
+from service.schemas import Page, RequestModel, ResponseModel
 from service.users import MAY, ApiKey, Caller, Role, Scope, User
 
 router = APIRouter(prefix="/v1", tags=["users"], route_class=StrictRoute)
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
-UserName = Annotated[str, Path(pattern=NAME)]
-KeyId = Annotated[str, Path(pattern="^[0-9A-Za-z]{1,16}$")]
+UserName = Annotated[str, Path(pattern=NAME, description="Name of the user.")]
+KeyId = Annotated[
+    str, Path(pattern="^[0-9A-Za-z]{1,16}$", description="Id of the key. It is not secret.")
+]
 AnyScope = Annotated[Scope, Field(strict=False)]
 DAY_S = 86_400.0
 STANDING = (
@@ -32,109 +35,150 @@ STANDING = (
 """Fields of a user that affect the queue and the store."""
 
 
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class NewUser(RequestModel):
+    """A user to create."""
 
-
-class NewUser(Body):
     name: Annotated[str, Field(pattern=NAME)]
-    """Lower-case letters, digits, dots and dashes. The name never changes."""
+    """Lower-case letters, digits, dots, underscores and dashes. The name never changes."""
     role: Role = Field(default=Role.MEMBER, strict=False)
+    """Role of the user: `admin`, `member` or `viewer`."""
 
 
-class UserChanges(Body):
+class UserChanges(RequestModel):
     """Changes to a user. Omitted fields stay as they are."""
 
     role: Role | None = Field(default=None, strict=False)
+    """Role of the user: `admin`, `member` or `viewer`."""
     active: bool | None = None
     """False disables the user: keys are refused, and queued experiments do not start until the user
     is active again. Experiments that are running go on."""
     shares: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Share of the slots: while both wait, a user with 2 shares gets twice as much as one with
-    1."""
+    """Weight in fair sharing: a user with 2 gets twice the slots of a user with 1."""
     max_running: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Maximum number of running experiments. null: the server's limit; 0: none start."""
     max_submitted: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    max_gpu_hours_a_day: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = None
+    """Maximum number of experiments that have not ended. null: the server's limit; 0: none."""
+    max_gpu_hours_a_day: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """Maximum hours of GPU slots in 24 hours. null: the server's limit; 0: none."""
     max_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
-    """Limits of this user; null: the limits of the settings; 0: nothing starts or is accepted."""
+    """Maximum number of stored bytes. null: the server's limit; 0: none."""
     may_jump: bool = False
     """True if the user may submit with priorities above 100, which run before everyone else's."""
 
 
-class NewKey(Body):
+class NewKey(RequestModel):
+    """A key to create."""
+
     name: Line | None = None
     """Purpose of the key."""
     scopes: Annotated[list[AnyScope], Field(min_length=1, max_length=20)] | None = None
     """Scopes of the key, at most those of the user's role. Default: all scopes of the role."""
-    lasts_days: Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)] | None = None
-    """Null: until it is revoked."""
+    lasts_days: Annotated[float, Field(gt=0, le=36_500)] | None = None
+    """Days until the key expires. null: never."""
 
 
-class UserOut(BaseModel):
+class UserOut(ResponseModel):
+    """A user and the user's limits."""
+
     name: str
+    """Name of the user."""
     role: Role
+    """`admin`, `member` or `viewer`."""
     active: bool
+    """False if the user is disabled: keys are refused, and queued experiments do not start."""
     created_at: datetime
+    """Time of creation."""
     shares: int
+    """Weight in fair sharing."""
     max_running: int | None
+    """Maximum number of running experiments. null: the server's limit."""
     max_submitted: int | None
+    """Maximum number of experiments that have not ended. null: the server's limit."""
     max_gpu_hours_a_day: float | None
+    """Maximum hours of GPU slots in 24 hours. null: the server's limit."""
     max_bytes: int | None
+    """Maximum number of stored bytes. null: the server's limit."""
     may_jump: bool
+    """True if priorities above 100 are allowed."""
 
 
-class UserList(BaseModel):
+class UserList(ResponseModel):
+    """All users."""
+
     items: list[UserOut]
+    """Users, by name."""
 
 
-class KeyOut(BaseModel):
+class KeyOut(ResponseModel):
     """An API key. Its secret is not stored."""
 
     id: str
+    """Id of the key. It is not secret."""
     name: str | None
+    """Purpose of the key."""
     scopes: list[Scope]
+    """Permissions of the key."""
     created_at: datetime
+    """Time of creation."""
     expires_at: datetime | None
+    """Expiry. null: never."""
     revoked_at: datetime | None
+    """Time at which it was revoked. null: it is valid."""
     last_used_at: datetime | None
-    """Precise to a minute."""
+    """Latest use, precise to a minute. null: never used."""
 
 
-class KeyList(BaseModel):
+class KeyList(ResponseModel):
+    """Keys of a user."""
+
     items: list[KeyOut]
+    """Keys, revoked keys included."""
 
 
 class MadeKey(KeyOut):
+    """A new API key."""
+
     key: str
-    """The key's text. It is shown only in this answer."""
+    """Text of the key. Only this answer has it."""
 
 
-class Me(BaseModel):
+class Me(ResponseModel):
     """The caller, and the permissions of the key."""
 
     name: str
+    """Name of the user."""
     role: Role
+    """`admin`, `member` or `viewer`."""
     key_id: str
+    """Id of the key."""
     scopes: list[Scope]
+    """Permissions of the key."""
 
 
-class AuditOut(BaseModel):
-    """An entry of the audit log. `key_id` is null if a process of the service acted."""
+class AuditOut(ResponseModel):
+    """An entry of the audit log."""
 
     id: int
+    """Number of the entry."""
     at: datetime
+    """Time of the action."""
     actor: str
+    """Name of the user or process that acted."""
     key_id: str | None
+    """Id of the key. null: a process of the service acted."""
     action: str
+    """Action, as object.verb."""
     object_id: str
+    """Id of the object."""
     details: dict[str, Any]
+    """Further details, by name."""
 
 
-class AuditPage(BaseModel):
-    """Newest first. `next_cursor` is null on the last page."""
+class AuditPage(Page):
+    """A page of the audit log."""
 
     items: list[AuditOut]
-    next_cursor: str | None
+    """Entries, newest first."""
 
 
 @router.get("/me")
@@ -224,8 +268,10 @@ def list_audit(
     user: Admin,
     limit: Limit = 50,
     cursor: Cursor = None,
-    actor: Annotated[str | None, Query(max_length=100)] = None,
-    object_id: Annotated[str | None, Query(max_length=100)] = None,
+    actor: Annotated[
+        str | None, Query(max_length=100, description="Name of the user or process that acted.")
+    ] = None,
+    object_id: Annotated[str | None, Query(max_length=100, description="Id of the object.")] = None,
 ) -> AuditPage:
     """List who did what to which object, newest first; optionally of one actor, or about one
     object."""

@@ -1,13 +1,12 @@
-"""The OpenAPI document beyond what FastAPI writes: the media type of problems, descriptions of
-fields, examples, links from what makes an id to what takes it, and a form that generators of
-clients understand."""
+"""Additions to FastAPI's OpenAPI document: the media type of problems, examples, links from
+operations that return an id to operations that take it, and a form that generators of clients
+understand."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from service.datasets.sizes import SIZES
 from service.errors import PROBLEM
-from service.words import FIELDS, OF_PARAMETERS
 
 Document = dict[str, Any]
 
@@ -94,7 +93,6 @@ def complete(document: Document) -> Document:
     """Complete the document in place and return it."""
     schemas = document["components"]["schemas"]
     for name, schema in schemas.items():
-        _describe(name.partition("-")[0], schema)
         if name in EXAMPLES:
             schema["examples"] = EXAMPLES[name]
         if name.startswith("UploadData") and not name.endswith("-Output"):
@@ -102,8 +100,6 @@ def complete(document: Document) -> Document:
         _generate(name, schema)
     for operation in operations(document):
         for parameter in operation.get("parameters", ()):
-            if parameter["name"] in OF_PARAMETERS:
-                parameter.setdefault("description", OF_PARAMETERS[parameter["name"]])
             if parameter["in"] == "header":
                 parameter["schema"] = {"type": "string"}
         for status, response in operation["responses"].items():
@@ -141,13 +137,6 @@ def _generate(name: str, schema: Document) -> None:
 def operations(document: Document) -> Iterator[Document]:
     for methods in document["paths"].values():
         yield from methods.values()
-
-
-def _describe(name: str, schema: Document) -> None:
-    for field, about in schema.get("properties", {}).items():
-        meaning = FIELDS.get(f"{name}.{field}", FIELDS.get(field))
-        if meaning is not None:
-            about.setdefault("description", meaning)
 
 
 def _links(parameter: str) -> Document:

@@ -19,6 +19,7 @@ from mptcore.specs.parsing.sentences import sentence
 from mptcore.specs.parsing.suggestions import meant
 from service.database import AWAY, DISK_FULL, write_trouble
 from service.revisions import NotMigrated
+from service.schemas import ResponseModel
 
 log = logging.getLogger(__name__)
 
@@ -42,24 +43,32 @@ MAX_ITEM_DETAIL = 1000
 """Characters of the `detail` of one of its errors."""
 
 
-class ErrorItem(BaseModel):
-    """A problem at a location. `pointer` is a JSON pointer into the body, or /query/…, /path/…."""
+class ErrorItem(ResponseModel):
+    """A problem at a location."""
 
     pointer: str
+    """JSON pointer into the body, or /query/NAME, /path/NAME or /header/NAME."""
     detail: str
+    """Description of the problem: what is allowed."""
 
 
-class ProblemDocument(BaseModel):
-    """RFC 9457, with a stable `reason` for programs. `errors` lists the first hundred of
-    `error_count` errors."""
+class ProblemDocument(ResponseModel):
+    """A problem (RFC 9457)."""
 
     title: str
+    """Phrase of the HTTP status."""
     status: int
+    """HTTP status."""
     detail: str
+    """Description of the problem."""
     reason: str
+    """Stable name of the problem, for programs."""
     errors: list[ErrorItem]
+    """The first hundred problems with their locations. Empty: there is only `detail`."""
     error_count: int
+    """Number of all problems."""
     request_id: str | None
+    """Id of the request in the service's log."""
 
 
 class ApiError(HTTPException):

@@ -10,32 +10,30 @@ WEEK_S = timedelta(days=7).total_seconds()
 class FairShare(BaseModel):
     """Fair share among users. Times are in seconds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     half_life_s: float = Field(default=WEEK_S, gt=0)
-    """After so long a use of a slot counts half (Slurm's PriorityDecayHalfLife)."""
+    """Usage of a slot counts half after this time (Slurm's PriorityDecayHalfLife)."""
     gpu_weight: float = Field(default=10.0, gt=0)
-    """What a second of a GPU slot counts, in seconds of a CPU slot."""
+    """Seconds of a CPU slot that a second of a GPU slot counts as."""
     advance_s: float = Field(default=60.0, ge=0)
-    """A run that is under way counts for at least so long, when the next is chosen."""
+    """Minimum time that a running experiment counts for when the next one is chosen."""
     max_running: int | None = Field(default=None, ge=1)
-    """Of one user at once (Slurm's MaxJobs), where the user has no limit of its own; unset is no
-    limit."""
+    """Default maximum of a user's running experiments (Slurm's MaxJobs). Unset: no limit."""
     spare_slots: int = Field(default=1, ge=0)
-    """Of the workers of each kind, so many that the runs of one user leave to the others. It does
-    not count where one user alone may submit, nor where there are no more workers than that."""
+    """Workers of each kind that one user's runs leave free for other users. It has no effect if
+    only one user may submit, or if there are no more workers than this."""
     max_submitted: int = Field(default=5000, ge=1)
-    """Experiments of one user that have not ended (Slurm's MaxSubmitJobs), where the user has no
-    limit of its own."""
+    """Default maximum of a user's experiments that have not ended (Slurm's MaxSubmitJobs)."""
     max_sweeps: int = Field(default=1000, ge=1)
-    """Sweeps of one user, deleted ones too until they are purged: a sweep whose points are all
-    answered from the cache has no experiments that would count."""
+    """Maximum number of sweeps of a user, deleted sweeps included until they are purged. A sweep
+    whose points all come from the cache has no experiments that count."""
     max_bytes: int | None = Field(default=None, ge=0)
-    """Bytes that a user keeps: specs, records, artifacts and data sets, where the user has no limit
-    of its own. Submissions and uploads beyond it are refused; unset is no limit."""
+    """Default maximum number of bytes that a user stores: specs, records, artifacts and data sets.
+    Further submissions and uploads are refused. Unset: no limit."""
     max_gpu_hours_a_day: float | None = Field(default=None, gt=0)
-    """A user who has had so many hours of GPU slots within the last 24 begins no other run on a GPU
-    (what runs goes on), where the user has no limit of its own; unset is no limit."""
+    """Default maximum hours of GPU slots of a user in 24 hours. Above it no further GPU run starts;
+    running ones continue. Unset: no limit."""
 
     def decayed(self, usage_s: float, for_s: float) -> float:
         """Return a usage after it has decayed for some seconds."""

@@ -3,18 +3,21 @@
 from http import HTTPStatus
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 from sqlalchemy import text
 
 from service.bodies import PublicRoute
 from service.dependencies import DatabaseDep
 from service.errors import ApiError
+from service.schemas import ResponseModel
 
 router = APIRouter(tags=["health"], route_class=PublicRoute)
 
 
-class Health(BaseModel):
+class Health(ResponseModel):
+    """State of the process."""
+
     status: str
+    """`ok` or `ready`."""
 
 
 @router.get("/healthz")

@@ -15,7 +15,6 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
-from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from service import worker_samples, workers
@@ -27,6 +26,7 @@ from service.experiments.models import Queue
 from service.experiments.schemas import moment
 from service.experiments.statistics import expired_leases, oldest_queued_s, statistics
 from service.meters import Meters
+from service.schemas import ResponseModel
 from service.settings import Settings
 
 router = APIRouter(tags=["monitoring"], route_class=StrictRoute)
@@ -37,45 +37,65 @@ STRETCHES = 72
 """At most so many make up a history."""
 
 
-class WorkerOut(BaseModel):
-    """A worker, what it has (memory in bytes), what it runs, and how long it has been silent.
-    `experiment_id` is null where it runs what the caller may not read."""
+class WorkerOut(ResponseModel):
+    """A worker."""
 
     id: str
+    """Id of the worker."""
     host: str
+    """Name of its machine."""
     queue: Queue
+    """Queue that it serves: `cpu` or `gpu`."""
     busy: bool
+    """True if it runs an experiment."""
     experiment_id: str | None
+    """Id of the experiment that it runs. null: none, or you may not read it."""
     memory_free: int
+    """Free main memory of the machine, in bytes."""
     gpu: str | None
+    """Name of its GPU. null: none."""
     gpu_driver: str | None
+    """Version of the GPU driver. null: no GPU."""
     gpu_memory_total: int | None
+    """Memory of the GPU in bytes. null: no GPU."""
     gpu_memory_free: int | None
+    """Free memory of the GPU in bytes. null: no GPU."""
     started_at: datetime
+    """Time of its start."""
     silent_s: float
+    """Seconds since its last sign of life."""
 
 
-class WorkerList(BaseModel):
+class WorkerList(ResponseModel):
+    """Workers with a recent sign of life."""
+
     items: list[WorkerOut]
+    """Workers."""
 
 
-class WorkerPast(BaseModel):
-    """A worker over the last hours, by the stretches that the answer names. Null: it was silent."""
+class WorkerPast(ResponseModel):
+    """History of a worker. Each list has an item for each interval of the answer; null: no sign of
+    life."""
 
     id: str
+    """Id of the worker."""
     busy: list[float | None]
-    """The share of the stretch in which it had a run."""
+    """Fraction of the interval in which it ran experiments."""
     memory_free: list[int | None]
-    """The least within the stretch: of the GPU where it has one, else main memory."""
+    """Minimum of free memory in bytes, of the GPU if it has one, else of the machine."""
     memory_total: int | None
+    """Memory of the GPU in bytes. null: no GPU."""
 
 
-class WorkerHistory(BaseModel):
-    """`at` is when each stretch began."""
+class WorkerHistory(ResponseModel):
+    """History of the workers, in equal intervals."""
 
     stretch_s: int
+    """Length of an interval in seconds."""
     at: list[datetime]
+    """Start of each interval."""
     items: list[WorkerPast]
+    """Workers."""
 
 
 @router.get("/v1/workers")
@@ -90,7 +110,9 @@ def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
 
 @router.get("/v1/workers/history")
 def get_worker_history(
-    database: DatabaseDep, user: Reader, hours: Annotated[int, Query(ge=1, le=24)] = 6
+    database: DatabaseDep,
+    user: Reader,
+    hours: Annotated[int, Query(ge=1, le=24, description="Hours to show.")] = 6,
 ) -> WorkerHistory:
     """How busy the workers were over the last hours, and the memory that they had free: also of
     those that have left."""

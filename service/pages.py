@@ -8,11 +8,17 @@ from fastapi import Query
 
 from mptcore.specs import Problem
 from service.errors import ApiError, invalid
+from service.sharing import Whose
 
-Limit = Annotated[int, Query(ge=1, le=500, description="how many a page holds")]
-Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of a page")]
+Limit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items.")]
+Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of a page.")]
 
-LongCursor = Annotated[str | None, Query(max_length=2000, description="`next_cursor` of a page")]
+LongCursor = Annotated[str | None, Query(max_length=2000, description="`next_cursor` of a page.")]
+
+WhoseQuery = Annotated[
+    Whose,
+    Query(description="Owners: `mine`; `lab` for what others share; `all` for administrators."),
+]
 
 
 class HasId(Protocol):

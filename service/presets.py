@@ -6,7 +6,6 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
-from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
@@ -23,56 +22,79 @@ from service.experiments.scene import ScenesDep
 from service.experiments.schemas import ExperimentSummary
 from service.experiments.views import metric_out, summary_out
 from service.preset_runs import ran, runs_of_presets
+from service.schemas import ResponseModel
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"], route_class=StrictRoute)
 custom = APIRouter(tags=["presets"], route_class=StrictRoute)
 
+PresetName = Annotated[str, Path(max_length=64, description="Name of the preset.")]
 ALL_POINTS = 10_000_000
 
 
-class PresetOut(BaseModel):
-    """A preset. Submit the `specs` in their order. `published` is the statement as data."""
+class PresetOut(ResponseModel):
+    """A table or figure of the paper."""
 
     name: str
+    """Name of the preset."""
     title: str
+    """Title."""
     statement: str
+    """Claim of the paper, in words."""
     published: dict[str, list[float]]
+    """Published numbers, by name."""
     specs: list[ExperimentSpec]
+    """Specs to submit, in this order."""
 
 
-class PresetList(BaseModel):
+class PresetList(ResponseModel):
+    """All presets."""
+
     items: list[PresetOut]
+    """Presets."""
 
 
-class PresetRuns(BaseModel):
-    """The experiments that ran a preset's specs, in their order; null where none did."""
+class PresetRuns(ResponseModel):
+    """Experiments that ran a preset's specs."""
 
     name: str
+    """Name of the preset."""
     runs: list[ExperimentSummary | None]
+    """An experiment for each spec of the preset. null: no experiment ran it."""
 
 
-class PresetRunsList(BaseModel):
+class PresetRunsList(ResponseModel):
+    """Experiments of all presets."""
+
     items: list[PresetRuns]
+    """Experiments, by preset."""
 
 
-class ComparisonOut(BaseModel):
-    """A figure beside the published one. They agree if it is between `low` and `high` (null: no
-    bound)."""
+class ComparisonOut(ResponseModel):
+    """A measured figure beside the published one."""
 
     what: str
+    """Name of the figure."""
     published: float
+    """Published value."""
     measured: float | None
+    """Value of the experiments. null: missing."""
     low: float | None
+    """Lowest value that agrees. null: no bound."""
     high: float | None
+    """Highest value that agrees. null: no bound."""
     agrees: bool
+    """True if the measured value is between `low` and `high`."""
 
 
-class VerdictOut(BaseModel):
-    """`verdict` is agrees, differs or incomplete."""
+class VerdictOut(ResponseModel):
+    """Comparison of experiments with the paper."""
 
     verdict: str
+    """`agrees`, `differs` or `incomplete`."""
     comparisons: list[ComparisonOut]
+    """A comparison for each published figure."""
     missing: str | None
+    """What the comparison lacks. null: nothing."""
 
 
 @router.get("")
@@ -103,14 +125,19 @@ def list_preset_runs(
 
 
 @router.get("/{name}")
-def get_preset(name: Annotated[str, Path(max_length=64)], user: Reader) -> PresetOut:
+def get_preset(name: PresetName, user: Reader) -> PresetOut:
     return _out(_find(name))
 
 
 @router.get("/{name}/verdict")
 def get_verdict(
-    name: Annotated[str, Path(max_length=64)],
-    experiment: Annotated[list[str], Query(max_length=100)],
+    name: PresetName,
+    experiment: Annotated[
+        list[str],
+        Query(
+            max_length=100, description="Ids of experiments, in the order of the preset's specs."
+        ),
+    ],
     database: DatabaseDep,
     user: Reader,
 ) -> VerdictOut:

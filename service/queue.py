@@ -1,7 +1,6 @@
 """Routes of users' positions in the queue."""
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 
 from service import accounts, quota
 from service.bodies import StrictRoute
@@ -11,23 +10,31 @@ from service.experiments.models import Experiment
 from service.experiments.place import places
 from service.experiments.scene import ScenesDep
 from service.experiments.schemas import QueuedOut, QueueOut, QueuePlace, Share, moment
+from service.schemas import ResponseModel
 
 router = APIRouter(tags=["queue"], route_class=StrictRoute)
 
 SHOWN = 100
 
 
-class UsageOut(BaseModel):
-    """A user and the user's share of the server."""
+class UsageOut(ResponseModel):
+    """A user's usage of the server."""
 
     name: str
+    """Name of the user."""
     running: int
+    """Number of running experiments."""
     kept_bytes: int
+    """Bytes of stored specs, records, artifacts and data sets."""
     share: Share
+    """The user's share of the server."""
 
 
-class UsageList(BaseModel):
+class UsageList(ResponseModel):
+    """Usage of all users."""
+
     items: list[UsageOut]
+    """Users, those with the most recent usage first."""
 
 
 @router.get("/v1/queue")

@@ -3,30 +3,35 @@
 from collections.abc import Iterable
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 
 from service import sweep
 from service.bodies import StrictRoute
 from service.dependencies import Admin, DatabaseDep, SettingsDep
+from service.schemas import ResponseModel
 
 router = APIRouter(prefix="/v1", tags=["users"], route_class=StrictRoute)
 
 
-class Freed(BaseModel):
-    """Experiments and bytes of one owner, for one cause."""
+class Freed(ResponseModel):
+    """Experiments of an owner to delete or purge for one reason."""
 
     owner: str
+    """Name of the owner."""
     why: str
+    """Reason."""
     count: int
+    """Number of experiments."""
     bytes: int
+    """Size of their files in bytes."""
 
 
-class RetentionOut(BaseModel):
-    """`delete` is what no one would see any more, `purge` what was deleted before and would be
-    gone."""
+class RetentionOut(ResponseModel):
+    """Experiments that retention would remove now."""
 
     delete: list[Freed]
+    """Experiments to delete: nobody can read them afterwards."""
     purge: list[Freed]
+    """Deleted experiments whose records and files would be removed for good."""
 
 
 @router.get("/retention")

@@ -1,4 +1,4 @@
-"""Every setting, read once from the environment (prefix MPT_)."""
+"""Settings, read once from the environment (prefix MPT_)."""
 
 import os
 from functools import cached_property
@@ -21,11 +21,11 @@ from service.fair_share import FairShare
 from service.logs import LogForm
 
 SECRETS = ("database_url", "database_password", "redis_url", "redis_password")
-"""Each may stand in a file that the variable with _FILE at its end names."""
+"""Settings that may be in files, named by the variable with _FILE at its end."""
 
 
 class SecretFiles(PydanticBaseSettingsSource):
-    """Reads the secrets that stand in files, as containers and systemd hand them over."""
+    """Settings source that reads secrets from files, as containers and systemd provide them."""
 
     def __call__(self) -> dict[str, Any]:
         named = {name: os.environ.get(f"MPT_{name}_FILE".upper()) for name in SECRETS}
@@ -48,112 +48,115 @@ class SecretFiles(PydanticBaseSettingsSource):
 
 
 class Settings(BaseSettings):
-    """No secret has a default. Times are in seconds."""
+    """All settings. Secrets have no default. Times are in seconds."""
 
     model_config = SettingsConfigDict(
-        env_prefix="MPT_", env_nested_delimiter="__", frozen=True, hide_input_in_errors=True
+        env_prefix="MPT_",
+        env_nested_delimiter="__",
+        frozen=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
     )
 
     store: Path = Field(default_factory=lambda: user_data_path("mptlab"))
-    """The directory of everything that is kept: database (embedded), key, uploads, artifacts."""
+    """Folder of all stored data: database (embedded), key, uploads, artifacts."""
     database_url: str | None = Field(default=None, repr=False)
-    """SQLAlchemy's URL; unset is SQLite in the store."""
+    """URL of the database, in SQLAlchemy's form. Unset: SQLite in the store."""
     database_password: SecretStr | None = None
-    """PostgreSQL's, where the URL has none."""
+    """Password of PostgreSQL, if the URL has none."""
     data_dir: Path | None = None
-    """Where data sets lie: `MNIST/`, `FashionMNIST/`, `text/`, `glue/`. Runs read them there; a
-    service that sees them refuses a spec that names what is not there."""
+    """Folder of data sets: `MNIST/`, `FashionMNIST/`, `text/`, `glue/`. Runs read them there. A
+    service that can read it refuses specs that name missing data."""
     models_dir: Path | None = None
-    """Where checkpoints of language models lie, a folder each; as with the data sets."""
+    """Folder of checkpoints of language models, a folder for each. A service that can read it
+    refuses specs that name missing checkpoints."""
     limits: Limits = Limits()
+    """Limits of the size of an experiment."""
     share: FairShare = FairShare()
+    """Fair share among users."""
     redis_url: SecretStr | None = None
-    """The broker of lab mode."""
+    """URL of the broker in lab mode."""
     redis_password: SecretStr | None = None
-    """The broker's, where the URL has none."""
+    """Password of the broker, if the URL has none."""
     api_connections: int = Field(default=12, ge=2)
-    """To the database, of one API process. A worker has two, a dispatcher one, a reaper
-    three."""
+    """Database connections of an API process. A worker has 2, a dispatcher 1, a reaper 3."""
     api_writers: int = Field(default=4, ge=1)
-    """So many requests at once may write in one API process: the rest is left to readers."""
+    """Maximum number of writing requests at the same time in an API process."""
     write_wait_s: float = Field(default=10.0, gt=0)
-    """A request that waits so long for its turn to write is answered 503."""
+    """Maximum time that a request waits to write. After it the answer is 503."""
     max_upload_bytes: int = 4 * 2**30
-    """Of one file."""
+    """Maximum size of an uploaded file."""
     max_uploads: int = Field(default=4, gt=0)
-    """At once, of an API process."""
+    """Maximum number of simultaneous uploads to an API process."""
     max_user_uploads: int = Field(default=2, gt=0)
-    """At once, of a user, to an API process."""
+    """Maximum number of simultaneous uploads of a user to an API process."""
     upload_stall_s: float = Field(default=60.0, gt=0)
-    """An upload of which less than a megabyte comes in so long is ended."""
+    """Time in which an upload must transfer a megabyte. Slower uploads are ended."""
     reserve_bytes: int = Field(default=2**30, ge=0)
-    """Of the store's disk that uploads leave free."""
+    """Bytes of the store's disk that uploads leave free."""
     max_body_bytes: int = 256 * 1024
-    """Of every other request."""
+    """Maximum size of the body of other requests."""
     max_batch_bytes: int = 4 * 2**20
-    """Of a request for many experiments: a batch, or a sweep."""
+    """Maximum size of the body of a batch or a sweep."""
     body_s: float = Field(default=30.0, gt=0)
-    """For the whole of it to come."""
+    """Maximum time to receive a whole body."""
     rate_per_user: int = Field(default=2000, ge=1)
-    """Requests of a user in ten seconds, over all its keys; more are answered 429."""
+    """Maximum number of requests of a user in ten seconds, over all keys; then 429."""
     rate_per_address: int = Field(default=500, ge=1)
-    """Requests of an address in ten seconds without a key that is known to serve."""
+    """Maximum number of requests of an address in ten seconds without a valid key; then 429."""
     max_user_streams: int = Field(default=100, ge=1)
-    """Event streams and waiting requests of a user at once, in an API process; a stream more is
-    answered 429, and a request does not wait."""
+    """Maximum number of simultaneous event streams and waiting requests of a user to an API
+    process. Further streams are answered 429; further requests do not wait."""
     max_wait_s: float = Field(default=60.0, ge=0)
-    """So long a request with `Prefer: wait` waits at most."""
+    """Maximum waiting time of a request with `Prefer: wait`."""
     places_for_s: float = Field(default=1.0, ge=0)
-    """How old the picture of the queue may be by which answers tell where an experiment stands; up
-    to twice as old while the next is made."""
+    """Maximum age of reported queue positions; twice as much while new ones are computed."""
     webhooks_by_http: bool = False
-    """Whether webhooks may go unencrypted."""
+    """True allows webhooks without encryption."""
     webhooks_to_private: bool = False
-    """Whether webhooks may go to addresses that are not public: this machine, and your network."""
+    """True allows webhooks to addresses that are not public: this machine, and your network."""
     trusted_hosts: list[str] = []
-    """Names, as a JSON list, that the API answers to beside those of loopback; empty: all."""
+    """Host names, as a JSON list, that the API answers to besides loopback. Empty: all."""
     cors_origins: list[str] = []
-    """Origins, as a JSON list, whose pages a browser lets ask; empty: none."""
+    """Origins, as a JSON list, whose pages may send requests from a browser. Empty: none."""
 
     purge_after_s: float = Field(default=7 * 86_400.0, ge=0)
-    """A deleted experiment's records and files go after so long."""
+    """Time after which records and files of a deleted experiment are removed."""
     keep_s: float | None = Field(default=None, gt=0)
-    """Experiments that ended longer ago are deleted, unless they are pinned; unset: none are."""
+    """Time after its end at which an experiment is deleted, unless it is pinned. Unset: never."""
     keep_user_bytes: int | None = Field(default=None, gt=0)
-    """Where the files that a user's experiments left are more, the oldest that ended and are not
-    pinned are deleted; unset: none are."""
+    """Maximum size of the files of a user's experiments. Above it the oldest ended experiments that
+    are not pinned are deleted. Unset: no limit."""
 
     lease_s: float = Field(default=10.0, gt=0)
-    """How long a run is its worker's without a sign of life."""
+    """Time without a heartbeat after which a worker loses its run."""
     heartbeat_s: float = Field(default=1.0, gt=0)
-    """How often a worker says that it lives, at the least."""
+    """Maximum time between heartbeats of a worker."""
     dispatch_timeout_s: float = Field(default=30.0, gt=0)
-    """How long a dispatched experiment may stay unclaimed."""
+    """Maximum time between the dispatch of an experiment and its claim by a worker."""
     kill_grace_s: float = Field(default=10.0, gt=0)
-    """Between SIGTERM and SIGKILL."""
+    """Time between SIGTERM and SIGKILL."""
     max_lost: int = Field(default=3, ge=0)
     """Lost leases after which an experiment fails."""
     poll_s: float = Field(default=0.1, gt=0)
-    """How often an idle worker or dispatcher looks for work."""
+    """Interval at which an idle worker or dispatcher looks for work."""
     checkpoint_every_s: float = Field(default=30.0, gt=0)
-    """How long a run goes on without a checkpoint, about; longer where saving takes so long that it
-    would be more than a tenth of the run."""
+    """Time between checkpoints, about; longer if saving would take over a tenth of the run."""
     stall_s: float = Field(default=1800.0, gt=0)
-    """A run that reports nothing for so long is ended."""
+    """Time without a report after which a run is ended."""
     deaf_s: float = Field(default=10.0, gt=0)
-    """A node that is idle while a dispatch for it has waited so long is restarted."""
+    """Time that a dispatch waits for an idle node before the node is restarted."""
     run_memory_bytes: int | None = Field(default=None, gt=0)
-    """Main memory that a run may use; unset is nine tenths of the worker's machine or container."""
+    """Main memory that a run may use. Unset: nine tenths of the worker's machine or container."""
 
     warm_parent: bool = True
-    """Keep a process from which runs are forked: 300 MB for the seconds that torch takes to load.
-    """
+    """True forks runs from a process with torch: 300 MB, and seconds saved for each run."""
     hub_cache_bytes: int = Field(default=200 * 2**30, ge=0)
-    """Of models and data sets from the hub, where their cache (HF_HOME) lies in the store."""
+    """Maximum size of the hub's cache of models and data sets (HF_HOME) in the store."""
     log_form: LogForm = LogForm.JSON
-    """Of what processes write to stderr; `mpt serve` asks for lines that a person reads."""
+    """Format of the log on stderr. `mpt serve` sets the readable one."""
     until_stdin_ends: bool = False
-    """End when standard input does: the process that holds its other end is gone."""
+    """True ends the process when its standard input ends: the process at the other end is gone."""
 
     @classmethod
     def settings_customise_sources(
@@ -163,7 +166,8 @@ class Settings(BaseSettings):
 
     @property
     def worker_silent_s(self) -> float:
-        """A worker that missed three heartbeats, and the grace of a run that it ends, is gone."""
+        """Time after which a silent worker is gone: three heartbeats, and the grace period of a
+        run."""
         return 3 * self.heartbeat_s + self.kill_grace_s
 
     @cached_property
@@ -178,7 +182,7 @@ class Settings(BaseSettings):
 
     @cached_property
     def broker_url(self) -> str | None:
-        """With its password. To be kept out of logs."""
+        """URL of the broker with its password. Keep it out of logs."""
         if self.redis_url is None:
             return None
         url = self.redis_url.get_secret_value()
@@ -191,7 +195,7 @@ class Settings(BaseSettings):
 
     @property
     def all_incoming(self) -> Path:
-        """A folder for each upload that is under way."""
+        """Folder that has a folder for each upload in progress."""
         return self.store / "incoming"
 
     def datasets(self, dataset_id: str) -> Path:
@@ -208,7 +212,8 @@ class Settings(BaseSettings):
         return self.store / "artifacts" / experiment_id
 
     def artifacts(self, experiment_id: str, attempt: int) -> Path:
-        """Of one attempt: what another one writes, cut off or late, cannot take its place."""
+        """Return the folder of one attempt: files of another attempt, cut off or late, cannot
+        replace these."""
         folder = self.all_artifacts(experiment_id)
         return folder / str(attempt) if attempt else folder  # 0: kept before attempts had their own
 

@@ -14,7 +14,7 @@ from fastapi import Header, Response
 
 IfNoneMatch = Annotated[
     str | None,
-    Header(description="the ETag of an earlier answer: 304 where it would be the same again"),
+    Header(description="ETag of an earlier answer. 304 if it would be the same again."),
 ]
 NOT_MODIFIED: dict[int | str, dict[str, object]] = {
     304: {"description": "It is as If-None-Match has it; there is no body"}

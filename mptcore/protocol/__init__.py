@@ -1,1 +1,1 @@
-"""What a run and its supervisor say to each other, line by line. No torch."""
+"""Messages between a run and its supervisor, as lines of JSON. No torch."""

@@ -1,4 +1,4 @@
-"""Which code computes: the sources of mptcore and the packages that it stands on. No torch."""
+"""Version of the code that computes: the sources of mptcore and its packages. No torch."""
 
 import hashlib
 import platform
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 LIBRARIES = ("torch", "transformers", "numpy", "scipy", "scikit-learn")
-"""What results depend upon."""
+"""Packages that results depend on."""
 PACKAGES = (
     *("mptlab-server", *LIBRARIES),
     *("torchvision", "tokenizers", "safetensors", "datasets", "pyarrow", "pydantic"),
@@ -18,8 +18,7 @@ CORE_DIGITS = 16
 
 @cache
 def core_digest() -> str:
-    """Of the sources of mptcore and the versions of the libraries that it computes with, as they
-    are installed here."""
+    """Return a digest of the installed sources of mptcore and of the versions of LIBRARIES."""
     digest = hashlib.sha256()
     folder = Path(__file__).parents[1]
     for path in sorted(folder.rglob("*.py")):
@@ -31,7 +30,8 @@ def core_digest() -> str:
 
 @cache
 def package_versions() -> Mapping[str, str]:
-    """Of Python and of the packages, by name; "none" where one is not installed."""
+    """Return the versions of Python and of PACKAGES, by name; "none" for a package that is not
+    installed."""
     return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
 
 

@@ -1,9 +1,9 @@
-"""How a run ends, as the exit status of its process."""
+"""Exit statuses of a run's process."""
 
 COMPLETE = 0
 FAILED = 1
-"""After a failure record."""
+"""Failed. The last record is a failure record."""
 INVALID = 2
-"""A bad spec: one line for each problem on stderr."""
+"""Bad spec. Each problem is a line on stderr."""
 STOPPED = 3
-"""Stopped on request, with a checkpoint saved."""
+"""Stopped on request, after saving a checkpoint."""

@@ -1,4 +1,4 @@
-"""What a supervisor sends: the envelope of a run, then acknowledgements and requests."""
+"""Messages of a supervisor: the envelope of a run, then acknowledgements and requests."""
 
 import os
 import threading
@@ -7,60 +7,67 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from mptcore.specs import ExperimentSpec, Limits, parse_json, spec_error, validate_spec
+from mptcore.specs import ExperimentSpec, Limits, Spec, parse_json, spec_error, validate_spec
 from mptcore.specs.stored import in_present_form
 
 UNLIMITED = Limits(**dict.fromkeys(Limits.model_fields, 2**62))
-"""Who sends an envelope has limits of its own."""
+"""Limits of specs in envelopes: the sender has checked its own limits."""
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Resume(_Message):
-    """The checkpoints to go on from, the latest first. The first that is whole serves, or none: the
-    records are the same, and those up to `after` are not given again."""
+class Resume(Spec):
+    """Checkpoint to resume from. If none of the files is whole, the run begins again. Either way
+    its records are the same, and those up to `after` are not sent again."""
 
     files: list[str]
+    """Checkpoints, the latest first. The first one that is whole is used."""
     after: int
+    """`seq` of the last record that the supervisor has."""
 
 
-class Input(_Message):
-    """Where a file lies that the spec names by an id, and its SHA-256."""
+class Input(Spec):
+    """A file that the spec names by an id."""
 
     file: str
+    """Path of the file."""
     sha256: str
+    """SHA-256 of its content, in hexadecimal."""
 
 
-class Envelope(_Message):
-    """The first line of a supervised run. With `resume` the records after `resume.after` are given;
-    without it all, from the first. `inputs` are the uploads and kept weights, by id. `environment`
-    holds environment variables that this run needs beside those of its process."""
+class Envelope(Spec):
+    """The first line of a supervised run."""
 
     spec: Any
+    """Spec of the experiment."""
     checkpoint_dir: str | None = None
+    """Folder for checkpoints. null: none are saved."""
     work_dir: str | None = None
+    """Folder for files that the run keeps."""
     resume: Resume | None = None
+    """Checkpoint to resume from. null: all records are sent, from the first."""
     inputs: dict[str, Input] | None = None
+    """Uploads and stored weights that the spec names, by id."""
     save_every_s: Annotated[float, Field(gt=0)] = 30.0
-    environment: dict[str, str] = {}
+    """Approximate number of seconds between checkpoints."""
+    environment: dict[str, str] = Field({})
+    """Additional environment variables of the run."""
 
 
-class Order(_Message):
-    """A later line: all records up to `committed` are kept, `checkpoint` is, or a request to save
-    and stop."""
+class Order(Spec):
+    """A later line of a supervisor."""
 
     committed: int | None = None
+    """`seq` up to which all records are stored."""
     checkpoint: str | None = None
+    """File of a checkpoint that is stored."""
     stop: Literal["checkpoint"] | None = None
+    """Request to save a checkpoint and stop."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the runner is to do."""
+    """A validated envelope."""
 
     spec: ExperimentSpec
     checkpoint_dir: Path | None = None
@@ -68,14 +75,14 @@ class Assignment:
     resume: Resume | None = None
     inputs: dict[str, Input] | None = None
     save_every_s: float = 30.0
-    """How long a run goes on without a checkpoint, about."""
+    """Approximate number of seconds between checkpoints."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables to set before the run begins."""
+    """Environment variables to set before the run starts."""
 
 
 def parse_assignment(text: bytes, union: Any = ExperimentSpec) -> Assignment:
-    """The assignment in a line: an envelope, or a bare spec of a union. Raises SpecError; the
-    pointers are those of the spec, or of the envelope's other fields."""
+    """Return the assignment in a line: an envelope, or a bare spec of a union. Raise SpecError,
+    with pointers into the spec, or to other fields of the envelope."""
     value = parse_json(text)
     if not (isinstance(value, dict) and "spec" in value):
         return Assignment(validate_spec(value, union=union))
@@ -84,7 +91,7 @@ def parse_assignment(text: bytes, union: Any = ExperimentSpec) -> Assignment:
     except ValidationError as error:
         raise spec_error(error.errors(), value, Envelope) from None
     return Assignment(
-        # It was accepted before, perhaps by an earlier version.
+        # Accepted before, perhaps by an earlier version.
         validate_spec(in_present_form(envelope.spec), UNLIMITED, union),
         Path(envelope.checkpoint_dir) if envelope.checkpoint_dir else None,
         Path(envelope.work_dir) if envelope.work_dir else None,
@@ -96,8 +103,8 @@ def parse_assignment(text: bytes, union: Any = ExperimentSpec) -> Assignment:
 
 
 def follow_orders(lines: BinaryIO, obey: Callable[[Order], None]) -> None:
-    """Obey the lines to come, in a thread. The end of the file ends the process; a line that is no
-    order is passed over."""
+    """Read orders in a thread and call `obey` with each. The end of the file ends the process;
+    lines that are not orders are ignored."""
 
     def follow() -> None:
         for line in lines:

@@ -1,4 +1,4 @@
-"""The records of a run, one JSON object a line."""
+"""Records of a run, as lines of JSON."""
 
 import json
 import math
@@ -21,11 +21,11 @@ SeriesName = Literal[
     "lml_heldout",
 ]
 SERIES: tuple[SeriesName, ...] = get_args(SeriesName)
-"""What a series may be called."""
+"""Names of series."""
 
 LabelName = Literal["seed", "model", "objective", "epoch", "step", "of", "rate"]
 LABELS: tuple[LabelName, ...] = get_args(LabelName)
-"""What tells series or metrics of one name apart."""
+"""Names of labels. Labels distinguish series or metrics that have the same name."""
 
 Labels = Mapping[LabelName, int | float | str]
 FailureKind = Literal["error", "oom", "invalid", "no_gpu"]
@@ -33,8 +33,8 @@ FailureKind = Literal["error", "oom", "invalid", "no_gpu"]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One point of a series. `n` counts the masks (or draws) behind the value; where value or
-    std_err is not a finite number it is null, and `reason` says why."""
+    """A point of a series. `n` is the number of masks (or draws) behind the value. A value or
+    std_err that is not finite is null, and `reason` gives the reason."""
 
     kind: ClassVar = "point"
     series: SeriesName
@@ -48,7 +48,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of a whole run."""
+    """A number of the whole run."""
 
     kind: ClassVar = "metric"
     name: str
@@ -60,7 +60,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of a run that counts in a unit of its own."""
+    """A part of a run with a unit of its own."""
 
     name: Literal["training"]
     done: int
@@ -70,10 +70,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the whole run is, over its seeds and objectives, and within its present stage.
-    Emitted at fixed points of the work, never by the clock. It comes where a batch of masks ends,
-    and a GPU takes larger ones than a processor: so it has no place in the run's sequence either,
-    and a run that goes on elsewhere gives the very records of an undisturbed one."""
+    """Progress of the whole run, over its seeds and objectives, and of its present stage.
+
+    It is sent at fixed points of the work, after a batch of masks, never by the clock. Batches are
+    larger on a GPU than on a CPU, so it has no `seq`, and a run that resumes on another device
+    sends the same records as an undisturbed run.
+    """
 
     kind: ClassVar = "progress"
     done: int
@@ -84,7 +86,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A sentence for whoever reads the run's log."""
+    """A line of the run's log."""
 
     kind: ClassVar = "log"
     level: Literal["info", "warning"]
@@ -93,7 +95,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file that the run keeps, under its work directory."""
+    """A file in the work directory, kept as a result of the run."""
 
     kind: ClassVar = "artifact"
     file: str
@@ -103,8 +105,8 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What follows from the records up to `after` is being written, while the run goes on; the
-    checkpoint comes when it is. Like that it has no place in the run's sequence."""
+    """A checkpoint is being written while the run continues. It holds the state after the records
+    up to `after`. Like the checkpoint it has no `seq`."""
 
     kind: ClassVar = "snapshot"
     after: int
@@ -112,10 +114,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A place from which the run can be resumed: `file` in the checkpoint directory holds all that
-    follows from the records up to `after`, where the latest snapshot was. When it is saved depends
-    on the clock, so it has no place in the run's sequence: its line has "seq": null, and no other
-    record depends on it."""
+    """A saved state to resume from: `file` in the checkpoint directory has the state after the
+    records up to `after`, at the latest snapshot. The clock decides when it is saved, so it has no
+    `seq`, and no other record depends on it."""
 
     kind: ClassVar = "checkpoint"
     file: str
@@ -125,23 +126,24 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """None of the checkpoints that the run was to go on from is whole: all its records come again,
-    from the first, and take the place of those that were kept."""
+    """None of the given checkpoints is whole: the run sends all records again, from the first. They
+    replace the stored ones."""
 
     kind: ClassVar = "restart"
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The process has imported what a run needs. What ends it before that is not the run's."""
+    """The process has imported what a run needs. If it ends before this, the run is not at
+    fault."""
 
     kind: ClassVar = "ready"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """What the run took of its GPU's memory at most, in bytes, as torch's allocator reserved it:
-    for whoever plans the next one. It has no place in the run's sequence ("seq": null)."""
+    """Peak GPU memory of the run, in bytes, as torch's allocator reserved it, for the planning of
+    later runs. It has no `seq`."""
 
     kind: ClassVar = "memory"
     device_bytes: int
@@ -149,37 +151,37 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the run is computed with: said when it has begun and again, whole, whenever it has read
-    more of what its spec names. Like memory it has no place in the run's sequence."""
+    """Code, packages and hardware of the run. It is sent at the start and again, whole, when the
+    run has read more inputs. It has no `seq`."""
 
     kind: ClassVar = "environment"
     core: str
-    """The beginning of a digest of mptcore's sources and of the versions that results depend upon.
-    """
+    """Beginning of a digest of mptcore's sources and of the versions of the libraries that results
+    depend on."""
     packages: Mapping[str, str]
-    """Their versions; Python's too."""
+    """Versions of packages and of Python, by name."""
     platform: str
     cpu: str
     cpu_capability: str
-    """The vector instructions that torch uses: sums of others differ in the last digits."""
+    """Vector instructions that torch uses. Other instructions give other last digits."""
     threads: int
     gpu: str | None
-    """The GPU that it is computed on; None on a CPU."""
+    """Name of the GPU. None on a CPU."""
     gpu_driver: str | None
     cuda: str | None
     precision: str
     seeds: Sequence[int]
     inputs: Mapping[str, str]
-    """The SHA-256 of what was read, by where it lies."""
+    """SHA-256 of each file that was read, by its path."""
     resumed_from: str | None
-    """The device that the checkpoint was computed on that it goes on from, where that is another:
-    the last digits may differ from those of a run on one of them, and between a CPU and a GPU what
-    VAEs draw does."""
+    """Device that the checkpoint was computed on, if it differs from this device. The last digits
+    may then differ from those of a run on one device; between a CPU and a GPU the draws of VAEs
+    differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The last record of a run that failed: its cause and, where known, its cure."""
+    """The last record of a run that failed: its cause and, if known, a remedy."""
 
     kind: ClassVar = "failure"
     cause: FailureKind
@@ -188,8 +190,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last record of a complete run: `count` numbered records precede it. An exit status of 0
-    without it, or another count, is a crash. It has no number itself ("seq": null)."""
+    """The last record of a complete run: `count` numbered records precede it. Exit status 0 without
+    this record or with another count is a crash. It has no `seq`."""
 
     kind: ClassVar = "end"
     count: int
@@ -213,7 +215,7 @@ Record = (
 
 
 class RunError(Exception):
-    """A run that cannot go on, for a reason its user should read."""
+    """An error that ends a run, with a message for its user."""
 
     def __init__(self, cause: FailureKind, message: str):
         super().__init__(message)
@@ -221,7 +223,7 @@ class RunError(Exception):
 
 
 def encode(seq: int | None, record: Record) -> str:
-    """A record as one line of JSON, without the newline: equal records give equal lines."""
+    """Return a record as a line of JSON, without the newline. Equal records give equal lines."""
     line: dict[str, Any] = {"seq": seq, "record": record.kind}
     for name in (f.name for f in fields(record)):
         line[name] = getattr(record, name)
@@ -229,7 +231,7 @@ def encode(seq: int | None, record: Record) -> str:
         line["x"] = int(record.x) if float(record.x).is_integer() else record.x
     if isinstance(record, Point | Metric):
         line["labels"] = dict(sorted(record.labels.items()))
-        _null_what_is_not_finite(line)
+        _replace_not_finite(line)
     if isinstance(record, Progress):
         if record.stage is None:
             del line["stage"]
@@ -238,7 +240,7 @@ def encode(seq: int | None, record: Record) -> str:
     return json.dumps(line, allow_nan=False)
 
 
-def _null_what_is_not_finite(line: dict[str, Any]) -> None:
+def _replace_not_finite(line: dict[str, Any]) -> None:
     for name in ("value", "std_err"):
         number = line[name]
         if number is None:

@@ -1,4 +1,5 @@
-"""The spec: pydantic and the standard library alone, so that service and client may import it."""
+"""Experiment specs. Only pydantic and the standard library, so that service and client may import
+them."""
 
 from mptcore.specs.base import MAX_PROBLEMS, Problem, Spec, SpecError
 from mptcore.specs.compute import Compute, Limits, Machine

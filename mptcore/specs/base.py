@@ -1,4 +1,4 @@
-"""What every part of a spec shares: strict, frozen, closed, and a spec's problems as values."""
+"""Base class of all parts of a spec, and the problems of a spec as values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 INT64_MAX = 2**63 - 1
 MAX_PROBLEMS = 100
-"""Problems that are listed of one spec or request; of more, only the number is kept."""
+"""Maximum number of listed problems of a spec or request. Further problems are only counted."""
 
 ExperimentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
 Seed = Annotated[int, Field(ge=0, le=INT64_MAX)]
@@ -17,22 +17,24 @@ Seeds = Annotated[tuple[Seed, ...], Field(min_length=1, max_length=1000, strict=
 
 
 class Spec(BaseModel):
-    """A part of a spec: immutable, no unknown fields, no coercion, no NaN or infinity."""
+    """Base class of specs and other input: immutable, no unknown fields, no coercion, no NaN or
+    infinity. The docstring below a field is its description in the JSON schema."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: where (a JSON pointer, RFC 6901) and a sentence saying what is
-    allowed."""
+    """An error in a spec: a JSON pointer (RFC 6901) and a sentence that says what is allowed."""
 
     pointer: str
     detail: str
 
 
 class SpecError(ValueError):
-    """A spec that cannot be run, with the first MAX_PROBLEMS problems and the `count` of all."""
+    """A spec that cannot be run, with its first MAX_PROBLEMS problems and the `count` of all."""
 
     def __init__(self, problems: Sequence[Problem], count: int | None = None):
         self.problems = list(problems[:MAX_PROBLEMS])
@@ -40,14 +42,14 @@ class SpecError(ValueError):
         super().__init__("; ".join(f"{p.pointer}: {p.detail}" for p in self.problems))
 
     def within(self, pointer: str) -> "SpecError":
-        """Return the same error of a value that contains the spec at `pointer`."""
+        """Return the same error for a value that contains the spec at `pointer`."""
         inner = [Problem(pointer + p.pointer, p.detail) for p in self.problems]
         return SpecError(inner, self.count)
 
 
 def reject(problems: list[Problem]) -> NoReturn:
-    """Raise what a pydantic validator may raise, with a pointer (from the validated model) for
-    each problem."""
+    """Raise an error from a pydantic validator, with a pointer for each problem that is relative to
+    the validated model."""
     raise PydanticCustomError(
         "spec_problems",
         "the fields contradict each other",
@@ -56,7 +58,7 @@ def reject(problems: list[Problem]) -> NoReturn:
 
 
 def seed_problems(seeds: tuple[int, ...]) -> list[Problem]:
-    """What is wrong with a list of seeds."""
+    """Return the problems of a list of seeds."""
     if len(set(seeds)) == len(seeds):
         return []
     return [Problem("/seeds", "a seed may be listed once only")]

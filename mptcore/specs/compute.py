@@ -1,4 +1,4 @@
-"""Where a run is computed, and how large it may be."""
+"""Device, precision, time and memory of a run, and the limits of an experiment."""
 
 from typing import Annotated, Literal
 
@@ -7,24 +7,28 @@ from pydantic import Field
 from mptcore.specs.base import Spec
 
 GPU_BATCH_BYTES = 2**29
-"""For the masks on vectors that are scored together on a GPU: its kernels then compute for longer
-than it takes to launch them, and not for long."""
+"""Memory on a GPU for masks on vectors that are scored together. With this much, kernels compute
+for longer than it takes to launch them."""
 
 
 class Machine(Spec):
-    """`threads` fixes the result to the last bit on a CPU. A run gets no more of them than its
-    worker has processors (or 2, if that is more); its log and environment say how many.
-    `max_runtime_s` is the time limit of one attempt, in seconds; `memory_mib` the memory for the
-    masks that are scored together, by default about what a processor's caches hold, and on a GPU
-    512 MiB, for language models three tenths of what it has. `determinism`, for GPUs: exact gives
-    the same bits each time on the same device, with float32 in full; fast lets products and
-    convolutions round their factors to TF32 (10 bits), and takes the quickest kernels."""
+    """Device, threads, memory and time limit of a run."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the run. `auto` uses a GPU, or a CPU if no GPU is idle."""
     threads: Annotated[int, Field(ge=1, le=256)] = 2
+    """CPU threads. On a CPU they determine the result to the last bit. A run gets no more threads
+    than its worker has processors (or 2, if that is more); its log and environment show how
+    many."""
     max_runtime_s: Annotated[int, Field(ge=1, le=30 * 24 * 3600)] = 3600
+    """Time limit of one attempt, in seconds."""
     memory_mib: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    """Memory in MiB for the masks that are scored together. Default: about the size of a
+    processor's caches; on a GPU 512 MiB; for language models 30 % of the GPU's memory."""
     determinism: Literal["exact", "fast"] = "exact"
+    """For GPUs. `exact` gives the same bits each time on the same device, with float32 in full;
+    `fast` rounds the factors of products and convolutions to TF32 (10 bits) and uses the fastest
+    kernels."""
 
     @property
     def memory_bytes(self) -> int | None:
@@ -32,23 +36,24 @@ class Machine(Spec):
 
 
 class Compute(Machine):
-    """Where and how precisely it is computed."""
+    """Device, threads, memory, time limit and precision of a run."""
 
     precision: Literal["float64", "float32"] = "float64"
+    """Floating-point type of the computation."""
 
 
 class Limits(Spec):
-    """The largest experiment that is accepted."""
+    """Limits of the size of an experiment."""
 
     elements: int = 200_000_000
-    """Numbers in the data, N · D."""
+    """Maximum number of values in the data, N · D."""
     mask_work: int = 3 * 10**16
-    """Multiplications of the masks that one seed scores, masks · D² · K: 30 days of two cores."""
+    """Multiplications for the masks of one seed, masks · D² · K: 30 days on two cores."""
     train_work: int = 10**16
-    """The same for the masks of all training steps, over all seeds: 40 days of two cores."""
+    """Multiplications for the masks of all training steps and seeds: 40 days on two cores."""
     latent_work: int = 10**16
-    """For VAEs: N · D · (nodes or draws) for each mask, of training too."""
+    """Maximum work of VAEs: N · D · (nodes or draws) for each mask, training included."""
     points: int = 5_000_000
-    """Points of all series that a run writes: 37 bytes each."""
+    """Maximum number of points of all series of a run. A point takes 37 bytes."""
     memory_bytes: int = 16 * 2**30
-    """What a run may take."""
+    """Maximum memory of a run, in bytes."""

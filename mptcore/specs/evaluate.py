@@ -1,4 +1,4 @@
-"""What is measured with masks, on vectors."""
+"""Evaluation of models of vectors with masks."""
 
 from typing import Annotated, Literal
 
@@ -8,16 +8,18 @@ from mptcore.specs.base import Problem, Spec
 from mptcore.specs.masks import AllSizes, FixedSize, MaskSchedule
 
 PILOT = 8
-"""Masks of each size, at least, from which a run with a target learns where to spend the others."""
+"""Minimum number of pilot masks of each size. A run with a target uses the pilot to decide where to
+spend the other masks."""
 LEAST_PILOT_IN_ALL = 64
-"""Of all sizes, where max_masks leaves no more."""
+"""Minimum number of pilot masks over all sizes if max_masks allows no more."""
 PILOT_IN_ALL = 256
-"""Of all sizes, at least: scores that are very large for one mask in 50 are then met but for one
-time in 200."""
+"""Usual minimum number of pilot masks over all sizes. If the score of 1 mask in 50 is very large,
+the pilot misses it only once in 200 runs."""
 
 
 def pilot_masks(strata: int, max_masks: int) -> int:
-    """Masks of each size (or rate) in the pilot: no more than half of all, where there is one."""
+    """Return the number of pilot masks of each size (or rate): at most half of all masks, if
+    possible."""
     wanted = min(-(-PILOT_IN_ALL // strata), max_masks // (2 * strata))
     return max(_least_pilot(strata), wanted)
 
@@ -27,34 +29,37 @@ def _least_pilot(strata: int) -> int:
 
 
 def least_masks(strata: int) -> int:
-    """What a run with a target takes at least: the pilot, and two masks of each size (or rate)."""
+    """Return the minimum number of masks of a run with a target: the pilot, and two masks of each
+    size (or rate)."""
     return (_least_pilot(strata) + 2) * strata
 
 
 class MaskEvaluation(Spec):
-    """What is measured with masks. `convergence` also gives the cumulative score from the first
-    1..P masks of each size; `bias` also gives D · S(m0) − LML for each size m0.
-
-    With `target_std_err` masks are spent on the sizes where they reduce the error most, until what
-    is reported has that standard error or `max_masks` are scored (for each seed, a pilot included);
-    `per_size` is then not used. What is reported is the sum of the scores (mpt; for listed sizes
-    score_sum), for one fixed size D times its score (biased_score); with the `target` difference it
-    is the model's less the baseline's, on the same masks (score_difference).
-    """
+    """Masks to score, and the target error at which a run stops."""
 
     masks: MaskSchedule = AllSizes()
+    """Masks that are scored."""
     convergence: bool = False
+    """True also gives the cumulative score from the first 1..P masks of each size."""
     bias: bool = False
+    """True also gives D · S(m0) − LML for each mask size m0."""
     target_std_err: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Target standard error. Masks are spent on the sizes where they reduce the error most, until
+    `target` has this standard error or `max_masks` are scored; `per_size` is not used. null: the
+    masks are as `masks` says."""
     target: Literal["score", "difference"] = "score"
+    """Result that `target_std_err` applies to. `score`: the sum of the scores (metric mpt; for
+    listed sizes score_sum), or for one fixed size D times its score (biased_score). `difference`:
+    the model's score minus the baseline's, on the same masks (score_difference)."""
     max_masks: Annotated[int, Field(ge=100, le=1_000_000_000)] = 200_000
+    """Maximum number of masks for each seed, pilot included, with `target_std_err`."""
 
     def count(self, dim: int) -> int:
-        """The most masks that are scored for one seed."""
+        """Return the maximum number of masks that one seed scores."""
         return self.masks.count(dim) if self.target_std_err is None else self.max_masks
 
     def problems(self, dim: int, baseline: bool) -> list[Problem]:
-        """What is wrong for data of `dim` dimensions, with or without a baseline."""
+        """Return the problems with data of `dim` dimensions, with or without a baseline."""
         problems = self.masks.problems(dim, "/evaluate/masks")
         if self.convergence and not isinstance(self.masks, AllSizes | FixedSize):
             detail = "convergence is for the schedules all and fixed, whose score has a limit"
@@ -83,7 +88,7 @@ class MaskEvaluation(Spec):
 
 
 def max_masks_problems(max_masks: int, strata: int, stratum: str) -> list[Problem]:
-    """Whether a target's pilot, and something after it, can be paid."""
+    """Return a problem if `max_masks` does not suffice for the pilot of a target and some more."""
     least = least_masks(strata)
     if max_masks >= least:
         return []
@@ -94,7 +99,7 @@ def max_masks_problems(max_masks: int, strata: int, stratum: str) -> list[Proble
 def target_problems(
     target: str, default: str, std_err: float | None, baseline: bool
 ) -> list[Problem]:
-    """Whether there is what the target is for."""
+    """Return a problem if the target has no error to reach or no baseline to compare with."""
     if target != default and std_err is None:
         detail = f"what target_std_err is for, and there is none: leave it {default}"
         return [Problem("/evaluate/target", detail)]

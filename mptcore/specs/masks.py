@@ -1,4 +1,4 @@
-"""Which masks are drawn: of which sizes, how many of each, and how."""
+"""Masks: their sizes, number and design."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from mptcore.specs.base import Problem, Spec, reject
 
 EXHAUSTIVE_LIMIT = 100_000
-"""The most masks of one size that the design `exhaustive` enumerates."""
+"""Maximum number of masks of one size that the design `exhaustive` enumerates."""
 
 Design = Literal["independent", "balanced", "nested", "exhaustive"]
 Rate = Annotated[float, Field(gt=0, le=1)]
@@ -17,19 +17,18 @@ MaskSize = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class Masks(Spec):
-    """`per_size` is the paper's P. Designs:
-
-    independent: every mask drawn on its own, in the published order of draws;
-    balanced: windows of common permutations, so that each dimension is masked about equally often;
-    nested: one permutation gives a mask of every size;
-    exhaustive: all C(D, m) masks of each size m (`per_size` is not used).
-    """
+    """Base class of the schedules of mask sizes."""
 
     per_size: Annotated[int, Field(ge=1, le=10_000_000)] = 100
+    """Masks of each size: the paper's P. The design exhaustive does not use it."""
     design: Design = "independent"
+    """`independent`: every mask is drawn independently, in the published order of draws.
+    `balanced`: windows of common permutations, so that each dimension is masked about equally
+    often. `nested`: one permutation gives a mask of every size. `exhaustive`: all C(D, m) masks of
+    each size m."""
 
     def count(self, dim: int) -> int:
-        """How many masks are scored for data of `dim` dimensions."""
+        """Return the number of masks that are scored for data of `dim` dimensions."""
         sizes = self.mask_sizes(dim)
         if self.design == "exhaustive":
             return sum(math.comb(dim, size) for size in sizes)
@@ -37,24 +36,24 @@ class Masks(Spec):
 
     @property
     def windows_per_permutation(self) -> int:
-        """How many masks of one size share one permutation. The balanced design takes the largest
-        divisor of P not above its square root, so that at least √P permutations remain to give a
-        standard error."""
+        """Number of masks of one size that share a permutation. The balanced design uses the
+        largest divisor of P that is not above its square root, so that at least √P permutations
+        remain to give a standard error."""
         if self.design != "balanced":
             return 1
         root = math.isqrt(self.per_size)
         return max(w for w in range(1, root + 1) if self.per_size % w == 0)
 
     def step_count(self, dim: int) -> int:
-        """How many masks a training step draws."""
+        """Return the number of masks of a training step."""
         return self.per_size * len(self.mask_sizes(dim))
 
     def mask_sizes(self, dim: int) -> Sequence[int]:
-        """The mask sizes for data of `dim` dimensions."""
+        """Return the mask sizes for data of `dim` dimensions."""
         raise NotImplementedError
 
     def problems(self, dim: int, pointer: str) -> list[Problem]:
-        """What is wrong with these masks for data of `dim` dimensions."""
+        """Return the problems of these masks with data of `dim` dimensions."""
         if self.design != "exhaustive":
             return []
         sizes = self.mask_sizes(dim)
@@ -68,8 +67,8 @@ class Masks(Spec):
 
 
 def masks_of_size(dim: int, size: int, most: int) -> int:
-    """C(D, m), or more than `most` where it is: a binomial of large D is not computed to find
-    out."""
+    """Return C(D, m), or some number above `most` if it is larger than `most`: large binomials are
+    not computed."""
     total = 1
     for i in range(min(size, dim - size)):
         total = total * (dim - i) // (i + 1)
@@ -79,7 +78,7 @@ def masks_of_size(dim: int, size: int, most: int) -> int:
 
 
 def size_of_rate(rate: float, dim: int) -> int:
-    """The mask size of a masking rate: 15 % of 512 is 76."""
+    """Return the mask size of a masking rate: 15 % of 512 is 76."""
     return max(1, math.floor(rate * dim + 1e-9))
 
 
@@ -90,9 +89,10 @@ def _size_problem(size: int, dim: int, pointer: str) -> list[Problem]:
 
 
 class AllSizes(Masks):
-    """Every size from 1 to D: the sum of their scores is the cumulative MPT score."""
+    """Every size from 1 to D. The sum of their scores is the cumulative MPT score."""
 
     schedule: Literal["all"] = "all"
+    """Schedule of the mask sizes."""
 
     def mask_sizes(self, dim: int) -> Sequence[int]:
         return range(1, dim + 1)
@@ -102,7 +102,9 @@ class ListedSizes(Masks):
     """The listed sizes."""
 
     schedule: Literal["sizes"]
+    """Schedule of the mask sizes."""
     sizes: Annotated[tuple[MaskSize, ...], Field(min_length=1, max_length=100_000, strict=False)]
+    """Mask sizes, from 1 to D."""
 
     @model_validator(mode="after")
     def _unique(self) -> Self:
@@ -123,11 +125,14 @@ class ListedSizes(Masks):
 
 
 class FixedSize(Masks):
-    """One size, given as a number of dimensions or as a rate of D."""
+    """One size, as a number of dimensions or as a rate: exactly one of the two."""
 
     schedule: Literal["fixed"]
+    """Schedule of the mask sizes."""
     size: MaskSize | None = None
+    """Number of masked dimensions."""
     rate: Rate | None = None
+    """Masked fraction of D."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -150,9 +155,10 @@ MaskSchedule = Annotated[AllSizes | ListedSizes | FixedSize, Field(discriminator
 
 
 class UniformSize(Masks):
-    """For training: one size a step, uniform over 1..D, so that D · S(m) is unbiased."""
+    """For training: one size in each step, uniform over 1..D, so that D · S(m) is unbiased."""
 
     schedule: Literal["uniform"]
+    """Schedule of the mask sizes."""
 
     def mask_sizes(self, dim: int) -> Sequence[int]:
         return range(1, dim + 1)
@@ -162,24 +168,29 @@ class UniformSize(Masks):
 
 
 class Rates(Masks):
-    """For training: the sizes of a list of masking rates in each step."""
+    """For training: the sizes of all listed masking rates in each step."""
 
     schedule: Literal["rates"]
+    """Schedule of the mask sizes."""
     rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=10_000, strict=False)]
+    """Masked fractions of D."""
 
     def mask_sizes(self, dim: int) -> Sequence[int]:
         return tuple(size_of_rate(rate, dim) for rate in self.rates)
 
 
 class Ramp(Masks):
-    """For training: one size a step; its rate goes linearly from `start` to `end`."""
+    """For training: one size in each step. Its rate changes linearly."""
 
     schedule: Literal["ramp"]
+    """Schedule of the mask sizes."""
     start: Rate
+    """Masked fraction of D at the start of the training."""
     end: Rate
+    """Masked fraction of D at the end of the training."""
 
     def size_at(self, fraction: float, dim: int) -> int:
-        """The size when this fraction of the training is done."""
+        """Return the size after this fraction of the training."""
         return size_of_rate(self.start + fraction * (self.end - self.start), dim)
 
     def mask_sizes(self, dim: int) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""How many points a run writes at most, as its spec says. No torch."""
+"""Maximum number of points that a run writes. No torch."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,16 @@ from mptcore.specs.compute import Limits
 from mptcore.specs.evaluate import MaskEvaluation
 
 SERIES_OF_A_STEP = 6
-"""Series that record a training at most: loss, mpt, elbo, lml, and two of held-out data."""
+"""Maximum number of series that a training records: loss, mpt, elbo, lml, and two of held-out
+data."""
 
 
 @dataclass(frozen=True)
 class PointCount:
-    """The points of a run, by the part of the spec that they follow from."""
+    """Numbers of points of a run, by the part of the spec that causes them."""
 
     curve: int
-    """Of the scores by mask size or rate, and of the bias."""
+    """Points of the scores by mask size or rate, and of the bias."""
     convergence: int
     training: int
 
@@ -56,5 +57,5 @@ def point_count(
 
 
 def recorded_steps(length: int, every: int) -> int:
-    """Return how many steps of a training are recorded: each `every`, the first and the last."""
+    """Return the number of recorded steps of a training: the first, the last, and each `every`."""
     return length // every + 2

@@ -1,6 +1,6 @@
-"""Reading specs that were accepted before, by this version or an earlier one.
+"""Reader of stored specs, which this or an earlier version accepted.
 
-What comes from a user goes through validate_spec, which knows the present form alone.
+Specs from users go through validate_spec, which accepts the present form only.
 """
 
 from typing import Any
@@ -9,13 +9,13 @@ from mptcore.specs.union import ExperimentSpec, adapter_of
 
 
 def stored_spec(value: Any, union: Any = ExperimentSpec) -> ExperimentSpec:
-    """The spec that was stored as JSON. Raises ValidationError where no version accepted it."""
+    """Return the spec in stored JSON. Raise ValidationError if no version accepted it."""
     spec: ExperimentSpec = adapter_of(union).validate_python(in_present_form(value))
     return spec
 
 
 def in_present_form(value: Any) -> Any:
-    """The same spec with the names that its fields have now."""
+    """Return the spec with the present names of its fields."""
     return _fitted_proposals(_one_objective(value))
 
 
@@ -27,8 +27,8 @@ def _one_objective(value: Any) -> Any:
 
 
 def _fitted_proposals(value: Any) -> Any:
-    """Importance sampling had `rounds` of encoding and decoding for its proposal, until version
-    0.1. Now a proposal is fitted: what is estimated is the same."""
+    """Drop `rounds` of importance sampling. Until version 0.1 its proposal came from rounds of
+    encoding and decoding; now it is fitted, with the same expected results."""
     match value:
         case {"model": {"conditionals": {"method": "importance", "rounds": _, **kept}, **model}}:
             conditionals = {"method": "importance", **kept}

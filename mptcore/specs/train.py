@@ -1,4 +1,4 @@
-"""How a model is trained: the objective, its masks, its steps."""
+"""Training of models of vectors: objective, masks and steps."""
 
 import math
 from typing import Annotated, Any, Literal, get_args
@@ -24,27 +24,32 @@ def one_or_more(choices: Any) -> BeforeValidator:
 
 
 class EpochSchedule(Spec):
-    """How long a training goes on, and in which steps. `batch_size`: observations in a step, all
-    where it is null. The epochs `curve_at` give the whole curve that `evaluate` asks for."""
+    """Length and steps of a training."""
 
     epochs: Annotated[int, Field(ge=1, le=10_000_000)]
+    """Number of passes over the data."""
     learning_rate: Annotated[float, Field(gt=0, le=100)] = 0.01
+    """Learning rate of Adam."""
     batch_size: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    """Observations in a step. null: all."""
     masks: TrainSchedule = DEFAULT_MASKS
+    """Masks of a training step."""
     evaluate_every: Annotated[int, Field(ge=1, le=10_000_000)] = 1
+    """Epochs between two records of loss, mpt, elbo (with an encoder) and lml."""
     curve_at: Annotated[
         tuple[Annotated[int, Field(ge=0, le=10_000_000)], ...],
         Field(max_length=1000, strict=False),
     ] = ()
+    """Epochs at which the curve that `evaluate` asks for is recorded."""
 
     @property
     def length(self) -> int:
-        """The number of epochs."""
+        """Number of epochs."""
         return self.epochs
 
     @property
     def unit(self) -> Literal["epochs"]:
-        """What its length counts."""
+        """Unit of the length."""
         return "epochs"
 
     def steps_per_epoch(self, n: int) -> int:
@@ -54,8 +59,8 @@ class EpochSchedule(Spec):
         return self.masks.step_count(dim)
 
     def masks_of_epoch(self, epoch: int, n: int, dim: int) -> int:
-        """Masks that one start scores in an epoch, with n observations. The last epoch scores those
-        of one step, which is recorded and not taken."""
+        """Return the number of masks that one start scores in an epoch, with n observations. The
+        last epoch scores one step, which is recorded and not taken."""
         steps = 1 if epoch == self.epochs else self.steps_per_epoch(n)
         return steps * self.masks_per_step(dim)
 
@@ -77,20 +82,19 @@ class EpochSchedule(Spec):
 
 
 class Train(EpochSchedule):
-    """All seeds are trained together, each from its own start, by Adam.
-
-    `objective`: mpt maximises the cumulative score estimated from `masks`; lml the exact log
-    marginal likelihood. Every `evaluate_every` epochs loss, mpt and lml are recorded. The mean is
-    the data's own, or learned with `learn_mean`.
-    """
+    """Training by Adam. All seeds are trained together, each from its own start."""
 
     objective: Annotated[
         tuple[ExactObjective, ...],
         Field(min_length=1, max_length=1, strict=False),
         one_or_more(ExactObjective),
     ] = ("mpt",)
+    """Objective to maximize. `mpt`: the cumulative score estimated from `masks`; `lml`: the exact
+    log marginal likelihood."""
     learn_mean: bool = False
+    """True trains the mean. False uses the data's mean."""
     learn_noise_precision: bool = False
+    """True trains the noise precision too."""
 
     def masks_per_step(self, dim: int) -> int:
         return super().masks_per_step(dim) if self.objective == ("mpt",) else 1

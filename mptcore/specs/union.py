@@ -1,6 +1,6 @@
-"""The experiment spec: the one language of client, service, database and runner.
+"""The union of all experiment specs.
 
-It is a union of one class for each group of families, told apart by the family of its model.
+Client, service, database and runner use it. The family of its model tells the classes apart.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from mptcore.specs.families.vae.experiment import LatentExperiment
 
 @dataclass(frozen=True)
 class ByFamily:
-    """Marks a union of experiment specs. The family of its model says which of them a value is; a
-    value without a model is checked as the first one."""
+    """Discriminator of a union of experiment specs: the family of the model. A value without a
+    model is validated as the first class."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -47,7 +47,7 @@ class ByFamily:
 
 
 def families_of(experiment: type[BaseModel]) -> list[str]:
-    """The families of an experiment's model, in their order."""
+    """Return the families of an experiment's model, in their order."""
     return [
         family
         for model in _models(experiment.model_fields["model"].annotation)
@@ -56,18 +56,18 @@ def families_of(experiment: type[BaseModel]) -> list[str]:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The models of a union, or the one that it is."""
+    """Return the models of a union, or a single model as a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models(part)]
 
 
 ExperimentSpec = Annotated[VectorExperiment | LatentExperiment | TextExperiment, ByFamily()]
-"""Here a new family's experiment is registered; mptcore/run.py then lacks its implementation, as
-the type checker says."""
+"""Register the experiment of a new family here. mypy then reports that mptcore/run.py lacks its
+implementation."""
 
 
 @cache
 def adapter_of(union: Any) -> TypeAdapter[Any]:
-    """What validates a union of experiment specs."""
+    """Return the validator of a union of experiment specs."""
     return TypeAdapter(union)

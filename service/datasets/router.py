@@ -10,7 +10,7 @@ from typing import Annotated
 from anyio import CancelScope
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
@@ -32,9 +32,10 @@ from service.dependencies import (
 )
 from service.errors import ApiError, invalid
 from service.experiments.schemas import moment
-from service.pages import Cursor, Limit, page, read_cursor
+from service.pages import Cursor, Limit, WhoseQuery, page, read_cursor
 from service.permission import check_whose, not_found, writable
 from service.quota import Room, note, room_of
+from service.schemas import Page, RequestModel, ResponseModel
 from service.settings import Settings
 from service.sharing import Visibility, Whose
 from service.users import Caller
@@ -45,45 +46,54 @@ FileName = Annotated[
     str,
     Query(
         pattern=r"^[A-Za-z0-9 ._()-]{1,150}\.(npy|npz|csv|parquet|txt|jsonl)$",
-        description="the file's own name, which says its format",
+        description="File name. Its ending is the format.",
     ),
 ]
-DatasetId = Annotated[str, Path(max_length=100)]
+DatasetId = Annotated[str, Path(max_length=100, description="Id of the upload.")]
 
 
-class DatasetOut(BaseModel):
-    """An upload: of numbers, whose `id` goes into a spec with the source upload; or of
-    text (`dim` is null), whose `id` and the `column` that holds it go into one with the source
-    text."""
+class DatasetOut(ResponseModel):
+    """An upload. A spec names it by its `id`: numbers as the data source `upload`, texts as
+    `text`."""
 
     id: str
+    """Id of the upload."""
     owner: str
+    """Name of the owner."""
     visibility: Visibility
+    """`private`, or `lab`: everyone in the lab may read it and compute with it."""
     name: str
+    """File name."""
     format: str
+    """Format: npy, npz, csv, parquet, txt or jsonl."""
     bytes: int
+    """Size of the file in bytes."""
     sha256: str
+    """SHA-256 of the file, in hexadecimal."""
     n: int
+    """Number of observations; for text the number of lines or rows."""
     dim: int | None
+    """Number of dimensions. null: text."""
     arrays: dict[str, list[int]] | None
+    """Shapes of the arrays of an .npz file, by name. null: another format."""
     columns: list[str] | None
+    """Names of the columns of a table. null: not a table."""
     created_at: datetime
+    """Time of the upload."""
 
 
-class DatasetChanges(BaseModel):
-    """Omitted fields stay as they are."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class DatasetChanges(RequestModel):
+    """Changes to an upload. Omitted fields stay as they are."""
 
     visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
-    """True if the lab may read the upload and run experiments on it."""
+    """`private`, or `lab`: everyone in the lab may read it and compute with it."""
 
 
-class DatasetPage(BaseModel):
-    """Newest first. `next_cursor` is null on the last page."""
+class DatasetPage(Page):
+    """A page of uploads."""
 
     items: list[DatasetOut]
-    next_cursor: str | None
+    """Uploads, newest first."""
 
 
 @router.post(
@@ -106,7 +116,9 @@ async def upload(
     database: DatabaseDep,
     settings: SettingsDep,
     user: Submitter,
-    visibility: Visibility = Visibility.PRIVATE,
+    visibility: Annotated[
+        Visibility, Query(description="`private`, or `lab`: everyone in the lab may use it.")
+    ] = Visibility.PRIVATE,
 ) -> DatasetOut:
     """Upload a file (the raw body) of numbers, N observations × D dimensions, or of text. If the
     same bytes were uploaded before, the answer is the existing data set under its first name."""
@@ -212,7 +224,7 @@ def list_datasets(
     user: Reader,
     limit: Limit = 50,
     cursor: Cursor = None,
-    whose: Whose = Whose.MINE,
+    whose: WhoseQuery = Whose.MINE,
 ) -> DatasetPage:
     """List the caller's uploads or, with `whose=lab`, those shared with the lab, newest first."""
     check_whose(whose, user)

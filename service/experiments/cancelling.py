@@ -4,7 +4,6 @@ from dataclasses import fields
 from http import HTTPStatus
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 from sqlalchemy import insert, select
 
 from mptcore.specs import Problem
@@ -18,6 +17,7 @@ from service.experiments.listing import Wanted, clauses
 from service.experiments.listing_parameters import WantedDep
 from service.experiments.models import UNFINISHED, DesiredState, Experiment
 from service.permission import check_whose
+from service.schemas import ResponseModel
 
 router = APIRouter(tags=["experiments"], route_class=StrictRoute)
 
@@ -26,13 +26,13 @@ MAX_CANCELLED = 500
 NOT_FILTERS = ("whose", "order_by")
 
 
-class CancelledOut(BaseModel):
+class CancelledOut(ResponseModel):
     """Numbers of experiments that a request cancelled."""
 
     cancelled: int
-    """They waited, and have ended."""
+    """Number of queued or paused experiments that have ended."""
     ending: int
-    """They run, and end within a heartbeat and the grace that they are given."""
+    """Number of running experiments. They end within a heartbeat and their grace period."""
     more: bool
     """True if more experiments match: send the request again."""
 

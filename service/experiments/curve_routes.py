@@ -25,10 +25,10 @@ router = APIRouter(prefix="/v1/experiments", tags=["curves"], route_class=Strict
 custom = APIRouter(tags=["curves"], route_class=StrictRoute)
 
 MaxPoints = Annotated[
-    int, Query(ge=2, le=1_000_000, description="of all series together; more are thinned")
+    int, Query(ge=2, le=1_000_000, description="Maximum number of points of all series.")
 ]
 After = Annotated[
-    int, Query(ge=0, le=2**31 - 1, description="`last_seq` of an earlier answer: what came since")
+    int, Query(ge=0, le=2**31 - 1, description="`last_seq` of an answer, to get later points.")
 ]
 FORMATS: dict[str, dict[str, object]] = {
     MEDIA_TYPES[format]: {} for format in Format if format != Format.JSON
@@ -74,7 +74,9 @@ def get_curves(
 )
 def get_curve(
     experiment_id: ExperimentId,
-    series: Annotated[str, Path(max_length=64, pattern="^[a-z_]+$")],
+    series: Annotated[
+        str, Path(max_length=64, pattern="^[a-z_]+$", description="Name of the series.")
+    ],
     database: DatabaseDep,
     user: Reader,
     labels: FreeParameters,

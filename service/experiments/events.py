@@ -11,7 +11,6 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
@@ -19,6 +18,7 @@ from service.experiments.curves import AnyRow, TooFewPoints, read_curves, series
 from service.experiments.models import Event, Experiment, Status
 from service.experiments.schemas import moment
 from service.experiments.states import is_terminal
+from service.schemas import ResponseModel
 
 MOST_POINTS = 10_000
 """Maximum number of points in one event. More are downsampled."""
@@ -33,15 +33,19 @@ class Kind(StrEnum):
     POINTS = "points"
 
 
-class EventOut(BaseModel):
-    """An event. Pass its `id` as `after` or Last-Event-ID to get the later ones."""
+class EventOut(ResponseModel):
+    """An event."""
 
     id: str
+    """Pass it as `after` or Last-Event-ID to get later events."""
     kind: Kind
+    """Kind of the event: `status`, `log`, `progress` or `points`."""
     experiment_id: str
+    """Id of the experiment."""
     at: datetime | None
-    """Null for progress and points, which report the current state."""
+    """Time of the event. null for progress and points, which report the current state."""
     data: dict[str, Any]
+    """Content, by the kind."""
 
 
 class Place(NamedTuple):

@@ -15,7 +15,7 @@ from service.experiments.models import Experiment
 from service.permission import not_found, writable
 from service.users import Caller
 
-ExperimentId = Annotated[str, Path(max_length=100)]
+ExperimentId = Annotated[str, Path(max_length=100, description="Id of the experiment.")]
 
 
 def find(session: Session, user: Caller, experiment_id: str) -> Experiment:

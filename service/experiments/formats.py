@@ -39,7 +39,7 @@ MEDIA_TYPES = {
 async def wanted_format(
     request: Request,
     format: Annotated[
-        Format | None, Query(description="what to answer in, whatever the header Accept says")
+        Format | None, Query(description="Format of the answer. It overrides the Accept header.")
     ] = None,
 ) -> Format:
     """Return the format in the query, else the preferred one of the Accept header. Raises

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from service.experiments.listing import Wanted
 from service.experiments.models import Status
+from service.pages import WhoseQuery
 from service.sharing import Whose
 
 
@@ -28,39 +29,35 @@ since 1970."""
 # Async, though it waits for nothing: a plain function costs a change of threads.
 async def wanted_experiments(
     *,
-    whose: Annotated[Whose, Query(description="whose experiments")] = Whose.MINE,
+    whose: WhoseQuery = Whose.MINE,
     status: Annotated[
-        list[Status], Query(default_factory=list, description="where they stand", max_length=7)
+        list[Status], Query(default_factory=list, description="Status.", max_length=7)
     ],
-    owner: Annotated[
-        str | None, Query(max_length=200, description="the name of their owner")
-    ] = None,
-    tag: Annotated[
-        list[str], Query(default_factory=list, max_length=50, description="a tag that they have")
-    ],
-    name: Annotated[str | None, Query(max_length=200, description="their whole name")] = None,
+    owner: Annotated[str | None, Query(max_length=200, description="Name of the owner.")] = None,
+    tag: Annotated[list[str], Query(default_factory=list, max_length=50, description="Tag.")],
+    name: Annotated[str | None, Query(max_length=200, description="Whole name.")] = None,
     family: Annotated[
         list[str],
-        Query(default_factory=list, max_length=20, description="the family of their model"),
+        Query(default_factory=list, max_length=20, description="Family of the model."),
     ],
     q: Annotated[
         str | None,
         Query(
             max_length=200,
-            description="words that each stand in their name, note, tags or id, in any case",
+            description="Words that name, note, tags or id contain, in upper or lower case.",
         ),
     ] = None,
     created_after: Annotated[
-        Moment | None, Query(description="from this moment on (ISO 8601, else UTC)")
+        Moment | None, Query(description="Created then or later (ISO 8601, else UTC).")
     ] = None,
-    created_before: Annotated[Moment | None, Query(description="before this moment")] = None,
-    finished_after: Annotated[Moment | None, Query(description="ended from this moment on")] = None,
-    finished_before: Annotated[Moment | None, Query(description="ended before this moment")] = None,
+    created_before: Annotated[Moment | None, Query(description="Created before this time.")] = None,
+    finished_after: Annotated[Moment | None, Query(description="Ended then or later.")] = None,
+    finished_before: Annotated[Moment | None, Query(description="Ended before this time.")] = None,
     filter: Annotated[
         str | None,
         Query(
             max_length=2000,
-            description="comparisons joined by and, or, not: fields are in docs/api.md",
+            description="Comparisons joined by and, or, not. docs/api.md lists the fields.",
             examples=["metrics.lml > -61 and spec.model.latent_dim in (1, 2)"],
         ),
     ] = None,
@@ -68,8 +65,8 @@ async def wanted_experiments(
         str,
         Query(
             max_length=200,
-            description="created, finished, name or metrics.NAME, then asc or desc; those without "
-            "a value are left out",
+            description="created, finished, name or metrics.NAME, then asc or desc. Experiments "
+            "without a value are left out.",
             examples=["metrics.lml{seed=4} desc"],
         ),
     ] = "created desc",

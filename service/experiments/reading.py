@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
@@ -37,6 +37,7 @@ from service.experiments.views import (
 )
 from service.pages import Limit, LongCursor
 from service.permission import check_whose
+from service.schemas import RequestModel, ResponseModel
 from service.streams.changes import Subject
 from service.streams.poller import PollerDep
 from service.streams.waiting import Read, WaitDep, awaited
@@ -50,20 +51,20 @@ MOST_SPECS = 50
 custom = APIRouter(tags=["experiments"], route_class=StrictRoute)
 
 
-class ExperimentsWanted(BaseModel):
-    """Ids of the requested experiments."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class ExperimentsWanted(RequestModel):
+    """A request for several experiments."""
 
     ids: Annotated[
         list[Annotated[str, Field(max_length=100)]], Field(min_length=1, max_length=MOST_SPECS)
     ]
+    """Ids of the experiments, each once."""
 
 
-class ManyExperimentsOut(BaseModel):
-    """Experiments in the order of the ids, with specs and metrics."""
+class ManyExperimentsOut(ResponseModel):
+    """Several experiments."""
 
     items: list[ListedWithMetrics]
+    """Experiments in the order of the ids, with specs and metrics."""
 
 
 @router.get("", response_model=ExperimentPage)
@@ -74,8 +75,12 @@ def list_experiments(
     wanted: WantedDep,
     limit: Limit = 50,
     cursor: LongCursor = None,
-    fields: Fields = Fields.SUMMARY,
-    metrics: Annotated[list[str], Query(max_length=20)] = [],  # noqa: B006 (FastAPI copies it)
+    fields: Annotated[
+        Fields, Query(description="`summary`, or `full` with specs.")
+    ] = Fields.SUMMARY,
+    metrics: Annotated[
+        list[str], Query(max_length=20, description="Names of metrics to include.")
+    ] = [],  # noqa: B006 (FastAPI copies it)
 ) -> Response:
     """List the caller's experiments or, with `whose=lab`, those shared with the lab, newest first.
     Specs are included with `fields=full`, on pages of at most 50. `metrics` names the metrics to

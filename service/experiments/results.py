@@ -41,7 +41,7 @@ def list_artifacts(
 )
 def get_artifact(
     experiment_id: ExperimentId,
-    name: Annotated[str, Path(max_length=200)],
+    name: Annotated[str, Path(max_length=200, description="Name of the file.")],
     database: DatabaseDep,
     settings: SettingsDep,
     user: Reader,
@@ -84,7 +84,7 @@ LOG_TYPES = {LogForm.JSON: "application/json", LogForm.TEXT: "text/plain"}
 async def _log_form(
     request: Request,
     format: Annotated[
-        LogForm | None, Query(description="what to answer in, whatever the header Accept says")
+        LogForm | None, Query(description="Format of the answer. It overrides the Accept header.")
     ] = None,
 ) -> LogForm:
     return format or accepted(request, LOG_TYPES)
@@ -101,10 +101,10 @@ def get_logs(
     user: Reader,
     form: Annotated[LogForm, Depends(_log_form)],
     after: Annotated[
-        int, Query(ge=0, le=2**31 - 1, description="`last_seq` of a page: what came after it")
+        int, Query(ge=0, le=2**31 - 1, description="`last_seq` of a page, to get later lines.")
     ] = 0,
-    level: Annotated[Level | None, Query(description="of these lines alone")] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="how many a page holds")] = 1000,
+    level: Annotated[Level | None, Query(description="Only lines of this level.")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Maximum number of lines.")] = 1000,
 ) -> Response:
     """Return the run's log, oldest first, as JSON or as lines of text. A resumed run logs the lines
     after its checkpoint again, with the same numbers."""

@@ -45,7 +45,14 @@ log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
 
-IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200)]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        description="Key of your choice. A repeated request with the same key is not done again.",
+    ),
+]
 
 
 @router.post(

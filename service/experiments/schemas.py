@@ -1,207 +1,250 @@
-"""Request and response models of the experiment routes."""
+"""Request and response bodies of experiments."""
 
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from mptcore.specs import ExperimentSpec
 from mptcore.specs.base import ExperimentId
 from service.experiments.models import Status
+from service.schemas import Page, RequestModel, ResponseModel
 from service.sharing import Visibility
 
 Line = Annotated[str, Field(min_length=1, max_length=200)]
 Tags = Annotated[list[Line], Field(max_length=50)]
 Note = Annotated[str, Field(max_length=10_000)]
 Priority = Annotated[int, Field(ge=-100, le=200)]
-"""Of your own experiments, higher runs first. Above 100 it goes before everyone's, for users whom
-an administrator lets."""
-
-
 After = Annotated[list[ExperimentId], Field(max_length=100)]
-"""The ids of experiments that are to succeed first; where one does not, this one fails. What a
-model's `experiment` names is one of them of itself."""
 
 
-class Submission(BaseModel):
-    """An experiment to run: the spec says what is computed, the rest stands beside it."""
+class Described(RequestModel):
+    """Fields that experiments and sweeps have besides their specs."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    name: Line | None = None
+    """Name of your choice."""
+    tags: Tags = Field([])
+    """Tags to find it by."""
+    note: Note | None = None
+    """Text of your choice."""
+    priority: Priority = 0
+    """Higher values of yours run first. Values above 100 run before everyone's, if an administrator
+    allows you to use them."""
+    visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
+    """`private`, or `lab`: everyone in the lab may read it and start from its weights."""
+
+
+class Submission(Described):
+    """An experiment to run."""
 
     spec: ExperimentSpec
-    name: Line | None = None
-    tags: Tags = []
-    note: Note | None = None
-    priority: Priority = 0
-    visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
-    """Whether the lab may read it, and start from what it trained."""
-    after: After = []
+    """What to compute."""
+    after: After = Field([])
+    """Ids of experiments that must succeed first. If one fails, this one fails too."""
     cache: bool = True
-    """Whether an experiment that computed the same answers for it, where you may read one."""
+    """False computes the experiment even if an earlier one that you may read computed the same."""
 
 
-class Changes(BaseModel):
-    """What to change beside the spec; what is left out stays."""
+class Changes(Described):
+    """Changes to an experiment. Omitted fields stay as they are."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    name: Line | None = None
-    tags: Tags = []
-    note: Note | None = None
-    priority: Priority = 0
-    visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
     pinned: bool = False
-    """Neither its age nor a quota removes what is pinned."""
+    """True keeps the experiment regardless of its age and of quotas."""
 
 
-class RuntimeOut(BaseModel):
-    """In seconds: half of such runs take less than `median_s`, and four of five from `low_s` to
-    `high_s`, by the last `runs` of the family on the machine `host`: the one where it would take
-    longest of those whose workers are there. Null: by runs on that kind of slot, wherever."""
+class RuntimeOut(ResponseModel):
+    """Estimated run time, learned from the family's latest runs on the same kind of slot."""
 
     median_s: float
+    """Median in seconds."""
     low_s: float
+    """Lower bound in seconds: one run in ten is shorter."""
     high_s: float
+    """Upper bound in seconds: one run in ten is longer."""
     runs: int
+    """Number of runs that the estimate uses."""
     host: str | None
+    """Machine of these runs: the slowest one that has workers now. null: runs on any machine."""
 
 
-class Validation(BaseModel):
-    """What a submission would become."""
+class Validation(ResponseModel):
+    """Preview of a submission."""
 
     spec: ExperimentSpec
+    """Spec with all defaults filled in."""
     masks: int | None
-    """How many masks would be scored; where a target is set, at most."""
+    """Number of masks to score; with a target the maximum. null: unknown before the run."""
     points: int
-    """How many points the run would write at most; interim scores of text are left out."""
+    """Maximum number of points, without interim scores of text."""
     memory_bytes: int
-    """What a run is expected to take of its device, about."""
+    """Estimated memory on the run's device."""
     runtime: RuntimeOut | None
-    """How long it would run; null until a few of its family have."""
+    """Estimated run time. null: too few runs of the family so far."""
     cached_from: str | None
-    """The experiment of before that would answer for it."""
+    """Id of the earlier experiment that would be returned. null: none."""
     queue_position: int
-    """How many queued experiments would run before it, on the workers that it may run on."""
+    """Number of queued experiments that would run before it on the workers that it may use."""
     queue_reason: str
     """Why it would wait."""
     estimated_start: datetime | None
+    """Estimated start. null: unknown."""
     estimate: str
+    """Basis of the estimated start, or why there is none."""
 
 
-class StageOut(BaseModel):
-    """A stage of a run, measured in its own unit."""
+class Progress(ResponseModel):
+    """Completed work."""
+
+    done: int
+    """Completed units of work."""
+    total: int
+    """Units of work in all."""
+    unit: str
+    """Unit of work: epochs, steps, masks or sequences."""
+
+
+class StageOut(Progress):
+    """Progress of a stage, in its own unit."""
 
     name: str
-    done: int
-    total: int
-    unit: str
-
-
-class Progress(BaseModel):
-    done: int
-    total: int
-    unit: str
+    """Name of the stage: training."""
 
 
 class RunProgress(Progress):
-    """How far the whole run is, over its seeds and objectives; where a target is set, towards the
-    masks that it is expected to take. While it runs, `eta_s` counts from `at`."""
+    """Progress of a run over all its seeds and objectives. With a target error, `total` is the
+    expected number of masks."""
 
     stage: StageOut | None
+    """Progress within the present stage. null: the stage has no unit of its own."""
     at: datetime | None
+    """Time of this progress. `eta_s` counts from it."""
     eta_s: float | None
+    """Estimated seconds to the end. null: unknown, or the run is not running."""
     eta_std_err_s: float | None
+    """Standard error of `eta_s`."""
     estimated_end: datetime | None
+    """Estimated end. null: unknown."""
 
 
-class QueuePlace(BaseModel):
-    """Where a queued experiment stands among those that wait for the same workers, why it waits,
-    and when it may start; null where that is not known. `estimate` says what the estimate rests on,
-    or why there is none."""
+class QueuePlace(ResponseModel):
+    """Queue position of an experiment among those that wait for the same workers."""
 
     position: int
+    """Number of experiments that run before it."""
     reason: str
+    """Why it waits."""
     estimated_start: datetime | None
+    """Estimated start. null: unknown."""
     estimate: str
+    """Basis of the estimated start, or why there is none."""
 
 
-class Share(BaseModel):
+class Share(ResponseModel):
     """A user's share of the server, in the terms of Slurm's sshare. Usage is in decayed
-    slot-seconds; a second of a GPU slot counts as several of a CPU slot."""
+    slot-seconds; a second of a GPU slot counts as several seconds of a CPU slot."""
 
     raw_shares: int
+    """The user's shares."""
     norm_shares: float
-    """Of the shares of all users."""
+    """The user's fraction of all users' shares."""
     raw_usage: float
+    """The user's decayed slot-seconds."""
     effectv_usage: float
-    """Of the usage of all users."""
+    """The user's fraction of all users' usage."""
     level_fs: float | None
-    """norm_shares / effectv_usage: above 1 the user has had less than its part; null before any
-    use."""
+    """norm_shares / effectv_usage. Above 1: less used than entitled to. null: no usage yet."""
     fair_share: float
-    """1 for the user who is next in turn, falling evenly to 1 / users for the last."""
+    """Rank among users: 1 for the next in turn, falling evenly to 1 / users for the last."""
 
 
-class QueuedOut(BaseModel):
+class QueuedOut(ResponseModel):
     """A queued experiment of the caller."""
 
     id: str
+    """Id of the experiment."""
     name: str | None
+    """Name of the experiment."""
     priority: int
+    """Its priority among its owner's experiments."""
     device: str
+    """Device that its spec asks for."""
     created_at: datetime
+    """Time of the submission."""
     queue: QueuePlace
+    """Its queue position."""
 
 
-class QueueOut(BaseModel):
-    """How the caller stands: what it may have and has, its share, and what waits, in its order."""
+class QueueOut(ResponseModel):
+    """The caller's usage, limits, share, and queued experiments."""
 
     running: int
+    """Number of your running experiments."""
     max_running: int | None
+    """Maximum number of your running experiments. null: no limit."""
     submitted: int
+    """Number of your experiments that have not ended."""
     max_submitted: int
+    """Maximum number of your experiments that have not ended. null: no limit."""
     gpu_hours: float | None
-    """Of GPU slots within the last 24 hours; null where the caller has no limit of them."""
+    """Your hours of GPU slots in the last 24 hours. null: you have no such limit."""
     max_gpu_hours_a_day: float | None
+    """Maximum hours of GPU slots in 24 hours. null: no limit."""
     kept_bytes: int
-    """Of specs, records, artifacts and data sets."""
+    """Bytes of your stored specs, records, artifacts and data sets."""
     max_bytes: int | None
+    """Maximum of `kept_bytes`. null: no limit."""
     share: Share
+    """Your share of the server."""
     items: list[QueuedOut]
-    """The first hundred."""
+    """The first hundred queued experiments, in their order."""
 
 
-class FailureOut(BaseModel):
+class FailureOut(ResponseModel):
+    """Cause of a failure."""
+
     kind: str
+    """oom, error, lost, timeout or invalid."""
     message: str
+    """Cause of the failure, as a sentence."""
 
 
-class MetricOut(BaseModel):
-    """A number of the whole run; null with a reason where it is not a finite number."""
+class MetricOut(ResponseModel):
+    """A number of the whole run."""
 
     name: str
+    """Name of the metric."""
     labels: dict[str, Any]
+    """Labels that distinguish metrics of one name, such as seed."""
     value: float | None
+    """Value. null with a `reason`: not a finite number."""
     std_err: float | None
+    """Standard error. null with a `reason`: unknown."""
     reason: str | None
+    """Why a number is null, or how it was computed."""
 
 
-class ArtifactOut(BaseModel):
-    """A file left by a run."""
+class ArtifactOut(ResponseModel):
+    """A file of a run."""
 
     name: str
+    """Name of the file."""
     media_type: str
+    """Media type of its content."""
     sha256: str
+    """SHA-256 of its content, in hexadecimal."""
     url: str
+    """URL of the file."""
 
 
-class MetricList(BaseModel):
+class MetricList(ResponseModel):
     items: list[MetricOut]
+    """Metrics so far."""
 
 
-class ArtifactList(BaseModel):
+class ArtifactList(ResponseModel):
     items: list[ArtifactOut]
+    """Files so far."""
 
 
 class Level(StrEnum):
@@ -211,205 +254,281 @@ class Level(StrEnum):
     WARNING = "warning"
 
 
-class LogOut(BaseModel):
-    """A line of a run's log. `seq` is its number among all records of the run."""
+class LogOut(ResponseModel):
+    """A line of a run's log."""
 
     seq: int
+    """Number of the line among all records of the run."""
     at: datetime
+    """Time at which it was stored."""
     level: Level
+    """Level of the line."""
     message: str
+    """Text of the line."""
 
 
-class LogPage(BaseModel):
-    """The oldest first. `last_seq` goes back as `after`, also where there are none."""
+class LogPage(ResponseModel):
+    """A page of a log."""
 
     items: list[LogOut]
+    """Lines, oldest first."""
     last_seq: int
+    """Pass it as `after` to get later lines. It is given even if there are no lines."""
     more: bool
-    """Whether there are more by now."""
+    """True if more lines are available already."""
 
 
-class Urls(BaseModel):
+class Urls(ResponseModel):
+    """Addresses of an experiment."""
+
     self: str
+    """The experiment."""
     curves: str
+    """Its curves."""
     metrics: str
+    """Its metrics."""
     artifacts: str
+    """Its files."""
     events: str
+    """Its events, as a page or a stream."""
     logs: str
+    """Its log."""
     bundle: str
+    """All of it as a zip file, after its end."""
     cancel: str
+    """POST to cancel it."""
 
 
 class Fields(StrEnum):
-    """What a list says of each experiment: all but its spec, or all."""
+    """Detail of a list: without specs, or with specs."""
 
     SUMMARY = "summary"
     FULL = "full"
 
 
-class ExperimentSummary(BaseModel):
-    """An experiment and its status, without its spec."""
+class Listed(ResponseModel):
+    """Fields that experiments and sweeps have in common."""
 
     id: str
+    """Id in all URLs."""
     owner: str
+    """Name of the owner."""
     visibility: Visibility
-    pinned: bool
+    """`private`, or `lab`: everyone in the lab may read it and start from its weights."""
     name: str | None
+    """Name chosen by the owner."""
     tags: list[str]
+    """Tags chosen by the owner."""
     note: str | None
+    """Text written by the owner."""
     priority: int
-    family: str
-    status: Status
-    terminal: bool
-    desired_state: str
-    attempt: int
-    retry_of: str | None
-    sweep: str | None
-    """The sweep that it is a point of."""
-    after: list[str]
-    """The experiments that had to succeed first."""
-    worker: str | None
+    """Priority among the owner's experiments. Higher values run first."""
     created_at: datetime
+    """Time of the submission."""
+    status: Status
+    """Present status."""
+    terminal: bool
+    """True if the status will not change any more."""
+
+
+class ExperimentSummary(Listed):
+    """An experiment without its spec."""
+
+    pinned: bool
+    """True if neither its age nor a quota deletes it."""
+    family: str
+    """Family of its model."""
+    desired_state: str
+    """What its owner requested: run, pause or cancel."""
+    attempt: int
+    """Number of attempts so far."""
+    retry_of: str | None
+    """Id of the experiment that this one retries. null: none."""
+    sweep: str | None
+    """Id of the sweep that it belongs to. null: none."""
+    after: list[str]
+    """Ids of the experiments that had to succeed first."""
+    worker: str | None
+    """Worker of the latest attempt. null: none yet."""
     started_at: datetime | None
+    """Start of the first attempt. null: not started."""
     finished_at: datetime | None
+    """Time of the end. null: not ended."""
     progress: RunProgress | None
+    """Progress of the run. null: unknown."""
     queue: QueuePlace | None
+    """Queue position. null: not queued."""
     failure: FailureOut | None
+    """Cause of the failure. null: it has not failed."""
     last_seq: int
+    """Number of its last record."""
     urls: Urls
+    """Addresses of the experiment."""
 
 
 class SummaryWithMetrics(ExperimentSummary):
-    """With those that were asked for."""
+    """An experiment without its spec, with the requested metrics."""
 
     metrics: list[MetricOut]
+    """The requested metrics."""
 
 
 class ExperimentOut(ExperimentSummary):
-    """An experiment and its status."""
+    """An experiment."""
 
     spec: dict[str, Any]
-    """As it was accepted: a later version of the service may not accept it again."""
+    """Spec as it was accepted. A later version of the service may refuse it."""
     cached_from: str | None = None
-    """In the answer to a submission that this experiment, of before, answers for: its id."""
+    """Id of the earlier experiment that is returned for a submission. null: none."""
 
 
 class ListedWithMetrics(ExperimentOut):
-    """With those that were asked for."""
+    """An experiment with the requested metrics."""
 
     metrics: list[MetricOut]
+    """The requested metrics."""
 
 
-class EnvironmentOut(BaseModel):
-    """What an attempt is computed with. `gpu`, `gpu_driver` and `cuda` are null on a CPU.
-    `resumed_from` names the device of the checkpoint that it goes on from, where that is another:
-    the last digits may then differ, and between a CPU and a GPU what VAEs draw does."""
+class EnvironmentOut(ResponseModel):
+    """Code, packages and hardware of an attempt."""
 
     core: str
+    """Beginning of a digest of mptcore's sources and of the libraries that results depend on."""
     packages: dict[str, str]
+    """Versions of Python and of packages, by name."""
     platform: str
+    """Operating system and C library."""
     cpu: str
+    """Name of the processor."""
     cpu_capability: str
+    """Vector instructions that torch uses. The last digits of results depend on them."""
     threads: int
+    """Number of CPU threads. The last digits of results depend on it."""
     gpu: str | None
+    """Name of the GPU. null on a CPU."""
     gpu_driver: str | None
+    """Version of the GPU driver. null on a CPU."""
     cuda: str | None
+    """CUDA version that torch was built for. null on a CPU."""
     precision: str
+    """Floating-point type of the computation."""
     seeds: list[int]
+    """Seeds of the runs."""
     inputs: dict[str, str]
+    """SHA-256 of each file that was read, by its path."""
     resumed_from: str | None = None
+    """Device that the checkpoint was computed on, if it differs. The last digits may then differ,
+    and between a CPU and a GPU the draws of VAEs differ."""
 
 
-class AttemptOut(BaseModel):
-    """One try at an experiment; a later one goes on from where the one before was saved."""
+class AttemptOut(ResponseModel):
+    """An attempt at an experiment. It continues from the last checkpoint."""
 
     attempt: int
+    """Number of the attempt, from 1."""
     worker: str
+    """Worker that ran it."""
     started_at: datetime
+    """Time of the start."""
     ended_at: datetime | None
+    """Time of the end. null: not ended."""
     peak_bytes: int | None
-    """The most memory that it took, of a GPU's or of the machine's; null until it has ended."""
+    """Peak memory in bytes, of the GPU or else of the machine. null until it has ended."""
     environment: EnvironmentOut | None
-    """Null before its runner has said, and of what ran before this was kept."""
+    """What it was computed with. null: not reported."""
 
 
 class ExperimentWithMetrics(ExperimentOut):
-    """With its metrics, and with what each of its attempts was computed with."""
+    """An experiment with its metrics and attempts."""
 
     metrics: list[MetricOut]
+    """Metrics so far."""
     attempts: list[AttemptOut]
+    """Attempts, oldest first."""
 
 
-class ExperimentPage(BaseModel):
-    """Newest first. `next_cursor` is null on the last page."""
+class ExperimentPage(Page):
+    """A page of experiments."""
 
     items: list[ListedWithMetrics | ExperimentOut | SummaryWithMetrics | ExperimentSummary]
-    next_cursor: str | None
+    """Experiments, newest first, with as much detail as requested."""
 
 
-class SeriesOut(BaseModel):
-    """A series by column. `sampled` says that points were left out to keep to max_points: the
-    first, the last, and of even stretches between the smallest, the largest and the first missing
-    value remain, the same ones each time. `reasons` is null or says for each point why a number is
-    missing."""
+class Downsampled(ResponseModel):
+    """Counts of points before and after downsampling to `max_points`."""
+
+    total_points: int
+    """Number of points before downsampling."""
+    sampled: bool
+    """True if points were left out to keep to `max_points`."""
+
+
+class SeriesOut(Downsampled):
+    """A series, by column. Downsampling keeps the first and the last point and, of each of several
+    even stretches, the smallest, the largest and the first missing value. It always keeps the same
+    points."""
 
     name: str
+    """Name of the series."""
     labels: dict[str, Any]
-    total_points: int
-    sampled: bool
+    """Labels that distinguish series of one name, such as seed."""
     x: list[float]
+    """Position of each point: mask size, rate, epoch or step."""
     value: list[float | None]
+    """Value of each point. null: not a finite number."""
     std_err: list[float | None]
+    """Standard error of each point. null: unknown."""
     n: list[float]
+    """Number of masks or draws of each point."""
     reasons: list[str | None] | None
+    """For each point, why a number is null. null: no number is."""
 
 
-class CurvesOut(BaseModel):
-    """`last_seq`, given back as `after`, asks for what came since; it never falls, also where a
-    run goes on from a checkpoint and records once more what was read already. `partial` says that
-    the run has not ended. `total_points` and `sampled` are of all series."""
+class CurvesOut(Downsampled):
+    """Curves of an experiment."""
 
     experiment_id: str
+    """Id of the experiment."""
     status: Status
+    """Its status."""
     last_seq: int
+    """Pass it as `after` to get later points. It never falls, not even after a resumption."""
     partial: bool
-    total_points: int
-    sampled: bool
+    """True if the run has not ended."""
     series: list[SeriesOut]
+    """Its series."""
 
 
 Label = int | float | Line
 """Value of a label."""
 
 
-class CurvesWanted(BaseModel):
-    """Which curves of which experiments."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class CurvesWanted(RequestModel):
+    """A request for curves of several experiments."""
 
     ids: Annotated[
         list[Annotated[str, Field(max_length=100)]], Field(min_length=1, max_length=1000)
     ]
+    """Ids of the experiments."""
     series: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=100)] | None = (
         None
     )
-    """Their names; null for all."""
+    """Names of the series to return. null: all."""
     labels: Annotated[
         dict[str, Label | Annotated[list[Label], Field(max_length=1000)]], Field(max_length=20)
-    ] = {}
-    """The value that a label must have, or several of which it must have one."""
+    ] = Field({})
+    """Required value of each label, or a list of allowed values. A series must match all labels."""
     max_points: Annotated[int, Field(ge=2, le=1_000_000)] = 100_000
-    """Of all series of all experiments together; more are thinned."""
+    """Maximum number of points of all series together. More are downsampled."""
 
 
-class ManyCurvesOut(BaseModel):
-    """The curves of some experiments, in the order of their ids. `partial` says that some have not
-    ended; `total_points` and `sampled` are of all."""
+class ManyCurvesOut(Downsampled):
+    """Curves of several experiments."""
 
     partial: bool
-    total_points: int
-    sampled: bool
+    """True if a run has not ended."""
     items: list[CurvesOut]
+    """Curves, in the order of the ids."""
 
 
 def moment(seconds: float | None) -> datetime | None:

@@ -39,17 +39,15 @@ async def asked(
     *,
     after: Annotated[
         str | None,
-        Query(max_length=64, description="the `id` of an event: what came since; `now`: from now"),
+        Query(max_length=64, description="`id` of an event, to get later ones; `now`: new ones."),
     ] = None,
     kind: Annotated[
         list[Kind],
-        Query(
-            default_factory=list, max_length=4, description="these alone, of one kind or several"
-        ),
+        Query(default_factory=list, max_length=4, description="Only events of these kinds."),
     ],
-    limit: Annotated[int, Query(ge=1, le=1000, description="how many a page holds, about")] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000, description="About how many events.")] = 100,
     last_event_id: Annotated[
-        str | None, Header(max_length=64, description="as `after`, before which it goes")
+        str | None, Header(max_length=64, description="Replaces `after`.")
     ] = None,
 ) -> Asked:
     """Return the requested events. Raises ApiError."""

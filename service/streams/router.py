@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
-from pydantic import BaseModel
 
 from service.bodies import StrictRoute
 from service.database import AWAY
@@ -18,6 +17,7 @@ from service.errors import ApiError
 from service.experiments.events import EventOut, Place
 from service.experiments.finding import ExperimentId
 from service.experiments.views import as_json
+from service.schemas import ResponseModel
 from service.streams.parameters import MEDIA_TYPES, Asked, AskedDep, EventForm
 from service.streams.poller import Poller, PollerDep
 from service.streams.sources import PAGE, ManyExperiments, OneExperiment, Source
@@ -36,11 +36,13 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 }
 
 
-class EventPage(BaseModel):
-    """Events in order. Pass `last_id` as `after`, even if there are no events."""
+class EventPage(ResponseModel):
+    """A page of events."""
 
     items: list[EventOut]
+    """Events, oldest first."""
     last_id: str
+    """Pass it as `after` to get later events. It is given even if there are no events."""
     more: bool
     """True if more events are available already."""
     ended: bool

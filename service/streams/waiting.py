@@ -23,7 +23,7 @@ async def _seconds(
     settings: SettingsDep,
     prefer: Annotated[
         list[str] | None,
-        Header(description="`wait=N`: answer when it has ended, after N seconds at the latest"),
+        Header(description="`wait=N`: answer after the end, or after N seconds."),
     ] = None,
 ) -> float:
     """Return how long the caller wants to wait. An unknown preference is ignored."""

@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from mptcore.specs import ExperimentSpec, Limits, Problem, SpecError, validate_spec
 from mptcore.specs.base import Seed, reject
 from mptcore.specs.parsing.json_text import pointer_token
 from mptcore.specs.parsing.long_lists import first_errors
+from service.schemas import RequestModel
 
 MOST_POINTS = 10_000
 MAX_FIELDS = 100
@@ -34,17 +35,15 @@ Listed = Annotated[dict[FieldPath, Any], Field(max_length=MAX_FIELDS)]
 Values = Annotated[list[Any], Field(min_length=1, max_length=MOST_POINTS)]
 
 
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Range(Part):
-    """Numbers from `low` to `high`, both included: whole ones where both are written as such.
-    `scale` log draws their logarithm evenly."""
+class Range(RequestModel):
+    """Numbers from `low` to `high`, both included. If both are integers, integers are drawn."""
 
     low: int | float
+    """Lowest value."""
     high: int | float
+    """Highest value."""
     scale: Literal["linear", "log"] = "linear"
+    """`linear` draws values evenly, `log` their logarithms."""
 
     @model_validator(mode="after")
     def _rises(self) -> Self:
@@ -65,27 +64,31 @@ class Range(Part):
         return min(math.floor(found), self.high) if whole else min(max(found, self.low), self.high)
 
 
-class RandomDraws(Part):
-    """`n` points, each field drawn by itself: one of a list of values, or from a range. The same
-    seed gives the same points."""
+class RandomDraws(RequestModel):
+    """Points that are drawn at random, each field independently."""
 
     n: Annotated[int, Field(ge=1, le=MOST_POINTS)]
+    """Number of points."""
     seed: Seed = 0
+    """Seed of the draws. The same seed gives the same points."""
     fields: Annotated[dict[FieldPath, Values | Range], Field(min_length=1, max_length=MAX_FIELDS)]
+    """For each field, by its path, a list of values or a range."""
 
 
-class Points(Part):
-    """Exactly one of: `grid`, all combinations of the values of some fields, the last one varying
-    fastest; `list`, each point by itself; `random`."""
+class Points(RequestModel):
+    """Points of a sweep: exactly one of `grid`, `list` and `random`."""
 
     grid: Annotated[dict[FieldPath, Values], Field(min_length=1, max_length=MAX_FIELDS)] | None = (
         None
     )
+    """For each field, by its path, its values: all combinations, the last field varying fastest."""
     listed: Annotated[
         Annotated[list[Listed], first_errors(Listed)] | None,
         Field(alias="list", min_length=1, max_length=MOST_POINTS),
     ] = None
+    """A list of points. Each point gives values for fields, by their paths."""
     random: RandomDraws | None = None
+    """Points that are drawn at random."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem, SpecError
@@ -21,7 +21,7 @@ from service.experiments.models import Experiment
 from service.experiments.router import IdempotencyKey, refusals
 from service.experiments.scene import Scenes, ScenesDep
 from service.experiments.views import as_json
-from service.pages import Cursor, Limit, page, read_cursor
+from service.pages import Cursor, Limit, WhoseQuery, page, read_cursor
 from service.permission import check_whose, not_found, writable
 from service.settings import Settings
 from service.sharing import Whose
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1/sweeps", tags=["sweeps"], route_class=LargeRoute)
 
-SweepId = Annotated[str, Path(max_length=100)]
+SweepId = Annotated[str, Path(max_length=100, description="Id of the sweep.")]
 
 
 @router.post("", status_code=HTTPStatus.ACCEPTED)
@@ -107,7 +107,7 @@ def list_sweeps(
     user: Reader,
     limit: Limit = 50,
     cursor: Cursor = None,
-    whose: Whose = Whose.MINE,
+    whose: WhoseQuery = Whose.MINE,
 ) -> SweepPage:
     """List the caller's sweeps or, with `whose=lab`, those shared with the lab, newest first."""
     check_whose(whose, user)
@@ -136,8 +136,14 @@ def get_table(
     sweep_id: SweepId,
     database: DatabaseDep,
     user: Reader,
-    format: TableFormat = TableFormat.JSON,
-    form: CsvForm = CsvForm.POINTS,
+    format: Annotated[TableFormat, Query(description="Format of the answer.")] = TableFormat.JSON,
+    form: Annotated[
+        CsvForm,
+        Query(
+            description="Rows of a CSV: `points`; `pooled` over points that differ only in seeds; "
+            "`long`, a row for each value."
+        ),
+    ] = CsvForm.POINTS,
 ) -> Response:
     """One row for each point: the swept fields, where it stands, and its metrics over seeds;
     `format=csv` for a spreadsheet, where `form=long` has a row for each value of a metric, and

@@ -1,24 +1,22 @@
-"""What the routes of batches and sweeps take and give."""
+"""Request and response bodies of batches and sweeps."""
 
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from mptcore.specs.parsing.long_lists import first_errors
 from service.experiments.models import Status
 from service.experiments.schemas import (
     After,
+    Described,
     FailureOut,
-    Line,
-    Note,
-    Priority,
+    Listed,
     Progress,
-    Tags,
 )
 from service.experiments.sent import Sent
-from service.sharing import Visibility
+from service.schemas import Page, RequestModel, ResponseModel
 from service.sweeps.expansion import MOST_POINTS, Points
 
 MOST_TOGETHER = 1000
@@ -28,166 +26,181 @@ Concurrency = Annotated[int, Field(ge=1, le=MOST_POINTS)]
 of its own."""
 
 
-class Batch(BaseModel):
+class Batch(RequestModel):
     """Experiments to queue, all or none."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     experiments: Annotated[
         list[Sent], Field(min_length=1, max_length=MOST_TOGETHER), first_errors(Sent)
     ]
+    """Experiments, to be submitted in this order, all or none."""
 
 
-class Made(BaseModel):
-    """An experiment of a batch; `cached_from` is its id where it was there before."""
+class Made(ResponseModel):
+    """An experiment of a batch."""
 
     id: str
+    """Id of the experiment."""
     url: str
+    """URL of the experiment."""
     cached_from: str | None
+    """The same id, if the experiment existed before. null: it is new."""
 
 
-class BatchOut(BaseModel):
-    """In the order of the request."""
+class BatchOut(ResponseModel):
+    """Experiments of a batch."""
 
     items: list[Made]
+    """Experiments, in the order of the request."""
 
 
 class MorePoints(Points):
     """Points to add to a sweep."""
 
     cache: bool = True
-    """Whether a point is computed by an experiment of before, where you may read one that computed
-    the same."""
+    """False computes points even if an earlier experiment that you may read is the same."""
 
 
-class SweepSubmission(MorePoints):
-    """A spec and what of it is swept. The spec need not be whole without a point's values."""
+class SweepSubmission(Described, MorePoints):
+    """A spec, and the fields of it that are swept."""
 
     spec: dict[str, Any]
-    name: Line | None = None
-    tags: Tags = Field(default_factory=list)
-    note: Note | None = None
-    priority: Priority = 0
-    visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
-    after: After = Field(default_factory=list)
+    """Fields that all points share. It need not be complete without the values of a point."""
+    after: After = Field([])
+    """Ids of experiments that must succeed first. If one fails, the points fail too."""
     concurrency: Concurrency | None = None
+    """Maximum number of runs at the same time, besides the owner's limit. null: no other limit."""
 
 
-class SweepChanges(BaseModel):
-    """What to change; what is left out stays. Name, tags and note are the sweep's alone; priority
-    and visibility go to its experiments too."""
+class SweepChanges(Described):
+    """Changes to a sweep. Omitted fields stay as they are. Priority and visibility change for its
+    experiments too."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    name: Line | None = None
-    tags: Tags = []
-    note: Note | None = None
-    priority: Priority = 0
-    visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
     concurrency: Concurrency | None = None
+    """Maximum number of runs at the same time, besides the owner's limit. null: no other limit."""
 
 
-class SweepUrls(BaseModel):
+class SweepUrls(ResponseModel):
+    """Addresses of a sweep."""
+
     self: str
+    """The sweep."""
     table: str
+    """Its table."""
     points: str
+    """POST to add points."""
     events: str
+    """Events of its experiments, as a page or a stream."""
     cancel: str
+    """POST to cancel it."""
     retry: str
+    """POST to retry the points that failed or were cancelled."""
 
 
-class SweepSummary(BaseModel):
-    """A sweep, how many of its points stand where, and what that comes to: running where any is,
-    else queued, else paused; failed where all have ended and any failed, else cancelled where any
-    was."""
+class SweepSummary(Listed):
+    """A sweep. Its status is running if any point is running, else queued, else paused; after all
+    have ended it is failed if any point failed, else cancelled if any was cancelled."""
 
-    id: str
-    owner: str
-    visibility: Visibility
-    name: str | None
-    tags: list[str]
-    note: str | None
-    priority: int
     concurrency: int | None
-    created_at: datetime
+    """Maximum number of its runs at the same time. null: no limit of its own."""
     fields: list[str]
-    status: Status
-    terminal: bool
+    """Paths of the swept fields, such as model.latent_dim."""
     points: int
-    """Those whose experiments are there and open to the caller."""
+    """Number of points that you may read."""
     counts: dict[Status, int]
+    """Number of points in each status."""
     urls: SweepUrls
+    """Addresses of the sweep."""
 
 
 class SweepOut(SweepSummary):
-    """With the spec that it began from, and when it may end; null where that is not known, and
-    `estimate` says what it rests on."""
+    """A sweep with its spec and progress."""
 
     spec: dict[str, Any]
+    """Fields that all points share, as submitted."""
     after: list[str]
+    """Ids of the experiments that had to succeed first."""
     progress: Progress
+    """Progress of all its runs together."""
     estimated_end: datetime | None
+    """Estimated end. null: unknown."""
     estimate: str
+    """Basis of the estimated end, or why there is none."""
 
 
-class SweepPage(BaseModel):
-    """Newest first; `next_cursor` is null on the last page."""
+class SweepPage(Page):
+    """A page of sweeps."""
 
     items: list[SweepSummary]
-    next_cursor: str | None
+    """Sweeps, newest first."""
 
 
-class Added(BaseModel):
-    """The points that were added: from `first` on, so many."""
+class Added(ResponseModel):
+    """Points that were added to a sweep."""
 
     first: int
+    """Number of the first added point."""
     count: int
+    """Number of added points."""
 
 
-class Retried(BaseModel):
-    """How many of the points are computed anew."""
+class Retried(ResponseModel):
+    """Points that are retried."""
 
     count: int
+    """Number of points that are computed again."""
 
 
-class MetricCell(BaseModel):
-    """The mean of a metric over `count` seeds and its standard error. The mean is null where a seed
-    has no value. For several seeds the error is the standard deviation of the values over √count,
-    and at least what the seeds' own errors give; for one seed it is the metric's own."""
+class MetricCell(ResponseModel):
+    """Mean of a metric over seeds."""
 
     value: float | None
+    """Mean. null: a seed has no value."""
     std_err: float | None
+    """Standard error. For several seeds: the standard deviation of the values over √count, and at
+    least what the seeds' own errors give. For one seed: the metric's own. null: unknown."""
     count: int
+    """Number of seeds."""
 
 
-class TableRow(BaseModel):
-    """A point: the values of the swept fields by their paths, and its metrics over its seeds, by
-    name and labels other than the seed: `lml[model=baseline]`."""
+class TableRow(ResponseModel):
+    """A point of a sweep."""
 
     point: int
+    """Number of the point."""
     experiment_id: str
+    """Id of its experiment."""
     fields: dict[str, Any]
+    """Values of the swept fields, by their paths."""
     status: Status
+    """Status of its experiment."""
     failure: FailureOut | None
+    """Cause of the failure. null: it has not failed."""
     metrics: dict[str, MetricCell]
+    """Means over seeds, by name and labels other than the seed: `lml[model=baseline]`."""
 
 
-class PooledRow(BaseModel):
-    """The points that differ in their seeds alone, taken together: how many, and their metrics over
-    the seeds of all."""
+class PooledRow(ResponseModel):
+    """All points that differ only in their seeds."""
 
     points: int
+    """Number of points."""
     fields: dict[str, Any]
+    """Values of the swept fields other than seeds, by their paths."""
     metrics: dict[str, MetricCell]
+    """Means over the seeds of all points, by name and labels other than the seed."""
 
 
-class Table(BaseModel):
-    """One row for each point, in their order. `pooled` has values where `seeds` are swept."""
+class Table(ResponseModel):
+    """Table of a sweep."""
 
     fields: list[str]
+    """Paths of the swept fields."""
     metrics: list[str]
+    """Names of all metrics of the points."""
     items: list[TableRow]
+    """A row for each point, in their order."""
     pooled: list[PooledRow]
+    """A row for each choice of the fields other than `seeds`. Empty if `seeds` are not swept."""
 
 
 class TableFormat(StrEnum):
@@ -196,8 +209,8 @@ class TableFormat(StrEnum):
 
 
 class CsvForm(StrEnum):
-    """The rows of a CSV: one for each point; one for each choice of the fields other than `seeds`;
-    or one for each value of a metric, with its labels in columns of their own."""
+    """Rows of a CSV: one for each point; one for each choice of the fields other than `seeds`; or
+    one for each value of a metric, with its labels in separate columns."""
 
     POINTS = "points"
     POOLED = "pooled"

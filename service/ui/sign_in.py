@@ -9,7 +9,7 @@ from typing import Annotated, Self
 
 from cachetools import TTLCache
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from sqlalchemy.orm import Session
 
 from service import audit, sign_ins
@@ -18,6 +18,7 @@ from service.database import Database
 from service.dependencies import DatabaseDep, UserDep, WriterDep, unauthorized
 from service.experiments.schemas import moment
 from service.permission import check_has_key
+from service.schemas import RequestModel, ResponseModel
 from service.sign_ins import COOKIE, LASTS_S
 from service.users import Caller, KeyRefused, caller_of_key
 
@@ -29,13 +30,13 @@ public = APIRouter(prefix="/v1", tags=["sign-in"], route_class=PublicRoute)
 SIGN_IN_PAGE = "/sign-in"
 
 
-class SignInWith(BaseModel):
-    """A key, or a code that was made for one: one of the two."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class SignInWith(RequestModel):
+    """A key or a code: exactly one of the two."""
 
     key: Annotated[str, Field(max_length=200)] | None = None
+    """API key."""
     code: Annotated[str, Field(max_length=200)] | None = None
+    """Code of POST /v1/sign-in-codes."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -44,29 +45,31 @@ class SignInWith(BaseModel):
         return self
 
 
-class Code(BaseModel):
-    """A code of a link."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Code(RequestModel):
+    """The code of a sign-in link."""
 
     code: Annotated[str, Field(max_length=200)]
+    """Code of POST /v1/sign-in-codes."""
 
 
-class SignInPreview(BaseModel):
+class SignInPreview(ResponseModel):
     """Preview of a sign-in by a code."""
 
     name: str
-    """The user whom the code signs in."""
+    """User that the code signs in."""
     signed_in_as: str | None
-    """The user who is signed in now, and would be signed out."""
+    """User that is signed in now, and would be signed out. null: nobody."""
 
 
-class SignInCodeOut(BaseModel):
-    """Signs one browser in, once, within ten minutes: open `path` in it."""
+class SignInCodeOut(ResponseModel):
+    """A code that signs one browser in, once, within ten minutes."""
 
     code: str
+    """The code."""
     path: str
+    """Page to open in the browser. The code is after #, so that logs do not contain it."""
     expires_at: datetime
+    """Time at which the code expires."""
 
 
 @public.post("/sign-in", status_code=HTTPStatus.NO_CONTENT)

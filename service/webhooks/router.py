@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
-from pydantic import AnyUrl, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AnyUrl, Field, ValidationError
 from sqlalchemy import Row
 from uuid6 import uuid7
 
@@ -17,6 +17,7 @@ from service.dependencies import Canceller, DatabaseDep, Reader, SettingsDep, Su
 from service.errors import ApiError, invalid
 from service.experiments.schemas import moment
 from service.permission import check_has_key, not_found
+from service.schemas import RequestModel, ResponseModel
 from service.settings import Settings
 from service.webhooks import store
 from service.webhooks.models import Webhook
@@ -24,7 +25,7 @@ from service.webhooks.sending import is_public, key_of, new_secret
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], route_class=StrictRoute)
 
-WebhookId = Annotated[str, Path(max_length=100)]
+WebhookId = Annotated[str, Path(max_length=100, description="Id of the webhook.")]
 MOST_WEBHOOKS = 10
 """Maximum number of webhooks of a user."""
 MOST_OF_A_URL = 2000
@@ -39,44 +40,52 @@ class Ending(StrEnum):
     CANCELLED = "cancelled"
 
 
-class NewWebhook(BaseModel):
-    """An address to be told when your experiments end."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class NewWebhook(RequestModel):
+    """A URL to notify when your experiments end."""
 
     url: Annotated[str, Field(max_length=MOST_OF_A_URL)]
-    """It is sent a POST; https, and public, unless the administrator allows others."""
+    """URL for POST requests: https and public, unless the administrator allows others."""
     secret: Annotated[str, Field(max_length=100)] | None = None
-    """`whsec_` and 24 to 64 bytes in base64; null: one is made, and shown in this answer alone."""
+    """Secret that signs requests: `whsec_` and 24 to 64 bytes in base64. null: a new one."""
     statuses: Annotated[
         list[Annotated[Ending, Field(strict=False)]], Field(min_length=1, max_length=3)
-    ] = [*Ending]
-    """With which an experiment ends that is to be told of."""
+    ] = Field([*Ending])
+    """Final statuses to notify about."""
 
 
-class WebhookOut(BaseModel):
-    """A webhook, and how it stands with what is to be told by it."""
+class WebhookOut(ResponseModel):
+    """A webhook and the state of its notifications."""
 
     id: str
+    """Id of the webhook."""
     url: str
+    """URL for POST requests."""
     statuses: list[Ending]
+    """Final statuses to notify about."""
     created_at: datetime
+    """Time of creation."""
     pending: int
-    """How much is to be told yet."""
+    """Number of notifications to send."""
     given_up: int
-    """How much was not told in 28 hours, of the last week."""
+    """Number of notifications in the last week that could not be delivered in 28 hours."""
     last_delivered_at: datetime | None
+    """Time of the latest delivery. null: none yet."""
     last_error: str | None
-    """Why the last try failed of what has not been told."""
+    """Latest error of a notification that is pending or given up. null: none."""
 
 
 class MadeWebhook(WebhookOut):
+    """A new webhook."""
+
     secret: str
-    """What is sent is signed with it. Shown this once."""
+    """Secret that signs requests. Only this answer has it."""
 
 
-class WebhookList(BaseModel):
+class WebhookList(ResponseModel):
+    """Webhooks of the caller."""
+
     items: list[WebhookOut]
+    """Webhooks."""
 
 
 @router.post("", status_code=HTTPStatus.CREATED)

@@ -23,15 +23,6 @@ from service.sweeps.schemas import Batch, MorePoints, SweepChanges, SweepSubmiss
 from service.users import ensure_key
 from service.webhooks.models import Webhook
 from service.webhooks.router import NewWebhook
-from service.words import (
-    FIELDS,
-    OF_ANSWERS,
-    OF_EVENTS,
-    OF_SIGNING_IN,
-    OF_SPECS,
-    OF_SWEEPS,
-    OF_THE_LAB,
-)
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change
@@ -300,9 +291,3 @@ def test_refusals_are_problems(
 def test_the_document_is_completed_once(api: TestClient) -> None:
     assert isinstance(api.app, FastAPI)
     assert api.get("/openapi.json").json() == api.get("/openapi.json").json()
-
-
-def test_a_word_has_one_meaning() -> None:
-    """What two lists had would be told by the later one."""
-    listed = (OF_SPECS, OF_ANSWERS, OF_SWEEPS, OF_EVENTS, OF_SIGNING_IN, OF_THE_LAB)
-    assert sum(map(len, listed)) == len(FIELDS)

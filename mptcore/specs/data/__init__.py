@@ -1,1 +1,1 @@
-"""Where data come from."""
+"""Data sources."""

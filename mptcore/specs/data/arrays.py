@@ -1,4 +1,4 @@
-"""What the model is scored on."""
+"""Sources of vectors: N observations × D dimensions."""
 
 import math
 from typing import Annotated, ClassVar, Literal
@@ -8,58 +8,65 @@ from pydantic import Field
 from mptcore.specs.base import Problem, Seed, Spec
 
 Precision = Annotated[float, Field(gt=0, le=1e12)]
-"""An inverse variance."""
+"""Inverse variance."""
 Dimensions = Annotated[int, Field(ge=2, le=1_000_000)]
 Observations = Annotated[int, Field(ge=1, le=100_000_000)]
 
 
 class Data(Spec):
-    """`heldout`: the fraction of the observations, chosen at random by the data's seed, that is
-    kept out of training and scores and gives `lml_heldout`."""
+    """Base class of the sources."""
 
     source: str
+    """Source of the data."""
     n: int
+    """Number of observations N."""
     heldout: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Fraction of the observations that is excluded from training and scores and gives
+    `lml_heldout`. They are chosen at random by the data's seed."""
 
     def problems(self) -> list[Problem]:
-        """What is wrong with this source on its own."""
+        """Return the problems of this source by itself."""
         if self.heldout is not None and self.n < 2:
             return [Problem("/data/heldout", "holding out needs two observations or more")]
         return []
 
     def binary_problems(self) -> list[Problem]:
-        """What keeps the values from being 0 and 1."""
+        """Return the reasons why the values are not 0 and 1."""
         detail = f"bernoulli is for data of 0 and 1; {self.source} has others: use gaussian"
         return [Problem("/model/likelihood/distribution", detail)]
 
     @property
     def heldout_n(self) -> int:
-        """How many observations are held out: at least one, and not all."""
+        """Number of held-out observations: at least one, and not all."""
         if self.heldout is None:
             return 0
         return min(max(1, math.floor(self.heldout * self.n)), self.n - 1)
 
     @property
     def kept_n(self) -> int:
-        """How many observations are left to train on and to score."""
+        """Number of observations for training and scores."""
         return self.n - self.heldout_n
 
 
 class PpcaData(Data):
-    """Data drawn from a PPCA generator (the paper, Sec. 4).
-
-    `noise`: isotropic draws it per dimension with variance 1/noise_precision; shared is the
-    published generator: one value per observation, of standard deviation 1/noise_precision.
-    `seed` is a number or "run": each run's own seed, whose stream then goes on with the masks.
-    """
+    """Data drawn from a PPCA generator (the paper, Sec. 4)."""
 
     source: Literal["ppca"]
+    """Source of the data."""
     n: Observations
+    """Number of observations N."""
     dim: Dimensions
+    """Number of dimensions D of an observation."""
     latent_dim: Annotated[int, Field(ge=1, le=100_000)]
+    """Number of latent dimensions K of the generator."""
     noise_precision: Precision
+    """Parameter of the generator's noise, see `noise`."""
     noise: Literal["isotropic", "shared"] = "isotropic"
+    """`isotropic` draws noise for each dimension, with variance 1/noise_precision. `shared` is the
+    published generator: one value for each observation, with standard deviation
+    1/noise_precision."""
     seed: Seed | Literal["run"] = 0
+    """Seed of the generator. `run`: each run's own seed; the masks continue its stream."""
 
     def problems(self) -> list[Problem]:
         problems = []
@@ -70,17 +77,18 @@ class PpcaData(Data):
 
 
 class MeasuredData(Data):
-    """Data that were not simulated. `binarize` makes 0 and 1 of values from 0 to the largest that
-    the source can have: threshold, 1 above the middle; stochastic, 1 with the value's share of the
-    largest as its probability, drawn once by `seed`. `standardize` shifts and scales all values
-    alike, to mean 0 and variance 1 over all of them."""
+    """Base class of data that were not simulated."""
 
     value_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
-    """The least and the largest value that the source can have."""
+    """The lowest and the highest value that the source can have."""
 
     binarize: Literal["threshold", "stochastic"] | None = None
+    """Conversion of values to 0 and 1: `threshold` gives 1 above half of the source's largest
+    value; `stochastic` gives 1 with probability value / largest value, drawn once by `seed`."""
     standardize: bool = False
+    """True shifts and scales all values alike, to mean 0 and variance 1 over all of them."""
     seed: Seed = 0
+    """Seed of the held-out set, of stochastic values, and of a subset of images."""
 
     def problems(self) -> list[Problem]:
         problems = super().problems()
@@ -99,7 +107,7 @@ class MeasuredData(Data):
 
     @property
     def _may_be_binary(self) -> bool:
-        """Whether the values as they come may be 0 and 1."""
+        """True if the unchanged values may be 0 and 1."""
         return False
 
 
@@ -109,7 +117,9 @@ class DigitsData(MeasuredData):
     value_range: ClassVar[tuple[float, float]] = (0.0, 16.0)
 
     source: Literal["digits"]
+    """Source of the data."""
     n: Literal[1797] = 1797
+    """Number of observations N."""
 
     @property
     def dim(self) -> int:
@@ -117,10 +127,10 @@ class DigitsData(MeasuredData):
 
 
 class ImageData(MeasuredData):
-    """The training images of a torchvision set, 28 × 28 pixels, values 0 to 1: all 60,000 in their
-    order, or `n` of them chosen at random by `seed`."""
+    """The training images of a torchvision data set: 28 × 28 pixels, values 0 to 1."""
 
     n: Annotated[int, Field(ge=1, le=60_000)] = 60_000
+    """Number of images N: all of them in their order, or fewer, chosen at random by `seed`."""
 
     @property
     def dim(self) -> int:
@@ -131,25 +141,30 @@ class MnistData(ImageData):
     """MNIST, from the folder MPT_DATA_DIR."""
 
     source: Literal["mnist"]
+    """Source of the data."""
 
 
 class FashionMnistData(ImageData):
     """Fashion-MNIST, from the folder MPT_DATA_DIR."""
 
     source: Literal["fashion_mnist"]
+    """Source of the data."""
 
 
 class UploadData(MeasuredData):
-    """A data set that was uploaded, by its id. `n` and `dim` say what is expected of it: a file of
-    another shape is refused, and the service fills in what a submission leaves out. `array` names
-    one array of an .npz file; `columns` picks columns by name (.csv, .parquet) in the order
-    given."""
+    """An uploaded data set. A file whose shape is not `n` × `dim` is refused; the service fills in
+    sizes that a submission omits."""
 
     source: Literal["upload"]
+    """Source of the data."""
     dataset: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+    """Id of the upload."""
     n: Observations
+    """Number of observations N in the file."""
     dim: Dimensions
+    """Number of dimensions D in the file, or of `columns`."""
     array: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """Name of an array in an .npz file. null: the only array of the file."""
     columns: (
         Annotated[
             tuple[Annotated[str, Field(min_length=1, max_length=200)], ...],
@@ -157,6 +172,7 @@ class UploadData(MeasuredData):
         ]
         | None
     ) = None
+    """Names of the columns to use of a .csv or .parquet file, in this order. null: all columns."""
 
     @property
     def _may_be_binary(self) -> bool:

@@ -1,4 +1,4 @@
-"""Texts: where they come from, and how they become sequences of tokens."""
+"""Sources of text, and how a text becomes sequences of tokens."""
 
 from typing import Annotated, Literal, Self
 
@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from mptcore.specs.base import Problem, Seed, Spec, reject
 
 MOST_LINE_CHARACTERS = 200_000
-"""The most that the lines given in a spec may come to; longer texts are uploaded."""
+"""Maximum number of characters in the lines of a spec. Longer texts are uploaded."""
 
 TEXT_FILE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.(txt|jsonl|parquet)$"
 
@@ -44,30 +44,36 @@ GlueSubset = Literal[
 
 
 class Text(Spec):
-    """`packing`: sentences gives each text a sequence of its own, cut at `max_length` tokens (the
-    special ones included); blocks joins all texts, each with its special tokens, and cuts them into
-    sequences of `max_length`. `n`: so many texts chosen at random by `seed`, all where it is null.
-    `heldout`: the fraction of the sequences, chosen by `seed`, that is kept out of training and
-    gives `loss_heldout` and, with training, the scores."""
+    """Base class of the sources."""
 
     packing: Literal["sentences", "blocks"] = "sentences"
+    """`sentences` makes each text a sequence of its own, cut at `max_length` tokens. `blocks` joins
+    all texts, each with its special tokens, and cuts them into sequences of `max_length` tokens."""
     max_length: Annotated[int, Field(ge=4, le=32_768)] = 512
+    """Maximum number of tokens in a sequence, special tokens included."""
     n: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    """Number of texts, chosen at random by `seed`. null: all."""
     heldout: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Fraction of the sequences that is excluded from training, chosen by `seed`. It gives
+    `loss_heldout` and, after training, the scores."""
     seed: Seed = 0
+    """Seed of the choice of texts and of the held-out set."""
 
     def problems(self) -> list[Problem]:
-        """What is wrong with this source on its own."""
+        """Return the problems of this source by itself."""
         return []
 
 
 class GlueText(Text):
-    """A subset of GLUE: sentences, or pairs of them. From the folder MPT_DATA_DIR/glue/SUBSET where
-    it holds SPLIT.parquet or SPLIT.jsonl, else from the hub."""
+    """A subset of GLUE: sentences or pairs of sentences. It is read from the folder
+    MPT_DATA_DIR/glue/SUBSET if that has SPLIT.parquet or SPLIT.jsonl, else from the hub."""
 
     source: Literal["glue"]
+    """Source of the text."""
     subset: GlueSubset
+    """Task of GLUE."""
     split: Annotated[str, Field(min_length=1, max_length=40)]
+    """Split of the subset, such as validation."""
 
     def problems(self) -> list[Problem]:
         splits = GLUE_SPLITS[self.subset]
@@ -78,15 +84,16 @@ class GlueText(Text):
 
 
 class PlainText(Text):
-    """Texts of one's own: `file`, a name in the folder MPT_DATA_DIR/text; `dataset`, the id of an
-    upload; or `lines`, here in the spec. Files are .txt, with a text a line, or .jsonl or .parquet
-    with the texts in `column`."""
+    """Texts from exactly one of a file, an upload, and lines in the spec. Files are .txt, with one
+    text in each line, or .jsonl or .parquet, with the texts in `column`."""
 
     source: Literal["text"]
+    """Source of the text."""
     file: (
         Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.(txt|jsonl|parquet)$")]
         | None
     ) = None
+    """Name of a file in the folder MPT_DATA_DIR/text."""
     lines: (
         Annotated[
             tuple[Annotated[str, Field(min_length=1, max_length=100_000)], ...],
@@ -94,8 +101,11 @@ class PlainText(Text):
         ]
         | None
     ) = None
+    """Texts in the spec itself, one in each item."""
     dataset: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] | None = None
+    """Id of an upload."""
     column: Annotated[str, Field(min_length=1, max_length=200)] = "text"
+    """Column of a .jsonl or .parquet file that has the texts."""
 
     @model_validator(mode="after")
     def _one_of_three(self) -> Self:

@@ -1,1 +1,1 @@
-"""One experiment spec for each family."""
+"""Experiment specs of the families."""

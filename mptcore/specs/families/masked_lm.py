@@ -1,4 +1,4 @@
-"""Experiments on masked language models."""
+"""Experiments with masked language models."""
 
 from typing import Annotated, Literal, Self
 
@@ -15,53 +15,63 @@ from mptcore.specs.train import one_or_more
 PAPER_RATES = tuple(round(percent / 100, 2) for percent in range(1, 100))
 """1 %, 2 %, … 99 %: the rates of Table 2 and Fig. 5 (right)."""
 CUMULATIVE_STRATA = 20
-"""Equal parts of the mask sizes from 1 to D, from which a run with the target cumulative draws."""
+"""Number of equal parts of the mask sizes from 1 to D. A run with the target cumulative samples
+from them."""
 
 BASE = 110_000_000
-"""Parameters of a BERT-base."""
+"""Number of parameters of a BERT-base."""
 TOGETHER_BYTES = 2**29
-"""For the sequences that are computed together, where the spec does not say."""
+"""Default memory for the sequences that are computed together."""
 
 LmObjective = Literal["mpt"]
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
 
 class Architecture(Spec):
-    """A BERT of another size than the checkpoint's, in its vocabulary."""
+    """Size of a BERT that uses the checkpoint's vocabulary."""
 
     hidden_size: Annotated[int, Field(ge=4, le=16_384)]
+    """Width of a transformer layer."""
     num_hidden_layers: Annotated[int, Field(ge=1, le=256)]
+    """Number of transformer layers."""
     num_attention_heads: Annotated[int, Field(ge=1, le=256)]
+    """Attention heads of a layer. They divide `hidden_size`."""
     intermediate_size: Annotated[int, Field(ge=4, le=65_536)]
+    """Width inside a feed-forward layer."""
     max_position_embeddings: Annotated[int, Field(ge=4, le=32_768)] = 512
+    """Maximum number of tokens in a sequence."""
 
     def least_parameters(self) -> int:
-        """Those of the layers and positions; the vocabulary comes on top."""
+        """Return the number of parameters of layers and positions, without those of the
+        vocabulary."""
         width = self.hidden_size
         layer = 4 * width**2 + 2 * width * self.intermediate_size
         return self.num_hidden_layers * layer + self.max_position_embeddings * width
 
 
 class MaskedLmModel(Spec):
-    """A masked language model of transformers with its tokenizer.
-
-    `checkpoint` is a name in the folder MPT_MODELS_DIR, or an id of the hub, with its `revision`.
-    `init`: random keeps the checkpoint's tokenizer and its architecture, or `architecture`;
-    experiment takes the weights that the finished training run `experiment` kept. `corruption`:
-    mask replaces an exact number of tokens by the mask token; bert draws each token by itself, and
-    of those drawn replaces 80 %, gives 10 % a random token and leaves 10 % as they are.
-    `loss_heldout` is under exact masks, whatever the corruption.
-    """
+    """A masked language model of transformers, with its tokenizer."""
 
     family: Literal["masked_lm"]
+    """Family of the model."""
     checkpoint: Annotated[str, Field(pattern=rf"^{_NAME}(/{_NAME})?$")]
+    """Name of a folder in MPT_MODELS_DIR, or id of a model on the hub."""
     revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")] | None = None
+    """Revision of the checkpoint on the hub. null: the newest."""
     init: Literal["pretrained", "random", "experiment"] = "pretrained"
+    """Source of the weights. `pretrained` uses the checkpoint's; `random` uses only its tokenizer,
+    and its architecture or `architecture`; `experiment` uses the weights of a training run."""
     experiment: ExperimentId | None = None
+    """Id of the finished training run whose weights are used, with `init: experiment`."""
     architecture: Architecture | None = None
+    """Size of the model with `init: random`. null: the checkpoint's size."""
     corruption: Literal["mask", "bert"] = "mask"
+    """`mask` replaces an exact number of tokens by the mask token. `bert` draws each token
+    independently, replaces 80 % of the drawn tokens, gives 10 % a random token and keeps 10 %.
+    `loss_heldout` always uses exact masks."""
 
     def problems(self, pointer: str) -> list[Problem]:
+        """Return the problems of this model."""
         problems = []
         if (self.init == "experiment") != (self.experiment is not None):
             detail = "the id of the experiment whose weights are taken, with init experiment only"
@@ -82,41 +92,49 @@ class RateMasks(Spec):
     """`per_size` masks of every sequence at each masking rate."""
 
     schedule: Literal["rates"] = "rates"
+    """Schedule of the mask sizes."""
     rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=10_000, strict=False)] = (
         PAPER_RATES
     )
+    """Masking rates, in rising order."""
     per_size: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Masks of a sequence at each rate."""
 
     def problems(self, pointer: str) -> list[Problem]:
+        """Return the problems of these masks."""
         if all(a < b for a, b in zip(self.rates, self.rates[1:], strict=False)):
             return []
         return [Problem(f"{pointer}/rates", "rates rise, each listed once")]
 
 
 class TextEvaluate(Spec):
-    """What is measured: the score at each rate, and the area under it for a sequence of
-    `dimensions` tokens (Table 2 of the paper: the 99 rates, 512).
-
-    `orders`: so many random orders of each sequence give the cumulative score at the sequence's own
-    length and the spread over orders; one order costs a forward pass for every token. `pll`: the
-    pseudo-log-likelihood, as many. `sequences`: these metrics of so many sequences, chosen at
-    random. With `target_std_err` sequences and rates are sampled, where they reduce the error most,
-    until the `target` has that standard error or `max_masks` are scored; `per_size` is then not
-    used. Targets: area; difference, that between the areas of the model and the baseline;
-    cumulative, for which masks of all sizes take the place of the rates, and there is no curve.
-    """
+    """The score at each rate, and the area under this curve (Table 2 of the paper: the 99 rates,
+    512 dimensions)."""
 
     masks: RateMasks = RateMasks()
+    """Masks that are scored."""
     dimensions: Annotated[int, Field(ge=2, le=1_000_000)] = 512
+    """Number of tokens of the sequence that the area under the curve is for."""
     orders: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Random orders of each sequence. They give the cumulative score at the sequence's own length,
+    and its spread over orders. An order costs a forward pass for every token."""
     pll: bool = False
+    """True also gives the pseudo-log-likelihood. It costs a forward pass for every token."""
     sequences: Annotated[int, Field(ge=2, le=100_000_000)] | None = None
+    """Number of sequences, chosen at random, for `orders` and `pll`. null: all."""
     target_std_err: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Target standard error. Sequences and rates are sampled where they reduce the error most,
+    until `target` has this standard error or `max_masks` are scored; `per_size` is not used. null:
+    the masks are as `masks` says."""
     target: Literal["area", "difference", "cumulative"] = "area"
+    """Result that `target_std_err` applies to. `area`: the area under the curve. `difference`: the
+    model's area minus the baseline's. `cumulative`: the cumulative score, from masks of all sizes
+    instead of the rates, without a curve."""
     max_masks: Annotated[int, Field(ge=100, le=1_000_000_000)] = 1_000_000
+    """Maximum number of masks for each seed, pilot included, with `target_std_err`."""
 
     def problems(self, baseline: bool) -> list[Problem]:
-        """What is wrong, with or without a baseline."""
+        """Return the problems, with or without a baseline."""
         problems = self.masks.problems("/evaluate/masks")
         problems += target_problems(self.target, "area", self.target_std_err, baseline)
         if self.target_std_err is not None:
@@ -137,32 +155,40 @@ class TextEvaluate(Spec):
 
 
 class FixedRate(Spec):
-    """The same rate at every step: BERT's own is 15 %."""
+    """The same rate in every step. BERT uses 15 %."""
 
     schedule: Literal["fixed"]
+    """Schedule of the rates."""
     rate: Rate = 0.15
+    """Masking rate."""
 
 
 class UniformRate(Spec):
-    """A size for each sequence, uniform from 1 to its length: the objective then estimates the
+    """A mask size for each sequence, uniform from 1 to its length: the objective then estimates the
     cumulative score per token."""
 
     schedule: Literal["uniform"]
+    """Schedule of the rates."""
 
 
 class RateRamp(Spec):
-    """A rate that goes linearly from `start` to `end` over the training."""
+    """A rate that changes linearly from `start` to `end` during the training."""
 
     schedule: Literal["ramp"]
+    """Schedule of the rates."""
     start: Rate
+    """Masking rate at the start of the training."""
     end: Rate
+    """Masking rate at the end of the training."""
 
 
 class RateChoice(Spec):
-    """One of these rates for each sequence, at random."""
+    """A rate for each sequence, chosen at random."""
 
     schedule: Literal["rates"]
+    """Schedule of the rates."""
     rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=10_000, strict=False)]
+    """Masking rates to choose from."""
 
 
 TextTrainSchedule = Annotated[
@@ -173,38 +199,46 @@ StepNumber = Annotated[int, Field(ge=0, le=100_000_000)]
 
 
 class TextTrain(Spec):
-    """Training by AdamW on the masked score: `steps` steps of `batch_size` sequences, whose
-    gradients are accumulated in parts that fit the memory. The learning rate rises over
-    `warmup_steps` and then falls linearly to 0. Every `evaluate_every` steps `loss` (nats per
-    token, as that step sees it) and, with held-out text, `loss_heldout` (under masks of uniform
-    sizes) are recorded; at the steps `curve_at` the curve that `evaluate` asks for."""
+    """Training by AdamW on the masked score."""
 
     objective: Annotated[
         tuple[LmObjective, ...],
         Field(min_length=1, max_length=1, strict=False),
         one_or_more(LmObjective),
     ] = ("mpt",)
+    """Objective that training maximizes."""
     steps: Annotated[int, Field(ge=1, le=100_000_000)]
+    """Number of training steps."""
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 32
+    """Sequences in a step. Their gradients are accumulated in parts that fit the memory."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-4
+    """Maximum learning rate of AdamW."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Weight decay of AdamW."""
     warmup_steps: StepNumber = 0
+    """Steps in which the learning rate rises. Afterwards it falls linearly to 0."""
     max_grad_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Maximum norm of the gradient. Larger gradients are scaled down."""
     masks: TextTrainSchedule = FixedRate(schedule="fixed")
+    """Masking rates of the steps."""
     evaluate_every: Annotated[int, Field(ge=1, le=100_000_000)] = 100
+    """Steps between two records of `loss` (nats per token, as that step computes it) and, with
+    held-out text, of `loss_heldout` (with masks of uniform sizes)."""
     curve_at: Annotated[tuple[StepNumber, ...], Field(max_length=1000, strict=False)] = ()
+    """Steps at which the curve that `evaluate` asks for is recorded."""
 
     @property
     def length(self) -> int:
-        """The number of steps."""
+        """Number of steps."""
         return self.steps
 
     @property
     def unit(self) -> Literal["steps"]:
-        """What its length counts."""
+        """Unit of the length."""
         return "steps"
 
     def problems(self) -> list[Problem]:
+        """Return the problems of this training."""
         problems = []
         if self.warmup_steps > self.steps:
             detail = f"at most the {self.steps} steps, not {self.warmup_steps}"
@@ -219,32 +253,38 @@ class TextTrain(Spec):
 
 
 class TextCompute(Machine):
-    """Where and how precisely it is computed. With bfloat16 weights and products are; trained
-    weights stay in float32. The log-softmax is in float32 and sums in float64 always. auto:
-    bfloat16 on a GPU that has it, float32 elsewhere."""
+    """Device, threads, memory, time limit and precision of a run."""
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of weights and products. Trained weights are float32, the log-softmax is float32 and
+    sums are float64 always. `auto`: bfloat16 on a GPU that has it, else float32."""
 
     @property
     def in_bfloat16(self) -> bool | None:
-        """As far as the spec tells; None where it depends on the worker that takes the run."""
+        """True if the `run` uses bfloat16. None if this depends on the worker."""
         if self.precision == "auto":
             return {"cpu": False, "cuda": True, "auto": None}[self.device]
         return self.precision == "bfloat16"
 
 
 class TextExperiment(Spec):
-    """One experiment: a masked language model, trained first where `train` says how, is scored on
-    text, once for each seed. `baseline` is a second model, of the same vocabulary, scored on the
-    same masks; series and metrics then carry the label `model`."""
+    """Experiments with masked language models on text. The model is trained if `train` is given,
+    and scored, once for each seed."""
 
     model: MaskedLmModel
+    """Model that is scored."""
     baseline: MaskedLmModel | None = None
+    """Second model for the same masks and vocabulary. Results then have the label `model`."""
     data: TextSource
+    """Texts."""
     train: TextTrain | None = None
+    """Training before the scores. null: no training."""
     evaluate: TextEvaluate = TextEvaluate()
+    """Measurements of the model."""
     seeds: Seeds = (0,)
+    """Seeds of the runs, one run for each."""
     compute: TextCompute = TextCompute()
+    """Device, precision, time limit and memory."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -270,7 +310,7 @@ class TextExperiment(Spec):
         return self
 
     def _bernoulli_problems(self) -> list[Problem]:
-        """What needs exact numbers of masked tokens."""
+        """Return the settings that need exact numbers of masked tokens."""
         problems = []
         exact = "exact numbers of tokens, which the corruption bert does not mask"
         if self.train and isinstance(self.train.masks, UniformRate):
@@ -285,18 +325,18 @@ class TextExperiment(Spec):
         return problems
 
     def mask_count(self) -> int | None:
-        """How many masks are scored is known once the text is read."""
+        """Return None: the number of masks is known once the text has been read."""
         return None
 
     @property
     def memory_field(self) -> str:
-        """The part of the spec that most of the memory depends on."""
+        """Part of the spec that determines most of the memory."""
         return "/model/architecture" if self.model.architecture else "/model/checkpoint"
 
     def memory_estimate(self) -> int:
-        """About how many bytes a run takes: the weights, in training with gradients and two
-        moments, and the sequences that are computed together. Weights that are trained are in
-        float32; products in bfloat16 take a copy of them. A checkpoint is taken for a BERT-base."""
+        """Estimate the memory of a run, in bytes: the weights, in training with gradients and two
+        moments, and the sequences that are computed together. Trained weights are in float32;
+        products in bfloat16 use a copy of them. A checkpoint counts as a BERT-base."""
         models = [self.model, *([self.baseline] if self.baseline else [])]
         sizes = [m.architecture.least_parameters() if m.architecture else BASE for m in models]
         bfloat16 = self.compute.in_bfloat16
@@ -305,8 +345,8 @@ class TextExperiment(Spec):
         return weights + (self.compute.memory_bytes or TOGETHER_BYTES)
 
     def point_count(self) -> PointCount:
-        """How many points a run writes at most, the interim ones left out: how many these are
-        depends on the text."""
+        """Return the maximum number of points that a run writes, without interim points: their
+        number depends on the text."""
         train, models = self.train, 2 if self.baseline else 1
         curves = 1 + len(train.curve_at if train else ())
         recorded = recorded_steps(train.steps, train.evaluate_every) if train else 0
@@ -317,7 +357,7 @@ class TextExperiment(Spec):
         )
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
-        """What is too large, as far as the spec tells."""
+        """Return the limits that the experiment exceeds, as far as the spec shows."""
         problems = []
         for pointer, model in (("/model", self.model), ("/baseline", self.baseline)):
             size = model.architecture if model else None

@@ -1,1 +1,1 @@
-"""From JSON to a spec, or to every problem with it."""
+"""Conversion of JSON to a spec, or to a list of its problems."""

@@ -1,4 +1,5 @@
-"""JSON text to values, refusing what would break further on: one place for API and filter."""
+"""Parser for JSON text that refuses values which cannot be stored. The API and the filter use
+it."""
 
 import json
 import math
@@ -9,17 +10,16 @@ from mptcore.specs.base import INT64_MAX, MAX_PROBLEMS, Problem, SpecError
 
 MAX_DEPTH = 20
 MAX_ITEMS = 200_000
-"""Values and containers in one text, counted by its commas and opening brackets."""
+"""Maximum number of values and containers in a text, counted by its commas and opening brackets."""
 MAX_KEYS = 256
-"""Keys of one object. No model has as many fields."""
+"""Maximum number of keys of an object. No model has as many fields."""
 MAX_KEY_LENGTH = 256
 TOO_LARGE = "the integer is too large: 64 bits hold those from -2^63 to 2^63 - 1"
 
 
 def parse_json(text: bytes) -> Any:
-    """Return the value of a JSON text (RFC 8259). Raise SpecError for text that is not JSON, is
-    larger than the limits above, repeats a key, or holds a number or character that cannot be
-    stored."""
+    """Return the value of a JSON text (RFC 8259). Raise SpecError for text that is not JSON,
+    exceeds the limits above, repeats a key, or has a number or character that cannot be stored."""
     if sum(map(text.count, (b",", b"[", b"{"))) > MAX_ITEMS:
         _refuse(f"JSON holds at most {MAX_ITEMS} items")
     try:
@@ -45,7 +45,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def pointer_token(key: object) -> str:
-    """A key as one step of a JSON pointer (RFC 6901)."""
+    """Return a key as a step of a JSON pointer (RFC 6901)."""
     return "/" + str(key).replace("~", "~0").replace("/", "~1")
 
 
@@ -63,8 +63,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _Place = tuple[Any, str | int] | None
-"""Place of a container: the place of the one around it, and its key there. A pointer is made from
-it only where something is wrong."""
+"""Position of a container: the position of the container around it, and its key there. It becomes a
+pointer only for a problem."""
 
 
 class _Findings:

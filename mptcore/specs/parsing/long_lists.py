@@ -1,5 +1,5 @@
-"""Errors of long lists. Pydantic takes microseconds for each error that it reports, during which
-no other thread runs: of 100,000 wrong values, most are only counted."""
+"""Errors of long lists. Pydantic takes microseconds for each error that it reports, and no other
+thread runs meanwhile. So most errors of 100,000 wrong values are only counted."""
 
 from functools import cache
 from typing import Any
@@ -12,8 +12,8 @@ from mptcore.specs.parsing.problems import MORE_ERRORS
 
 
 def first_errors(item: Any) -> WrapValidator:
-    """Return the validator of a list of `item` that reports the errors of the first bad items, and
-    the number of all others."""
+    """Return a validator for a list of `item` that reports the errors of the first bad items and
+    the number of the other errors."""
 
     @cache
     def adapter() -> TypeAdapter[Any]:

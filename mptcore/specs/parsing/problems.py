@@ -1,4 +1,4 @@
-"""From pydantic's errors to problems: the pointer of the field and what is allowed there."""
+"""Conversion of pydantic's errors to problems: a pointer to the field and what is allowed there."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -21,7 +21,7 @@ def parse_spec(text: bytes, limits: Limits | None = None) -> ExperimentSpec:
 def validate_spec(
     value: object, limits: Limits | None = None, union: Any = ExperimentSpec
 ) -> ExperimentSpec:
-    """Return the spec, one of a union, in a value that parse_json returned. Raise SpecError."""
+    """Return the spec in a value that parse_json returned. Raise SpecError."""
     try:
         spec: ExperimentSpec = adapter_of(union).validate_python(value)
     except ValidationError as error:
@@ -37,8 +37,8 @@ def spec_error(
     model: Any,
     sentence_of: Callable[[Any], str] = sentence,
 ) -> SpecError:
-    """Return the problems in pydantic's errors about `value`, validated as `model`: one model, or a
-    union. Sentences are made only for the problems that SpecError lists."""
+    """Return the problems in pydantic's errors about `value`, validated as `model`: a model, or a
+    union. Only problems that SpecError lists get sentences."""
     shown = _without_consequences(errors)
     problems: list[Problem] = []
     count = 0
@@ -55,12 +55,12 @@ def spec_error(
 
 
 MORE_ERRORS = "more_errors"
-"""Type of an error that stands for `count` errors that were not made."""
+"""Type of an error that stands for `count` further errors."""
 
 
 def _without_consequences(errors: Sequence[Any]) -> Sequence[Any]:
-    """Leave out that a list is too short where some of its items are bad: pydantic drops these
-    before it counts."""
+    """Drop errors about lists that are too short because some of their items are bad: pydantic
+    drops bad items before it counts."""
     short = {error["loc"] for error in errors if error["type"] == "too_short"}
     if not short:
         return errors
@@ -99,8 +99,9 @@ def _problems(
 def _locate(
     location: Sequence[str | int], value: object, model: Any
 ) -> tuple[str, type[BaseModel], list[type[BaseModel]]]:
-    """The JSON pointer of a location, the model that holds its last step, and the models that may
-    stand there. A location also names the tag of each union it passes: those are left out."""
+    """Return the JSON pointer of a location, the model that has its last step as a field, and the
+    models that are allowed there. A location also contains the tag of each union on its way; the
+    pointer leaves tags out."""
     members = _models(model)
     pointer, holder = "", members[0]
     for step in location:
@@ -127,7 +128,7 @@ def _locate(
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The models that an annotation names."""
+    """Return the models in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) is Annotated:
@@ -136,12 +137,12 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _names(model: type[BaseModel]) -> list[Any]:
-    """What a location may call a member of a union."""
+    """Return the names that a location may use for a member of a union."""
     return [model.__name__, *_tags(model)]
 
 
 def _tags(model: type[BaseModel], name: str | None = None) -> list[Any]:
-    """The values of a model's tag, or of all its literals."""
+    """Return the values of a model's tag, or of all its literals."""
     return [
         value
         for field, info in model.model_fields.items()

@@ -1,4 +1,4 @@
-"""What is allowed where pydantic found something else, in a sentence."""
+"""Sentences that say what is allowed, for pydantic's errors."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$": "a checkpoint's name, "
     f"as bert-base-uncased or owner/name: {LETTERS}, _, . and -",
 }
-"""What text must be that a pattern in a spec holds to."""
+"""Descriptions of the text patterns in specs."""
 
 KINDS = {
     "int_type": "an integer",
@@ -29,7 +29,7 @@ KINDS = {
 
 
 def sentence(error: Any) -> str:
-    """The sentence for an error of pydantic's that needs to know no more than itself."""
+    """Return the sentence for an error that needs no context."""
     context = error.get("ctx", {})
     match error["type"]:
         case "missing":
@@ -47,7 +47,7 @@ def sentence(error: Any) -> str:
 
 
 def _unquoted(error: Any) -> str:
-    """What to do where a number stands in quotes."""
+    """Return advice for a number in quotes."""
     given = error.get("input")
     if not (error["type"] in ("int_type", "float_type") and isinstance(given, str)):
         return ""

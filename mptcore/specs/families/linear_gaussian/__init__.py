@@ -1,1 +1,1 @@
-"""PPCA and factor analysis."""
+"""Specs of PPCA and factor analysis."""

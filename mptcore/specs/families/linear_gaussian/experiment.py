@@ -1,4 +1,4 @@
-"""Experiments on vectors: data of N observations × D dimensions."""
+"""Experiments with PPCA and factor analysis."""
 
 from typing import Literal, Self
 
@@ -15,37 +15,46 @@ from mptcore.specs.train import Train
 SCORED_A_SECOND, TRAINED_A_SECOND = 1.2e10, 3e9
 """Multiplications by two cores, about: docs/speed.md."""
 MOST_RANK = 128
-"""Of a moment that is taken for one of low rank."""
+"""Maximum rank of a moment that is treated as a moment of low rank."""
 LEAST_WORK = 20_000
-"""Multiplications that a mask counts for, however few its dimensions: it has to be drawn."""
+"""Minimum number of multiplications that a mask counts for. Drawing a mask takes time too."""
 BYTES_PER_SCORE = 32
-"""A mask's score is kept to the end, and copied where the run is saved."""
+"""Bytes that the score of a mask takes. Scores are kept to the end, and copied when the run is
+saved."""
 
 
 class ExactLml(Spec):
-    """The log marginal likelihood from the model's density."""
+    """Log marginal likelihood from the model's density."""
 
     method: Literal["exact"] = "exact"
+    """Method of computation."""
 
 
 class Evaluate(MaskEvaluation):
-    """What is measured."""
+    """Scores of masks, and the log marginal likelihood."""
 
     lml: ExactLml = ExactLml()
+    """Computation of the log marginal likelihood."""
 
 
 class VectorExperiment(Spec):
-    """One experiment on data of N observations × D dimensions: a model, trained first where `train`
-    says how, is scored with masks, once for each seed. `baseline` is a second model scored on the
-    same data and masks; series and metrics then carry the label `model`."""
+    """Experiments with PPCA or factor analysis on data of N observations × D dimensions. The model
+    is trained if `train` is given, and scored with masks, once for each seed."""
 
     model: LinearGaussianSpec
+    """Model that is scored."""
     baseline: LinearGaussianSpec | None = None
+    """Second model for the same data and masks. Results then have the label `model`."""
     data: DataSource
+    """Observations."""
     train: Train | None = None
+    """Training before the scores. null: no training."""
     evaluate: Evaluate = Evaluate()
+    """Measurements of the model."""
     seeds: Seeds = (0,)
+    """Seeds of the runs, one run for each."""
     compute: Compute = Compute()
+    """Device, precision, time limit and memory."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -61,7 +70,7 @@ class VectorExperiment(Spec):
         return self
 
     def mask_count(self) -> int:
-        """Masks scored in all, over all seeds, those of training among them."""
+        """Return the number of masks that all seeds score, training included."""
         scored = self.evaluation_count() * self.evaluate.count(self.data.dim)
         return scored + len(self.seeds) * self._train_masks()
 
@@ -78,28 +87,29 @@ class VectorExperiment(Spec):
         )
 
     def evaluation_count(self) -> int:
-        """How often masks are scored as `evaluate` says."""
+        """Return how often masks are scored as `evaluate` says."""
         return len(self.seeds) * (1 + len(self.train.curve_at if self.train else ()))
 
     def _train_masks(self) -> int:
-        """Masks that one seed's training scores; the last epoch is recorded, and not trained."""
+        """Return the number of masks that the training of one seed scores. The last epoch is
+        recorded and not trained."""
         if self.train is None:
             return 0
         steps = self.train.epochs * self.train.steps_per_epoch(self.data.kept_n) + 1
         return steps * self.train.masks_per_step(self.data.dim)
 
     def _latent_dims(self) -> int:
-        """K, that of the baseline added."""
+        """Return K, plus that of the baseline."""
         return self.model.latent_dim + (self.baseline.latent_dim if self.baseline else 0)
 
     @property
     def memory_field(self) -> str:
-        """The part of the spec that most of the memory depends on."""
+        """Part of the spec that determines most of the memory."""
         by_scores = 2 * self._score_bytes() > self.memory_estimate()
         return "/evaluate/masks/per_size" if by_scores else "/data"
 
     def memory_estimate(self) -> int:
-        """About how many bytes a run takes; on a CPU few of them for the masks scored together."""
+        """Estimate the memory of a run, in bytes."""
         n, dim, latent_dim = self.data.n, self.data.dim, self._latent_dims()
         starts = len(self.seeds) * self._train_bytes_per_start() if self.train else 0
         tables = dim * latent_dim * (2 * latent_dim + 3 * min(dim, MOST_RANK))
@@ -107,7 +117,8 @@ class VectorExperiment(Spec):
         return 8 * numbers + starts + self._score_bytes() + self._together_bytes()
 
     def _score_bytes(self) -> int:
-        """Of all scores; with a target, which the fewest masks may reach, they are not known."""
+        """Return the memory of all scores. With a target it is unknown, since few masks may reach
+        it."""
         if self.evaluate.target_std_err is not None:
             return 0
         models = 2 if self.baseline else 1
@@ -120,7 +131,7 @@ class VectorExperiment(Spec):
         return min(most, self.evaluate.count(self.data.dim) * self._bytes_per_mask())
 
     def _bytes_per_mask(self) -> int:
-        """At most."""
+        """Return the maximum memory of a mask."""
         baseline = self.baseline.latent_dim if self.baseline else 0
         return 8 * self.data.dim * (6 + 4 * max(self.model.latent_dim, baseline))
 
@@ -132,7 +143,7 @@ class VectorExperiment(Spec):
         return 8 * (tables + per_mask * self.train.masks_per_step(dim))
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
-        """What is too large."""
+        """Return the limits that the experiment exceeds."""
         problems = []
         n, dim = self.data.n, self.data.dim
         if n * dim > limits.elements:
@@ -151,7 +162,7 @@ class VectorExperiment(Spec):
     def _work_problems(
         self, masks: int, most: int, a_second: float, pointer: str, lower: str
     ) -> list[Problem]:
-        """Whether the multiplications of so many masks are more than `most`."""
+        """Return a problem if the masks take more than `most` multiplications."""
         dim, latent_dim = self.data.dim, self._latent_dims()
         each = max(LEAST_WORK, dim**2 * latent_dim)
         if masks * each <= most:

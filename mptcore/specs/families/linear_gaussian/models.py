@@ -1,4 +1,4 @@
-"""Which model scores the data, and where its parameters come from."""
+"""Linear Gaussian models: PPCA and factor analysis."""
 
 from typing import Annotated, Literal
 
@@ -11,21 +11,22 @@ LatentDimensions = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class LinearGaussian(Spec):
-    """x = W z + mu + e, z ~ N(0, I), with noise e independent per dimension.
-
-    `init`: random draws W from N(0, 1), with the data's own mean; experiment takes the weights that
-    the finished training run `experiment` kept, those of the same seed, or of its first where it
-    had no such seed.
-    """
+    """x = W z + mu + e, z ~ N(0, I), with noise e independent per dimension."""
 
     family: str
+    """Family of the model."""
     latent_dim: LatentDimensions
+    """Number of latent dimensions K, less than D."""
     noise_precision: Precision | None = None
+    """1 / variance of the noise. null: estimated from the data, or read from `experiment`."""
     init: str
+    """Source of the initial parameters."""
     experiment: ExperimentId | None = None
+    """Id of the finished training run whose weights are used, with `init: experiment`: those of the
+    same seed, or of its first seed if it did not have this seed."""
 
     def problems(self, data: DataSource, pointer: str) -> list[Problem]:
-        """What is wrong with this model for that data."""
+        """Return the problems of this model with the data."""
         problems = []
         if self.latent_dim >= data.dim:
             detail = f"latent_dim is less than the data's {data.dim} dimensions"
@@ -43,14 +44,15 @@ class LinearGaussian(Spec):
 
 
 class PpcaModel(LinearGaussian):
-    """Probabilistic PCA: x = W z + mu + e, e ~ N(0, I / noise_precision).
-
-    `init`: generator takes the parameters that generated the data; maximum_likelihood is the closed
-    form of Tipping & Bishop (1999), which also estimates the noise precision where it is null.
-    """
+    """Probabilistic PCA: x = W z + mu + e, e ~ N(0, I / noise_precision)."""
 
     family: Literal["ppca"]
+    """Family of the model."""
     init: Literal["generator", "random", "maximum_likelihood", "experiment"] = "random"
+    """Source of the parameters. `random` draws W from N(0, 1), with the data's mean. `generator`
+    uses the parameters that generated the data. `maximum_likelihood` is the closed form of Tipping
+    & Bishop (1999), which estimates `noise_precision` if it is null. `experiment` uses the weights
+    of a training run."""
 
     def problems(self, data: DataSource, pointer: str) -> list[Problem]:
         problems = super().problems(data, pointer)
@@ -73,14 +75,15 @@ class PpcaModel(LinearGaussian):
 
 
 class FactorAnalysisModel(LinearGaussian):
-    """Factor analysis: PPCA with a noise variance for each dimension, e ~ N(0, diag(psi)).
-
-    `init`: random starts every dimension at noise_precision; maximum_likelihood runs the EM
-    algorithm until the likelihood stands still, and estimates the noise variances.
-    """
+    """Factor analysis: PPCA with a noise variance for each dimension, e ~ N(0, diag(psi))."""
 
     family: Literal["factor_analysis"]
+    """Family of the model."""
     init: Literal["random", "maximum_likelihood", "experiment"] = "random"
+    """Source of the parameters. `random` draws W from N(0, 1), with the data's mean and
+    `noise_precision` in every dimension. `maximum_likelihood` runs the EM algorithm until the
+    likelihood no longer changes, and estimates the noise variances. `experiment` uses the weights
+    of a training run."""
 
     def problems(self, data: DataSource, pointer: str) -> list[Problem]:
         problems = super().problems(data, pointer)

@@ -1,1 +1,1 @@
-"""Linear and deep VAEs."""
+"""Specs of linear and deep VAEs."""

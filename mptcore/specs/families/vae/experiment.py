@@ -1,4 +1,4 @@
-"""Experiments on VAEs: how they are trained, scored, and their marginal likelihood estimated."""
+"""Experiments with VAEs: training, scores and marginal likelihood."""
 
 from typing import Annotated, Literal, Self
 
@@ -27,62 +27,71 @@ from mptcore.specs.points import PointCount, point_count, recorded_steps
 from mptcore.specs.train import EpochSchedule, one_or_more
 
 MOST_STARTS = 10
-"""From which a proposal is fitted to one observation."""
+"""Maximum number of starting points from which a proposal is fitted to an observation."""
 DEFAULT_MASKS = FixedSize(schedule="fixed", rate=0.15, per_size=1)
 
 
 class Iwae(Spec):
-    """Importance sampling with `samples` draws (Burda et al. 2016) from a proposal that is fitted
-    to each observation by at most `steps` damped Gauss–Newton steps, less its bias of the first
-    order in 1/samples."""
+    """Importance sampling (Burda et al. 2016) from a proposal that is fitted to each observation by
+    damped Gauss–Newton steps, minus its bias of first order in 1/samples."""
 
     method: Literal["iwae"]
+    """Method of computation."""
     samples: Annotated[int, Field(ge=2, le=1_000_000)] = 500
+    """Draws for each observation."""
     steps: Annotated[int, Field(ge=1, le=1000)] = 20
+    """Maximum number of Gauss–Newton steps that fit the proposal to an observation."""
 
 
 class Ais(Spec):
-    """Annealed importance sampling by Hamiltonian Monte Carlo (Neal 2001; Wu et al. 2017) from the
-    proposal of iwae to the posterior through `temperatures`, with `chains` for each of
-    `observations` (held out ones where there are any). `simulated`: so many observations drawn from
-    the model itself, whose LML is bracketed: forward AIS below it and reverse AIS above."""
+    """Annealed importance sampling by Hamiltonian Monte Carlo (Neal 2001; Wu et al. 2017), from the
+    proposal of iwae to the posterior."""
 
     temperatures: Annotated[int, Field(ge=2, le=100_000)] = 200
+    """Number of distributions from the proposal to the posterior."""
     chains: Annotated[int, Field(ge=2, le=10_000)] = 8
+    """Chains for each observation."""
     leapfrog_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Leapfrog steps of each Hamiltonian move."""
     observations: Annotated[int, Field(ge=1, le=100_000)] = 100
+    """Number of observations, held-out ones if there are any."""
     simulated: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Number of observations drawn from the model itself, whose LML is bracketed: forward AIS gives
+    a lower and reverse AIS an upper bound."""
 
 
 class LatentEvaluate(MaskEvaluation):
-    """What is measured. `lml` says how the log marginal likelihood is computed: null is
-    the model's own grid where it has one, else iwae. A grid is used for the scores too, and
-    compared with one of twice the nodes and with one of another kind."""
+    """Scores of masks, and the log marginal likelihood."""
 
     lml: Annotated[GaussHermite | UniformGrid | Iwae, Field(discriminator="method")] | None = None
+    """Computation of the log marginal likelihood. null: the model's own grid if it has one, else
+    `iwae`. A grid is used for the scores too, and compared with a grid of twice the nodes and a
+    grid of another kind."""
     ais: Ais | None = None
+    """Annealed importance sampling, which brackets the LML to check it. null: none."""
 
 
 class LatentTrain(EpochSchedule):
-    """All seeds from their own starts by Adam, once for each `objective` from the same starts:
-    mpt maximises the score of `masks` times D, elbo the evidence lower bound, lml the log marginal
-    likelihood by a grid. Where there is an encoder, mpt trains the decoder, and the ELBO of the
-    decoder as it stands the encoder. With `mask_each` every observation of a step has masks of its
-    own (with the conditionals importance), else all have the same.
-
-    Every `evaluate_every` epochs loss, mpt, elbo (with an encoder) and lml are recorded, lml by the
-    model's own grid or by iwae with `lml_samples`.
-    """
+    """Training by Adam. All seeds start from their own parameters, once for each objective. With an
+    encoder, mpt trains the decoder, and the encoder is trained by the ELBO of the current
+    decoder."""
 
     objective: Annotated[
         tuple[Objective, ...],
         Field(min_length=1, max_length=3, strict=False),
         one_or_more(Objective),
     ]
+    """Objectives to train, each from the same start. `mpt` maximizes D times the score of `masks`,
+    `elbo` the evidence lower bound, `lml` the log marginal likelihood by a grid."""
     learning_rate: Annotated[float, Field(gt=0, le=100)] = 1e-3
+    """Learning rate of Adam."""
     masks: TrainSchedule = DEFAULT_MASKS
+    """Masks of a training step."""
     mask_each: bool = False
+    """True gives every observation of a step its own masks (with the conditionals `importance`).
+    False uses the same masks for all."""
     lml_samples: Annotated[int, Field(ge=2, le=1_000_000)] = 64
+    """Draws of iwae for the recorded `lml`, if the model has no grid."""
 
     def problems(self, data: DataSource) -> list[Problem]:
         problems = super().problems(data)
@@ -92,17 +101,23 @@ class LatentTrain(EpochSchedule):
 
 
 class LatentExperiment(Spec):
-    """One experiment on a VAE: trained, where `train` says how, and scored with masks, once for
-    each seed. Series and metrics carry the label `objective` where there are several. `baseline`: a
-    PPCA scored on the same data and masks; they then carry the label `model`."""
+    """Experiments with VAEs. The model is trained if `train` is given, and scored with masks, once
+    for each seed. With several objectives, series and metrics carry the label `objective`."""
 
     model: Annotated[LinearVaeModel | VaeModel, Field(discriminator="family")]
+    """Model that is scored."""
     baseline: PpcaModel | None = None
+    """A PPCA for the same data and masks. Results then have the label `model`."""
     data: DataSource
+    """Observations."""
     train: LatentTrain | None = None
+    """Training before the scores. null: no training."""
     evaluate: LatentEvaluate = LatentEvaluate()
+    """Measurements of the model."""
     seeds: Seeds = (0,)
+    """Seeds of the runs, one run for each."""
     compute: Compute = Compute()
+    """Device, precision, time limit and memory."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -129,23 +144,23 @@ class LatentExperiment(Spec):
         return isinstance(self.model.conditionals, Grid)
 
     def lml_method(self) -> AnyGrid | Iwae:
-        """How the log marginal likelihood is computed at the end."""
+        """Return the method that computes the final log marginal likelihood."""
         if self.evaluate.lml is not None:
             return self.evaluate.lml
         conditionals = self.model.conditionals
         return conditionals if isinstance(conditionals, AnyGrid) else Iwae(method="iwae")
 
     def mask_count(self) -> int:
-        """Masks scored in all, over all seeds, those of training among them."""
+        """Return the number of masks that all seeds score, training included."""
         scored = self.evaluation_count() * self.evaluate.count(self.data.dim)
         return scored + self._starts() * self._train_masks()
 
     def evaluation_count(self) -> int:
-        """How often masks are scored as `evaluate` says."""
+        """Return how often masks are scored as `evaluate` says."""
         return self._starts() * (1 + len(self.train.curve_at if self.train else ()))
 
     def _starts(self) -> int:
-        """One for each seed and objective."""
+        """Return the number of trainings: one for each seed and objective."""
         return len(self.seeds) * (len(self.train.objective) if self.train else 1)
 
     def _train_masks(self) -> int:
@@ -184,11 +199,11 @@ class LatentExperiment(Spec):
 
     @property
     def memory_field(self) -> str:
-        """The part of the spec that most of the memory depends on."""
+        """Part of the spec that determines most of the memory."""
         return "/model/conditionals/nodes" if self.has_grid else "/data"
 
     def memory_estimate(self) -> int:
-        """About how many bytes a run takes."""
+        """Estimate the memory of a run, in bytes."""
         numbers = self._grid_numbers() if self.has_grid else self._sampling_numbers()
         return self._number_bytes() * (3 * self.data.n * self.data.dim + numbers) + 2**28
 
@@ -196,13 +211,13 @@ class LatentExperiment(Spec):
         return 8 if self.compute.precision == "float64" else 4
 
     def _step(self) -> tuple[int, int]:
-        """Observations and masks of a training step."""
+        """Return the numbers of observations and masks of a training step."""
         if self.train is None:
             return 0, 0
         return self.train.batch_size or self.data.n, self.train.masks.step_count(self.data.dim)
 
     def _grid_numbers(self) -> int:
-        """The outputs at each node, and in training what the gradient needs."""
+        """Return the number of outputs at all nodes, and of the values that the gradient needs."""
         dim, latent_dim = self.data.dim, self.model.latent_dim
         rows, masks = self._step()
         method = self.lml_method()
@@ -212,7 +227,8 @@ class LatentExperiment(Spec):
         return 3 * method.size(latent_dim) * dim + masks * trained * (4 * rows + 6 * dim)
 
     def _sampling_numbers(self) -> int:
-        """The networks' activations: of a step, and of the least that is scored at once."""
+        """Return the number of activations of a training step, and of the smallest batch that is
+        scored."""
         each = self.model.numbers_per_observation(self.data.dim)
         rows, masks = self._step()
         draws, ais = self._places(self.model.conditionals), self.evaluate.ais
@@ -223,7 +239,7 @@ class LatentExperiment(Spec):
         return numbers + (6 * ais.chains * each if ais else 0)
 
     def _places(self, method: Spec) -> int:
-        """Values of z that a conditional, or the LML, of one observation is taken over."""
+        """Return the number of values of z for a conditional or the LML of one observation."""
         if isinstance(method, Grid):
             return method.size(self.model.latent_dim)
         if isinstance(method, Iwae):
@@ -232,12 +248,12 @@ class LatentExperiment(Spec):
         return method.draws
 
     def _train_places(self) -> int:
-        """The same, of a training step."""
+        """Return the number of values of z for a conditional in a training step."""
         method = self.model.conditionals
         return method.train_draws if isinstance(method, Importance) else self._places(method)
 
     def work(self) -> int:
-        """Times that one output of the decoder is computed or read, about."""
+        """Estimate how often an output of the decoder is computed or read."""
         method, train = self.lml_method(), self.train
         curves = 1 + len(train.curve_at if train else ())
         scored = self._places(method if self.has_grid else self.model.conditionals)
@@ -265,7 +281,7 @@ class LatentExperiment(Spec):
         )
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
-        """What is too large."""
+        """Return the limits that the experiment exceeds."""
         n, dim = self.data.n, self.data.dim
         if n * dim > limits.elements:
             detail = f"N · D is at most {limits.elements}; {n} · {dim} is more"

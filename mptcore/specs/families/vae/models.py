@@ -9,23 +9,27 @@ from mptcore.specs.base import ExperimentId, Problem, Spec
 from mptcore.specs.data.arrays import DataSource, Precision
 
 MOST_GRID_DIMS = 3
-"""The most latent dimensions that are integrated over a grid."""
+"""Maximum number of latent dimensions that are integrated over a grid."""
 MOST_NODES = 2_000_000
-"""The most nodes of a grid over all latent dimensions, once its nodes are doubled for a check."""
+"""Maximum number of nodes of a grid over all latent dimensions, after its nodes are doubled for a
+check."""
 
 
 class Bernoulli(Spec):
-    """x_j is 1 with probability sigmoid of the decoder's output, 0 otherwise."""
+    """x_j is 1 with probability sigmoid of the decoder's output, else 0."""
 
     distribution: Literal["bernoulli"]
+    """Distribution of a dimension given the decoder's output."""
 
 
 class Gaussian(Spec):
-    """x_j is normal about the decoder's output, with variance 1/noise_precision. It is not learned:
-    on a constant pixel its likelihood would have no bound."""
+    """x_j is normal with the decoder's output as its mean. The variance is not learned: on a
+    constant pixel the likelihood would be unbounded."""
 
     distribution: Literal["gaussian"]
+    """Distribution of a dimension given the decoder's output."""
     noise_precision: Precision
+    """1 / variance of the noise."""
 
 
 Objective = Literal["mpt", "elbo", "lml"]
@@ -34,22 +38,24 @@ LikelihoodSpec = Annotated[Bernoulli | Gaussian, Field(discriminator="distributi
 
 
 class Grid(Spec):
-    """`nodes` for each latent dimension."""
+    """Base class of the grids over z."""
 
     method: str
+    """Method of computation."""
     nodes: int
+    """Nodes of the grid in each latent dimension."""
 
     def size(self, latent_dim: int) -> int:
-        """Nodes in all."""
+        """Return the number of nodes over all latent dimensions."""
         return int(self.nodes**latent_dim)
 
     def doubled(self) -> Self:
-        """A grid that this one is checked against."""
+        """Return a finer grid to check this grid against."""
         return self.model_copy(update={"nodes": 2 * self.nodes})
 
     def of_another_kind(self) -> "UniformGrid":
-        """Another one, that costs no more than the doubled: with nodes at other places, since a
-        rule and its double can agree and be wrong, where the posterior falls between the nodes."""
+        """Return a grid with nodes at other positions that costs no more than the doubled grid. A
+        rule and its double can agree and be wrong, if the posterior lies between the nodes."""
         raise NotImplementedError
 
 
@@ -57,26 +63,31 @@ class GaussHermite(Grid):
     """Gauss–Hermite quadrature over the prior."""
 
     method: Literal["gauss_hermite"]
+    """Method of computation."""
     nodes: Annotated[int, Field(ge=2, le=100)] = 20
+    """Nodes of the grid in each latent dimension."""
 
     def of_another_kind(self) -> "UniformGrid":
         return UniformGrid(method="uniform_grid", nodes=2 * self.nodes, extent=8.0)
 
 
 class UniformGrid(Grid):
-    """Nodes at equal distances from −extent to extent, weighted by the prior's density. Finer in
-    the middle than as many Gauss–Hermite nodes: better where the posterior is narrow."""
+    """Nodes at equal distances, weighted by the prior's density. In the middle it is finer than
+    Gauss–Hermite with as many nodes, so better for a narrow posterior."""
 
     method: Literal["uniform_grid"]
+    """Method of computation."""
     nodes: Annotated[int, Field(ge=2, le=2000)] = 60
+    """Nodes of the grid in each latent dimension."""
     extent: Annotated[float, Field(ge=3, le=20)] = 6.0
+    """The grid spans −extent to extent."""
 
     def doubled(self) -> Self:
-        """Wider too, so that it tells of what lies beyond."""
+        """Return a finer and wider grid, which also shows what lies beyond this grid."""
         return super().doubled().model_copy(update={"extent": 1.25 * self.extent})
 
     def of_another_kind(self) -> "UniformGrid":
-        """No spacing of one is a multiple of the other's."""
+        """Return a grid whose spacing is no multiple of this grid's spacing."""
         other = {"nodes": 3 * self.nodes // 2 + 1, "extent": 1.17 * self.extent}
         return self.model_copy(update=other)
 
@@ -85,60 +96,73 @@ AnyGrid = GaussHermite | UniformGrid
 
 
 class Importance(Spec):
-    """Self-normalised importance sampling: `draws` of z from a proposal that is fitted to the
-    observed part of each observation by at most `steps` damped Gauss–Newton steps, weighted by
-    p(z) p(x_R | z). A training step takes `train_draws` and `train_steps`, and holds the weights
-    fixed in its gradient."""
+    """Self-normalized importance sampling: z is drawn from a proposal that is fitted to the
+    observed part of each observation by damped Gauss–Newton steps, and weighted by p(z) p(x_R | z).
+    The gradient of a training step treats the weights as constants."""
 
     method: Literal["importance"]
+    """Method of computation."""
     draws: Annotated[int, Field(ge=2, le=100_000)] = 200
+    """Draws of z for each conditional."""
     steps: Annotated[int, Field(ge=1, le=1000)] = 20
+    """Maximum number of Gauss–Newton steps that fit the proposal to an observation."""
     train_draws: Annotated[int, Field(ge=2, le=100_000)] = 10
+    """Draws of z for each conditional in a training step."""
     train_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Maximum number of Gauss–Newton steps of a proposal in a training step."""
 
 
 class Recursive(Spec):
-    """Recursive encoding and decoding (Rezende et al. 2014, App. F): from a draw of the model,
-    `rounds` times z is drawn from the encoder's posterior and the masked dimensions from the
-    decoder, in `draws` chains. The score is the logarithm of the mean of p(x_j | z) over the last
-    z of the chains. These conditionals are not those of the model, so their scores are never final:
-    they are there because the paper has them."""
+    """Recursive encoding and decoding (Rezende et al. 2014, App. F): z is drawn from the encoder's
+    posterior and the masked dimensions from the decoder, in turn. The score is the logarithm of the
+    mean of p(x_j | z) over the last z of the chains. These are not the model's own conditionals, so
+    their scores are never final; they are here because the paper has them."""
 
     method: Literal["recursive"]
+    """Method of computation."""
     draws: Annotated[int, Field(ge=1, le=100_000)] = 10
+    """Chains for each conditional."""
     rounds: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Number of times that z and the masked dimensions are drawn in turn."""
 
 
 class Dense(Spec):
-    """Fully connected layers: the encoder's from the data on, the decoder's in reverse."""
+    """Fully connected layers. The decoder has the encoder's layers in reverse order."""
 
     layers: Literal["dense"]
+    """Type of the layers."""
     widths: Annotated[
         tuple[Annotated[int, Field(ge=1, le=16_384)], ...],
         Field(min_length=1, max_length=16, strict=False),
     ] = (256,)
+    """Widths of the encoder's layers, beginning at the data."""
     activation: Literal["relu", "gelu", "tanh"] = "relu"
+    """Activation function between layers."""
 
     def problems(self, dim: int, pointer: str) -> list[Problem]:
-        """What is wrong with these layers for data of `dim` dimensions."""
+        """Return the problems of these layers with data of `dim` dimensions."""
         return []
 
     def numbers_per_observation(self, dim: int) -> int:
-        """Activations of one observation in the decoder."""
+        """Return the number of activations of one observation in the decoder."""
         return dim + sum(self.widths)
 
 
 class Convolutional(Spec):
-    """For square images: convolutions that halve the side, one for each entry of `channels`, then a
-    layer of `width`; the decoder's in reverse."""
+    """For square images: convolutions that halve the side, then a dense layer. The decoder has
+    these layers in reverse order."""
 
     layers: Literal["convolutional"]
+    """Type of the layers."""
     channels: Annotated[
         tuple[Annotated[int, Field(ge=1, le=4096)], ...],
         Field(min_length=1, max_length=8, strict=False),
     ] = (32, 64)
+    """Channels of each convolution."""
     width: Annotated[int, Field(ge=1, le=16_384)] = 128
+    """Width of the dense layer after the convolutions."""
     activation: Literal["relu", "gelu", "tanh"] = "relu"
+    """Activation function between layers."""
 
     def problems(self, dim: int, pointer: str) -> list[Problem]:
         side = math.isqrt(dim)
@@ -159,20 +183,26 @@ Layers = Annotated[Dense | Convolutional, Field(discriminator="layers")]
 
 
 class LatentModel(Spec):
-    """z ~ N(0, I), x_j independent given z. `init`: random, with the last bias at the data's mean,
-    or experiment, which takes the weights that the finished training run `experiment` kept for the
-    same seed, or else for its first. Where that run had several objectives, `trained_by` says whose
-    weights; by default those of the objective that is trained next, or the first one's."""
+    """z ~ N(0, I), x_j independent given z."""
 
     family: str
+    """Family of the model."""
     latent_dim: Annotated[int, Field(ge=1, le=4096)]
+    """Number of latent dimensions."""
     likelihood: LikelihoodSpec
+    """Distribution of the observed dimensions given the decoder's output."""
     init: Literal["random", "experiment"] = "random"
+    """Source of the initial weights. `random` draws them, with the data's mean as the last bias;
+    `experiment` uses the weights of a training run."""
     experiment: ExperimentId | None = None
+    """Id of the finished training run whose weights are used, with `init: experiment`: those of the
+    same seed, or of its first seed if it did not have this seed."""
     trained_by: Objective | None = None
+    """Objective whose weights are used, if the training run had several. null: the objective that
+    is trained next, or the run's first."""
 
     def problems(self, data: DataSource) -> list[Problem]:
-        """What is wrong with this model for that data."""
+        """Return the problems of this model with the data."""
         problems = []
         if isinstance(self.likelihood, Bernoulli):
             problems += data.binary_problems()
@@ -184,19 +214,20 @@ class LatentModel(Spec):
         return problems
 
     def numbers_per_observation(self, dim: int) -> int:
-        """Activations of one observation in the decoder."""
+        """Return the number of activations of one observation in the decoder."""
         return dim
 
 
 class LinearVaeModel(LatentModel):
-    """A decoder W z + b; with the Gaussian likelihood it is PPCA. `conditionals`: how the integral
-    over z is taken in log p(x_j | x_R), in training and in scores: over a grid, for latent_dim up
-    to 3, or with a linear encoder."""
+    """A decoder W z + b. With the Gaussian likelihood it is PPCA."""
 
     family: Literal["linear_vae"]
+    """Family of the model."""
     conditionals: Annotated[
         GaussHermite | UniformGrid | Importance | Recursive, Field(discriminator="method")
     ] = GaussHermite(method="gauss_hermite")
+    """Computation of log p(x_j | x_R), the integral over z, in training and in scores: over a grid,
+    for `latent_dim` up to 3, or with a linear encoder."""
 
     def problems(self, data: DataSource) -> list[Problem]:
         return super().problems(data) + grid_problems(
@@ -208,10 +239,13 @@ class VaeModel(LatentModel):
     """A variational autoencoder: the encoder gives mean and variance of a normal q(z | x)."""
 
     family: Literal["vae"]
+    """Family of the model."""
     network: Layers = Dense(layers="dense")
+    """Layers of encoder and decoder."""
     conditionals: Annotated[Recursive | Importance, Field(discriminator="method")] = Importance(
         method="importance"
     )
+    """Computation of log p(x_j | x_R), the integral over z, in training and in scores."""
 
     def problems(self, data: DataSource) -> list[Problem]:
         return super().problems(data) + self.network.problems(data.dim, "/model/network")
@@ -221,6 +255,7 @@ class VaeModel(LatentModel):
 
 
 def grid_problems(method: Spec | None, latent_dim: int, pointer: str) -> list[Problem]:
+    """Return a problem if the grid has too many latent dimensions or nodes."""
     if not isinstance(method, Grid):
         return []
     if latent_dim > MOST_GRID_DIMS:
