@@ -17,11 +17,8 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mptcore.runtime.process import be_expendable
 
@@ -31,40 +28,40 @@ if __name__ == "__main__" and "--supervised" in sys.argv:
 from mptcore.protocol.exit_codes import COMPLETE, FAILED, INVALID
 from mptcore.protocol.orders import Assignment, follow_orders, parse_assignment
 from mptcore.protocol.records import Ready, encode
-from mptcore.specs import ExperimentSpec, SpecError
+from mptcore.specs import SpecError
 
 
-def main(union: Any = ExperimentSpec, implementation: Any = None) -> int:
-    """Run the filter for the specs of a union and return its exit status. `implementation` replaces
-    the one of mptcore.run if it is given."""
+def main() -> int:
+    """Run the filter and return its exit status."""
     options = _options()
     if options.supervised:
         importlib.import_module("mptcore.run")  # and torch, before there is a spec
-        status = supervised(union, implementation)
+        status = supervised()
         os._exit(status)  # an interpreter that shuts down would wait for the reader of stdin
-    assignment = _read(sys.stdin.buffer.read(), union)
+    assignment = _read(sys.stdin.buffer.read())
     if assignment is None:
         return INVALID
+    from mptcore.run import resumable  # a bad spec need not wait for torch
     from mptcore.runtime.runner import SpecRunner
 
-    assignment = _with_options(assignment, options)
-    return SpecRunner(_resumable(implementation), assignment, sys.stdout).run()
+    return SpecRunner(resumable, _with_options(assignment, options), sys.stdout).run()
 
 
-def supervised(union: Any = ExperimentSpec, implementation: Any = None) -> int:
+def supervised() -> int:
     """Run the spec on the first line of stdin under the orders on the later lines, and return the
     exit status. The caller must end the process with os._exit."""
     print(encode(None, Ready()), flush=True)  # noqa: T201
     text = sys.stdin.buffer.readline()
     if not text:
         return COMPLETE  # one that was never used
-    assignment = _read(text, union)
+    assignment = _read(text)
     if assignment is None:
         return INVALID
+    from mptcore.run import resumable
     from mptcore.runtime.runner import SpecRunner
 
     os.environ.update(assignment.environment)
-    runner = SpecRunner(_resumable(implementation), assignment, sys.stdout, supervised=True)
+    runner = SpecRunner(resumable, assignment, sys.stdout, supervised=True)
     follow_orders(sys.stdin.buffer, runner.obey)
     status = FAILED
     try:
@@ -75,10 +72,10 @@ def supervised(union: Any = ExperimentSpec, implementation: Any = None) -> int:
     return status
 
 
-def _read(text: bytes, union: Any) -> Assignment | None:
+def _read(text: bytes) -> Assignment | None:
     """Parse an assignment. Return None for a bad spec and write its problems to stderr."""
     try:
-        return parse_assignment(text, union)
+        return parse_assignment(text)
     except SpecError as error:
         for problem in error.problems:
             print(f"{problem.pointer or '/'}: {problem.detail}", file=sys.stderr)  # noqa: T201
@@ -86,12 +83,6 @@ def _read(text: bytes, union: Any) -> Assignment | None:
             print(f"and {more} more", file=sys.stderr)  # noqa: T201
         sys.stderr.flush()
         return None
-
-
-def _resumable(implementation: Any) -> Callable[..., Iterator[Any]]:
-    from mptcore import run  # a bad spec need not wait for torch
-
-    return partial(run.resumable, implementation=implementation or run.implementation)
 
 
 def _options() -> argparse.Namespace:

@@ -1,8 +1,8 @@
 """Compute the records of a spec. This is the only file that knows all families."""
 
 import importlib
-from collections.abc import Callable, Iterator
-from typing import Any, assert_never
+from collections.abc import Iterator
+from typing import assert_never
 
 import torch
 
@@ -23,9 +23,6 @@ from mptcore.specs import (
 MIN_THREADS = 2
 """The default of `compute.threads`, so that its results are the same on a single processor."""
 
-Implementation = Callable[[Any, Session, torch.device, torch.dtype], ExperimentRun]
-"""Build the run of an experiment from its spec, session, device and number type."""
-
 
 def implementation(
     spec: ExperimentSpec, session: Session, device: torch.device, dtype: torch.dtype
@@ -45,20 +42,17 @@ def implementation(
             assert_never(spec)
 
 
-def run(spec: ExperimentSpec, implementation: Implementation = implementation) -> Iterator[Record]:
+def run(spec: ExperimentSpec) -> Iterator[Record]:
     """Yield all records of an experiment in order. Raises RunError if it cannot go on."""
     session = Session()
-    for record in resumable(spec, session, None, implementation):
+    for record in resumable(spec, session):
         if record is not None:
             session.seq += not isinstance(record, Progress)
             yield record
 
 
 def resumable(
-    spec: ExperimentSpec,
-    session: Session,
-    resumed: TrainingState | None = None,
-    implementation: Implementation = implementation,
+    spec: ExperimentSpec, session: Session, resumed: TrainingState | None = None
 ) -> Iterator[Record | None]:
     """Yield records as `run` does, and None for each step without a record. The session may be
     saved wherever `session.at_safe_point` is true. The caller increments `session.seq` for every

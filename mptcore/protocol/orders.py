@@ -80,19 +80,19 @@ class Assignment:
     """Environment variables to set before the run starts."""
 
 
-def parse_assignment(text: bytes, union: Any = ExperimentSpec) -> Assignment:
-    """Return the assignment in a line: an envelope, or a bare spec of a union. Raise SpecError,
-    with pointers into the spec, or to other fields of the envelope."""
+def parse_assignment(text: bytes) -> Assignment:
+    """Return the assignment in a line: an envelope, or a bare spec. Raise SpecError, with
+    pointers into the spec, or to other fields of the envelope."""
     value = parse_json(text)
     if not (isinstance(value, dict) and "spec" in value):
-        return Assignment(validate_spec(value, union=union))
+        return Assignment(validate_spec(value))
     try:
         envelope = Envelope.model_validate(value)
     except ValidationError as error:
         raise spec_error(error.errors(), value, Envelope) from None
     return Assignment(
         # Accepted before, perhaps by an earlier version.
-        validate_spec(in_present_form(envelope.spec), UNLIMITED, union),
+        validate_spec(in_present_form(envelope.spec), UNLIMITED),
         Path(envelope.checkpoint_dir) if envelope.checkpoint_dir else None,
         Path(envelope.work_dir) if envelope.work_dir else None,
         envelope.resume,

@@ -5,12 +5,12 @@ Specs from users go through validate_spec, which accepts the present form only.
 
 from typing import Any
 
-from mptcore.specs.union import ExperimentSpec, adapter_of
+from mptcore.specs.union import ExperimentSpec, adapter
 
 
-def stored_spec(value: Any, union: Any = ExperimentSpec) -> ExperimentSpec:
+def stored_spec(value: Any) -> ExperimentSpec:
     """Return the spec in stored JSON. Raise ValidationError if no version accepted it."""
-    spec: ExperimentSpec = adapter_of(union).validate_python(in_present_form(value))
+    spec: ExperimentSpec = adapter().validate_python(in_present_form(value))
     return spec
 
 

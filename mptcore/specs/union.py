@@ -68,6 +68,6 @@ implementation."""
 
 
 @cache
-def adapter_of(union: Any) -> TypeAdapter[Any]:
-    """Return the validator of a union of experiment specs."""
-    return TypeAdapter(union)
+def adapter() -> TypeAdapter[Any]:
+    """Return the validator of experiment specs."""
+    return TypeAdapter(ExperimentSpec)

@@ -14,7 +14,6 @@ import safetensors.torch
 from mptcore import run
 from mptcore.protocol.orders import parse_assignment
 from mptcore.runtime import checkpoint, runner
-from mptcore.specs import ExperimentSpec
 from tests.chaos.failing_worker import EXIT
 
 SAVE_STEPS = ("write", "fsync", "rename", "renamed")
@@ -58,12 +57,12 @@ def _slowly(start: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[An
 
 def main(order: dict[str, Any], output: Path, step: str | None = None) -> None:
     """What the process runs: the filter, its records into a file."""
-    start = partial(run.resumable, implementation=run.implementation)
+    start = run.resumable
     if step is not None:
         runner.MOST_SAVING = math.inf  # or a slow disk has it saved less often
         exit_at(step)
         start = partial(_slowly, start)
     with open(output, "w") as out:
-        assignment = parse_assignment(json.dumps(order).encode(), ExperimentSpec)
+        assignment = parse_assignment(json.dumps(order).encode())
         status = runner.SpecRunner(start, assignment, out).run()
     os._exit(status)

@@ -1,24 +1,22 @@
-"""A fourth family by two registrations: the toy of tests/support/markov.py passes the contract and
-runs as an experiment through the whole filter."""
+"""The toy family of tests/support/markov, registered in a copy of the source tree: it runs, and the
+service and the docs describe it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from mptcore.run import Implementation
-from mptcore.specs import ExperimentSpec, SpecError, validate_spec
-from tests.support import markov
-from tests.support.contract import TractableContract
-from tests.support.markov import MarkovChain
+from mptcore.protocol.exit_codes import INVALID
+from mptcore.specs import SpecError, validate_spec
+from service.settings import Settings
+from tests.support.markov import register
+from tests.support.markov.contract import OBSERVATIONS
 
-ROOT = Path(__file__).parents[2]
-OBSERVATIONS = (np.random.default_rng(3).random((9, 7)) < 0.4).astype(float)
 SPEC: dict[str, Any] = {
     "model": {"family": "markov", "stay": 0.8},
     "data": {"source": "upload", "dataset": "chain", "n": 9, "dim": 7},
@@ -27,30 +25,35 @@ SPEC: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = tmp_path_factory.mktemp("registered") / "tree"
+    register(tree)
+    return tree
+
+
+def run(
+    tree: Path, *arguments: str, text: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=tree, env={**os.environ, "PYTHONPATH": str(tree), **environment},
+        input=text, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_a_registered_family_passes_the_contract(tree: Path) -> None:
+    done = run(tree, "-m", "pytest", "-q", "test_markov.py", OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "16 passed" in done.stdout
+
+
+def test_it_runs_through_the_whole_filter(tree: Path, tmp_path: Path) -> None:
     folder = tmp_path / "datasets" / "chain"
     folder.mkdir(parents=True)
     np.save(folder / "x.npy", OBSERVATIONS)
-    monkeypatch.setenv("MPT_STORE", str(tmp_path))
-
-
-class TestMarkovChain(TractableContract):
-    implementation: ClassVar[Implementation] = staticmethod(markov.implementation)
-
-    def model(self, device: torch.device, memory_bytes: int | None = None) -> MarkovChain:
-        return MarkovChain(0.8, torch.from_numpy(OBSERVATIONS).to(device))
-
-    @pytest.fixture
-    def spec(self) -> ExperimentSpec:
-        drawn = {**SPEC, "evaluate": {"masks": {"schedule": "all", "per_size": 900}}}
-        return validate_spec(drawn, union=markov.UNION)
-
-
-def test_it_runs_through_the_whole_filter() -> None:
-    command = [sys.executable, "-m", "tests.support.markov"]
-    text = json.dumps(SPEC)
-    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=True)
+    done = run(tree, "-m", "mptcore", text=json.dumps(SPEC), MPT_STORE=str(tmp_path))
+    assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     values = {line["name"]: line["value"] for line in lines if line["record"] == "metric"}
     assert [line["x"] for line in lines if line.get("series") == "score"] == list(range(1, 8))
@@ -60,14 +63,40 @@ def test_it_runs_through_the_whole_filter() -> None:
     assert values["lml"] == pytest.approx(np.log(0.5) + np.log(steps).sum(1).mean())
 
 
-def test_its_bad_specs_are_refused_by_field() -> None:
+def test_its_bad_specs_are_refused_by_field(tree: Path) -> None:
     wrong = {**SPEC, "model": {"family": "markov", "stay": 2}}
-    with pytest.raises(SpecError, match=r"^/model/stay: less than 1$"):
-        validate_spec(wrong, union=markov.UNION)
+    done = run(tree, "-m", "mptcore", text=json.dumps(wrong))
+    assert (done.returncode, done.stderr) == (INVALID, "/model/stay: less than 1\n")
+
+
+DESCRIPTION = "Probability that a dimension repeats the one before."
+ASK_THE_SERVICE = """
+import json, sys
+from fastapi.testclient import TestClient
+from docs.reference import pages
+from service.main import create_app
+from service.settings import Settings
+settings = Settings()
+key = settings.key_file.read_text().strip()
+with TestClient(create_app(settings), headers={"Authorization": f"Bearer {key}"}) as client:
+    answer = client.post("/v1/experiments:validate", json={"spec": json.load(sys.stdin)})
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+print(json.dumps([answer.json(), schemas, pages()["spec-fields.md"]]))
+"""
+
+
+def test_the_service_and_the_docs_describe_it(tree: Path, settings: Settings) -> None:
+    spec = {**SPEC, "data": {"source": "digits", "binarize": "threshold"},
+            "evaluate": {}}  # fmt: skip
+    done = run(tree, "-c", ASK_THE_SERVICE, text=json.dumps(spec), MPT_STORE=str(settings.store))
+    assert done.returncode == 0, done.stderr
+    answer, schemas, page = json.loads(done.stdout)
+    assert answer["spec"]["model"] == SPEC["model"]
+    assert answer["masks"] == 64 * 100
+    assert schemas["MarkovModel"]["properties"]["stay"]["description"] == DESCRIPTION
+    assert f"| `stay` | number (above 0, below 1) |  | {DESCRIPTION} |\n" in page
 
 
 def test_without_its_registration_the_family_is_unknown() -> None:
     with pytest.raises(SpecError, match=r"/model/family: one of 'ppca', .*'masked_lm'$"):
         validate_spec(SPEC)
-    with pytest.raises(SpecError, match="'masked_lm', 'markov'"):
-        validate_spec({**SPEC, "model": {"family": "flow"}}, union=markov.UNION)

@@ -3,7 +3,7 @@
 from service.database import Database
 from service.datasets.sizes import NO_UPLOAD
 from service.references import Named, Names, reference_problems
-from tests.support.markov import MarkovExperiment
+from tests.support.markov.spec import MarkovExperiment
 
 
 def test_a_family_without_baseline_and_weights(database: Database) -> None:

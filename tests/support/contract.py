@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import MaskBatch, Model, TractableModel
-from mptcore.run import Implementation, implementation
 from mptcore.specs import ExperimentSpec
 from tests.support.pretended_gpu import pretended_gpu
 from tests.support.runs import records
@@ -43,7 +42,6 @@ class ModelContract:
     """For any model: what a score may depend on."""
 
     tolerance: ClassVar[float] = 1e-10
-    implementation: ClassVar[Implementation] = staticmethod(implementation)
     baseline: ClassVar[SpecPart] = None
     """A model that may be scored beside that of the spec, if there is one."""
     train: ClassVar[SpecPart] = None
@@ -109,33 +107,31 @@ class ModelContract:
         self.assert_same(self.scores(masks, device), self.scores(masks))
 
     def test_resumed_is_undisturbed(self, spec: ExperimentSpec, tmp_path: Path) -> None:
-        run = type(self).implementation
-        whole = records(spec, tmp_path / "whole", implementation=run)
+        whole = records(spec, tmp_path / "whole")
         for stop_after in (2, len(whole) // 2):
             folder = tmp_path / str(stop_after)
-            first = records(spec, folder, stop_after, run)
+            first = records(spec, folder, stop_after)
             assert 0 < len(first) < len(whole)
-            assert first + records(spec, folder, implementation=run) == whole
+            assert first + records(spec, folder) == whole
 
     @pytest.mark.parametrize("way", WAYS)
     def test_a_gpu_gives_the_same_records(
         self, way: str, spec: ExperimentSpec, tmp_path: Path
     ) -> None:
         """On a device that refuses to mix its tensors, and generators, with those of the CPU."""
-        run = type(self).implementation
         on_cpu, on_gpu = (self._in_way(way, spec, device) for device in ("cpu", "cuda"))
         if on_cpu is None or on_gpu is None:
             return
         with pretended_gpu() as gpu:
-            found = records(on_gpu, tmp_path / "gpu", implementation=run)
+            found = records(on_gpu, tmp_path / "gpu")
             assert gpu.launches > 0
             if way == "resume":
                 folder = tmp_path / "stopped"
-                first = records(on_gpu, folder, len(found) // 2, run)
+                first = records(on_gpu, folder, len(found) // 2)
                 assert 0 < len(first) < len(found)
-                assert first + records(on_gpu, folder, implementation=run) == found
+                assert first + records(on_gpu, folder) == found
                 return
-        assert_alike(found, records(on_cpu, tmp_path / "cpu", implementation=run))
+        assert_alike(found, records(on_cpu, tmp_path / "cpu"))
 
     def _in_way(self, way: str, spec: ExperimentSpec, device: str) -> ExperimentSpec | None:
         """A spec, made to do one of WAYS with few masks on a device; None where it does not."""

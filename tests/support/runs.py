@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mptcore.protocol.records import Metric, Point, Progress, Record, encode
-from mptcore.run import Implementation, implementation, resumable
+from mptcore.run import resumable
 from mptcore.runtime.checkpoint import Snapshot, files, first_whole
 from mptcore.runtime.session import Session, Work
 from mptcore.specs import ExperimentSpec, parse_spec
@@ -17,12 +17,7 @@ def spec_of(value: dict[str, Any]) -> ExperimentSpec:
     return parse_spec(json.dumps(value).encode())
 
 
-def records(
-    spec: ExperimentSpec,
-    folder: Path,
-    stop_after: int | None = None,
-    implementation: Implementation = implementation,
-) -> list[str]:
+def records(spec: ExperimentSpec, folder: Path, stop_after: int | None = None) -> list[str]:
     """The lines of a run that resumes from a folder, or up to the first safe point after some
     records, where it is saved there."""
     session = Session(work_dir=folder / "work")
@@ -32,7 +27,7 @@ def records(
         session.scores, given = found.scores, found.after
     lines = []
     training = found.training if found else None
-    for record in resumable(spec, session, training, implementation):
+    for record in resumable(spec, session, training):
         if record is not None and not isinstance(record, Progress):
             session.seq += 1
             if session.seq > given:

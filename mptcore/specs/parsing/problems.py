@@ -10,7 +10,7 @@ from mptcore.specs.compute import Limits
 from mptcore.specs.parsing.json_text import parse_json, pointer_token
 from mptcore.specs.parsing.sentences import sentence
 from mptcore.specs.parsing.suggestions import meant
-from mptcore.specs.union import ExperimentSpec, adapter_of
+from mptcore.specs.union import ExperimentSpec, adapter
 
 
 def parse_spec(text: bytes, limits: Limits | None = None) -> ExperimentSpec:
@@ -18,14 +18,12 @@ def parse_spec(text: bytes, limits: Limits | None = None) -> ExperimentSpec:
     return validate_spec(parse_json(text), limits)
 
 
-def validate_spec(
-    value: object, limits: Limits | None = None, union: Any = ExperimentSpec
-) -> ExperimentSpec:
+def validate_spec(value: object, limits: Limits | None = None) -> ExperimentSpec:
     """Return the spec in a value that parse_json returned. Raise SpecError."""
     try:
-        spec: ExperimentSpec = adapter_of(union).validate_python(value)
+        spec: ExperimentSpec = adapter().validate_python(value)
     except ValidationError as error:
-        raise spec_error(error.errors(include_url=False), value, union) from None
+        raise spec_error(error.errors(include_url=False), value, ExperimentSpec) from None
     if problems := spec.limit_problems(limits or Limits()):
         raise SpecError(problems)
     return spec

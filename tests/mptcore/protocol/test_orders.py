@@ -5,21 +5,17 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 
 from mptcore.protocol.orders import Input, Order, Resume, follow_orders, parse_assignment
 from mptcore.specs import (
-    ByFamily,
-    LatentExperiment,
     Limits,
     SpecError,
-    TextExperiment,
     validate_spec,
 )
 from tests.support.specs import SMALL, line
-from tests.support.vae_specs import LINEAR
 
 
 def test_a_bare_spec_is_an_assignment() -> None:
@@ -57,14 +53,6 @@ def test_the_sender_of_an_envelope_has_limits_of_its_own() -> None:
     with pytest.raises(SpecError, match="N · D is at most"):
         parse_assignment(line(large))
     assert parse_assignment(line({"spec": large})).spec.data.n == Limits().elements // 4
-
-
-def test_a_spec_is_one_of_the_union_that_is_given() -> None:
-    others = Annotated[LatentExperiment | TextExperiment, ByFamily()]
-    for text in (line(SMALL), line({"spec": SMALL})):
-        with pytest.raises(SpecError, match=r"^/model/family: one of 'linear_vae', 'vae', 'masked"):
-            parse_assignment(text, others)
-    assert isinstance(parse_assignment(line(LINEAR), others).spec, LatentExperiment)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +185,7 @@ def test_a_bad_envelope_ends_with_2(
 def supervised(spec: Any, folder: Path, out: io.StringIO) -> SpecRunner:
     """A runner that saves whenever it may."""
     assignment = Assignment(spec, checkpoint_dir=folder, save_every_s=1e-9)
-    start = partial(run.resumable, implementation=run.implementation)
-    return SpecRunner(start, assignment, out, supervised=True)
+    return SpecRunner(run.resumable, assignment, out, supervised=True)
 
 
 def kinds(out: io.StringIO) -> Counter[str]:

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +61,7 @@ def resumed(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     out = io.StringIO()
     files = [str(path) for path in checkpoint.files(folder)]
     assignment = Assignment(spec_of(spec), resume=Resume(files=files, after=1))
-    runner = partial(run.resumable, implementation=run.implementation)
-    assert SpecRunner(runner, assignment, out, supervised=True).run() == 0
+    assert SpecRunner(run.resumable, assignment, out, supervised=True).run() == 0
     lines = map(json.loads, out.getvalue().splitlines())
     (found,) = (line for line in lines if line["record"] == "environment")
     return dict(found)

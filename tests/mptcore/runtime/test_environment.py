@@ -5,7 +5,6 @@ import io
 import json
 import platform
 import sys
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -43,10 +42,9 @@ def lines_of(
     supervised: bool = True,
     resume: Resume | None = None,
 ) -> list[dict[str, Any]]:
-    resumable = partial(run.resumable, implementation=run.implementation)
     out = io.StringIO()
     assignment = Assignment(spec_of(spec), inputs=inputs, resume=resume)
-    assert SpecRunner(resumable, assignment, out, supervised=supervised).run() == 0
+    assert SpecRunner(run.resumable, assignment, out, supervised=supervised).run() == 0
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 

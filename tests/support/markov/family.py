@@ -1,59 +1,23 @@
-"""A toy fourth family, as a newcomer would add one: a binary Markov chain over the dimensions.
+"""A toy family: a binary Markov chain over the dimensions.
 
-Each dimension repeats the one before with probability `stay`, so that d steps apart two of them are
-alike with probability (1 + λ^d) / 2, λ = 2 stay − 1. `python -m tests.support.markov` is the filter
-with this family: its two registrations are UNION and `implementation`.
+Each dimension repeats the one before with probability `stay`. So two dimensions at a distance d are
+equal with probability (1 + λ^d) / 2, λ = 2 stay − 1.
 """
 
-import sys
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from mptcore import run
-from mptcore.__main__ import main
 from mptcore.data.arrays import load_arrays
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import TractableModel
-from mptcore.runtime.session import ExperimentRun, Session, TrainingState, Work
-from mptcore.specs import (
-    ByFamily,
-    Compute,
-    DataSource,
-    LatentExperiment,
-    Limits,
-    MaskEvaluation,
-    Problem,
-    Spec,
-    TextExperiment,
-    VectorExperiment,
-)
-
-
-class MarkovModel(Spec):
-    family: Literal["markov"]
-    stay: Annotated[float, Field(gt=0, lt=1)]
-
-
-class MarkovExperiment(Spec):
-    model: MarkovModel
-    data: DataSource
-    evaluate: MaskEvaluation = MaskEvaluation()
-    seeds: tuple[int, ...] = Field((0,), strict=False)
-    compute: Compute = Compute()
-
-    def mask_count(self) -> int:
-        return len(self.seeds) * self.evaluate.count(self.data.dim)
-
-    def limit_problems(self, limits: Limits) -> list[Problem]:
-        return []
+from mptcore.runtime.session import Session, TrainingState, Work
+from tests.support.markov.spec import MarkovExperiment
 
 
 class MarkovChain(TractableModel):
-    """Together with observations x (N, D) of 0 and 1."""
+    """The chain and observations x (N, D) of 0 and 1."""
 
     def __init__(self, stay: float, x: Tensor):
         self.decay = 2 * stay - 1  # λ
@@ -79,7 +43,7 @@ class MarkovChain(TractableModel):
         return self.log_marginal_likelihood() - rest
 
     def _conditional(self, mask: Tensor) -> Tensor:
-        """log p(x_j | x_R) for each masked j, (N, M), by the nearest observed on both sides."""
+        """Return log p(x_j | x_R) for each masked j, (N, M), by its nearest observed neighbours."""
         observed, masked = (~mask).nonzero().flatten(), mask.nonzero().flatten()
         after = torch.searchsorted(observed, masked)
         pull = [self.signs.new_zeros(1).expand(len(self.signs), len(masked))] * 2
@@ -92,7 +56,7 @@ class MarkovChain(TractableModel):
         return (alike / (alike + (1 - pull[0]) * (1 - pull[1]))).log()
 
     def _log_marginal(self, observed: Tensor) -> Tensor:
-        """The mean over observations of log p(x_R)."""
+        """Return the mean of log p(x_R) over observations."""
         places = observed.nonzero().flatten()
         if len(places) == 0:
             return self.signs.new_zeros(())
@@ -103,6 +67,8 @@ class MarkovChain(TractableModel):
 
 @dataclass
 class MarkovRun:
+    """Run of an experiment with a Markov chain."""
+
     spec: MarkovExperiment
     session: Session
     device: torch.device
@@ -124,20 +90,3 @@ class MarkovRun:
             cache, memory = self.session.scores, self.spec.compute.memory_bytes
             evaluation = Evaluation(self.spec.evaluate, models, {"seed": seed}, cache, memory)
             yield from evaluation.records(generator)
-
-
-UNION = Annotated[
-    VectorExperiment | LatentExperiment | TextExperiment | MarkovExperiment, ByFamily()
-]
-
-
-def implementation(
-    spec: Any, session: Session, device: torch.device, dtype: torch.dtype
-) -> ExperimentRun:
-    if isinstance(spec, MarkovExperiment):
-        return MarkovRun(spec, session, device)
-    return run.implementation(spec, session, device, dtype)
-
-
-if __name__ == "__main__":
-    sys.exit(main(UNION, implementation))
