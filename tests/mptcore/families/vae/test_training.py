@@ -80,3 +80,42 @@ def test_a_recursion_has_so_many_rounds(rounds: int) -> None:
     x, _ = simulated(vae, 3)
     vae.conditional(x, torch.arange(12) < 4, torch.Generator())
     assert len(encoded) == rounds
+
+
+def trainer_of(objective: Any, **spec: Any) -> VaeTrainer:
+    vae = linear_gaussian(Importance(method="importance"), exact=False)
+    x, _ = simulated(vae, 30)
+    data = Dataset(x), x, x[:7]
+    start = TrainingStart(0, objective, {"seed": 0}, vae, *data)
+    whole = LatentTrain(objective=(objective,), epochs=4, evaluate_every=3, lml_samples=4, **spec)
+    return VaeTrainer(whole, [start, start], [0])
+
+
+@pytest.mark.parametrize("objective", ["mpt", "elbo"])
+def test_points_are_recorded_at_every_third_epoch_and_the_last(objective: str) -> None:
+    """Of each start: what is maximised, and the other measures of the same step."""
+    trainer = trainer_of(objective)
+    for epoch in range(5):
+        trainer.epoch = epoch
+        points, _ = trainer.advance()
+        names = ["loss", "mpt", "elbo", "lml", "lml_heldout"] * 2
+        assert [point.series for point in points] == (names if epoch in (0, 3, 4) else [])
+        assert {point.x for point in points} <= {epoch}
+        for loss, mpt, *_ in (points[:5], points[5:]) if points and objective == "mpt" else ():
+            assert value_of(loss) == -value_of(mpt)
+
+
+@pytest.mark.parametrize(("batch_size", "steps"), [(None, 1), (10, 3), (20, 2)])
+def test_an_epoch_scores_the_masks_of_its_steps_and_the_last_those_of_one(
+    batch_size: int | None, steps: int
+) -> None:
+    masks = {"schedule": "fixed", "size": 3, "per_size": 2}
+    trainer = trainer_of("mpt", batch_size=batch_size, masks=masks)
+    before = [parameter.clone() for parameter in trainer.starts[0].vae.parameters()]
+    trainer.epoch = 4
+    assert trainer.advance()[1] == 2 * 2
+    after = list(trainer.starts[0].vae.parameters())
+    assert all(map(torch.equal, before, after))  # the last step is recorded, and not taken
+    trainer.epoch = 1
+    assert trainer.advance()[1] == 2 * 2 * steps
+    assert not all(map(torch.equal, before, after))
