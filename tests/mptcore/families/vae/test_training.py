@@ -83,12 +83,14 @@ def test_a_recursion_has_so_many_rounds(rounds: int) -> None:
 
 
 def trainer_of(objective: Any, **spec: Any) -> VaeTrainer:
-    vae = linear_gaussian(Importance(method="importance"), exact=False)
-    x, _ = simulated(vae, 30)
-    data = Dataset(x), x, x[:7]
-    start = TrainingStart(0, objective, {"seed": 0}, vae, *data)
+    """Of two starts."""
+    starts = []
+    for _ in range(2):
+        vae = linear_gaussian(Importance(method="importance"), exact=False)
+        x, _ = simulated(vae, 30)
+        starts.append(TrainingStart(0, objective, {"seed": 0}, vae, Dataset(x), x, x[:7]))
     whole = LatentTrain(objective=(objective,), epochs=4, evaluate_every=3, lml_samples=4, **spec)
-    return VaeTrainer(whole, [start, start], [0])
+    return VaeTrainer(whole, starts, [0])
 
 
 @pytest.mark.parametrize("objective", ["mpt", "elbo"])
