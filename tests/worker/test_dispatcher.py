@@ -1,16 +1,24 @@
-"""When the dispatcher looks for idle workers."""
+"""When the dispatcher looks for idle workers, and what it gives them."""
 
 import threading
 from itertools import groupby
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery import Celery
+from kombu.exceptions import OperationalError as BrokerError
+from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
 
+from service import workers
 from service.database import Database
 from service.experiments.dispatch import Dispatch
 from service.experiments.models import Queue
 from service.settings import Settings
+from service.workers import Vitals, Worker
+from tests.support.attempts import submitted
+from tests.support.ppca_spec import ppca_spec
 from worker import dispatcher
 from worker.dispatcher import EAGER_S, EAGERNESS, Dispatcher
 
@@ -51,3 +59,90 @@ def test_it_looks_more_often_for_a_while_after_a_choice(
     assert rung == [(1.0, chosen)]
     assert [pause for pause, _ in groupby(day.waited)] == [0.125, 0.125 / EAGERNESS, 0.125]
     assert sum(pause for pause in day.waited if pause < 0.125) == pytest.approx(EAGER_S, abs=0.05)
+
+
+@pytest.fixture
+def doorbell(database: Database, settings: Settings) -> Dispatcher:
+    return Dispatcher(database, settings, Celery())
+
+
+def register(database: Database, **counts: int) -> None:
+    with database.transaction() as session:
+        for name, count in counts.items():
+            for i in range(count):
+                workers.beat(session, f"{name}{i}", Vitals("host", Queue(name), 1))
+
+
+def test_as_many_are_dispatched_as_workers_are_idle(
+    database: Database, doorbell: Dispatcher
+) -> None:
+    assert doorbell.dispatch() == []
+    ids = [submitted(database) for _ in range(3)]
+    assert doorbell.dispatch() == []
+    register(database, cpu=2)
+    assert doorbell.dispatch() == [Dispatch(one, 1, Queue.CPU) for one in ids[:2]]
+    assert doorbell.dispatch() == []
+    register(database, cpu=4)
+    assert [one.experiment_id for one in doorbell.dispatch()] == ids[2:]
+
+
+def test_gpu_workers_choose_first(database: Database, doorbell: Dispatcher) -> None:
+    """A CPU worker takes the next that needs none; one that waits for a GPU is passed over."""
+    register(database, gpu=1, cpu=3)
+    devices = ("auto", "cuda", "auto", "cpu")
+    ids = [submitted(database, ppca_spec(compute__device=device)) for device in devices]
+    assert [(one.queue, ids.index(one.experiment_id)) for one in doorbell.dispatch()] == [
+        (Queue.GPU, 0), (Queue.CPU, 2), (Queue.CPU, 3),
+    ]  # fmt: skip
+
+
+def test_workers_that_are_silent_get_nothing(database: Database, doorbell: Dispatcher) -> None:
+    register(database, cpu=1)
+    submitted(database)
+    with database.transaction() as session:
+        session.execute(update(Worker).values(heartbeat_at=1.0))
+    assert doorbell.dispatch() == []
+    register(database, cpu=1)
+    assert len(doorbell.dispatch()) == 1
+
+
+def test_a_database_that_is_away_ends_no_dispatcher(
+    database: Database, doorbell: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(database, cpu=1)
+    submitted(database)
+
+    def away(self: Database) -> None:
+        raise OperationalError("away", None, Exception())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "transaction", away)
+        assert doorbell.dispatch() == []
+    assert len(doorbell.dispatch()) == 1
+
+
+@pytest.mark.parametrize("error", [None, BrokerError("away"), ConnectionError("away")])
+def test_a_dispatch_is_rung_and_a_broker_that_is_away_ends_nothing(
+    doorbell: Dispatcher, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    rung: list[Any] = []
+
+    def ring(*given: Any) -> None:
+        rung.append(given)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(dispatcher, "ring", ring)
+    doorbell._ring(Dispatch("0123", 7, Queue.GPU))
+    assert rung == [(doorbell.celery, Queue.GPU, "0123", 7)]
+
+
+def test_an_error_of_the_dispatcher_s_own_is_loud(
+    doorbell: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ring(*_: object) -> None:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(dispatcher, "ring", ring)
+    with pytest.raises(KeyError):
+        doorbell._ring(Dispatch("0123", 7, Queue.GPU))

@@ -2,7 +2,6 @@
 
 import argparse
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -17,7 +16,7 @@ from service.settings import Settings
 from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until
-from worker.lifetime import Lifetime, duration
+from worker.lifetime import duration
 
 LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=1_000_000)
 END_S = 3 + 5
@@ -111,13 +110,3 @@ def test_a_notice_hands_back(running: Lab, client: Client, number: signal.Signal
     # The dispatcher may choose a node that is about to leave; the reaper then puts the run back.
     wait_until(lambda: client.get(submitted)["status"] == "queued", 300, "a run in the queue")
     assert client.get(submitted)["attempt"] == 1
-
-
-def test_a_part_ends_the_wait() -> None:
-    """A process that stops for another reason does not wait for its time."""
-    lifetime = Lifetime()
-    waiting = threading.Thread(target=lifetime.end_after, args=[3600, 3600, lambda: False])
-    waiting.start()
-    lifetime.stopping.set()
-    waiting.join(10)
-    assert not waiting.is_alive()

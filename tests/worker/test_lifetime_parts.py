@@ -1,0 +1,115 @@
+"""When a worker's process ends, by its threads alone; with real processes: test_lifetimes.py."""
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from worker.lifetime import LOOK_S, Lifetime
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The signals that the process sends to itself."""
+    found: list[Any] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: found.append((pid, number)))
+    return found
+
+
+TERM = (os.getpid(), signal.SIGTERM)
+
+
+class Stopping(threading.Event):
+    """An event for which waiting takes no time; it is set after so many waits, if at all."""
+
+    def __init__(self, ends_after: int | None = None):
+        super().__init__()
+        self.waited: list[float | None] = []
+        self.ends_after = ends_after
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.append(timeout)
+        if len(self.waited) == self.ends_after:
+            self.set()
+        return self.is_set()
+
+
+def ended(stopping: Stopping, idle_after: int = 10**6) -> tuple[Lifetime, int]:
+    """A lifetime of ten seconds, of which one is kept for the run; and how often it looked."""
+    one, looks = Lifetime(), 0
+    one.stopping = stopping
+
+    def is_idle() -> bool:
+        nonlocal looks
+        assert one.retiring.is_set()
+        looks += 1
+        return looks > idle_after
+
+    one.end_after(9.0, 10.0, is_idle)
+    return one, looks
+
+
+def test_a_worker_that_is_idle_stops_when_it_begins_no_other_run(killed: list[Any]) -> None:
+    stopping = Stopping()
+    assert ended(stopping, idle_after=0)[1] == 1
+    assert (stopping.waited, killed) == ([9.0], [TERM])
+
+
+def test_a_worker_that_is_busy_stops_when_its_run_or_its_time_is_over(killed: list[Any]) -> None:
+    stopping = Stopping()
+    assert ended(stopping, idle_after=2)[1] == 3
+    assert stopping.waited == [9.0, LOOK_S, LOOK_S]
+    stopping = Stopping()
+    assert ended(stopping)[1] == round(1 / LOOK_S) == 5
+    assert stopping.waited == [9.0, *[LOOK_S] * 5]
+    assert killed == [TERM, TERM]
+
+
+@pytest.mark.parametrize(("ends_after", "retires"), [(1, False), (3, True)])
+def test_a_worker_that_was_told_to_stop_is_not_told_again(
+    killed: list[Any], ends_after: int, retires: bool
+) -> None:
+    one, _ = ended(Stopping(ends_after))
+    assert (one.retiring.is_set(), killed) == (retires, [])
+
+
+def test_a_part_that_fails_ends_the_process_with_1(killed: list[Any]) -> None:
+    one = Lifetime()
+    one.end()
+
+    def part(*given: object) -> None:
+        assert given == (1, 2)
+        raise ZeroDivisionError
+
+    thread = one.start(part, 1, 2)
+    assert thread.daemon
+    thread.join()
+    assert (one.failed, one.stopping.is_set(), killed) == (True, True, [TERM])
+    with pytest.raises(SystemExit) as end:
+        one.end()
+    assert end.value.code == 1
+
+
+def test_a_part_that_ends_leaves_the_process_alone(killed: list[Any]) -> None:
+    one = Lifetime()
+    one.start(lambda: None).join()
+    assert (one.failed, one.stopping.is_set(), killed) == (False, False, [])
+
+
+def test_signals_stop_a_process_and_a_notice_does_as_sigterm(
+    killed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        one = Lifetime()
+        one.stop_on_signals()
+        handlers[number](number, None)
+        assert (one.stopping.is_set(), one.retiring.is_set()) == (True, False)
+    one = Lifetime()
+    one.stop_on_notice()
+    handlers[signal.SIGUSR1](signal.SIGUSR1, None)
+    assert (one.stopping.is_set(), one.retiring.is_set(), killed) == (False, True, [TERM])
+    assert {*handlers} == {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
