@@ -45,10 +45,9 @@ class Named:
     """The SHA-256 of what these experiments kept, of those that did."""
 
     @classmethod
-    def by(cls, session: Session, owner_id: int, names: Names, *, lock: bool = True) -> "Named":
-        """Look up what specs name. With `lock` the experiments do not end before the transaction
-        does: what is to wait for them is not too late."""
-        found = experiments.named(session, owner_id, names.experiments, lock=lock)
+    def by(cls, session: Session, owner_id: int, names: Names) -> "Named":
+        """Look up what specs name."""
+        found = experiments.named(session, owner_id, names.experiments)
         return cls(
             names,
             {one.id: one for one in datasets.readable_of(session, owner_id, names.datasets)},

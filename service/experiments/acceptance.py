@@ -17,7 +17,7 @@ from service.settings import Settings
 
 class Acceptance:
     """Looks up once what is needed to judge the specs of one request and their owner, however many
-    they are. With `lock` it stays so until the transaction ends."""
+    they are. What the specs name may end meanwhile."""
 
     def __init__(
         self,
@@ -26,11 +26,9 @@ class Acceptance:
         owner_id: int,
         specs: Iterable[ExperimentSpec],
         after: Iterable[str] = (),
-        *,
-        lock: bool = True,
     ):
         self._limits = settings.limits
-        self.named = Named.by(session, owner_id, Names.of(specs, after), lock=lock)
+        self.named = Named.by(session, owner_id, Names.of(specs, after))
         self._memory = MemoryModel(session)
         self._inputs = Inputs(settings)
         self._states: dict[tuple[Path, ...], str | None] = {(): ""}

@@ -14,7 +14,7 @@ from sqlalchemy import bindparam, case, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.database import now
-from service.experiments.models import WAITING, Experiment, Held, Status, Wait
+from service.experiments.models import TERMINAL, WAITING, Experiment, Held, Status, Wait
 from service.sweeps.models import Sweep, SweepPoint, Turn
 
 OPEN = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
@@ -44,14 +44,25 @@ _ANY = _HELD.limit(1)
 """Built once: idle workers poll ten times a second."""
 
 
-def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> None:
-    """Make each of these new experiments wait for others, which the submission has locked."""
+def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> Mapping[str, str]:
+    """Make each of these new experiments wait for others. Return those of the others that have
+    ended meanwhile, with their statuses: the caller releases what waits for them.
+
+    The rows refer to the others, so that from here on the ends of the others wait for this
+    transaction. It is to end soon: an end that waits for many submissions may wait for ever.
+    """
     rows = [
         {"experiment_id": one, "after_id": after} for one, others in waits.items()
         for after in others
     ]  # fmt: skip
-    if rows:
-        session.execute(insert(Wait), rows)
+    if not rows:
+        return {}
+    session.execute(insert(Wait), rows)
+    others = {row["after_id"] for row in rows}
+    ended = select(Experiment.id, Experiment.status).where(
+        Experiment.id.in_(others), Experiment.status.in_(TERMINAL)
+    )
+    return {row.id: row.status for row in session.execute(ended.order_by(Experiment.id))}
 
 
 def take_places(session: Session, successors: Mapping[str, str]) -> None:
@@ -69,11 +80,16 @@ def take_places(session: Session, successors: Mapping[str, str]) -> None:
 
 
 def settle(session: Session, ended_id: str, status: str) -> Sequence[str]:
-    """An experiment has ended: what waited for it may run where that was the last, or fails where
-    it did not succeed. Gives those that fail. Waits for submissions that have looked at the
-    experiment and are not committed yet (`store.named`): they may wait for it."""
+    """Release what waits for an experiment that ends in this transaction. Waits for submissions
+    that are to come after it and are not committed yet (`wait_for`)."""
     session.execute(select(Experiment.id).where(Experiment.id == ended_id).with_for_update())
     session.execute(delete(Wait).where(Wait.experiment_id == ended_id))
+    return release(session, ended_id, status)
+
+
+def release(session: Session, ended_id: str, status: str) -> Sequence[str]:
+    """Let what waits for an ended experiment run where it waits for nothing else, or fail where
+    the experiment did not succeed. Return those that fail."""
     waiting = session.scalars(
         select(Experiment.id)
         .where(Experiment.id.in_(select(Wait.experiment_id).where(Wait.after_id == ended_id)))

@@ -10,7 +10,7 @@ from uuid6 import uuid7
 from service import audit, quota
 from service.audit import AuditEntry
 from service.database import insert_new
-from service.experiments import holds, store
+from service.experiments import states, store
 from service.experiments.models import Event, Experiment, Status
 from service.fair_share import FairShare
 from service.sweeps.models import KeptRequest
@@ -69,12 +69,12 @@ def _submit(
     data = {"status": Status.QUEUED}
     events = [{"experiment_id": id, "kind": "status", "data": data} for id in ids]
     session.execute(insert(_EVENTS), events)
-    holds.wait_for(
-        session, {id: one.unfinished for id, one in zip(ids, new, strict=True) if one.unfinished}
-    )
     if sweep_id is None:
         lines = [audit.line(by, "experiment.submitted", id) for id in ids]
         session.execute(insert(AuditEntry), lines)
+    states.wait_for(
+        session, {id: one.unfinished for id, one in zip(ids, new, strict=True) if one.unfinished}
+    )
     return ids
 
 

@@ -4,7 +4,7 @@ Every function takes a session and commits nothing.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, delete, insert, select, update
@@ -37,8 +37,21 @@ def note_status(session: Session, experiment_id: str, status: Status, **details:
         _settle(session, experiment_id, status)
 
 
+def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> None:
+    """Make each of these new experiments wait for others. It runs or fails at once if these have
+    ended since the submission looked at them. Call it at the end of a transaction
+    (`holds.wait_for`)."""
+    for ended_id, status in holds.wait_for(session, waits).items():
+        _note_failed(session, ended_id, holds.release(session, ended_id, status))
+
+
 def _settle(session: Session, experiment_id: str, status: Status) -> None:
-    failed = list(holds.settle(session, experiment_id, status))
+    _note_failed(session, experiment_id, holds.settle(session, experiment_id, status))
+
+
+def _note_failed(session: Session, experiment_id: str, found: Sequence[str]) -> None:
+    """Record that these failed because of an experiment, and so on along the chain."""
+    failed = list(found)
     while failed:  # the oldest first: locks are taken in the order of ids
         one = heapq.heappop(failed)
         data = {"status": Status.FAILED, "after": experiment_id}

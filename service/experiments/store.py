@@ -28,7 +28,7 @@ from service.experiments.schemas import Submission
 from service.experiments.sent import Unsized
 from service.experiments.shares import MOST_PRIORITY
 from service.experiments.sizes import POINT_BYTES
-from service.experiments.states import note_status
+from service.experiments.states import note_status, wait_for
 from service.fair_share import FairShare
 from service.sharing import readable, reader
 from service.sweeps.models import KeptRequest
@@ -231,13 +231,13 @@ def _enqueue(
     session.add(experiment)
     session.flush()
     quota.note(session, owner_id, size)
-    holds.wait_for(session, {experiment.id: unfinished})
     if experiment.retry_of and experiment.sweep_id:
         holds.take_places(session, {experiment.retry_of: experiment.id})
     note_status(session, experiment.id, Status.QUEUED)
     if by is not None:
         details = {"retry_of": experiment.retry_of} if experiment.retry_of else {}
         audit.note(session, by, "experiment.submitted", experiment.id, **details)
+    wait_for(session, {experiment.id: unfinished})
     stored = find(session, experiment.owner_id, experiment.id)
     assert stored is not None
     return stored
@@ -308,10 +308,9 @@ def find_readable(
 
 
 def named(
-    session: Session, reader_id: int, experiment_ids: Collection[str], *, lock: bool
+    session: Session, reader_id: int, experiment_ids: Collection[str]
 ) -> Sequence[Experiment]:
-    """Return those of these experiments that are open to the reader. With `lock` none of them ends
-    before this transaction does: `holds.settle` waits for it. Their heartbeats do not."""
+    """Return those of these experiments that are open to the reader. They may end at any time."""
     if not experiment_ids:
         return ()
     query = (
@@ -321,8 +320,6 @@ def named(
         .order_by(Experiment.id)
         .execution_options(populate_existing=True)
     )
-    if lock:
-        query = query.with_for_update(read=True, key_share=True)
     return session.scalars(query, reader(reader_id)).all()
 
 

@@ -2,7 +2,7 @@
 
 To check and estimate thousands of specs takes seconds, and other users' writes wait for a
 transaction that writes. So a request prepares its experiments while it holds no lock. The
-transaction then locks what they name, and prepares them anew only where that has changed meanwhile.
+transaction prepares them anew only where what they name has changed meanwhile.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,7 @@ class Prepared:
     read: object
 
     def holds(self, session: Session, user: Caller, sweep: Sweep, read: object) -> bool:
-        """Return whether nothing has changed that this rests on. What the specs name is locked: it
-        does not end before the transaction does."""
+        """Return whether nothing has changed that this rests on."""
         named = Named.by(session, sweep.owner_id, self.named.names)
         hits = [one for one in self.wanted if isinstance(one, str)]
         if (named.state, read) != (self.named.state, self.read):
@@ -55,12 +54,10 @@ class PointsToAdd:
     cache: bool
     """Allows an earlier experiment that computed the same to answer."""
 
-    def prepare(
-        self, session: Session, settings: Settings, sweep: Sweep, *, lock: bool = False
-    ) -> Prepared:
+    def prepare(self, session: Session, settings: Settings, sweep: Sweep) -> Prepared:
         """Prepare an experiment for each point. Raises ApiError."""
         after = sweep.comes_after
-        known = Acceptance(session, settings, sweep.owner_id, self.specs, after, lock=lock)
+        known = Acceptance(session, settings, sweep.owner_id, self.specs, after)
         if problems := known.after_problems(after) + self._unacceptable(known):
             raise invalid(problems)
         keys = [known.cache_key(spec) for spec in self.specs]
@@ -74,11 +71,11 @@ class PointsToAdd:
     def confirm(
         self, session: Session, settings: Settings, user: Caller, sweep: Sweep, before: Prepared
     ) -> list[New | str]:
-        """Return what was prepared before. What it names is locked, and does not end before the
-        transaction does. Raises ApiError."""
+        """Return what was prepared before, or prepare it again where what it names has changed.
+        Raises ApiError."""
         if before.holds(session, user, sweep, _beside(sweep)):
             return before.wanted
-        return self.prepare(session, settings, sweep, lock=True).wanted
+        return self.prepare(session, settings, sweep).wanted
 
     def _unacceptable(self, known: Acceptance) -> list[Problem]:
         """Return each problem at its place in the request, for the first point that it concerns."""
@@ -114,15 +111,13 @@ def _beside(sweep: Sweep) -> tuple[object, ...]:
     return sweep.tags, sweep.priority, sweep.visibility, sweep.comes_after, limited
 
 
-def prepare_retry(
-    session: Session, settings: Settings, sweep: Sweep, *, lock: bool = False
-) -> Prepared:
+def prepare_retry(session: Session, settings: Settings, sweep: Sweep) -> Prepared:
     """Prepare a new experiment for each point whose own failed or was cancelled. Raises ApiError
     where what one named is gone, or shared no longer."""
     old = store.retryable(session, sweep)
     specs = [stored_spec(one.spec) for one in old]
     after = {id for one in old for id in one.comes_after or ()}
-    known = Acceptance(session, settings, sweep.owner_id, specs, after, lock=lock)
+    known = Acceptance(session, settings, sweep.owner_id, specs, after)
     new: list[New | str] = []
     for one, spec in zip(old, specs, strict=True):
         after_it = one.comes_after or []
@@ -137,7 +132,8 @@ def prepare_retry(
 def confirm_retry(
     session: Session, settings: Settings, user: Caller, sweep: Sweep, before: Prepared
 ) -> list[New | str]:
-    """Return what was prepared before, with what it names locked. Raises ApiError."""
+    """Return what was prepared before, or prepare it again where what it names has changed.
+    Raises ApiError."""
     if before.holds(session, user, sweep, store.retryable_states(session, sweep)):
         return before.wanted
-    return prepare_retry(session, settings, sweep, lock=True).wanted
+    return prepare_retry(session, settings, sweep).wanted

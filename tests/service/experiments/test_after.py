@@ -9,13 +9,14 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.database import Database
-from service.experiments import lease, states, store
+from service.experiments import lease, many, states, store
 from service.experiments.acceptance import Acceptance
 from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import Claim, FailureCause
 from service.experiments.models import DesiredState, Event, Experiment, Held, Status, Wait
 from service.experiments.schemas import Submission
 from service.settings import Settings
+from service.users import Caller, Role
 from tests.service.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.attempts import claim_next, submitted
 from tests.support.ppca_spec import ppca_spec
@@ -199,22 +200,56 @@ def test_what_is_waited_for_is_counted_in_no_place(admin: TestClient) -> None:
 
 
 def test_one_that_ends_meanwhile_is_not_waited_for_for_ever(lab: Settings) -> None:
-    """A submission that has looked at a run is stored before that run may end."""
+    """A submission that is to come after a run is stored before that run may end."""
     database = Database(lab.url, connections=3)
-    with database.transaction() as session:
-        first = store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()})).id
+    first = submitted(database)
     claim = claim_next(database)
     with database.transaction() as session:
         submission = Submission.model_validate({"spec": ppca_spec(), "after": [first]})
-        known = Acceptance(session, lab, 1, [submission.spec], submission.after)
-        unfinished = known.unfinished(submission.spec, submission.after)
+        last = store.submit(session, 1, submission, unfinished=[first]).id
         ending = threading.Thread(target=finish, args=(database, claim))
         ending.start()
         ending.join(0.5)
         assert ending.is_alive()
-        last = store.submit(session, 1, submission, unfinished=unfinished).id
     ending.join(10)
     assert claim_next(database).experiment_id == last
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "of many"])
+@pytest.mark.parametrize(("end", "then"), [(Status.SUCCEEDED, "queued"), (Status.FAILED, "failed")])
+def test_a_run_ends_while_a_submission_that_names_it_is_checked(
+    lab: Settings, end: Status, then: str, together: bool
+) -> None:
+    """The run waits for no check, of which there may always be another, and what came after it runs
+    or fails at once."""
+    with (
+        closing(Database(lab.url)) as database,
+        closing(Database(lab.url, timeouts="-c statement_timeout=3s")) as impatient,
+    ):
+        first = submitted(database)
+        claim = claim_next(database)
+        submission = Submission.model_validate({"spec": ppca_spec(), "after": [first]})
+        with database.transaction() as session:
+            known = Acceptance(session, lab, 1, [submission.spec], submission.after)
+            assert known.after_problems(submission.after) == []
+            unfinished = known.unfinished(submission.spec, submission.after)
+            with impatient.transaction() as other:
+                lease.finish(other, claim, end)
+            if together:
+                columns = store.columns_of(submission, None, unfinished)
+                me = Caller(1, "local", Role.ADMIN, "k", frozenset())
+                new = many.New(columns, unfinished)
+                (last,) = many.submit(session, 1, [new], by=me, sharing=lab.share)
+            else:
+                last = store.submit(session, 1, submission, unfinished=unfinished).id
+        with database.snapshot() as session:
+            made = session.get_one(Experiment, last)
+            assert (made.status, made.held) == (then, Held.AFTER if then == "failed" else Held.NOT)
+            assert not session.scalars(select(Wait)).all()
+            query = select(Event.data).where(Event.experiment_id == last).order_by(Event.id)
+            events = session.scalars(query).all()
+        statuses = ["queued"] if then == "queued" else ["queued", "failed"]
+        assert [one["status"] for one in events] == statuses
 
 
 @pytest.mark.parametrize("named_by", ["after", "init"])

@@ -262,8 +262,8 @@ def test_what_is_open_to_a_reader(database: Database) -> None:
         assert {one for one in ids if store.find_readable(session, ME, one)} == {mine, shared}
         assert store.find_readable(session, ME, theirs, reads_all=True) is not None
         assert store.find_readable(session, ME, deleted, reads_all=True) is None
-        assert [one.id for one in store.named(session, ME, ids, lock=True)] == [mine, shared]
-        assert [*store.named(session, ME, [], lock=True)] == []
+        assert [one.id for one in store.named(session, ME, ids)] == [mine, shared]
+        assert [*store.named(session, ME, [])] == []
         assert store.readable_ids(session, me, ids) == {mine, shared}
         assert store.readable_ids(session, admin, ids) == {mine, shared, theirs}
         assert {one.id for one in store.readable_ones(session, me, ids)} == {mine, shared}
