@@ -38,6 +38,9 @@ class BoundedHeads(HttpToolsProtocol):
     """uvicorn's protocol with the limits of this module."""
 
     _head_bytes = 0
+    _framing_bytes = 0
+    """Bytes since the last piece of a body: of trailers and chunk sizes, which no other limit
+    counts."""
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
@@ -139,11 +142,20 @@ class BoundedHeads(HttpToolsProtocol):
         # piece is never larger than 256 KiB.
         if self._in_head:
             self._head_bytes += len(data)
+        else:
+            self._framing_bytes += len(data)
         super().data_received(data)
+        if self._framing_bytes > HEAD_BYTES:
+            self._refuse(f"a body has at most {HEAD_BYTES} bytes of trailers and chunk sizes")
         if self._in_head and self._head_bytes > HEAD_BYTES:
             self._refuse(f"the head of a request is at most {HEAD_BYTES} bytes")
 
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
+        super().on_body(body)
+
     def on_message_begin(self) -> None:
+        self._framing_bytes = 0
         super().on_message_begin()
         if not self._in_head:
             self._await_head()

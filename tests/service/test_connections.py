@@ -102,6 +102,43 @@ def test_a_url_that_is_too_large_is_refused(port: int) -> None:
         assert b"at most" in told
 
 
+@pytest.mark.parametrize(
+    "bomb",
+    [b"0\r\n" + b"a:b\r\n" * 10**6, b"0\r\nA: " + b"a" * 2**22, b"1;" + b"a" * 2**22],
+    ids=["many trailers", "one trailer", "a chunk size"],
+)
+def test_a_body_of_trailers_is_refused_while_it_comes(
+    port: int, bomb: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    on_header = BoundedHeads.on_header
+
+    def noted(protocol: BoundedHeads, name: bytes, value: bytes) -> None:
+        kept.append(len(name) + len(value))
+        on_header(protocol, name, value)
+
+    monkeypatch.setattr(BoundedHeads, "on_header", noted)
+    with connect(port) as connection:
+        try:
+            connection.sendall(SIGN_IN + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
+            connection.sendall(bomb)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it was cut off before it was sent
+        else:
+            told = answer(connection)
+            assert not told or b"at most" in told
+    assert sum(kept) < 2**20
+
+
+def test_a_body_may_come_in_small_chunks(port: int) -> None:
+    with connect(port) as connection:
+        connection.sendall(SIGN_IN + b"Transfer-Encoding: chunked\r\n\r\n")
+        for _ in range(4):
+            connection.sendall(b"1;" + b"a" * (HEAD_BYTES // 2) + b"\r\n \r\n")
+        connection.sendall(b"2\r\n{}\r\n0\r\nA: b\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 422")
+
+
 @pytest.mark.parametrize("before", [b"", HEAD + b"\r\n"])
 def test_a_head_that_comes_too_slowly_is_given_up(port: int, before: bytes) -> None:
     """The first of a connection, and a later one."""
