@@ -52,29 +52,26 @@ def noted_keys() -> NotedKeys:
 _bearer = HTTPBearer(auto_error=False, description="An API key, mpt_<id>_<secret>_<checksum>")
 
 
-# These two are async, though they wait for nothing: a plain function costs a change of threads.
-async def _database(request: Request) -> Database:
-    database: Database = request.app.state.database
-    return database
-
-
+# Async, though it waits for nothing: a plain function costs a change of threads.
 async def _settings(request: Request) -> Settings:
     settings: Settings = request.app.state.settings
     return settings
 
 
-DatabaseDep = Annotated[Database, Depends(_database)]
 SettingsDep = Annotated[Settings, Depends(_settings)]
 
+USERS_PART = 3
+"""One user's requests read with a third of a process's connections at most."""
 
-class Writers:
-    """Limits the concurrent writers of a process. One of several places is kept free of each user,
-    so that the long requests of one user do not stop all others."""
 
-    def __init__(self, count: int) -> None:
+class Places:
+    """Limits the concurrent requests of a process, and those of one user, so that the long requests
+    of one user do not stop all others."""
+
+    def __init__(self, count: int, of_user: int) -> None:
         self.taken = 0
         """Places that are held."""
-        self._of_user_count = max(1, count - 1)
+        self._of_user_count = max(1, of_user)
         self._all = asyncio.Semaphore(count)
         self._of_users: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
 
@@ -102,25 +99,45 @@ class Writers:
         return limit
 
 
-async def _writable(
-    request: Request, database: DatabaseDep, settings: SettingsDep
-) -> AsyncIterator[Database]:
-    """Yield the database to one of a few concurrent writers. Otherwise writers that wait for a lock
-    would use all threads and connections, and block the readers. Waiting writers hold neither."""
-    writers: Writers = request.app.state.writers
-    async with AsyncExitStack() as held:
-        try:
-            async with asyncio.timeout(settings.write_wait_s):
-                caller: Caller | None = getattr(request.state, "caller", None)
-                await held.enter_async_context(writers.one(None if caller is None else caller.id))
-        except TimeoutError:
-            detail = "too many requests wait to write; nothing was changed, try again"
-            raise ApiError(
-                HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, headers={"Retry-After": "2"}
-            ) from None
+@asynccontextmanager
+async def reading(request: Request) -> AsyncIterator[Database]:
+    """Yield the database to one of a few concurrent readers of a user. Otherwise the slow requests
+    of one user would use all threads and connections. Waiting readers hold neither."""
+    async with _one_of(request.app.state.readers, request):
+        yield request.app.state.database
+
+
+async def _readable(request: Request) -> AsyncIterator[Database]:
+    async with reading(request) as database:
         yield database
 
 
+async def _writable(request: Request) -> AsyncIterator[Database]:
+    """Yield the database to one of a few concurrent writers. Otherwise writers that wait for a lock
+    would use all threads and connections, and block the readers. Waiting writers hold neither."""
+    async with _one_of(request.app.state.writers, request):
+        yield request.app.state.database
+
+
+@asynccontextmanager
+async def _one_of(places: Places, request: Request) -> AsyncIterator[None]:
+    """Hold a place while the block runs. Raises ApiError (503) if none becomes free for long."""
+    settings: Settings = request.app.state.settings
+    caller: Caller | None = getattr(request.state, "caller", None)
+    async with AsyncExitStack() as held:
+        try:
+            async with asyncio.timeout(settings.write_wait_s):
+                await held.enter_async_context(places.one(None if caller is None else caller.id))
+        except TimeoutError:
+            detail = "too many requests wait for their turn; nothing was changed, try again"
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, headers={"Retry-After": "2"}
+            ) from None
+        yield
+
+
+DatabaseDep = Annotated[Database, Depends(_readable, scope="function")]
+"""For plain handlers that read."""
 WriterDep = Annotated[Database, Depends(_writable, scope="function")]
 """For plain handlers that write."""
 
@@ -153,7 +170,6 @@ async def authenticate(request: Request) -> Caller:
 
 async def current_user(
     request: Request,
-    database: DatabaseDep,
     documented: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
     after: BackgroundTasks,
 ) -> Caller:
@@ -162,7 +178,7 @@ async def current_user(
     noted: NotedKeys = request.app.state.noted_keys
     if request.state.unnoted and user.key_id not in noted:
         noted[user.key_id] = None
-        after.add_task(_note_use, database, user.key_id)
+        after.add_task(_note_use, request.app.state.database, user.key_id)
     return user
 
 

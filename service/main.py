@@ -16,7 +16,7 @@ from service.access import AccessLog
 from service.bodies import Bodies, StrictRoute
 from service.database import Database
 from service.datasets import router as datasets
-from service.dependencies import Writers, current_user, noted_keys
+from service.dependencies import USERS_PART, Places, current_user, noted_keys
 from service.errors import ProblemDocument, install_handlers
 from service.experiments import cancelling, curve_routes, reading, results
 from service.experiments import router as experiments
@@ -93,7 +93,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.poller = Poller(app.state.database, settings)
     app.state.bodies = Bodies()
-    app.state.writers = Writers(settings.api_writers)
+    app.state.writers = Places(settings.api_writers, of_user=settings.api_writers - 1)
+    connections = settings.api_connections
+    app.state.readers = Places(connections, of_user=connections // USERS_PART)
     app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)
     app.state.uploads_of = Counter[int]()  # by user

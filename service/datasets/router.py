@@ -113,7 +113,6 @@ async def upload(
     name: FileName,
     request: Request,
     response: Response,
-    database: DatabaseDep,
     settings: SettingsDep,
     user: Submitter,
     visibility: Annotated[
@@ -129,6 +128,7 @@ async def upload(
         detail = f"{settings.max_uploads} uploads are under way, which is the most: try again"
         headers = {"Retry-After": "5"}
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_uploads", detail, headers=headers)
+    database: Database = request.app.state.database
     dataset = Dataset(
         id=uuid7().hex,
         owner_id=user.id,

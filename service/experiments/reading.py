@@ -3,7 +3,7 @@
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 from sqlalchemy.orm import Session
@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import Problem
 from service.bodies import JsonBody, StrictRoute
 from service.database import Database
-from service.dependencies import DatabaseDep, Reader
+from service.dependencies import DatabaseDep, Reader, reading
 from service.errors import invalid
 from service.experiments import states, store
 from service.experiments.finding import ExperimentId, find, find_all
@@ -124,7 +124,7 @@ def batch_get_experiments(
 @router.get("/{experiment_id:id}", response_model=ExperimentWithMetrics, responses=NOT_MODIFIED)
 async def get_experiment(
     experiment_id: ExperimentId,
-    database: DatabaseDep,
+    request: Request,
     scenes: ScenesDep,
     user: Reader,
     poller: PollerDep,
@@ -143,7 +143,8 @@ async def get_experiment(
 
     if wait_s > 0:
         return await awaited(poller, Subject("experiment", experiment_id), user, wait_s, read)
-    return await run_in_threadpool(_read_now, database, read)
+    async with reading(request) as database:
+        return await run_in_threadpool(_read_now, database, read)
 
 
 def _read_now(database: Database, read: Read) -> Response:

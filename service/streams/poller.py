@@ -15,6 +15,7 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 
 from service.database import AWAY, Database
+from service.dependencies import Places
 from service.errors import ApiError
 from service.settings import Settings
 from service.streams.changes import Changes, Subject, refused
@@ -27,8 +28,8 @@ PERIOD_S = 0.25
 ACCESS_S = 1.0
 """Interval of the check whether listeners may still listen."""
 READS_AT_ONCE = 3
-"""Maximum number of concurrent reads of all listeners. The other threads and connections serve
-requests."""
+"""Maximum number of concurrent reads of all listeners, of which one is kept free of each user. The
+other threads and connections serve requests."""
 FIRST_LOOK_S = 20.0
 
 Answer = TypeVar("Answer")
@@ -76,7 +77,7 @@ class Poller:
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._access_due = 0.0
-        self._readers = asyncio.Semaphore(READS_AT_ONCE)
+        self._readers = Places(READS_AT_ONCE, of_user=READS_AT_ONCE - 1)
         self._looked_at = 0.0
 
     @property
@@ -123,9 +124,9 @@ class Poller:
         headers = {"Retry-After": "2"}
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, headers=headers)
 
-    async def read(self, ask: Callable[[Session], Answer]) -> Answer:
+    async def read(self, user: Caller, ask: Callable[[Session], Answer]) -> Answer:
         """Read in a thread on behalf of a listener."""
-        async with self._readers:
+        async with self._readers.one(user.id):
             return await asyncio.to_thread(self._ask, ask)
 
     def _ask(self, ask: Callable[[Session], Answer]) -> Answer:

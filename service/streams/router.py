@@ -81,7 +81,7 @@ async def _answer(poller: Poller, user: Caller, source: Source, asked: Asked) ->
     if source.needs_horizon:
         until = await poller.known_horizon(source.subject, user)
     ask = partial(source.read, after=asked.after, until=until, limit=asked.limit)
-    reading = await poller.read(ask)
+    reading = await poller.read(user, ask)
     return as_json(
         EventPage.model_construct(
             items=reading.events,
@@ -94,7 +94,7 @@ async def _answer(poller: Poller, user: Caller, source: Source, asked: Asked) ->
 
 async def _stream(poller: Poller, user: Caller, source: Source, after: Place | None) -> Response:
     # What is not there is said before the stream begins.
-    await poller.read(source.check)
+    await poller.read(user, source.check)
     if not poller.has_room(user):
         detail = "you have as many event streams open as you may: close one, or follow a sweep"
         headers = {"Retry-After": "10"}
@@ -118,7 +118,7 @@ async def followed(
                 return
             try:
                 ask = partial(source.read, after=place, until=poller.horizon or 0, limit=PAGE)
-                reading = await poller.read(ask)
+                reading = await poller.read(user, ask)
             except ApiError:
                 yield _end("refused", place)
                 return

@@ -43,11 +43,11 @@ async def awaited(
     """Return the answer as soon as it is the awaited one, or the last answer at the end. A user
     with the maximum number of streams does not wait."""
     if not poller.has_room(user):
-        return (await poller.read(read))[0]
+        return (await poller.read(user, read))[0]
     ends_at = time.monotonic() + seconds
     with poller.listening(subject, user) as listener:
         while True:
-            answer, due = await poller.read(read)
+            answer, due = await poller.read(user, read)
             if listener.refused:
                 detail = "this API key does not serve any more"
                 raise ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from inspect import iscoroutinefunction
 
 import anyio
 import anyio.to_thread
@@ -15,7 +16,7 @@ from httpx2 import Response
 from sqlalchemy import text
 
 from service.database import Database
-from service.dependencies import Writers, _writable
+from service.dependencies import USERS_PART, Places, _readable, _writable
 from service.main import ROUTERS, create_app
 from service.settings import Settings
 from tests.support.ppca_spec import ppca_spec
@@ -49,7 +50,7 @@ def post(api: TestClient) -> Response:
 def all_wait(api: TestClient) -> bool:
     """Return whether all places of the user are taken, after some more time."""
     time.sleep(0.2)
-    writers: Writers = api.app.state.writers  # type: ignore[attr-defined]
+    writers: Places = api.app.state.writers  # type: ignore[attr-defined]
     return writers.is_full(user_id=1)
 
 
@@ -67,7 +68,7 @@ def test_readers_are_answered_while_writers_wait(settings: Settings) -> None:
 
 def test_one_user_leaves_a_place_to_the_others() -> None:
     async def places() -> list[bool]:
-        writers = Writers(3)
+        writers = Places(3, of_user=2)
         async with writers.one(1), writers.one(1):
             full = [writers.is_full(1), writers.is_full(2)]
             async with writers.one(2):
@@ -127,3 +128,36 @@ def test_an_api_process_keeps_to_its_connections(lab: Settings) -> None:
         counted = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
         with Database(lab.url).snapshot() as session:
             assert session.scalar(text(counted)) <= 1 + few.api_connections
+
+
+def test_slow_requests_of_one_user_leave_threads_and_connections_to_others(lab: Settings) -> None:
+    """On PostgreSQL, where a table is locked that one user reads again and again."""
+    patient = lab.model_copy(update={"write_wait_s": 240.0})
+    database = Database(lab.url)
+    with served(patient) as api, ThreadPoolExecutor(CLIENTS) as pool:
+        api.post("/v1/users", json={"name": "ann"})
+        key = api.post("/v1/users/ann/keys", json={}).json()["key"]
+        ann = {"Authorization": f"Bearer {key}"}
+        readers: Places = api.app.state.readers  # type: ignore[attr-defined]
+        with database.transaction() as session:
+            session.execute(text("LOCK TABLE webhooks"))
+            slow = [pool.submit(api.get, "/v1/webhooks", headers=ann) for _ in range(CLIENTS)]
+            wait_until(lambda: readers.taken == patient.api_connections // USERS_PART, 30)
+            time.sleep(0.2)
+            for path in ("/v1/experiments", "/v1/workers", "/readyz"):
+                assert api.get(path).status_code == 200
+            assert not any(one.done() for one in slow)
+        assert {one.result().status_code for one in slow} == {200}
+    database.close()
+
+
+def test_every_plain_handler_that_reads_is_one_of_few() -> None:
+    routes = [route for router in ROUTERS for route in router.routes]
+    found = {
+        route.path
+        for route in routes
+        if isinstance(route, APIRoute)
+        and not iscoroutinefunction(route.endpoint)
+        and not {_readable, _writable} & {one.call for one in route.dependant.dependencies}
+    }
+    assert found == {"/v1/presets", "/v1/presets/{name}"}
