@@ -12,10 +12,12 @@ from typing import Any
 
 from psycopg.pq import Format
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     Engine,
     Float,
+    Integer,
     MetaData,
     Table,
     create_engine,
@@ -79,6 +81,11 @@ class Base(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
+
+
+LargeId = BigInteger().with_variant(Integer, "sqlite")
+"""Ids of rows that are inserted several times a second: of 32 bits they would be used up within
+months. SQLite's integers have 64 bits."""
 
 
 class now(FunctionElement[float]):  # reads as the SQL function it is

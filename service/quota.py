@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Select, delete, func, insert, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from service.database import Base
+from service.database import Base, LargeId
 from service.experiments.models import UNFINISHED, Checkpoint, Experiment
 from service.fair_share import FairShare
 from service.users import User
@@ -29,7 +29,7 @@ class ByteChange(Base):
 
     __tablename__ = "byte_changes"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(LargeId, primary_key=True)
     owner_id: Mapped[int] = mapped_column(index=True)
     bytes: Mapped[int] = mapped_column(BigInteger)
 

@@ -14,7 +14,7 @@ HOLDS = sa.text("holds")
 def upgrade() -> None:
     op.create_table(
         "turns",
-        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("sweep_id", sa.String(32), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_turns"),
     )

@@ -14,6 +14,7 @@ KEPT = """
 SELECT owner_id, spec_bytes AS size FROM experiments
 UNION ALL SELECT owner_id, bytes FROM datasets
 UNION ALL SELECT owner_id, length(CAST(spec AS TEXT)) FROM sweeps
+UNION ALL SELECT owner_id, length(CAST(made AS TEXT)) FROM requests
 UNION ALL SELECT e.owner_id,
     length(b.x) + length(b.value) + length(b.std_err) + length(b.n) + coalesce(length(b.seq), 0)
     + length(b.reason) + length(CAST(b.reasons AS TEXT))
@@ -29,7 +30,7 @@ UNION ALL SELECT e.owner_id, length(CAST(v.data AS TEXT))
 def upgrade() -> None:
     op.create_table(
         "byte_changes",
-        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("owner_id", sa.Integer(), nullable=False),
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_byte_changes"),

@@ -1,5 +1,6 @@
 """Submit many experiments at once: all or none, in a few statements."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -88,7 +89,7 @@ def kept_request(
     session: Session, owner_id: int, key: str | None, sha256: str
 ) -> KeptRequest | None:
     """Return the stored request of an idempotency key, or None without a key. `made` is empty for a
-    new key; the caller sets it. A concurrent request with the same key waits here. Raises
+    new key; the caller sets it by `keep`. A concurrent request with the same key waits here. Raises
     KeyReused."""
     if key is None:
         return None
@@ -99,3 +100,9 @@ def kept_request(
     if kept.sha256 != sha256 or session.scalar(single) is not None:
         raise store.KeyReused
     return kept
+
+
+def keep(session: Session, kept: KeptRequest, made: list[Any]) -> None:
+    """Store what a request made, which counts as bytes of its user."""
+    kept.made = made
+    quota.note(session, kept.owner_id, len(json.dumps(made)))

@@ -150,6 +150,7 @@ def change(
     experiment_id: ExperimentId,
     changes: JsonBody[Changes],
     database: WriterDep,
+    settings: SettingsDep,
     scenes: ScenesDep,
     user: Submitter,
 ) -> ExperimentOut:
@@ -157,9 +158,7 @@ def change(
     wanted = changes.model_dump(exclude_unset=True)
     with refusals(), database.transaction() as session:
         experiment = find_own(session, user, experiment_id)
-        store.check_priority(session, experiment.owner_id, wanted.get("priority", 0))
-        for name, value in wanted.items():
-            setattr(experiment, name, value)
+        store.change(session, experiment, wanted, settings.share)
         # Its texts are the owner's, and long.
         weighty = {name: wanted[name] for name in WEIGHTY if name in wanted}
         audit.note(session, user, "experiment.changed", experiment_id, fields=[*wanted], **weighty)

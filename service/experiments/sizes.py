@@ -1,4 +1,6 @@
-"""Bytes that an experiment keeps: its spec, its records and its artifacts."""
+"""Bytes that an experiment keeps: its spec and the texts beside it, its records and artifacts."""
+
+from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Text, cast, func, insert, literal, select, update
 from sqlalchemy.orm import Session
@@ -26,6 +28,11 @@ METRIC_BYTES: ColumnElement[int] = (
 )
 LOG_BYTES: ColumnElement[int] = func.length(cast(Event.data, Text))
 ARTIFACT_BYTES: ColumnElement[int] = func.coalesce(Artifact.bytes, 0)
+
+
+def of_texts(name: str | None, tags: Sequence[str], note: str | None) -> int:
+    """Return the characters of the texts beside a spec."""
+    return sum(map(len, (name or "", *tags, note or "")))
 
 
 def note(session: Session, experiment_id: str, change: int) -> None:

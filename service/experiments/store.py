@@ -3,7 +3,7 @@ whom they are open; what was deleted is in none."""
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import bindparam, func, select
@@ -27,7 +27,7 @@ from service.experiments.models import (
 from service.experiments.schemas import Submission
 from service.experiments.sent import Unsized
 from service.experiments.shares import MOST_PRIORITY
-from service.experiments.sizes import POINT_BYTES
+from service.experiments.sizes import POINT_BYTES, of_texts
 from service.experiments.states import note_status, wait_for
 from service.fair_share import FairShare
 from service.sharing import readable, reader
@@ -114,7 +114,8 @@ def columns_of(
     spec = submission.spec.model_dump(mode="json")
     return {
         "spec": spec,
-        "spec_bytes": len(json.dumps(spec)),
+        "spec_bytes": len(json.dumps(spec))
+        + of_texts(submission.name, submission.tags, submission.note),
         "expected_bytes": submission.spec.point_count().total * POINT_BYTES,
         "memory_bytes": memory.expected if memory else None,
         "estimated_bytes": memory.by_spec if memory else None,
@@ -262,6 +263,22 @@ def check_bytes(session: Session, owner_id: int, sharing: FairShare, needed: int
     """Check that a user may keep so many more bytes. Raises Refused."""
     if (problem := quota.room_of(session, owner_id, sharing).problem(needed)) is not None:
         raise Refused("storage_quota", problem)
+
+
+def change(
+    session: Session, experiment: Experiment, changes: Mapping[str, Any], sharing: FairShare
+) -> None:
+    """Change columns of an experiment, and count the bytes of its texts. Raises Refused."""
+    check_priority(session, experiment.owner_id, changes.get("priority", 0))
+    session.refresh(experiment)  # no other change passes the lock that was taken
+    before = of_texts(experiment.name, experiment.tags, experiment.note)
+    for name, value in changes.items():
+        setattr(experiment, name, value)
+    more = of_texts(experiment.name, experiment.tags, experiment.note) - before
+    if more > 0:
+        check_bytes(session, experiment.owner_id, sharing, more)
+    experiment.spec_bytes += more
+    quota.note(session, experiment.owner_id, more)
 
 
 def check_priority(session: Session, owner_id: int, priority: int) -> None:

@@ -42,8 +42,10 @@ def submit_batch(
         wanted = _accepted(session, settings, user.id, submissions)
         ids = many.submit(session, user.id, wanted, by=user, sharing=settings.share)
         answer = BatchOut(items=[_made(*pair) for pair in zip(ids, wanted, strict=True)])
-        if kept:
-            kept.made = answer.model_dump()["items"]
+        if kept and any(isinstance(one, New) for one in wanted):
+            many.keep(session, kept, answer.model_dump()["items"])
+        elif kept:  # the same request finds the same, however often it is sent
+            session.delete(kept)
     return answer
 
 

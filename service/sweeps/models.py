@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import JSON, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from service.database import Base, now
+from service.database import Base, LargeId, now
 from service.sharing import Owned
 from service.users import User
 
@@ -51,7 +51,7 @@ class Turn(Base):
 
     __tablename__ = "turns"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(LargeId, primary_key=True)
     sweep_id: Mapped[str] = mapped_column(String(32))
 
 

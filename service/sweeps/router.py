@@ -93,7 +93,7 @@ def submit_sweep(
             store.add_points(session, sweep, wanted, by=user, sharing=settings.share)
             audit.note(session, user, "sweep.submitted", sweep.id, points=len(wanted))
             if kept:
-                kept.made = [sweep.id]
+                many.keep(session, kept, [sweep.id])
         session.flush()
         answer = _out(session, scenes, _find(session, user, sweep.id), user)
     log.info("sweep submitted", extra={"sweep_id": answer.id, "points": answer.points})
@@ -200,7 +200,7 @@ def add_points(
         first = store.add_points(session, sweep, wanted, by=user, sharing=settings.share)
         sweep.fields = fields
         if kept:
-            kept.made = [str(first)]
+            many.keep(session, kept, [str(first)])
         audit.note(session, user, "sweep.extended", sweep.id, points=count)
     return Added(first=first, count=count)
 

@@ -47,6 +47,7 @@ def new(owner_id: int, submission: SweepSubmission) -> Sweep:
 def add(session: Session, sweep: Sweep, sharing: FairShare | None = None) -> Sweep:
     """Store a new sweep. Raises Refused where its owner has as many as it may."""
     sharing = sharing or FairShare()
+    quota.lock(session, sweep.owner_id)
     count = session.scalar(select(func.count()).where(Sweep.owner_id == sweep.owner_id)) or 0
     if count >= sharing.max_sweeps:
         detail = (
@@ -54,9 +55,11 @@ def add(session: Session, sweep: Sweep, sharing: FairShare | None = None) -> Swe
             "count until the service has purged them"
         )
         raise Refused("limit_reached", detail)
+    size = len(json.dumps(sweep.spec))
+    store.check_bytes(session, sweep.owner_id, sharing, size)
     session.add(sweep)
     session.flush()
-    quota.note(session, sweep.owner_id, len(json.dumps(sweep.spec)))
+    quota.note(session, sweep.owner_id, size)
     return sweep
 
 
@@ -259,4 +262,7 @@ def purge(session: Session, after_s: float) -> None:
     for owner_id, size in session.execute(forget):
         quota.note(session, owner_id, -size)
     old = KeptRequest.created_at < now() - REQUESTS_S
-    session.execute(delete(KeptRequest).where(old))
+    made_bytes = func.length(cast(KeptRequest.made, Text))
+    forget = delete(KeptRequest).where(old).returning(KeptRequest.owner_id, made_bytes)
+    for owner_id, size in session.execute(forget):
+        quota.note(session, owner_id, -size)

@@ -1,15 +1,17 @@
 """Bytes that users keep: counted as they are stored and deleted, and refused beyond a limit."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import event, select, update
+from sqlalchemy import event, select, text, update
 
 from service import quota, sweep
 from service.database import Database, now
-from service.experiments import lease, states, store
+from service.experiments import holds, lease, states, store
 from service.experiments.models import Attempt, DesiredState, Experiment, Status
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
@@ -17,6 +19,7 @@ from service.experiments.sizes import POINT_BYTES
 from service.fair_share import FairShare
 from service.quota import ByteChange
 from service.settings import Settings
+from service.sweeps.models import KeptRequest
 from service.users import User
 from tests.service.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.attempts import claim_next, claimed, submitted
@@ -307,3 +310,101 @@ def test_what_is_kept_is_shown(admin: TestClient) -> None:
     member(admin)
     items = admin.get("/v1/usage").json()["items"]
     assert {one["name"]: one["kept_bytes"] for one in items} == {"local": kept, "ann": 0}
+
+
+def test_texts_beside_a_spec_count(admin: TestClient, place: Settings) -> None:
+    database = database_of(admin)
+    spec = {"spec": ppca_spec(), "cache": False}
+    admin.post("/v1/experiments", json=spec)
+    bare = counted(database)
+    texts = {"name": "a" * 10, "tags": ["b" * 20], "note": "c" * 40}
+    one = admin.post("/v1/experiments", json={**spec, **texts}).json()["urls"]["self"]
+    assert counted(database) == 2 * bare + 70
+    admin.post("/v1/experiments:batch", json={"experiments": [{**spec, **texts}]})
+    assert counted(database) == 3 * bare + 140
+    for changes, more in (({"note": "d" * 1000}, 960), ({"note": None, "tags": []}, -1020)):
+        before = counted(database)
+        assert admin.patch(one, json=changes).is_success
+        assert counted(database) == before + more
+    admin.patch("/v1/users/local", json={"max_bytes": 0})
+    answer = admin.patch(one, json={"note": "e"})
+    assert (answer.status_code, answer.json()["reason"]) == (409, "storage_quota")
+    assert admin.patch(one, json={"name": None}).is_success
+    with database.transaction() as session:
+        session.execute(update(Experiment).values(status=Status.CANCELLED, deleted_at=1.0))
+    purge(database, place)
+    assert counted(database) == 0
+
+
+def test_two_changes_at_once_count_once(lab: Settings) -> None:
+    database = Database(lab.url, connections=3)
+    one = submitted(database)
+
+    def shorten() -> None:
+        with database.transaction() as session:
+            experiment = store.find(session, 1, one)
+            assert experiment is not None
+            looked.wait()
+            store.change(session, experiment, {"note": None}, FairShare())
+
+    with database.transaction() as session:
+        experiment = store.find(session, 1, one)
+        assert experiment is not None
+        store.change(session, experiment, {"note": "a" * 100}, FairShare())
+    looked = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(shorten) for _ in range(2)]:
+            done.result()
+    counted(database)
+    database.close()
+
+
+def test_what_a_request_made_counts_until_its_key_is_forgotten(
+    admin: TestClient, place: Settings
+) -> None:
+    database = database_of(admin)
+    spec = {"spec": ppca_spec()}
+    headers = {"Idempotency-Key": "k"}
+    with_key = admin.post("/v1/experiments:batch", json={"experiments": [spec]}, headers=headers)
+    after_key = counted(database)
+    with database.snapshot() as session:
+        kept = session.scalars(select(KeptRequest)).one()
+    assert len(json.dumps(kept.made)) > 100
+    with database.transaction() as session:
+        session.execute(update(KeptRequest).values(created_at=0))
+    sweep.purge(database, place, [])
+    assert counted(database) == after_key - len(json.dumps(kept.made))
+    (made,) = with_key.json()["items"]
+    claim = claim_next(database)
+    assert claim.experiment_id == made["id"]
+    with database.transaction() as session:
+        lease.finish(session, claim, Status.SUCCEEDED)
+    before = counted(database)
+    again = admin.post("/v1/experiments:batch", json={"experiments": [spec]}, headers=headers)
+    assert again.json()["items"][0]["cached_from"] == made["id"]
+    assert counted(database) == before
+    with database.snapshot() as session:
+        assert not session.scalars(select(KeptRequest)).all()
+
+
+def test_a_sweep_that_the_cache_answers_needs_room_too(admin: TestClient) -> None:
+    database = database_of(admin)
+    admin.post("/v1/experiments", json={"spec": ppca_spec()})
+    claim = claim_next(database)
+    with database.transaction() as session:
+        lease.finish(session, claim, Status.SUCCEEDED)
+    admin.patch("/v1/users/local", json={"max_bytes": 0})
+    body = {"spec": ppca_spec(), "list": [{"seeds": ppca_spec()["seeds"]}]}
+    refused(admin, "/v1/sweeps", body)
+
+
+@pytest.mark.parametrize("table", ["byte_changes", "turns"])
+def test_ids_of_notes_pass_32_bits(lab: Settings, table: str) -> None:
+    database = Database(lab.url)
+    submitted(database)
+    with database.transaction() as session:
+        session.execute(text(f"SELECT setval('{table}_id_seq', {2**31})"))
+        quota.note(session, 1, 1)
+        holds.note_turns(session, ["a"])
+        assert session.scalar(text(f"SELECT max(id) FROM {table}")) == 2**31 + 1
+    database.close()

@@ -38,7 +38,7 @@ from service.experiments.models import (
 )
 from service.experiments.recording import canonical
 from service.fair_share import FairShare
-from service.sweeps.models import Sweep
+from service.sweeps.models import KeptRequest, Sweep
 from service.users import User
 
 Record = Mapping[str, Any]
@@ -140,6 +140,9 @@ def bytes_in_tables(session: Session) -> dict[int, int]:
     for one in session.scalars(select(Experiment)):
         owners[one.id] = one.owner_id
         found[one.owner_id] += len(json.dumps(one.spec))
+        found[one.owner_id] += sum(map(len, (one.name or "", one.note or "", *one.tags)))
+    for request in session.scalars(select(KeptRequest)):
+        found[request.owner_id] += len(json.dumps(request.made))
     for sweep in session.scalars(select(Sweep)):
         found[sweep.owner_id] += len(json.dumps(sweep.spec))
     for dataset in session.scalars(select(Dataset)):
