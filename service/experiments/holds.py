@@ -9,8 +9,9 @@ waits for. Every function takes a session and commits nothing.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import bindparam, case, delete, func, insert, select, update
+from sqlalchemy import Select, bindparam, case, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.database import now
@@ -79,43 +80,85 @@ def take_places(session: Session, successors: Mapping[str, str]) -> None:
     take_turns(session, successors.values())
 
 
-def settle(session: Session, ended_id: str, status: str) -> Sequence[str]:
-    """Release what waits for an experiment that ends in this transaction. Waits for submissions
-    that are to come after it and are not committed yet (`wait_for`)."""
-    session.execute(select(Experiment.id).where(Experiment.id == ended_id).with_for_update())
-    session.execute(delete(Wait).where(Wait.experiment_id == ended_id))
-    return release(session, ended_id, status)
+def settle(session: Session, ended: Collection[str], status: str) -> Mapping[str, str]:
+    """Release what waits for experiments that end in this transaction. Waits for submissions that
+    are to come after them and are not committed yet (`wait_for`)."""
+    mine = select(Experiment.id).where(Experiment.id.in_(ended))
+    session.execute(mine.order_by(Experiment.id).with_for_update())
+    session.execute(delete(Wait).where(Wait.experiment_id.in_(ended)))
+    return release(session, ended, status)
 
 
-def release(session: Session, ended_id: str, status: str) -> Sequence[str]:
-    """Let what waits for an ended experiment run where it waits for nothing else, or fail where
-    the experiment did not succeed. Return those that fail."""
-    waiting = session.scalars(
-        select(Experiment.id)
-        .where(Experiment.id.in_(select(Wait.experiment_id).where(Wait.after_id == ended_id)))
-        .order_by(Experiment.id)
-        .with_for_update()
-    ).all()
-    if not waiting:
-        return ()
-    if status == Status.SUCCEEDED:
-        session.execute(delete(Wait).where(Wait.after_id == ended_id))
+def release(session: Session, ended: Collection[str], status: str) -> Mapping[str, str]:
+    """Let what waits for ended experiments run where it waits for nothing else, or fail where the
+    experiments did not succeed, and so on along the chain. Return those that fail, each with the
+    ended experiment because of which it does. The number of statements does not depend on their
+    number: other users' event streams wait for this transaction."""
+    if status != Status.SUCCEEDED:
+        return _fail(session, ended, status)
+    direct = select(Wait.experiment_id).where(Wait.after_id.in_(ended))
+    if waiting := _locked(session, direct):
+        session.execute(delete(Wait).where(Wait.after_id.in_(ended)))
         _free(session, waiting)
-        return ()
-    session.execute(delete(Wait).where(Wait.experiment_id.in_(waiting)))
-    message = f"it comes after {ended_id}, which {_became(status)}"
-    failed = session.scalars(
-        update(Experiment)
-        .where(Experiment.id.in_(waiting), Experiment.status.in_(WAITING))
-        .values(
-            status=Status.FAILED,
-            finished_at=now(),
-            failure_kind="invalid",
-            failure_message=message,
-        )
-        .returning(Experiment.id)
+    return {}
+
+
+def _fail(session: Session, ended: Collection[str], status: str) -> Mapping[str, str]:
+    ended = {*ended}
+    first = select(Wait.experiment_id).where(Wait.after_id.in_(ended)).cte(recursive=True)
+    chain = first.union(
+        select(Wait.experiment_id).join(first, Wait.after_id == first.c.experiment_id)
     )
-    return sorted(failed)
+    waiting: Sequence[str] = ()
+    while len(found := _locked(session, select(chain.c.experiment_id))) > len(waiting):
+        waiting = found  # a submission that the lock waited for may have added to the chain
+    if not waiting:
+        return {}
+    before = _predecessors(session, waiting, {*ended, *waiting})
+    session.execute(delete(Wait).where(Wait.experiment_id.in_(waiting)))
+    rows = [
+        {"which": one, "message": f"it comes after {after}, which {_became(after, ended, status)}"}
+        for one, after in before.items()
+    ]
+    session.connection().execute(_FAIL, rows)
+    return {one: _first_of(one, before) for one in waiting}
+
+
+_FAIL = (
+    update(Experiment.__table__)  # type: ignore[arg-type]
+    .where(Experiment.id == bindparam("which"))
+    .values(
+        status=Status.FAILED,
+        finished_at=now(),
+        failure_kind="invalid",
+        failure_message=bindparam("message"),
+    )
+)
+
+
+def _locked(session: Session, which: Select[Any]) -> Sequence[str]:
+    """Lock those of these experiments that have not begun, and return them."""
+    query = select(Experiment.id).where(Experiment.id.in_(which), Experiment.status.in_(WAITING))
+    return session.scalars(query.order_by(Experiment.id).with_for_update()).all()
+
+
+def _predecessors(
+    session: Session, waiting: Sequence[str], among: Collection[str]
+) -> Mapping[str, str]:
+    """Return for each of these experiments the oldest of some others that it waits for."""
+    oldest = (
+        select(Wait.experiment_id, func.min(Wait.after_id))
+        .where(Wait.experiment_id.in_(waiting), Wait.after_id.in_(among))
+        .group_by(Wait.experiment_id)
+    )
+    return dict(session.execute(oldest.order_by(Wait.experiment_id)).tuples().all())
+
+
+def _first_of(one: str, before: Mapping[str, str]) -> str:
+    """Return the first experiment of a chain."""
+    while one in before:
+        one = before[one]
+    return one
 
 
 def let_go(session: Session, ended: Sequence[str]) -> Sequence[str]:
@@ -125,8 +168,8 @@ def let_go(session: Session, ended: Sequence[str]) -> Sequence[str]:
     return session.scalars(waited_for.order_by(Wait.after_id)).all()
 
 
-def _became(status: str) -> str:
-    return "was cancelled" if status == Status.CANCELLED else "failed"
+def _became(one: str, ended: Collection[str], status: str) -> str:
+    return "was cancelled" if one in ended and status == Status.CANCELLED else "failed"
 
 
 def _free(session: Session, waiting: Sequence[str]) -> None:

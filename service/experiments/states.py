@@ -3,7 +3,6 @@
 Every function takes a session and commits nothing.
 """
 
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -34,7 +33,8 @@ def note_status(session: Session, experiment_id: str, status: Status, **details:
         holds.note_turns_of(session, [experiment_id])
     if is_terminal(status):
         webhooks.announce(session, [experiment_id], status)
-        _settle(session, experiment_id, status)
+        session.flush()  # its event comes before those of what waits for it
+        _note_failed(session, holds.settle(session, [experiment_id], status))
 
 
 def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> None:
@@ -42,23 +42,19 @@ def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> None:
     ended since the submission looked at them. Call it at the end of a transaction
     (`holds.wait_for`)."""
     for ended_id, status in holds.wait_for(session, waits).items():
-        _note_failed(session, ended_id, holds.release(session, ended_id, status))
+        _note_failed(session, holds.release(session, [ended_id], status))
 
 
-def _settle(session: Session, experiment_id: str, status: Status) -> None:
-    _note_failed(session, experiment_id, holds.settle(session, experiment_id, status))
-
-
-def _note_failed(session: Session, experiment_id: str, found: Sequence[str]) -> None:
-    """Record that these failed because of an experiment, and so on along the chain."""
-    failed = list(found)
-    while failed:  # the oldest first: locks are taken in the order of ids
-        one = heapq.heappop(failed)
-        data = {"status": Status.FAILED, "after": experiment_id}
-        session.add(Event(experiment_id=one, kind="status", data=data))
-        webhooks.announce(session, [one], Status.FAILED)
-        for next_one in holds.settle(session, one, Status.FAILED):
-            heapq.heappush(failed, next_one)
+def _note_failed(session: Session, failed: Mapping[str, str]) -> None:
+    """Record that these failed, each because of another experiment."""
+    if failed:
+        events = [
+            {"experiment_id": one, "kind": "status",
+             "data": {"status": Status.FAILED, "after": after}}
+            for one, after in failed.items()
+        ]  # fmt: skip
+        session.execute(insert(Event), events)
+        webhooks.announce(session, [*failed], Status.FAILED)
 
 
 def request(session: Session, experiment_id: str, desired: DesiredState) -> Status | None:
@@ -148,6 +144,6 @@ def cancel_all(session: Session, which: ColumnElement[bool]) -> Cancelled:
         session.execute(insert(Event), events)
         holds.note_turns_of(session, cancelled)
         webhooks.announce(session, cancelled, Status.CANCELLED)
-    for one in holds.let_go(session, cancelled):
-        _settle(session, one, Status.CANCELLED)
+    if awaited := holds.let_go(session, cancelled):
+        _note_failed(session, holds.settle(session, awaited, Status.CANCELLED))
     return Cancelled(found, cancelled)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
+from sqlalchemy import event, select
 
 from service.database import Database
 from service.experiments import lease, many, states, store
@@ -274,6 +274,36 @@ def test_a_submission_that_takes_long_holds_up_no_lease(lab: Settings, named_by:
                 lease.heartbeat(other, claim, lease_s=60)
         finish(database, claim)
         assert claim_next(database).experiment_id == last
+
+
+def test_what_fails_with_a_run_costs_a_few_statements(admin: TestClient) -> None:
+    """However many wait for it, in a row or beside each other: other users' streams wait for the
+    transaction."""
+    database = database_of(admin)
+    costs = []
+    for count in (2, 6):
+        heads = [submit(admin) for _ in range(count)]
+        for head in heads:
+            submit(admin, head)
+        last = heads[0]
+        for _ in range(count):
+            last = submit(admin, last)
+        statements: list[str] = []
+
+        def note(*arguments: Any, found: list[str] = statements) -> None:
+            found.append(arguments[2])
+
+        with database.transaction() as session:
+            event.listen(database.engine, "before_cursor_execute", note)
+            states.cancel_all(session, Experiment.id.in_(heads))
+            event.remove(database.engine, "before_cursor_execute", note)
+        costs.append(len(statements))
+        found = get(admin, last)
+        assert found["status"] == "failed"
+        assert found["failure"]["message"].endswith("which failed")
+        page = admin.get(f"/v1/experiments/{last}/events").json()["items"]
+        assert page[-1]["data"]["after"] == heads[0]
+    assert costs[0] == costs[1]
 
 
 def test_two_that_end_at_once_free_what_waits_for_both(lab: Settings) -> None:
