@@ -2,6 +2,9 @@
 
 import base64
 import json
+import os
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -199,6 +202,48 @@ def test_a_node_on_which_no_run_can_begin_fails(
     monkeypatch.setattr(node.lifetime, "fail", lambda: failed.append(True))
     node._run("one", 1)
     assert failed == [True]
+
+
+@pytest.mark.parametrize(
+    ("lifetime_s", "more"),
+    [(None, []), (100.0, ["--lifetime", "60s"]), (30.0, ["--lifetime", "1s"])],
+)
+def test_a_deaf_node_begins_anew_with_the_time_that_it_has_left(
+    rung: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    lifetime_s: float | None,
+    more: list[str],
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    node = Node(rung, Queue.GPU, lifetime_s)
+    began: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(os, "execv", lambda *given: began.append(given))
+    now += 40
+    with node.slot.occupied:
+        assert not node._is_idle()
+        node._restart()
+    assert began == []
+    assert node._is_idle()
+    node._restart()
+    words = [sys.executable, "-m", "worker.node", "gpu", *more]
+    assert began == [(sys.executable, words)]
+    assert not node._is_idle()  # a dispatch that comes now is for the new process
+
+
+@pytest.mark.parametrize("was_told", [False, True])
+def test_a_signal_before_the_node_listens_is_not_lost(
+    rung: Settings, monkeypatch: pytest.MonkeyPatch, was_told: bool
+) -> None:
+    """Celery replaces the handlers of signals when it begins."""
+    node = Node(rung, Queue.CPU)
+    handled: list[str] = []
+    monkeypatch.setattr(node.lifetime, "stop_on_notice", lambda: handled.append("notice"))
+    monkeypatch.setattr(node.lifetime, "stop", lambda: handled.append("stop"))
+    if was_told:
+        node.stopping.set()
+    node._take_notice(sender=None)
+    assert handled == ["notice", *(["stop"] if was_told else [])]
 
 
 def test_garbage_in_redis_does_not_end_a_dispatcher(settings: Settings, redis: Redis) -> None:

@@ -74,6 +74,13 @@ def test_what_is_refused_for_its_memory_names_what_takes_it() -> None:
     large = vectors(10**6)
     parsed(large, taken(large))
     assert refused(large, taken(large) - 2**20) == "/evaluate/masks/per_size"
+    most, needed = (taken(large) - 2**20) >> 20, taken(large) >> 20
+    with pytest.raises(SpecError) as caught:
+        parsed(large, taken(large) - 2**20)
+    assert caught.value.problems[0].detail == (
+        f"a run takes at most {most} MiB; this takes about {needed}: N · D, D², D · K², the masks "
+        "of a step and all scores count"
+    )
     large["data"]["n"] = 10**7
     assert refused(large, 2**31) == "/data"
     assert refused(vectors(1, memory_mib=2**11), 2**30) == "/compute/memory_mib"

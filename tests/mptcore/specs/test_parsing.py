@@ -143,12 +143,13 @@ def test_lists_that_are_too_short_are_compared_with_no_other_error() -> None:
     assert len(kept) == len(found) - 1
 
 
-Long = Annotated[list[Item], long_lists.first_errors(Item)]
+def long_list() -> TypeAdapter[list[Item]]:
+    return TypeAdapter(Annotated[list[Item], long_lists.first_errors(Item)])
 
 
 def long_list_error(value: Any) -> ValidationError:
     with pytest.raises(ValidationError) as caught:
-        TypeAdapter(Long).validate_python(value)
+        long_list().validate_python(value)
     return caught.value
 
 
@@ -167,4 +168,4 @@ def test_a_list_with_few_errors_has_them_all_from_pydantic() -> None:
     (error,) = long_list_error(value).errors(include_url=False)
     assert (error["loc"], error["type"]) == ((1, "x"), "int_parsing")
     assert long_list_error(3).errors()[0]["type"] == "list_type"
-    assert TypeAdapter(Long).validate_python([{"x": 1}]) == [Item(x=1)]
+    assert long_list().validate_python([{"x": 1}]) == [Item(x=1)]

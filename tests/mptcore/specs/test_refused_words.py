@@ -55,6 +55,7 @@ UPLOAD = {"source": "upload", "dataset": "abc", "n": 20}
 def test_what_is_just_within_a_bound_is_accepted() -> None:
     within: list[tuple[dict[str, Any], str, Any]] = [
         (VECTORS, "data/heldout", 0.5),
+        (VECTORS, "data", {**VECTORS["data"], "n": 2, "heldout": 0.5}),
         (VECTORS, "train", {"epochs": 2, "batch_size": 20, "curve_at": [0, 2]}),
         (VECTORS, "evaluate", {"target_std_err": 0.1, "max_masks": 100}),
         (LINEAR, "model/latent_dim", 3),
