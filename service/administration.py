@@ -36,8 +36,6 @@ STANDING = (
 
 
 class NewUser(RequestModel):
-    """A user to create."""
-
     name: Annotated[str, Field(pattern=NAME)]
     """Lower-case letters, digits, dots, underscores and dashes. The name never changes."""
     role: Role = Field(default=Role.MEMBER, strict=False)
@@ -67,8 +65,6 @@ class UserChanges(RequestModel):
 
 
 class NewKey(RequestModel):
-    """A key to create."""
-
     name: Line | None = None
     """Purpose of the key."""
     scopes: Annotated[list[AnyScope], Field(min_length=1, max_length=20)] | None = None
@@ -103,8 +99,6 @@ class UserOut(ResponseModel):
 
 
 class UserList(ResponseModel):
-    """All users."""
-
     items: list[UserOut]
     """Users, by name."""
 
@@ -129,15 +123,11 @@ class KeyOut(ResponseModel):
 
 
 class KeyList(ResponseModel):
-    """Keys of a user."""
-
     items: list[KeyOut]
     """Keys, revoked keys included."""
 
 
 class MadeKey(KeyOut):
-    """A new API key."""
-
     key: str
     """Text of the key. Only this answer has it."""
 

@@ -14,8 +14,6 @@ router = APIRouter(tags=["health"], route_class=PublicRoute)
 
 
 class Health(ResponseModel):
-    """State of the process."""
-
     status: str
     """`ok` or `ready`."""
 

@@ -67,8 +67,6 @@ class WorkerOut(ResponseModel):
 
 
 class WorkerList(ResponseModel):
-    """Workers with a recent sign of life."""
-
     items: list[WorkerOut]
     """Workers."""
 

@@ -47,8 +47,6 @@ class PresetOut(ResponseModel):
 
 
 class PresetList(ResponseModel):
-    """All presets."""
-
     items: list[PresetOut]
     """Presets."""
 
@@ -63,8 +61,6 @@ class PresetRuns(ResponseModel):
 
 
 class PresetRunsList(ResponseModel):
-    """Experiments of all presets."""
-
     items: list[PresetRuns]
     """Experiments, by preset."""
 

@@ -31,8 +31,6 @@ class UsageOut(ResponseModel):
 
 
 class UsageList(ResponseModel):
-    """Usage of all users."""
-
     items: list[UsageOut]
     """Users, those with the most recent usage first."""
 

@@ -50,16 +50,16 @@ def families_of(experiment: type[BaseModel]) -> list[str]:
     """Return the families of an experiment's model, in their order."""
     return [
         family
-        for model in _models(experiment.model_fields["model"].annotation)
+        for model in models_of(experiment.model_fields["model"].annotation)
         for family in get_args(model.model_fields["family"].annotation)
     ]
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models of a union, or a single model as a list."""
+def models_of(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models in an annotation: one, or the members of a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for part in get_args(annotation) for model in _models(part)]
+    return [model for part in get_args(annotation) for model in models_of(part)]
 
 
 ExperimentSpec = Annotated[VectorExperiment | LatentExperiment | TextExperiment, ByFamily()]

@@ -94,8 +94,6 @@ class Validation(ResponseModel):
 
 
 class Progress(ResponseModel):
-    """Completed work."""
-
     done: int
     """Completed units of work."""
     total: int
@@ -201,8 +199,6 @@ class QueueOut(ResponseModel):
 
 
 class FailureOut(ResponseModel):
-    """Cause of a failure."""
-
     kind: str
     """oom, error, lost, timeout or invalid."""
     message: str
@@ -279,8 +275,6 @@ class LogPage(ResponseModel):
 
 
 class Urls(ResponseModel):
-    """Addresses of an experiment."""
-
     self: str
     """The experiment."""
     curves: str

@@ -80,8 +80,6 @@ class SweepChanges(Described):
 
 
 class SweepUrls(ResponseModel):
-    """Addresses of a sweep."""
-
     self: str
     """The sweep."""
     table: str

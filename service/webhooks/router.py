@@ -75,15 +75,11 @@ class WebhookOut(ResponseModel):
 
 
 class MadeWebhook(WebhookOut):
-    """A new webhook."""
-
     secret: str
     """Secret that signs requests. Only this answer has it."""
 
 
 class WebhookList(ResponseModel):
-    """Webhooks of the caller."""
-
     items: list[WebhookOut]
     """Webhooks."""
 

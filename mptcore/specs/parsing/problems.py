@@ -1,7 +1,7 @@
 """Conversion of pydantic's errors to problems: a pointer to the field and what is allowed there."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -10,7 +10,7 @@ from mptcore.specs.compute import Limits
 from mptcore.specs.parsing.json_text import parse_json, pointer_token
 from mptcore.specs.parsing.sentences import sentence
 from mptcore.specs.parsing.suggestions import meant
-from mptcore.specs.union import ExperimentSpec, adapter
+from mptcore.specs.union import ExperimentSpec, adapter, models_of
 
 
 def parse_spec(text: bytes, limits: Limits | None = None) -> ExperimentSpec:
@@ -100,7 +100,7 @@ def _locate(
     """Return the JSON pointer of a location, the model that has its last step as a field, and the
     models that are allowed there. A location also contains the tag of each union on its way; the
     pointer leaves tags out."""
-    members = _models(model)
+    members = models_of(model)
     pointer, holder = "", members[0]
     for step in location:
         if len(members) > 1:
@@ -120,18 +120,9 @@ def _locate(
             continue
         value = value.get(step)
         field = holder.model_fields.get(str(step)) if members else None
-        members = _models(field.annotation) if field else []
+        members = models_of(field.annotation) if field else []
         pointer += pointer_token(step)
     return pointer, holder, members
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models in an annotation."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) is Annotated:
-        return _models(get_args(annotation)[0])
-    return [member for part in get_args(annotation) for member in _models(part)]
 
 
 def _names(model: type[BaseModel]) -> list[Any]:
