@@ -1,5 +1,5 @@
 """`python -m mptcore.data.inspect FILE [CELLS]` prints the contents of an uploaded file, of at most
-so many cells, as one JSON object:
+so many cells, as one JSON object.
 
 {"format", "n", "dim" (numbers), "arrays" (.npz: shapes by name), "columns" (tables), "problems"};
 what is unknown is left out, and text has no "dim". Exit status 0 without problems, else 1. It may

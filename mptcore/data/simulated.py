@@ -7,7 +7,7 @@ from mptcore.specs import PpcaData
 
 
 def simulate_ppca(spec: PpcaData, generator: torch.Generator) -> Dataset:
-    """x = Z Wᵀ + e, drawn in the order W, Z, e.
+    """Draw x = Z Wᵀ + e, in the order W, Z, e.
 
     With shared noise these are the published data, to the bit: float32 draws, one e for each
     observation with standard deviation 1/noise_precision, added to all its dimensions. The

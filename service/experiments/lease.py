@@ -43,7 +43,7 @@ MOST_BYTES = 2**62
 
 
 class LeaseLost(Exception):
-    """This attempt no longer owns its experiment: kill the runner, write nothing more."""
+    """The attempt no longer owns its experiment: kill the runner, write nothing more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,7 @@ class Storm:
                 say(f"{i}/{len(deeds)} disturbances, {len(self.accepted)} experiments accepted")
 
     def _kill(self) -> None:
-        """kill -9 of a random runner, node, dispatcher or API."""
+        """Kill a random runner, node, dispatcher or API by SIGKILL."""
         kind = self.random.choice(["runner", "worker", "dispatcher", "api"])
         names = [
             name for name in self.commands if name.startswith(kind.replace("runner", "worker"))

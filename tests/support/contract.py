@@ -193,7 +193,7 @@ class TractableContract(ModelContract):
         assert whole == pytest.approx(model.log_marginal_likelihood(), abs=1e-8)
 
     def test_joint_scores_follow_the_chain_rule(self) -> None:
-        """log p(x_j, x_k | x_R) = log p(x_j | x_R, x_k) + log p(x_k | x_R), both ways round."""
+        """Check log p(x_j, x_k | x_R) = log p(x_j | x_R, x_k) + log p(x_k | x_R), both ways."""
         model = self.tractable()
         both, first, second = (torch.zeros(1, model.dim, dtype=torch.bool) for _ in range(3))
         both[0, :2] = first[0, 0] = second[0, 1] = True

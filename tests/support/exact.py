@@ -55,7 +55,7 @@ class Exact:
         ]
 
     def _misfit(self, j: int, posterior: Any, latent: list[Any]) -> Any:
-        """log 2π v_j + e_j / v_j."""
+        """Return log 2π v_j + e_j / v_j."""
         loading = mpmath.matrix(self.loadings[j])
         variance = self.noise[j] + (loading.T * posterior * loading)[0]
         squares = [

@@ -56,7 +56,7 @@ class LowRankGaussian:
         return type(self)(self.loadings[index], self.mean[index], self.noise_variance[index])
 
     def conditional_log_probs(self, x: Tensor, masked: Tensor) -> Tensor:
-        """log p(x_j | x_R) for each row of x (N, D) and each masked j: (N, M), for one mask (D,).
+        """Return log p(x_j | x_R) for each row of x (N, D) and masked j: (N, M), for one mask (D,).
 
         The direct route (the paper, Eq. 7, whose plus sign in the variance is a misprint): dense
         Cholesky of the observed block, the residual of every observation. The reference for

@@ -166,7 +166,7 @@ def test_means_over_neighbours() -> None:
 
 
 def test_neyman_by_hand() -> None:
-    """sd · Σ sd / variance of each, rounded up."""
+    """Sizes are sd · Σ sd / variance, rounded up."""
     deviations = torch.tensor([1.0, 3.0, 0.0], dtype=torch.float64)
     assert neyman(deviations, 0.5).tolist() == [8, 24, 0]
     assert neyman(deviations, 0.51).tolist() == [8, 24, 0]

@@ -23,7 +23,7 @@ def metrics(name: str, values: Sequence[float], std_err: float = 0.0) -> Iterato
 
 
 def curves(series: str, values: Sequence[float], std_err: float = 0.0, **labels: Any) -> list[Row]:
-    """The same for each seed, at x = 1, 2, …"""
+    """Return the same curve for each seed, at x = 1, 2, and so on."""
     return [
         {"record": "point", "series": series, "labels": {"seed": seed, **labels}}
         | {"x": x, "value": value, "std_err": std_err, "n": 9}

@@ -96,7 +96,7 @@ class DenseReference:
         assert problem.model.log_marginal_likelihood() == pytest.approx(problem.lml, abs=1e-11)
 
     def test_joint_score_is_the_marginal_taken_from_the_whole(self, problem: Problem) -> None:
-        """log p(x_M | x_R) = log p(x) − log p(x_R)."""
+        """Check log p(x_M | x_R) = log p(x) − log p(x_R)."""
         for mask in some_masks(problem.dim):
             seen = ~mask
             rest = problem.density.marginal(seen).log_prob(problem.x[:, seen]).mean().item()

@@ -13,7 +13,7 @@ REPEATS = 80
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_error_over_orders_is_that_of_the_sequences_given(case: str) -> None:
-    """z has sd 1 and mean 0, within four standard errors of these."""
+    """The z-scores have sd 1 and mean 0, within four standard errors of these."""
     for one in calibrations(case, REPEATS):
         assert abs(one.sd - 1) < 4 / math.sqrt(2 * REPEATS), one.what
         assert abs(one.mean) < 4 / math.sqrt(REPEATS), one.what

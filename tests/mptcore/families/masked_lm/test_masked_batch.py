@@ -21,8 +21,9 @@ def drawn(own: Masker, rate: float, times: int) -> tuple[MaskedBatch, torch.Tens
 
 @pytest.mark.parametrize("rate", [0.01, 0.15, 0.5, 0.99, 1.0])
 def test_exact_numbers_of_tokens(rate: float) -> None:
-    """m is rate × D rounded up or down, and never 0; weighted by rate × D the mean of anything over
-    masked tokens is that of plain rounding."""
+    """The number of masked tokens is rate × D rounded up or down, and never 0.
+
+    Weighted by rate × D, the mean of anything over masked tokens is that of plain rounding."""
     own = masker()
     draws, weights = drawn(own, rate, 500)
     expected = rate * draws.sizes.double()
