@@ -4,12 +4,20 @@ tensors; the measured peaks of earlier runs correct the estimate."""
 from dataclasses import dataclass
 from functools import cache, partial
 
-from sqlalchemy import select
+from sqlalchemy import literal_column, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, Problem
 from service import workers
-from service.experiments.models import DEVICES, Attempt, Device, Experiment, Queue, Status
+from service.experiments.models import (
+    DEVICES,
+    TELLING_BYTES,
+    Attempt,
+    Device,
+    Experiment,
+    Queue,
+    Status,
+)
 
 GIB = 2**30
 RUNTIME_BYTES = {Queue.CPU: 400 * 2**20, Queue.GPU: 700 * 2**20}
@@ -17,8 +25,6 @@ RUNTIME_BYTES = {Queue.CPU: 400 * 2**20, Queue.GPU: 700 * 2**20}
 LEARNED_FROM = 50
 """Number of recent successful runs of a family that are used, among those large enough."""
 LEAST_RUNS = 5
-TELLING_BYTES = 64 * 2**20
-"""Smaller estimates are not used, because torch itself dominates the measurement."""
 RATIO_BOUNDS = 0.2, 5.0
 
 
@@ -73,7 +79,7 @@ def learned_ratio(session: Session, family: str, queue: Queue) -> float:
             Experiment.status == Status.SUCCEEDED,
             Attempt.ended_at.is_not(None),
             Attempt.peak_bytes.is_not(None),
-            Attempt.estimated_bytes >= TELLING_BYTES,
+            Attempt.estimated_bytes >= literal_column(str(TELLING_BYTES)),  # as in the index
         )
         .order_by(Attempt.ended_at.desc())
         .limit(LEARNED_FROM)

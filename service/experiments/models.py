@@ -245,6 +245,11 @@ class Tally(Base):
     runs_s: Mapped[float]
 
 
+TELLING_BYTES = 64 * 2**20
+"""Smaller estimates of memory are not compared with what was measured: torch itself dominates."""
+_TELLING = text(f"peak_bytes IS NOT NULL AND estimated_bytes >= {TELLING_BYTES}")
+
+
 class Attempt(Base):
     """The ledger: which attempt used which kind of slot, and when. A row is added by the claim and
     ended in the transaction that ends the attempt. `folded` rows are included in `usage`."""
@@ -254,6 +259,12 @@ class Attempt(Base):
         Index("ix_attempts_folded_owner_id", "folded", "owner_id"),
         Index("ix_attempts_queue_ended_at", "queue", "ended_at"),
         Index("ix_attempts_family_queue_ended_at", "family", "queue", "ended_at"),
+        Index(
+            "ix_attempts_telling",
+            *("family", "queue", "ended_at"),
+            sqlite_where=_TELLING,
+            postgresql_where=_TELLING,
+        ),
     )
 
     experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)

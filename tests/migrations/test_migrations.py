@@ -13,6 +13,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, select, text, update
 
 import migrations
+import service.main  # noqa: F401  # knows all tables
 from service import quota
 from service.database import Base, Database
 from service.datasets.models import Dataset

@@ -1,9 +1,10 @@
 """Columns behind the fields of a filter, and how they are compared."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import islice
 from operator import ge, gt, le, lt
 from typing import Any
 
@@ -222,11 +223,18 @@ def check_metric(session: Session, name: str, column: int) -> None:
     """Raises Wrong if there are metrics but none with this name."""
     if session.scalar(select(true()).where(select(Metric.seq).where(Metric.name == name).exists())):
         return
-    known = [
-        *session.scalars(select(Metric.name).distinct().order_by(Metric.name).limit(MOST_NAMED))
-    ]
+    known = [*islice(_metric_names(session), MOST_NAMED)]
     if known:
         raise Wrong(column, unknown("metric", name, known))
+
+
+def _metric_names(session: Session) -> Iterator[str]:
+    """Yield the names of metrics in order. Each is one look at the index; DISTINCT would read all
+    metrics."""
+    name = session.scalar(select(func.min(Metric.name)))
+    while name is not None:
+        yield name
+        name = session.scalar(select(func.min(Metric.name)).where(Metric.name > name))
 
 
 def _of_spec(session: Session, path: str, one: Comparison, value: Given) -> Clause:

@@ -4,10 +4,11 @@ No GPU is needed: workers say in their heartbeats what NVML would tell them.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, update
+from sqlalchemy import event, insert, select, text, update
 
 from mptcore.specs import validate_spec
 from service import workers
@@ -21,7 +22,7 @@ from service.experiments.memory import (
     MemoryModel,
     learned_ratio,
 )
-from service.experiments.models import Attempt, Experiment, Queue, Status
+from service.experiments.models import TELLING_BYTES, Attempt, Experiment, Queue, Status
 from service.experiments.place import places
 from service.experiments.scene import Scenes
 from service.experiments.schemas import Submission
@@ -29,6 +30,7 @@ from service.experiments.views import attempt_out
 from service.fair_share import FairShare
 from service.settings import Settings
 from service.workers import Vitals
+from tests.support.attempts import submitted
 from tests.support.nvml import Card, Nvml
 from tests.support.ppca_spec import ppca_spec
 from worker import gpus, presence
@@ -188,6 +190,29 @@ def test_a_family_learns_from_what_its_runs_took(either: Database) -> None:
         assert learned_ratio(session, "vae", Queue.CPU) == 1.0
         found = MemoryModel(session).expected(spec)
     assert found.expected == RUNTIME_BYTES[Queue.CPU] + 3 * plain.by_spec
+
+
+def test_learning_reads_no_attempt_that_tells_nothing(either: Database) -> None:
+    """There may be a million of them, and each submission learns."""
+    submitted(either)
+    statements: list[tuple[str, Any]] = []
+    with either.transaction() as session:
+        experiment_id = session.scalars(select(Experiment.id)).one()
+        columns = {"experiment_id": experiment_id, "owner_id": 1, "worker": "w", "queue": "cpu",
+                   "started_at": 0.0, "ended_at": 1.0, "folded": True, "family": "ppca",
+                   "estimated_bytes": 1000, "peak_bytes": 2000}  # fmt: skip
+        session.execute(insert(Attempt), [{**columns, "attempt": i} for i in range(1, 3000)])
+    with either.transaction() as session:
+        session.execute(text("ANALYZE"))
+    event.listen(either.engine, "before_cursor_execute", lambda *a: statements.append((a[2], a[3])))
+    with either.snapshot() as session:
+        assert learned_ratio(session, "ppca", Queue.CPU) == 1.0
+    explain = "EXPLAIN QUERY PLAN" if either.engine.dialect.name == "sqlite" else "EXPLAIN"
+    with either.engine.connect() as connection:
+        (read,) = (one for one in statements if "attempts" in one[0])
+        plan = connection.exec_driver_sql(f"{explain} {read[0]}", read[1]).fetchall()
+    assert "ix_attempts_telling" in str(plan)
+    assert str(TELLING_BYTES) in read[0], "a plan for any value of a parameter cannot use the index"
 
 
 def _finish(database: Database, by_spec: int, peak: int) -> None:
