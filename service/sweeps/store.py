@@ -138,7 +138,7 @@ def counts(
     return found
 
 
-POINTS_AT_ONCE = 100
+POINTS_AT_ONCE = 250
 """Points whose specs, which may be large, are in memory at the same time."""
 
 
