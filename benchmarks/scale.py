@@ -34,7 +34,10 @@ def metrics(settings: Settings) -> Iterator[Figure]:
         yield Figure("/metrics, median", took, "ms", at_most=200)
 
 
-def store_experiments(database: Database, number: int) -> None:
+SPEC = '{"model": {"family": "ppca"}, "compute": {"device": "cpu"}}'
+
+
+def store_experiments(database: Database, number: int, spec: str = SPEC) -> None:
     """Insert so many small experiments of 50 users: the last 2,000 are queued, 20 of them run."""
     with database.transaction() as session:
         for i in range(2, USERS + 1):
@@ -43,22 +46,31 @@ def store_experiments(database: Database, number: int) -> None:
     for first in range(0, number, AT_ONCE):
         with database.transaction() as session:
             last = min(first + AT_ONCE, number) - 1
-            session.execute(text(_INSERT), {"first": first, "last": last, "number": number})
+            numbers = {"first": first, "last": last, "number": number}
+            session.execute(text(_INSERT.replace("SPEC", spec)), numbers)
     done = False
     while not done:
         with database.transaction() as session:
             fold(session)
             done = session.query(Tally).count() < FOLD_AT
+    vacuum(database)
+
+
+def vacuum(database: Database) -> None:
     if database.engine.dialect.name == "postgresql":  # as it does by itself in time
         with database.engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT")
+            connection.execute(text("SET statement_timeout = 0"))
             connection.execute(text("VACUUM ANALYZE"))
 
 
-_INSERT = """
+NUMBERS = """
 WITH RECURSIVE numbers(i) AS (
     SELECT CAST(:first AS INTEGER) UNION ALL SELECT i + 1 FROM numbers WHERE i < :last
-), made AS (
+)"""
+ID = "substr('00000000000000000000000000000000', 1, 32 - length(CAST(i AS VARCHAR))) || i"
+_INSERT = f"""
+{NUMBERS}, made AS (
     SELECT i, CASE WHEN i >= :number - 20 THEN 'running' WHEN i >= :number - 2000 THEN 'queued'
                    WHEN i % 50 = 1 THEN 'failed' WHEN i % 50 = 2 THEN 'cancelled'
                    ELSE 'succeeded' END AS status
@@ -67,9 +79,7 @@ WITH RECURSIVE numbers(i) AS (
 INSERT INTO experiments (id, owner_id, tags, priority, spec, device, family, status, desired_state,
     held, dispatch_no, attempt, lost, last_seq, visibility, name, failure_kind, created_at,
     started_at, finished_at, lease_expires_at)
-SELECT substr('00000000000000000000000000000000', 1, 32 - length(CAST(i AS VARCHAR)))
-       || CAST(i AS VARCHAR), 1 + i % 50, '["synthetic"]', 0,
-    '{"model": {"family": "ppca"}, "compute": {"device": "cpu"}}', 'cpu', 'ppca', status, 'run',
+SELECT {ID}, 1 + i % 50, '["synthetic"]', 0, 'SPEC', 'cpu', 'ppca', status, 'run',
     '', 1, 1, 0, 0, 'private', 'run ' || CAST(i AS VARCHAR),
     CASE status WHEN 'failed' THEN 'error' END, 1e9 + i,
     CASE WHEN status <> 'queued' THEN 1e9 + i + 10 END,

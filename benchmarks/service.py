@@ -24,7 +24,7 @@ from typing import Any
 from sqlalchemy import insert, text, update
 from sqlalchemy.orm import Session
 
-from benchmarks import asking, dashboard, listening, peer, queries, scale
+from benchmarks import asking, dashboard, large, listening, peer, queries, scale
 from benchmarks.figures import Figure, percentile
 from benchmarks.modes import LONG, MODES, SMALL, running
 from mptlab import Client
@@ -288,6 +288,7 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "list": queries.lists,
     "streams": listening.streams,
     "metrics": scale.metrics,
+    "large": large.large,
     "pages": dashboard.pages,
     "dashboards": dashboard.dashboards,
     "mlflow": peer.peer,
@@ -312,11 +313,13 @@ def machine() -> str:
     )
 
 
-def main(names: Sequence[str] = ()) -> None:
-    """Measure these claims, or all, and print one table."""
+def main(names: Sequence[str] = (), only: str | None = None) -> None:
+    """Measure these claims, or all, on these databases, or both, and print one table."""
     os.environ["MPT_RATE_PER_USER"] = "1000000"  # all that is asked is asked by one user
     print(machine())
     for mode, settings_of in MODES.items():
+        if only not in (None, mode):
+            continue
         print(f"\n{mode}")
         for name in names or CLAIMS:
             with settings_of() as settings:
@@ -328,7 +331,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
     parser.add_argument("claim", nargs="*", choices=[[], *CLAIMS], default=[])
     parser.add_argument("--short", action="store_true", help="metrics of 100,000 experiments")
+    parser.add_argument("--points", type=int, default=large.POINTS, help="of `large`, in all")
+    parser.add_argument("--mode", choices=[*MODES], help="one of the two databases alone")
     arguments = parser.parse_args()
     if arguments.short:
         scale.EXPERIMENTS = scale.SHORT_EXPERIMENTS
-    main(arguments.claim)
+    large.POINTS = arguments.points
+    main(arguments.claim, arguments.mode)
