@@ -37,6 +37,7 @@ TOO_MANY = (
 class BoundedHeads(HttpToolsProtocol):
     """uvicorn's protocol with the limits of this module."""
 
+    _network = ""
     _head_bytes = 0
     _framing_bytes = 0
     """Bytes since the last piece of a body: of trailers and chunk sizes, which no other limit
@@ -49,6 +50,7 @@ class BoundedHeads(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._network = network(self._address)
         self._idle_since = self.loop.time()
         self._await_head()
         if len(self.connections) > MAX_OF_ADDRESS:
@@ -80,8 +82,7 @@ class BoundedHeads(HttpToolsProtocol):
             if isinstance(one, BoundedHeads) and one is not self and not one.transport.is_closing()
         ]
         if not self._is_of_proxy:
-            mine = network(self._address)
-            same = [one for one in others if network(one._address) == mine]
+            same = [one for one in others if one._network == self._network]
             if len(same) >= MAX_OF_ADDRESS:
                 return self._replace_one_of(same)
         if len(others) >= MAX_CONNECTIONS:
