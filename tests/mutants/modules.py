@@ -56,6 +56,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/accounts.py": ("tests/service/test_users.py", "tests/service/test_matrix.py"),
     "service/administration.py": ("tests/service/test_users.py", "tests/service/test_audit.py"),
     "service/audit.py": ("tests/service/test_audit.py",),
+    "service/backup.py": ("tests/service/test_backup.py",),
     "service/own_pages.py": SIGN_INS,
     "service/permission.py": (*SIGN_INS, "tests/service/test_sharing.py"),
     "service/sign_ins.py": SIGN_INS,

@@ -46,10 +46,11 @@ def there(request: pytest.FixtureRequest) -> Settings:
 
 
 @pytest.fixture
-def elsewhere(there: Settings, postgresql: PostgreSQL, tmp_path: Path) -> Settings:
+def elsewhere(there: Settings, request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     """The same, on an empty database and a store that is not there."""
     url = None
     if there.database_url is not None:
+        postgresql: PostgreSQL = request.getfixturevalue("postgresql")
         name = f"restored_{uuid.uuid4().hex}"
         postgresql.create(name)
         url = postgresql.url(name)
@@ -76,8 +77,11 @@ def service(settings: Settings) -> Iterator[tuple[Lab, Client]]:
 
 
 @pytest.fixture
-def mpt(postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PostgreSQL's client programs are at hand."""
+def mpt(there: Settings, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL's client programs are at hand where its database is used."""
+    if there.database_url is None:
+        return
+    postgresql: PostgreSQL = request.getfixturevalue("postgresql")
     folder = postgresql.program("pg_dump").parent
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
