@@ -20,14 +20,14 @@ class Health(ResponseModel):
 
 @router.get("/healthz")
 async def healthz() -> Health:
-    """The process answers: it needs no thread for that, which it may have none of."""
+    """Return that the process answers. It needs no free thread."""
     return Health(status="ok")
 
 
 @router.get("/readyz")
 def readyz(database: DatabaseDep) -> Health:
-    """The database answers, its tables are those of this version, and it takes writes as far as
-    that is known; else 503."""
+    """Return that the database answers and accepts writes, and has the tables of this version; else
+    503."""
     database.check_revision()
     with database.snapshot() as session:
         session.execute(text("SELECT 1 FROM experiments LIMIT 1"))

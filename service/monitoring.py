@@ -1,4 +1,4 @@
-"""Who works, and how the queue does: for people and for Prometheus."""
+"""Routes of workers and of metrics for Prometheus."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -98,7 +98,7 @@ class WorkerHistory(ResponseModel):
 
 @router.get("/v1/workers")
 def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
-    """The workers that were heard of within a minute."""
+    """List the workers with a sign of life within a minute."""
     with database.snapshot() as session:
         found = workers.alive(session, SILENT_S)
         running = [experiment_id for _, experiment_id, _ in found if experiment_id]
@@ -112,8 +112,8 @@ def get_worker_history(
     user: Reader,
     hours: Annotated[int, Query(ge=1, le=24, description="Hours to show.")] = 6,
 ) -> WorkerHistory:
-    """How busy the workers were over the last hours, and the memory that they had free: also of
-    those that have left."""
+    """Return how busy the workers were, and their free memory, over the last hours. It includes
+    workers that have left."""
     together = -(-hours * 60 // STRETCHES)
     with database.snapshot() as session:
         last = worker_samples.last_minute(session) // together

@@ -90,7 +90,7 @@ class VerdictOut(ResponseModel):
     comparisons: list[ComparisonOut]
     """A comparison for each published figure."""
     missing: str | None
-    """What the comparison lacks. null: nothing."""
+    """Missing parts of the comparison. null: nothing."""
 
 
 @router.get("")
@@ -103,8 +103,8 @@ def list_presets(user: Reader) -> PresetList:
 def list_preset_runs(
     database: DatabaseDep, settings: SettingsDep, scenes: ScenesDep, user: Reader
 ) -> PresetRunsList:
-    """For each spec of each preset your newest experiment that ran it, whoever submitted it and by
-    which means; else the newest that is shared with you and has succeeded."""
+    """Return for each spec of each preset your newest experiment that ran it, even if it was not
+    submitted as a preset; else the newest that is shared with you and has succeeded."""
     with database.snapshot() as session:
         found = runs_of_presets(session, settings, user)
         made = {one.id: one for runs in found.values() for one in runs if one is not None}
@@ -137,8 +137,8 @@ def get_verdict(
     database: DatabaseDep,
     user: Reader,
 ) -> VerdictOut:
-    """Whether what experiments that the caller may read found agrees with what was published. Give
-    their ids in the order of the preset's specs."""
+    """Return whether the results of experiments agree with the published ones. The caller must be
+    allowed to read the experiments."""
     preset = _find(name)
     with database.snapshot() as session:
         found = [store.find_readable(session, user.id, one, user.is_admin) for one in experiment]

@@ -8,8 +8,9 @@ from service.dependencies import Admin, DatabaseDep, Reader
 from service.experiments import shares, store
 from service.experiments.models import Experiment
 from service.experiments.place import places
+from service.experiments.queue_schemas import QueuedOut, QueueOut, QueuePlace, Share
 from service.experiments.scene import ScenesDep
-from service.experiments.schemas import QueuedOut, QueueOut, QueuePlace, Share, moment
+from service.experiments.schemas import moment
 from service.schemas import ResponseModel
 
 router = APIRouter(tags=["queue"], route_class=StrictRoute)

@@ -10,11 +10,11 @@ from service.bodies import JsonBody, StrictRoute
 from service.database import Database
 from service.dependencies import DatabaseDep, Reader
 from service.errors import invalid
+from service.experiments.curve_schemas import CurvesOut, CurvesWanted, ManyCurvesOut
 from service.experiments.curves import TooFewPoints, hold_still, labels_of, read_curves
 from service.experiments.finding import ExperimentId, find, find_all
 from service.experiments.formats import MEDIA_TYPES, Answer, Format, FormatDep, written
 from service.experiments.models import Experiment
-from service.experiments.schemas import CurvesOut, CurvesWanted, ManyCurvesOut
 from service.experiments.selection import Wanted, check_selection
 from service.experiments.states import is_terminal
 from service.parameters import FreeParameters

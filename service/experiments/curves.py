@@ -12,9 +12,9 @@ from sqlalchemy import Row, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.database import IN_BINARY
+from service.experiments.curve_schemas import SeriesOut
 from service.experiments.models import Block, Series
 from service.experiments.recording import COLUMNS
-from service.experiments.schemas import SeriesOut
 from service.experiments.selection import Wanted, matches
 from service.experiments.thinning import shares, thinned
 

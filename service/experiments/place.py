@@ -7,8 +7,9 @@ from sqlalchemy.orm import Session
 
 from service.experiments import forecast, holds
 from service.experiments.models import Device, Experiment, Queue, Status
+from service.experiments.queue_schemas import QueuePlace
 from service.experiments.scene import LAST, QUEUES, Scene, Scenes
-from service.experiments.schemas import QueuePlace, moment
+from service.experiments.schemas import moment
 from service.experiments.shares import MOST_PRIORITY, First, Standing
 from service.workers import Gpu, Slots
 

@@ -27,16 +27,11 @@ from service.experiments.acceptance import Acceptance, beside_of
 from service.experiments.finding import ExperimentId, find, find_deleted, find_own
 from service.experiments.models import DesiredState, Experiment, Status
 from service.experiments.place import place_of_next
+from service.experiments.queue_schemas import RuntimeOut
 from service.experiments.reading import seen
 from service.experiments.runtime import expected_runtime
 from service.experiments.scene import Scenes, ScenesDep
-from service.experiments.schemas import (
-    Changes,
-    ExperimentOut,
-    RuntimeOut,
-    Submission,
-    Validation,
-)
+from service.experiments.schemas import Changes, ExperimentOut, Submission, Validation
 from service.experiments.sent import Sent, Unsized, whole
 from service.settings import Settings
 from service.users import Caller

@@ -9,6 +9,7 @@ from pydantic import Field
 from mptcore.specs import ExperimentSpec
 from mptcore.specs.base import ExperimentId
 from service.experiments.models import Status
+from service.experiments.queue_schemas import QueuePlace, RuntimeOut
 from service.schemas import Page, RequestModel, ResponseModel
 from service.sharing import Visibility
 
@@ -39,7 +40,7 @@ class Submission(Described):
     """An experiment to run."""
 
     spec: ExperimentSpec
-    """What to compute."""
+    """Spec of the computation."""
     after: After = Field([])
     """Ids of experiments that must succeed first. If one fails, this one fails too."""
     cache: bool = True
@@ -51,21 +52,6 @@ class Changes(Described):
 
     pinned: bool = False
     """True keeps the experiment regardless of its age and of quotas."""
-
-
-class RuntimeOut(ResponseModel):
-    """Estimated run time, learned from the family's latest runs on the same kind of slot."""
-
-    median_s: float
-    """Median in seconds."""
-    low_s: float
-    """Lower bound in seconds: one run in ten is shorter."""
-    high_s: float
-    """Upper bound in seconds: one run in ten is longer."""
-    runs: int
-    """Number of runs that the estimate uses."""
-    host: str | None
-    """Machine of these runs: the slowest one that has workers now. null: runs on any machine."""
 
 
 class Validation(ResponseModel):
@@ -123,79 +109,6 @@ class RunProgress(Progress):
     """Standard error of `eta_s`."""
     estimated_end: datetime | None
     """Estimated end. null: unknown."""
-
-
-class QueuePlace(ResponseModel):
-    """Queue position of an experiment among those that wait for the same workers."""
-
-    position: int
-    """Number of experiments that run before it."""
-    reason: str
-    """Why it waits."""
-    estimated_start: datetime | None
-    """Estimated start. null: unknown."""
-    estimate: str
-    """Basis of the estimated start, or why there is none."""
-
-
-class Share(ResponseModel):
-    """A user's share of the server, in the terms of Slurm's sshare. Usage is in decayed
-    slot-seconds; a second of a GPU slot counts as several seconds of a CPU slot."""
-
-    raw_shares: int
-    """The user's shares."""
-    norm_shares: float
-    """The user's fraction of all users' shares."""
-    raw_usage: float
-    """The user's decayed slot-seconds."""
-    effectv_usage: float
-    """The user's fraction of all users' usage."""
-    level_fs: float | None
-    """norm_shares / effectv_usage. Above 1: less used than entitled to. null: no usage yet."""
-    fair_share: float
-    """Rank among users: 1 for the next in turn, falling evenly to 1 / users for the last."""
-
-
-class QueuedOut(ResponseModel):
-    """A queued experiment of the caller."""
-
-    id: str
-    """Id of the experiment."""
-    name: str | None
-    """Name of the experiment."""
-    priority: int
-    """Its priority among its owner's experiments."""
-    device: str
-    """Device that its spec asks for."""
-    created_at: datetime
-    """Time of the submission."""
-    queue: QueuePlace
-    """Its queue position."""
-
-
-class QueueOut(ResponseModel):
-    """The caller's usage, limits, share, and queued experiments."""
-
-    running: int
-    """Number of your running experiments."""
-    max_running: int | None
-    """Maximum number of your running experiments. null: no limit."""
-    submitted: int
-    """Number of your experiments that have not ended."""
-    max_submitted: int
-    """Maximum number of your experiments that have not ended. null: no limit."""
-    gpu_hours: float | None
-    """Your hours of GPU slots in the last 24 hours. null: you have no such limit."""
-    max_gpu_hours_a_day: float | None
-    """Maximum hours of GPU slots in 24 hours. null: no limit."""
-    kept_bytes: int
-    """Bytes of your stored specs, records, artifacts and data sets."""
-    max_bytes: int | None
-    """Maximum of `kept_bytes`. null: no limit."""
-    share: Share
-    """Your share of the server."""
-    items: list[QueuedOut]
-    """The first hundred queued experiments, in their order."""
 
 
 class FailureOut(ResponseModel):
@@ -333,7 +246,7 @@ class ExperimentSummary(Listed):
     family: str
     """Family of its model."""
     desired_state: str
-    """What its owner requested: run, pause or cancel."""
+    """Request of its owner: run, pause or cancel."""
     attempt: int
     """Number of attempts so far."""
     retry_of: str | None
@@ -429,7 +342,7 @@ class AttemptOut(ResponseModel):
     peak_bytes: int | None
     """Peak memory in bytes, of the GPU or else of the machine. null until it has ended."""
     environment: EnvironmentOut | None
-    """What it was computed with. null: not reported."""
+    """Code, packages and hardware. null: not reported."""
 
 
 class ExperimentWithMetrics(ExperimentOut):
@@ -446,83 +359,6 @@ class ExperimentPage(Page):
 
     items: list[ListedWithMetrics | ExperimentOut | SummaryWithMetrics | ExperimentSummary]
     """Experiments, newest first, with as much detail as requested."""
-
-
-class Downsampled(ResponseModel):
-    """Counts of points before and after downsampling to `max_points`."""
-
-    total_points: int
-    """Number of points before downsampling."""
-    sampled: bool
-    """True if points were left out to keep to `max_points`."""
-
-
-class SeriesOut(Downsampled):
-    """A series, by column. Downsampling keeps the first and the last point and, of each of several
-    even stretches, the smallest, the largest and the first missing value. It always keeps the same
-    points."""
-
-    name: str
-    """Name of the series."""
-    labels: dict[str, Any]
-    """Labels that distinguish series of one name, such as seed."""
-    x: list[float]
-    """Position of each point: mask size, rate, epoch or step."""
-    value: list[float | None]
-    """Value of each point. null: not a finite number."""
-    std_err: list[float | None]
-    """Standard error of each point. null: unknown."""
-    n: list[float]
-    """Number of masks or draws of each point."""
-    reasons: list[str | None] | None
-    """For each point, why a number is null. null: no number is."""
-
-
-class CurvesOut(Downsampled):
-    """Curves of an experiment."""
-
-    experiment_id: str
-    """Id of the experiment."""
-    status: Status
-    """Its status."""
-    last_seq: int
-    """Pass it as `after` to get later points. It never falls, not even after a resumption."""
-    partial: bool
-    """True if the run has not ended."""
-    series: list[SeriesOut]
-    """Its series."""
-
-
-Label = int | float | Line
-"""Value of a label."""
-
-
-class CurvesWanted(RequestModel):
-    """A request for curves of several experiments."""
-
-    ids: Annotated[
-        list[Annotated[str, Field(max_length=100)]], Field(min_length=1, max_length=1000)
-    ]
-    """Ids of the experiments."""
-    series: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=100)] | None = (
-        None
-    )
-    """Names of the series to return. null: all."""
-    labels: Annotated[
-        dict[str, Label | Annotated[list[Label], Field(max_length=1000)]], Field(max_length=20)
-    ] = Field({})
-    """Required value of each label, or a list of allowed values. A series must match all labels."""
-    max_points: Annotated[int, Field(ge=2, le=1_000_000)] = 100_000
-    """Maximum number of points of all series together. More are downsampled."""
-
-
-class ManyCurvesOut(Downsampled):
-    """Curves of several experiments."""
-
-    partial: bool
-    """True if a run has not ended."""
-    items: list[CurvesOut]
-    """Curves, in the order of the ids."""
 
 
 def moment(seconds: float | None) -> datetime | None:

@@ -26,7 +26,7 @@ from service.experiments.models import (
     Status,
     Usage,
 )
-from service.experiments.schemas import Share
+from service.experiments.queue_schemas import Share
 from service.fair_share import FairShare
 from service.users import MAY, Role, Scope, User
 

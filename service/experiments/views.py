@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from service.experiments import states
 from service.experiments.models import Artifact, Attempt, Event, Experiment, Metric, Status
+from service.experiments.queue_schemas import QueuePlace
 from service.experiments.schemas import (
     ArtifactOut,
     AttemptOut,
@@ -19,7 +20,6 @@ from service.experiments.schemas import (
     ListedWithMetrics,
     LogOut,
     MetricOut,
-    QueuePlace,
     RunProgress,
     StageOut,
     SummaryWithMetrics,

@@ -145,10 +145,10 @@ def get_table(
         ),
     ] = CsvForm.POINTS,
 ) -> Response:
-    """One row for each point: the swept fields, where it stands, and its metrics over seeds;
-    `format=csv` for a spreadsheet, where `form=long` has a row for each value of a metric, and
-    `form=pooled` takes points together that differ in their seeds alone. Points whose experiment
-    was deleted, or is not open to you, are left out."""
+    """Return a row for each point: the swept fields, status, and metrics over seeds. `format=csv`
+    is for a spreadsheet: `form=long` has a row for each value of a metric, `form=pooled` a row for
+    all points that differ only in their seeds. Points whose experiment was deleted or is not open
+    to you are left out."""
     with database.snapshot() as session:
         sweep = _find(session, user, sweep_id)
         points = store.points(session, sweep_id, user)

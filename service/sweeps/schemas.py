@@ -22,8 +22,6 @@ from service.sweeps.expansion import MOST_POINTS, Points
 MOST_TOGETHER = 1000
 
 Concurrency = Annotated[int, Field(ge=1, le=MOST_POINTS)]
-"""How many runs of the sweep may be under way at once, beside its owner's own limit; null: no limit
-of its own."""
 
 
 class Batch(RequestModel):

@@ -76,8 +76,8 @@ class SignInCodeOut(ResponseModel):
 def sign_in(
     body: JsonBody[SignInWith], database: WriterDep, request: Request, response: Response
 ) -> None:
-    """Sign this browser in: the answer sets a cookie, which allows what the key allows, until the
-    key serves no longer, or for a week."""
+    """Sign this browser in. The answer sets a cookie with the permissions of the key, valid as long
+    as the key, and for a week at most."""
     try:
         with database.transaction() as session:
             caller = _caller(session, body)

@@ -33,7 +33,7 @@ SECRET_BYTES = range(24, 65)
 
 
 class Ending(StrEnum):
-    """How an experiment ends."""
+    """Final status of an experiment."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -88,8 +88,8 @@ class WebhookList(ResponseModel):
 def add_webhook(
     new: JsonBody[NewWebhook], database: WriterDep, settings: SettingsDep, user: Submitter
 ) -> MadeWebhook:
-    """Have an address told of each of your experiments that ends from now on. A signed-in browser
-    adds none: it would outlive the sign-out."""
+    """Add a URL to notify when your experiments end from now on. Signed-in browsers cannot add
+    webhooks, because these would outlive the sign-out."""
     check_has_key(user)
     if problems := [*_url_problems(new.url, settings), *_secret_problems(new.secret)]:
         raise invalid(problems)

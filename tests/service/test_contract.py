@@ -13,8 +13,9 @@ from mptcore.specs import Limits
 from service.contract import EXAMPLES
 from service.database import Database
 from service.datasets.models import Dataset
+from service.experiments.curve_schemas import CurvesWanted
 from service.experiments.models import Artifact, Event, Status
-from service.experiments.schemas import Changes, CurvesWanted, Submission
+from service.experiments.schemas import Changes, Submission
 from service.main import create_app
 from service.settings import Settings
 from service.sweeps.expansion import specs_of

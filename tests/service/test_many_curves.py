@@ -8,9 +8,9 @@ from fastapi.testclient import TestClient
 
 from service.database import Database
 from service.experiments import lease
+from service.experiments.curve_schemas import ManyCurvesOut
 from service.experiments.models import Status
 from service.experiments.recording import Batch, record
-from service.experiments.schemas import ManyCurvesOut
 from service.settings import Settings
 from service.users import ensure_key
 from tests.support.attempts import claimed

@@ -8,8 +8,8 @@ from sqlalchemy import select, update
 from service.database import Database
 from service.experiments.models import Attempt, Experiment, Queue, Status
 from service.experiments.place import places
+from service.experiments.queue_schemas import QueuePlace
 from service.experiments.scene import Scenes
-from service.experiments.schemas import QueuePlace
 from service.fair_share import FairShare
 from tests.support.shared_lab import WITHIN_S, SharedLab
 

@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 
 from service.database import Database
 from service.experiments import lease
+from service.experiments.curve_schemas import CurvesOut
 from service.experiments.models import Status
 from service.experiments.recording import Batch, record
-from service.experiments.schemas import CurvesOut
 from tests.support.attempts import claimed
 
 

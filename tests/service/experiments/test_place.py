@@ -20,8 +20,9 @@ from service.experiments import lease, scene, shares, store
 from service.experiments.dispatch import _dispatch, dispatch_next
 from service.experiments.models import DEVICES, Experiment, Queue, Status
 from service.experiments.place import place_of_next, places
+from service.experiments.queue_schemas import QueuePlace
 from service.experiments.scene import QUEUES, Scenes
-from service.experiments.schemas import QueuePlace, Submission
+from service.experiments.schemas import Submission
 from service.experiments.shares import Standing
 from service.fair_share import FairShare
 from service.main import create_app
