@@ -63,7 +63,7 @@ def test_presence_survives_a_failover(lab: Settings, database: Database) -> None
         assert beats.is_alive()
         assert not is_known()
     database.engine.dispose()
-    wait_until(is_known, 5)
+    wait_until(is_known)
     stopping.set()
     beats.join()
     assert not is_known()
@@ -83,10 +83,10 @@ def test_a_part_that_fails_ends_its_process(settings: Settings) -> None:
             with database.snapshot() as session:
                 return session.scalar(select(Worker.id)) is not None
 
-        wait_until(is_known, 20)
+        wait_until(is_known)
         with database.transaction() as session:
             session.execute(text("DROP TABLE workers"))
-    _, said = worker.communicate(timeout=20)
+    _, said = worker.communicate(timeout=240)
     assert worker.returncode == 1
     assert "a part of this process failed" in said
     assert "NotMigrated" in said

@@ -45,7 +45,7 @@ def test_a_node_whose_broker_is_away_is_not_deaf(settings: Settings, tmp_path: P
                 assert workers.oldest_dispatch_age(session, Queue.CPU) > 3 * DEAF_S
             redis.start()
             try:
-                wait_until(deaf.is_set, 10)
+                wait_until(deaf.is_set)
             finally:
                 redis.stop()
         finally:
