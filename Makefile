@@ -7,7 +7,7 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt $(CURDIR)/constraints-cuda.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo serve test lint client docs notebooks bench calibration chaos fuzz mutants
+.PHONY: help setup demo serve test lint docs notebooks bench calibration chaos fuzz mutants
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -39,9 +39,6 @@ lint: setup ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-
-client: setup ## the Python client without asyncio, made from that of mptlab/_async
-	$(BIN)/python -m mptlab._async
 
 docs: setup ## the pages of docs/ that are generated
 	$(BIN)/python -m docs.reference

@@ -1,8 +1,5 @@
 """The Python client of the service, on httpx. Nothing here imports torch."""
 
-from mptlab._async.api import AsyncClient
-from mptlab._async.experiments import AsyncExperiment
-from mptlab._async.sweeps import AsyncSweep
 from mptlab.api import Client
 from mptlab.curves import Curves
 from mptlab.errors import NoAnswer, NotSucceeded, Refused
@@ -10,9 +7,6 @@ from mptlab.experiments import Experiment
 from mptlab.sweeps import Sweep
 
 __all__ = [
-    "AsyncClient",
-    "AsyncExperiment",
-    "AsyncSweep",
     "Client",
     "Curves",
     "Experiment",

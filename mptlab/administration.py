@@ -1,4 +1,3 @@
-# Made from mptlab/_async/administration.py by `make client`.
 """The users, their keys, and what the lab does: for admins most of it."""
 
 from collections.abc import Iterator

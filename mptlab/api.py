@@ -1,4 +1,3 @@
-# Made from mptlab/_async/api.py by `make client`.
 """Submitting experiments, waiting for them, reading what came out."""
 
 import hashlib

@@ -1,7 +1,7 @@
-# Made from mptlab/_async/connection.py by `make client`.
 """The connection to the service: where it is, with which key, and what is sent again."""
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +47,7 @@ class Connection:
         self._for_s = for_s
         self._waiting: set[object] = set()  # which threads may change without a lock
         self._missing: set[object] = set()  # requests that have met the outage
+        self._telling = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +114,7 @@ class Connection:
 
     @property
     def _waits(self) -> int:
-        """How many waits are under way: in tasks, or in threads."""
+        """Number of waits under way, in all threads."""
         return len(self._waiting)
 
     def _look(self, path: str, deadline: float) -> Json:
@@ -149,9 +150,10 @@ class Connection:
         request = object()
 
         def tell(cause: str) -> None:
-            if not self._missing:
-                self._on_outage(f"{self.url} does not answer ({cause}): trying again")
-            self._missing.add(request)
+            with self._telling:
+                if not self._missing:
+                    self._on_outage(f"{self.url} does not answer ({cause}): trying again")
+                self._missing.add(request)
 
         try:
             return send_again(send, idempotent=idempotent, for_s=for_s, on_outage=tell)

@@ -1,4 +1,3 @@
-# Made from mptlab/_async/events.py by `make client`.
 """Following what happens, by the service's event streams."""
 
 import json

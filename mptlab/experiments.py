@@ -1,4 +1,3 @@
-# Made from mptlab/_async/experiments.py by `make client`.
 """Experiments as objects: `client.experiments.create(…)`, `.wait()`, `.curves()`, `.plot()`."""
 
 import os

@@ -1,14 +1,12 @@
 """Sending again what may be sent again, after a pause that grows or that the service asks for."""
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, TypedDict, Unpack
 
 import httpx
 from tenacity import (
-    AsyncRetrying,
     RetryCallState,
     Retrying,
     retry_if_exception_type,
@@ -34,30 +32,16 @@ def retry_s() -> float:
     return float(os.environ.get("MPT_RETRY_S", RETRY_S))
 
 
-class Patience(TypedDict):
-    """What is sent again, and for how long. What is not idempotent is sent again only where nothing
-    was sent, or was refused unread; `on_outage` is told once."""
-
-    idempotent: bool
-    for_s: float
-    on_outage: Callable[[str], object]
-
-
-def send_again(send: Callable[[], httpx.Response], **patience: Unpack[Patience]) -> httpx.Response:
-    """The response, at last. Raises what httpx raised last."""
-    return Retrying(**_rules(**patience))(send)
-
-
-async def send_again_async(
-    send: Callable[[], Awaitable[httpx.Response]], **patience: Unpack[Patience]
+def send_again(
+    send: Callable[[], httpx.Response],
+    *,
+    idempotent: bool,
+    for_s: float,
+    on_outage: Callable[[str], object],
 ) -> httpx.Response:
-    """The same where what is sent is awaited."""
-    response: httpx.Response = await AsyncRetrying(**_rules(**patience))(send)
-    return response
-
-
-def _rules(*, idempotent: bool, for_s: float, on_outage: Callable[[str], object]) -> dict[str, Any]:
-    """What tenacity is told."""
+    """Send until there is an answer, for at most `for_s` seconds. Return the last response, or
+    raise the last error of httpx. A request that is not idempotent is sent again only if nothing
+    was sent, or it was refused unread. `on_outage` is called once, with the cause."""
     safe = retry_if_exception_type(NOT_SENT) | retry_if_result(is_refused_unread)
     any_way = retry_if_exception_type(NOT_ANSWERED) | retry_if_result(is_busy)
 
@@ -69,13 +53,14 @@ def _rules(*, idempotent: bool, for_s: float, on_outage: Callable[[str], object]
         # No longer than the time left, at whose end it is sent once more.
         return max(0.0, min(_pause_s(state), for_s - (state.seconds_since_start or 0.0)))
 
-    return {
-        "retry": any_way if idempotent else safe,
-        "stop": stop_after_delay(for_s),
-        "wait": pause_s,
-        "before_sleep": tell,
-        "retry_error_callback": _last_outcome,
-    }
+    retrying = Retrying(
+        retry=any_way if idempotent else safe,
+        stop=stop_after_delay(for_s),
+        wait=pause_s,
+        before_sleep=tell,
+        retry_error_callback=_last_outcome,
+    )
+    return retrying(send)
 
 
 def is_busy(response: httpx.Response) -> bool:

@@ -1,4 +1,3 @@
-# Made from mptlab/_async/sweeps.py by `make client`.
 """A sweep as its client holds it: waiting for it, its table, cancelling it."""
 
 import math

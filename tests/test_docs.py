@@ -183,10 +183,7 @@ def test_the_page_of_the_client_runs(home: tuple[Path, int]) -> None:
     assert (folder / "two-hundred.pdf").read_bytes().startswith(b"%PDF")
     assert by_python.startswith("succeeded -")
     assert "lml" in of_sweep
-    runs, points, *statuses, rows = by_asyncio.splitlines()
-    assert runs == "['succeeded', 'succeeded', 'succeeded']"
-    assert (points, rows) == ("64", "2")
-    assert (statuses[0], statuses[-1]) == ("queued", "succeeded")
+    assert by_asyncio.strip() == "['succeeded', 'succeeded', 'succeeded']"
     assert "table1" in by_command
     figures = ("training.svg", "evolution.svg", "curves.svg")
     assert all("<svg" in (folder / one).read_text() for one in figures)

@@ -1,6 +1,5 @@
 """Following what happens by the client: streams of a real service, which end, and are cut off."""
 
-import asyncio
 import json
 import threading
 from collections import Counter
@@ -11,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from mptlab import AsyncClient, Client, NoAnswer, Refused, serve
+from mptlab import Client, NoAnswer, Refused, serve
 from service.database import Database
 from service.experiments import states
 from service.experiments.models import DesiredState
@@ -161,15 +160,3 @@ def test_from_now_on_is_from_the_first_now_on() -> None:
     with answering(page, (STREAM, b": ping\n\n"), (STREAM, EVENT + END)) as (server, client):
         assert [*client.events(after="now")] == [{"id": "7"}]
     assert server.asked == [f"/v1/events?after={after}" for after in ("now", "5", "5")]
-
-
-def test_a_stream_that_is_awaited_goes_on_where_it_was() -> None:
-    cut, other = (STREAM, EVENT + b": ping\n\n"), EVENT.replace(b"7", b"8")
-    with answering(cut, cut, (STREAM, other + END)) as (server, client):
-
-        async def main() -> list[str]:
-            async with AsyncClient(client.url, "key") as awaited:
-                return [event["id"] async for event in awaited.events()]
-
-        assert asyncio.run(main()) == ["7", "7", "8"]  # as this server tells
-    assert server.asked == ["/v1/events", *["/v1/events?after=7"] * 2]

@@ -4,7 +4,6 @@ The service that answers 503 is a small server of this file: the real one does s
 database is away.
 """
 
-import asyncio
 import json
 import threading
 import time
@@ -12,9 +11,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 
-from mptlab import AsyncClient, Client, NoAnswer, Refused, serve
+from mptlab import Client, NoAnswer, Refused, serve
 from service.database import Database
 from service.experiments import states
 from service.experiments.models import DesiredState
@@ -169,33 +169,34 @@ def test_wait_survives_a_server_that_is_killed_and_started_again(
 
 
 @busy(6)
-def test_an_outage_is_told_once_to_who_asks_much_at_once(answers: Answers) -> None:
+def test_an_outage_is_told_once_to_threads_that_share_a_client(answers: Answers) -> None:
     told: list[str] = []
-
-    async def main() -> None:
-        async with AsyncClient(answers.url, "key", on_outage=told.append) as client:
-            await asyncio.gather(*(client.get("a") for _ in range(6)))
-            assert len(told) == 1
-            answers.busy = len(answers.seen) + 1
-            await client.get("a")
-
-    asyncio.run(main())
+    client = Client(answers.url, "key", on_outage=told.append)
+    with ThreadPoolExecutor(6) as threads:
+        [*threads.map(client.get, "abcdef")]
+    assert len(told) == 1
+    answers.busy = len(answers.seen) + 1
+    client.get("a")
     assert len(told) == 2
 
 
-@busy(2)
-def test_what_is_awaited_is_sent_again_in_the_same_way(answers: Answers) -> None:
-    told: list[str] = []
+def test_many_waits_together_look_no_more_often_than_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    pauses: list[float] = []
+    all_wait = threading.Barrier(40)
 
-    async def main() -> None:
-        async with AsyncClient(answers.url, "key", on_outage=told.append) as client:
-            await client.submit({})
-            assert len(answers.seen) == 3
-            answers.busy = 4
-            with pytest.raises(Refused, match="busy"):
-                await client.resume("a")
+    def answer(_: httpx.Request) -> httpx.Response:
+        looks.append(1)
+        is_second = len(looks) > 40
+        if not is_second:
+            all_wait.wait(60)
+        return httpx.Response(200, json={"status": "", "terminal": is_second})
 
-    asyncio.run(main())
-    assert len({key for _, key in answers.seen[:3]}) == 1
-    assert len(answers.seen) == 4
-    assert told == [f"{answers.url} does not answer (HTTP 503): trying again"]
+    client = Client("http://lab:1", "key")
+    client._http = httpx.Client(transport=httpx.MockTransport(answer), base_url=client.url)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    with ThreadPoolExecutor(40) as threads:
+        waits = [threads.submit(client.wait, f"{i}", poll_s=0.5) for i in range(40)]
+        assert len([one.result() for one in waits]) == 40
+    assert len(pauses) == 40
+    assert max(pauses) == 2.0

@@ -13,13 +13,6 @@ PACKAGES = ("mptcore", "service", "worker", "mptlab")
 LEFT_OUT = {
     "mptcore/presets/__init__.py": "it runs at import, before a mutant is chosen",
     "mptcore/presets/language.py": "it runs at import, before a mutant is chosen",
-    "mptlab/_async/__main__.py": "test_async.py compares all that it writes with what is there",
-    "mptlab/_async/administration.py": "`make client` writes mptlab/administration.py from it",
-    "mptlab/_async/api.py": "`make client` writes mptlab/api.py from it, which is asked",
-    "mptlab/_async/connection.py": "`make client` writes mptlab/connection.py from it",
-    "mptlab/_async/events.py": "`make client` writes mptlab/events.py from it",
-    "mptlab/_async/experiments.py": "`make client` writes mptlab/experiments.py from it",
-    "mptlab/_async/sweeps.py": "`make client` writes mptlab/sweeps.py from it",
 }
 """Modules with functions that are not asked about, and the reason."""
 
@@ -131,7 +124,6 @@ ELSEWHERE = {"mptcore/specs/": "tests/mptcore/families/*/test_refused_specs.py"}
 """Tests that are asked too, for all modules below a folder."""
 
 NOT_ASKED = {
-    "tests/mptlab/test_async.py": "it reads source files, which are other ones for mutants",
     "tests/mptlab/test_distribution.py": "it reads source files, which are other ones for mutants",
     "tests/mptlab/test_cli.py": "it starts labs: test_commands.py reaches the same functions",
     "tests/mptlab/test_demo.py": "it starts a lab, for mptlab/demo.py alone",
