@@ -12,10 +12,10 @@ from mptcore.specs import Problem
 from service import accounts, audit
 from service.bodies import JsonBody, StrictRoute
 from service.dependencies import Admin, Canceller, DatabaseDep, Reader, UserDep, WriterDep
-from service.errors import ApiError, invalid
 from service.experiments.schemas import Line, moment
 from service.pages import Cursor, Limit, page, read_number_cursor
 from service.permission import check_has_key
+from service.refusals import ApiError, invalid
 from service.schemas import Page, RequestModel, ResponseModel
 from service.users import MAY, ApiKey, Caller, Role, Scope, User
 

@@ -17,13 +17,15 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidatorFunctionWrapHandler, WrapValidator
 from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.exceptions import HTTPException
 
 from mptcore.specs import SpecError, parse_json
 from service.dependencies import authenticate, check_scopes, scopes_of
-from service.errors import ApiError, invalid, wrong_body
+from service.errors import wrong_body
 from service.own_pages import check_own_page
 from service.parameters import QueryParameters
 from service.rates import network
+from service.refusals import ApiError, invalid
 from service.settings import Settings
 
 LARGE_BYTES = 64 * 1024
@@ -213,7 +215,12 @@ class StrictRoute(APIRoute):
             request = StrictRequest(request.scope, request.receive)
             request.route = self
             with ExitStack() as request.held:
-                return await handle(request)
+                try:
+                    return await handle(request)
+                except HTTPException as error:  # FastAPI wraps what reading a body raises
+                    if isinstance(error.__cause__, ApiError):
+                        raise error.__cause__ from None
+                    raise
 
         return strict
 

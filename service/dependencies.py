@@ -22,9 +22,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.orm import Session
 
 from service.database import AWAY, Database
-from service.errors import ApiError
 from service.own_pages import check_own_page
 from service.rates import shown
+from service.refusals import ApiError
 from service.settings import Settings
 from service.sign_ins import COOKIE, caller_of_cookie
 from service.users import (

@@ -6,18 +6,19 @@ from http import HTTPStatus
 from typing import Any
 
 from asgi_correlation_id import correlation_id
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import compile_path
 
-from mptcore.specs import MAX_PROBLEMS, Problem, SpecError
+from mptcore.specs import Problem
 from mptcore.specs.parsing.problems import spec_error
 from mptcore.specs.parsing.sentences import sentence
 from mptcore.specs.parsing.suggestions import meant
 from service.database import AWAY, DISK_FULL, write_trouble
+from service.refusals import MAX_ITEM_DETAIL, ApiError, cut, invalid
 from service.revisions import NotMigrated
 from service.schemas import ResponseModel
 
@@ -37,10 +38,6 @@ SERVICE_PATTERNS = {
 
 MAX_SIMILAR_PATH = 100
 """Characters of a path for which a similar one is looked for."""
-MAX_DETAIL = 2000
-"""Characters of an answer's `detail`."""
-MAX_ITEM_DETAIL = 1000
-"""Characters of the `detail` of one of its errors."""
 
 
 class ErrorItem(ResponseModel):
@@ -71,61 +68,13 @@ class ProblemDocument(ResponseModel):
     """Id of the request in the service's log."""
 
 
-class ApiError(HTTPException):
-    """An answer other than success: its status, a stable reason, and the problems found, of which
-    it keeps the first MAX_PROBLEMS and their `count`."""
-
-    def __init__(
-        self,
-        status: HTTPStatus,
-        reason: str,
-        detail: str,
-        problems: Sequence[Problem] = (),
-        headers: dict[str, str] | None = None,
-        count: int | None = None,
-    ):
-        super().__init__(status, _cut(detail, MAX_DETAIL), headers)
-        self.reason = reason
-        self.problems = problems[:MAX_PROBLEMS]
-        self.count = len(problems) if count is None else count
-
-
-def invalid(problems: Sequence[Problem] | SpecError) -> ApiError:
-    """Return the answer (422) to a request with these problems."""
-    error = problems if isinstance(problems, SpecError) else SpecError(problems)
-    return ApiError(
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        "invalid_request",
-        _told_together(error),
-        error.problems,
-        count=error.count,
-    )
-
-
-def _told_together(error: SpecError) -> str:
-    """Return the sentences of the first problems, up to MAX_DETAIL, and how many more there are."""
-    told: list[str] = []
-    left = MAX_DETAIL - len("; and 999999 more")
-    for problem in error.problems:
-        one = _cut(f"{problem.pointer or '/'}: {problem.detail}", MAX_ITEM_DETAIL)
-        left -= len(one) + 2
-        if left < 0:
-            break
-        told.append(one)
-    more = error.count - len(told)
-    return "; ".join([*told, f"and {more} more"] if more else told)
-
-
 def _item(problem: Problem) -> ErrorItem:
-    pointer, detail = (_cut(text, MAX_ITEM_DETAIL) for text in (problem.pointer, problem.detail))
+    pointer, detail = (cut(text, MAX_ITEM_DETAIL) for text in (problem.pointer, problem.detail))
     return ErrorItem(pointer=pointer, detail=detail)
 
 
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
-
-
 def install_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, _refusal)
     app.add_exception_handler(StarletteHTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     for away in AWAY:
@@ -137,8 +86,8 @@ def install_handlers(app: FastAPI) -> None:
 def problem_response(error: ApiError) -> JSONResponse:
     """Return the answer for an error."""
     document = ProblemDocument(
-        title=HTTPStatus(error.status_code).phrase,
-        status=error.status_code,
+        title=error.status.phrase,
+        status=error.status,
         detail=error.detail,
         reason=error.reason,
         errors=[_item(one) for one in error.problems],
@@ -147,16 +96,19 @@ def problem_response(error: ApiError) -> JSONResponse:
     )
     return JSONResponse(
         document.model_dump(),
-        error.status_code,
+        error.status,
         headers=error.headers,
         media_type=PROBLEM,
     )
 
 
+async def _refusal(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return problem_response(error)
+
+
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, StarletteHTTPException)
-    if isinstance(error, ApiError):
-        return problem_response(error)
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:

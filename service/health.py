@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from service.bodies import PublicRoute
 from service.dependencies import DatabaseDep
-from service.errors import ApiError
+from service.refusals import ApiError
 from service.schemas import ResponseModel
 
 router = APIRouter(tags=["health"], route_class=PublicRoute)

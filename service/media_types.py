@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from service.errors import ApiError
+from service.refusals import ApiError
 
 Form = TypeVar("Form", bound=StrEnum)
 

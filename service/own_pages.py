@@ -5,7 +5,7 @@ from http import HTTPStatus
 from fastapi import Request
 from starlette.datastructures import Headers
 
-from service.errors import ApiError
+from service.refusals import ApiError
 
 READS = ("GET", "HEAD", "OPTIONS")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Protocol, TypeVar
 from fastapi import Query
 
 from mptcore.specs import Problem
-from service.errors import ApiError, invalid
+from service.refusals import ApiError, invalid
 from service.sharing import Whose
 
 Limit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items.")]

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 
 from mptcore.specs import Problem
 from mptcore.specs.parsing.suggestions import meant
-from service.errors import invalid
+from service.refusals import invalid
 
 MAX_PARAMETERS = 200
 """Query parameters of one request."""

@@ -4,7 +4,7 @@ from http import HTTPStatus
 from typing import TypeVar
 
 from mptcore.specs import Problem
-from service.errors import ApiError, invalid
+from service.refusals import ApiError, invalid
 from service.sharing import Owned, Whose
 from service.users import Caller
 

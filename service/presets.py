@@ -13,7 +13,6 @@ from mptcore.specs import ExperimentSpec, Problem
 from mptcore.specs.parsing.suggestions import meant
 from service.bodies import StrictRoute
 from service.dependencies import DatabaseDep, Reader, SettingsDep
-from service.errors import ApiError, invalid
 from service.experiments import store
 from service.experiments.curves import read_series
 from service.experiments.models import Experiment, Status
@@ -22,6 +21,7 @@ from service.experiments.scene import ScenesDep
 from service.experiments.schemas import ExperimentSummary
 from service.experiments.views import metric_out, summary_out
 from service.preset_runs import ran, runs_of_presets
+from service.refusals import ApiError, invalid
 from service.schemas import ResponseModel
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"], route_class=StrictRoute)

@@ -21,7 +21,8 @@ from limits.errors import StorageError
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.errors import ApiError, problem_response
+from service.errors import problem_response
+from service.refusals import ApiError
 from service.settings import Settings
 
 log = logging.getLogger(__name__)

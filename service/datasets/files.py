@@ -23,8 +23,8 @@ from mptcore.runtime.durable import sync_folder
 from mptcore.specs import Problem
 from service.child_environment import run_environment
 from service.datasets import quota
-from service.errors import ApiError, invalid
 from service.quota import UNLIMITED, Room
+from service.refusals import ApiError, invalid
 from service.settings import Settings
 
 INSPECTION_TIMEOUT_S = 120.0

@@ -8,8 +8,8 @@ from http import HTTPStatus
 from sqlalchemy.orm import Session
 
 from service import quota
-from service.errors import ApiError
 from service.fair_share import FairShare
+from service.refusals import ApiError
 
 
 @contextmanager

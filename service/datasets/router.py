@@ -30,11 +30,11 @@ from service.dependencies import (
     Submitter,
     WriterDep,
 )
-from service.errors import ApiError, invalid
 from service.experiments.schemas import moment
 from service.pages import Cursor, Limit, WhoseQuery, page, read_cursor
 from service.permission import check_whose, not_found, writable
 from service.quota import Room, note, room_of
+from service.refusals import ApiError, invalid
 from service.schemas import Page, RequestModel, ResponseModel
 from service.settings import Settings
 from service.sharing import Visibility, Whose

@@ -5,8 +5,8 @@ from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 
-from service.errors import ApiError
 from service.experiments.models import Artifact
+from service.refusals import ApiError
 from service.settings import Settings
 
 

@@ -13,7 +13,6 @@ from zipstream import ZIP_DEFLATED, ZipStream
 from mptcore.protocol.records import encode
 from mptcore.specs import Limits, stored_spec
 from service.database import Database
-from service.errors import ApiError
 from service.experiments import store
 from service.experiments.artifacts import file_of, whole_file
 from service.experiments.curves import labels_of
@@ -22,6 +21,7 @@ from service.experiments.readme import readme
 from service.experiments.schemas import AttemptOut, MetricOut
 from service.experiments.stored_records import numbered_points, numbered_records
 from service.experiments.views import attempt_out, metric_out
+from service.refusals import ApiError
 from service.settings import Settings
 from service.spreadsheets import csv_text
 

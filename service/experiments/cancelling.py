@@ -11,12 +11,12 @@ from service import audit
 from service.audit import AuditEntry
 from service.bodies import StrictRoute
 from service.dependencies import Canceller, WriterDep
-from service.errors import invalid
 from service.experiments import states
 from service.experiments.listing import Wanted, clauses
 from service.experiments.listing_parameters import WantedDep
 from service.experiments.models import UNFINISHED, DesiredState, Experiment
 from service.permission import check_whose
+from service.refusals import invalid
 from service.schemas import ResponseModel
 
 router = APIRouter(tags=["experiments"], route_class=StrictRoute)

@@ -9,7 +9,6 @@ from mptcore.specs import Problem
 from service.bodies import JsonBody, StrictRoute
 from service.database import Database
 from service.dependencies import DatabaseDep, Reader
-from service.errors import invalid
 from service.experiments.curve_schemas import CurvesOut, CurvesWanted, ManyCurvesOut
 from service.experiments.curves import TooFewPoints, hold_still, labels_of, read_curves
 from service.experiments.finding import ExperimentId, find, find_all
@@ -18,6 +17,7 @@ from service.experiments.models import Experiment
 from service.experiments.selection import Wanted, check_selection
 from service.experiments.states import is_terminal
 from service.parameters import FreeParameters
+from service.refusals import invalid
 from service.users import Caller
 from service.validators import NOT_MODIFIED, IfNoneMatch, etag, is_known, not_modified, tagged
 

@@ -9,10 +9,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
-from service.errors import ApiError, invalid
 from service.experiments import store
 from service.experiments.models import Experiment
 from service.permission import not_found, writable
+from service.refusals import ApiError, invalid
 from service.users import Caller
 
 ExperimentId = Annotated[str, Path(max_length=100, description="Id of the experiment.")]

@@ -12,7 +12,6 @@ from mptcore.specs import Problem
 from service.bodies import JsonBody, StrictRoute
 from service.database import Database
 from service.dependencies import DatabaseDep, Reader, reading
-from service.errors import invalid
 from service.experiments import states, store
 from service.experiments.finding import ExperimentId, find, find_all
 from service.experiments.listing import page_of
@@ -37,6 +36,7 @@ from service.experiments.views import (
 )
 from service.pages import Limit, LongCursor
 from service.permission import check_whose
+from service.refusals import invalid
 from service.schemas import RequestModel, ResponseModel
 from service.streams.changes import Subject
 from service.streams.poller import PollerDep

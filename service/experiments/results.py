@@ -9,7 +9,6 @@ from fastapi.responses import FileResponse, StreamingResponse
 
 from service.bodies import StrictRoute
 from service.dependencies import DatabaseDep, Reader, SettingsDep
-from service.errors import ApiError
 from service.experiments import store
 from service.experiments.artifacts import whole_file
 from service.experiments.bundle import bundle, zipped
@@ -18,6 +17,7 @@ from service.experiments.schemas import ArtifactList, Level, LogOut, LogPage, Me
 from service.experiments.states import is_terminal
 from service.experiments.views import artifact_out, as_json, log_out, metric_out
 from service.media_types import accepted
+from service.refusals import ApiError
 from service.validators import NOT_MODIFIED, IfNoneMatch, by_content
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)

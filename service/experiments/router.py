@@ -21,7 +21,6 @@ from service.dependencies import (
     Submitter,
     WriterDep,
 )
-from service.errors import ApiError, invalid
 from service.experiments import keeping, states, store
 from service.experiments.acceptance import Acceptance, beside_of
 from service.experiments.finding import ExperimentId, find, find_deleted, find_own
@@ -33,6 +32,7 @@ from service.experiments.runtime import expected_runtime
 from service.experiments.scene import Scenes, ScenesDep
 from service.experiments.schemas import Changes, ExperimentOut, Submission, Validation
 from service.experiments.sent import Sent, Unsized, whole
+from service.refusals import ApiError, invalid
 from service.settings import Settings
 from service.users import Caller
 

@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 from mptcore.protocol.records import LABELS, SERIES
 from mptcore.specs import Problem
-from service.errors import ApiError, invalid
+from service.refusals import ApiError, invalid
 
 Labels = Mapping[str, object]
 Wanted = Mapping[str, Sequence[str]]

@@ -7,9 +7,9 @@ from typing import Annotated, NamedTuple
 from fastapi import Depends, Header, Query, Request
 
 from mptcore.specs import Problem
-from service.errors import invalid
 from service.experiments.events import Kind, Place
 from service.media_types import accepted
+from service.refusals import invalid
 
 NOW = "now"
 MOST_SEQ = 2**31 - 1

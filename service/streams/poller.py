@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from service.database import AWAY, Database
 from service.dependencies import Places
-from service.errors import ApiError
+from service.refusals import ApiError
 from service.settings import Settings
 from service.streams.changes import Changes, Subject, refused
 from service.users import Caller

@@ -13,10 +13,10 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from service.bodies import StrictRoute
 from service.database import AWAY
 from service.dependencies import Reader
-from service.errors import ApiError
 from service.experiments.events import EventOut, Place
 from service.experiments.finding import ExperimentId
 from service.experiments.views import as_json
+from service.refusals import ApiError
 from service.schemas import ResponseModel
 from service.streams.parameters import MEDIA_TYPES, Asked, AskedDep, EventForm
 from service.streams.poller import Poller, PollerDep

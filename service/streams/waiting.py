@@ -10,7 +10,7 @@ from fastapi import Depends, Header, Response
 from sqlalchemy.orm import Session
 
 from service.dependencies import SettingsDep
-from service.errors import ApiError
+from service.refusals import ApiError
 from service.streams.changes import Subject
 from service.streams.poller import Poller
 from service.users import Caller

@@ -11,13 +11,13 @@ from sqlalchemy.orm import Session
 from mptcore.specs import Problem
 from service.bodies import JsonBody, LargeRoute
 from service.dependencies import SettingsDep, Submitter, WriterDep
-from service.errors import invalid
 from service.experiments import many, store
 from service.experiments.acceptance import Acceptance, beside_of
 from service.experiments.many import New
 from service.experiments.router import IdempotencyKey, refusals
 from service.experiments.schemas import Submission
 from service.experiments.sent import whole
+from service.refusals import invalid
 from service.settings import Settings
 from service.sweeps.schemas import Batch, BatchOut, Made
 

@@ -12,13 +12,13 @@ from http import HTTPStatus
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, Problem, stored_spec
-from service.errors import ApiError, invalid
 from service.experiments import store as experiments
 from service.experiments.acceptance import Acceptance
 from service.experiments.many import New
 from service.experiments.schemas import Submission
 from service.experiments.store import columns_again, columns_of
 from service.references import Named
+from service.refusals import ApiError, invalid
 from service.settings import Settings
 from service.sharing import Visibility
 from service.sweeps import store

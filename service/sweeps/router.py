@@ -14,7 +14,6 @@ from service import audit
 from service.bodies import JsonBody, LargeRoute
 from service.datasets.sizes import Uploads
 from service.dependencies import Canceller, DatabaseDep, Reader, SettingsDep, Submitter, WriterDep
-from service.errors import ApiError, invalid
 from service.experiments import holds, many, states
 from service.experiments.many import New
 from service.experiments.models import Experiment
@@ -23,6 +22,7 @@ from service.experiments.scene import Scenes, ScenesDep
 from service.experiments.views import as_json
 from service.pages import Cursor, Limit, WhoseQuery, page, read_cursor
 from service.permission import check_whose, not_found, writable
+from service.refusals import ApiError, invalid
 from service.settings import Settings
 from service.sharing import Whose
 from service.sweeps import store

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, select_autoescape
 
-from service.errors import ApiError
 from service.headers import PAGE, PAGE_FILE
+from service.refusals import ApiError
 from service.ui.help import documents
 from service.ui.sign_in import SIGN_IN_PAGE
 

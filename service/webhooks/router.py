@@ -14,9 +14,9 @@ from mptcore.specs import Problem
 from service import audit
 from service.bodies import JsonBody, StrictRoute
 from service.dependencies import Canceller, DatabaseDep, Reader, SettingsDep, Submitter, WriterDep
-from service.errors import ApiError, invalid
 from service.experiments.schemas import moment
 from service.permission import check_has_key, not_found
+from service.refusals import ApiError, invalid
 from service.schemas import RequestModel, ResponseModel
 from service.settings import Settings
 from service.webhooks import store

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from mptcore.specs import MAX_PROBLEMS, Problem, parse_json
 from mptcore.specs.parsing import long_lists
-from service.errors import MAX_DETAIL, MAX_ITEM_DETAIL, invalid, problem_response
+from service.errors import problem_response
+from service.refusals import MAX_DETAIL, MAX_ITEM_DETAIL, invalid
 from service.sweeps.schemas import Batch, SweepSubmission
 from tests.support.ppca_spec import ppca_spec
 

@@ -11,7 +11,7 @@ import pytest
 
 from mptcore.data.inspect import OPEN_FILES
 from service.datasets import files
-from service.errors import ApiError
+from service.refusals import ApiError
 from tests.support.processes import wait_until
 
 PARENT = """

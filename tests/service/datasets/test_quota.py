@@ -8,10 +8,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.datasets import quota
-from service.errors import ApiError
 from service.fair_share import FairShare
 from service.main import create_app
 from service.quota import UNLIMITED
+from service.refusals import ApiError
 from service.settings import Settings
 from tests.support.uploads import GOOD, npy, post, stored
 
@@ -74,7 +74,7 @@ def test_so_many_uploads_of_one_user_at_once() -> None:
     with quota.one_of_few(under_way, 1, 2), quota.one_of_few(under_way, 1, 2):
         with pytest.raises(ApiError) as refused, quota.one_of_few(under_way, 1, 2):
             pass
-        assert refused.value.status_code == 429
+        assert refused.value.status == 429
         assert refused.value.headers == {"Retry-After": "5"}
         with quota.one_of_few(under_way, 2, 2):
             pass

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from service.database import Database
-from service.errors import ApiError
 from service.experiments.listing import Wanted, page_of
 from service.experiments.models import Metric, Status
+from service.refusals import ApiError
 from service.settings import Settings
 from service.sharing import Visibility, Whose
 from service.users import User

@@ -1,0 +1,64 @@
+"""Refuse a request: a plain exception, which the web layer turns into an answer."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from mptcore.specs import MAX_PROBLEMS, Problem, SpecError
+
+MAX_DETAIL = 2000
+"""Characters of an answer's `detail`."""
+MAX_ITEM_DETAIL = 1000
+"""Characters of the `detail` of one of its errors."""
+
+
+class ApiError(Exception):
+    """An answer other than success: its status, a stable reason, and the problems found, of which
+    it keeps the first MAX_PROBLEMS and their `count`."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        reason: str,
+        detail: str,
+        problems: Sequence[Problem] = (),
+        headers: dict[str, str] | None = None,
+        count: int | None = None,
+    ):
+        self.detail = cut(detail, MAX_DETAIL)
+        super().__init__(self.detail)
+        self.status = status
+        self.headers = headers
+        self.reason = reason
+        self.problems = problems[:MAX_PROBLEMS]
+        self.count = len(problems) if count is None else count
+
+
+def invalid(problems: Sequence[Problem] | SpecError) -> ApiError:
+    """Return the answer (422) to a request with these problems."""
+    error = problems if isinstance(problems, SpecError) else SpecError(problems)
+    return ApiError(
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        "invalid_request",
+        _told_together(error),
+        error.problems,
+        count=error.count,
+    )
+
+
+def _told_together(error: SpecError) -> str:
+    """Return the sentences of the first problems, up to MAX_DETAIL, and how many more there are."""
+    told: list[str] = []
+    left = MAX_DETAIL - len("; and 999999 more")
+    for problem in error.problems:
+        one = cut(f"{problem.pointer or '/'}: {problem.detail}", MAX_ITEM_DETAIL)
+        left -= len(one) + 2
+        if left < 0:
+            break
+        told.append(one)
+    more = error.count - len(told)
+    return "; ".join([*told, f"and {more} more"] if more else told)
+
+
+def cut(text: str, length: int) -> str:
+    """Return a text, cut to a length."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
