@@ -47,7 +47,13 @@ def test_each_form_draws_the_series(kind: str) -> None:
     assert axes.get_title() == "a title"
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale()) == AXES[kind]
     at_zero = [line for line in axes.lines if set(np.asarray(line.get_ydata())) == {0.0}]
-    assert len(at_zero) == (kind in ("area", "comparison", "convergence"))
+    drawn = [(line.get_color(), line.get_linewidth(), line.get_linestyle()) for line in at_zero]
+    assert drawn == {
+        "area": [("black", 0.5, "-")],
+        "comparison": [("black", 0.8, "--")],
+        "convergence": [("black", 0.8, "--")],
+    }.get(kind, [])
+    assert line.get_linewidth() == 1
 
 
 def test_moments_of_training_go_from_light_to_dark() -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from mptlab import serve
 from mptlab.cli import app
 from mptlab.commands import asking
-from mptlab.commands.asking import MOST_CANDIDATES, Asked
+from mptlab.commands.asking import MOST_CANDIDATES, Asked, asks
 
 ID = "0123456789abcdef0123456789abcdef"
 FULL: dict[str, Any] = {
@@ -325,3 +325,35 @@ def test_ones_own_share_is_printed_as_slurm_does(typed: Typed) -> None:
     assert item == f"{ID}  priority; starts: unknown"
     none = {**found, "max_gpu_hours_a_day": None, "items": []}
     assert len(typed(Recording(queue=none), "queue")[1].splitlines()) == 3
+
+
+def test_a_command_that_asks_the_service_has_options_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client: Any = Recording()
+    urls: list[str | None] = []
+    ran: list[tuple[Any, ...]] = []
+
+    @contextmanager
+    def connected(url: str | None) -> Iterator[Recording]:
+        urls.append(url)
+        yield client
+
+    def command(
+        asked: Asked, word: str, count: Annotated[int, typer.Option(help="so many")] = 3
+    ) -> None:
+        """Say it."""
+        ran.append((asked.client, asked.as_json, word, count))
+
+    monkeypatch.setattr(asking, "connected", connected)
+    alone = typer.Typer()
+    alone.command()(asks(command))
+    assert CliRunner().invoke(alone, ["a"]).exit_code == 0
+    words = ["b", "--url", "http://x", "--json", "--count", "4"]
+    assert CliRunner().invoke(alone, words).exit_code == 0
+    assert urls == [None, "http://x"]
+    assert ran == [(client, False, "a", 3), (client, True, "b", 4)]
+    told = " ".join(CliRunner().invoke(alone, ["--help"]).stdout.split())
+    for part in ("Say it.", "of the service", "print JSON, for programs", "so many"):
+        assert part in told
+    assert "default: None" not in told
