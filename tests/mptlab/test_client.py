@@ -138,3 +138,7 @@ def test_a_plain_line_says_how_long_it_takes_yet() -> None:
     for one in (unknown, overdue):
         assert shown(one, terminal=False) == "a  running  20 % of 120 masks\n"
     assert shown(ended, terminal=False) == "a  failed  20 % of 4 points\n"
+    whole = {**ended, "progress": {**progress, "done": 120}}
+    assert shown(whole, terminal=False) == "a  failed  100 % of 4 points\n"
+    unknown_total = {**ended, "progress": {**progress, "total": 0}}
+    assert shown(unknown_total, {**ended, "progress": None}, terminal=False) == "a  failed\n"

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from mptcore.specs import parse_spec
-from mptlab import Client, Curves, Experiment, NotSucceeded, Refused
+from mptlab import Client, Experiment, NotSucceeded, Refused
 from mptlab.errors import NoAnswer
-from mptlab.specs import changed, to_json
-from mptlab.specs import parse_spec as parse_text
+from mptlab.specs import to_json
 from tests.support.ppca_spec import ppca_spec
 
 WAITING = ppca_spec(compute__device="cuda")
@@ -56,13 +55,6 @@ def test_curves_have_a_column_for_each_label(run: Experiment) -> None:
     assert frame[frame["seed"] == 44]["value"].sum() == pytest.approx(mpt["value"])
     table = run.curves("score", seed=4).to_arrow()
     assert (table.num_rows, table["x"].to_pylist()) == (6, [1, 2, 3, 4, 5, 6])
-
-
-def test_what_is_missing_has_its_reason() -> None:
-    series = {"name": "s", "labels": {}, "x": [1.0], "value": [None], "std_err": [None], "n": [1.0],
-              "reasons": ["overflow"]}  # fmt: skip
-    (row,) = Curves([series]).to_arrow().to_pylist()
-    assert (row["value"], row["reason"]) == (None, "overflow")
 
 
 @pytest.mark.parametrize("form", ["model", "file", "text path", "numpy"])
@@ -171,19 +163,3 @@ def test_no_server_is_there() -> None:
         pytest.raises(NoAnswer, match=r"^http://127\.0\.0\.1:1 does not answer \(.*mpt serve"),
     ):
         client.experiments.list()
-
-
-def test_a_file_of_yaml_reads_numbers_as_people_write_them() -> None:
-    text = "train: {learning_rate: 1e-3, epochs: 10}\nname: 1e-3x"
-    read = parse_text(text, "a.yml")
-    assert read == {"train": {"learning_rate": 0.001, "epochs": 10}, "name": "1e-3x"}
-    with pytest.raises(ValueError, match=r"a\.yaml is not valid YAML: .*line 1, column"):
-        parse_text("{", "a.yaml")
-    with pytest.raises(ValueError, match=r"a\.json holds no spec"):
-        parse_text("[]", "a.json")
-
-
-def test_changes_leave_the_spec_as_it_was() -> None:
-    spec = {"a": {"b": 1}}
-    assert changed(spec, {"a.b": 2, "c.d": 3}) == {"a": {"b": 2}, "c": {"d": 3}}
-    assert spec == {"a": {"b": 1}}

@@ -1,0 +1,137 @@
+"""Specs in the forms that users have them, and curves as tables."""
+
+import json
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mptlab import Curves
+from mptlab.specs import changed, flat, is_file, parse_spec, parse_value, plain, read_spec, to_json
+
+
+def test_what_json_does_not_know_is_made_plain() -> None:
+    asked: list[str] = []
+
+    def dumped(mode: str) -> dict[str, int]:
+        asked.append(mode)
+        return {"a": 1}
+
+    assert plain(SimpleNamespace(model_dump=dumped)) == {"a": 1}
+    assert asked == ["json"]
+    assert plain(SimpleNamespace(tolist=lambda: [1, 2])) == [1, 2]
+    assert plain(PurePosixPath("a/b")) == "a/b"
+    assert plain(range(3)) == [0, 1, 2]
+    assert to_json({"a": range(2), "b": PurePosixPath("c"), "d": [{"e"}]}) == (
+        b'{"a": [0, 1], "b": "c", "d": [["e"]]}'
+    )
+    with pytest.raises(TypeError) as error:
+        plain(3j)
+    assert str(error.value) == (
+        "3j is no JSON: give text, numbers, true, false, null, lists, mappings"
+    )
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json(float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("given", "names_a_file"),
+    [
+        (Path("a"), True), ("a.json", True), ("a.yaml", True), ("a.yml", True), ("b/a", True),
+        ("table1", False), ("a.json5", False), ({"a": 1}, False), (None, False),
+    ],
+)  # fmt: skip
+def test_a_file_is_told_from_a_preset(given: object, names_a_file: bool) -> None:
+    assert is_file(given) == names_a_file
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "told"),
+    [
+        ('{"a":\n 1,,}', "a.json", "a.json is not valid JSON: Expecting property name enclosed in "
+         "double quotes at line 2, column 4"),
+        ("[1]", "a.json", "a.json holds no spec: a spec is an object of model, data and the like"),
+        ("3", "a.yml", "a.yml holds no spec: a spec is an object of model, data and the like"),
+        ("a: 1", "a.json", "a.json is not valid JSON: Expecting value at line 1, column 1"),
+    ],
+)  # fmt: skip
+def test_a_text_that_is_no_spec_says_where(text: str, name: str, told: str) -> None:
+    with pytest.raises(ValueError, match=name) as error:
+        parse_spec(text, name)
+    assert str(error.value) == told
+
+
+def test_a_text_that_is_no_yaml_says_where_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^a\.yaml is not valid YAML: .*line 1, column") as error:
+        parse_spec("{", "a.yaml")
+    assert "\n" not in str(error.value)
+    assert parse_spec("name: 1e-3x", "a.yml") == {"name": "1e-3x"}
+
+
+def test_a_spec_is_read_from_a_file_of_either_form(tmp_path: Path) -> None:
+    spec = {"name": "ä", "data": {"n": 3, "rate": 1e-3, "big": 2e6}}
+    forms = {"a.json": json.dumps(spec, ensure_ascii=False), "plain": json.dumps(spec)}
+    forms |= dict.fromkeys(("a.yaml", "a.yml"), "name: ä\ndata: {n: 3, rate: 1E-3, big: +2e6}")
+    for name, text in forms.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        assert read_spec(tmp_path / name) == spec
+
+
+def test_a_value_is_json_where_it_can_be() -> None:
+    typed = {"3": 3, "[1, 2]": [1, 2], "true": True, "a b": "a b", '"3"': "3", "": ""}
+    assert {text: parse_value(text) for text in typed} == typed
+
+
+def test_a_path_that_leads_nowhere_is_refused() -> None:
+    spec: dict[str, Any] = {"a": {"b": 1}, "c": [1]}
+    for path in ("a.b.c", "c.d", "a.b.c.d"):
+        with pytest.raises(ValueError, match="leads nowhere") as error:
+            changed(spec, {path: 2})
+        last = path.rpartition(".")[2]
+        assert str(error.value) == f"{path} leads nowhere: what stands before .{last} is no object"
+    kept = json.dumps(spec)
+    assert changed(spec, {"c": 2, "x.y.z": 3}) == {"a": {"b": 1}, "c": 2, "x": {"y": {"z": 3}}}
+    assert changed(spec, {"a.b": 2})["a"] == {"b": 2}
+    assert json.dumps(spec) == kept
+
+
+def test_the_leaves_of_a_spec_have_dotted_paths() -> None:
+    assert flat({"a": {"b": {"c": 1}, "d": [2]}, 3: None}) == {"a.b.c": 1, "a.d": [2], "3": None}
+    assert flat({}) == {}
+
+
+SERIES: list[dict[str, Any]] = [
+    {"name": "score", "labels": {"seed": 4}, "x": [1, 2], "value": [-1.0, None],
+     "std_err": [0.1, None], "n": [3, 3], "reasons": [None, "overflow"]},
+    {"name": "<lml>", "labels": {"epoch": 0}, "x": [], "value": [], "std_err": [], "n": []},
+    {"name": "lml", "labels": {"seed": 4, "epoch": 0}, "x": [0.5], "value": [1 / 3],
+     "std_err": [0.0], "n": [1], "total_points": 700},
+]  # fmt: skip
+
+
+def test_curves_are_a_row_for_each_point() -> None:
+    assert Curves(SERIES).columns() == {
+        "series": ["score", "score", "lml"],
+        "seed": [4, 4, 4],
+        "epoch": [None, None, 0],
+        "x": [1, 2, 0.5],
+        "value": [-1.0, None, 1 / 3],
+        "std_err": [0.1, None, 0.0],
+        "n": [3, 3, 1],
+        "reason": [None, "overflow", None],
+    }
+    assert Curves().columns().keys() == {"series", "x", "value", "std_err", "n", "reason"}
+
+
+def test_curves_are_shown_by_their_ends() -> None:
+    shown = Curves(SERIES)._repr_html_()
+    cells = [row.split("<td>")[1:] for row in shown.split("<tr>")]
+    found = [[cell.split("<")[0] for cell in row] for row in cells if row]
+    assert found == [
+        ["score", "seed=4", "2", "1", "2", ""],
+        ["&lt;lml&gt;", "epoch=0", "0", "", "", ""],
+        ["lml", "seed=4, epoch=0", "700", "0.5", "0.5", "0.333333"],
+    ]
+    for header in ("series", "labels", "points", "from x", "to x", "last value"):
+        assert f"<th>{header}</th>" in shown
