@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.colors import to_hex
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from mptlab import Curves
 from mptlab.plots import BAND, KINDS, draw, save
@@ -54,6 +56,31 @@ def test_each_form_draws_the_series(kind: str) -> None:
         "convergence": [("black", 0.8, "--")],
     }.get(kind, [])
     assert line.get_linewidth() == 1
+
+
+def test_a_figure_has_room_for_its_words() -> None:
+    figure = draw([series("score")])
+    assert tuple(figure.get_size_inches()) == (5.5, 3.4)
+    assert isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine)
+
+
+def test_several_lines_have_a_legend() -> None:
+    """A model is named without the word; one line needs no name."""
+    assert axes_of("scores", series("score", seed=4)).get_legend() is None
+    models = [series("score", model=model, seed=4) for model in ("model", "baseline")]
+    legend = axes_of("scores", *models).get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["model, seed 4", "baseline, seed 4"]
+
+
+@pytest.mark.parametrize("kind", ["scores", "area"])
+def test_each_series_has_a_colour_of_its_own_with_its_fill(kind: str) -> None:
+    axes = axes_of(kind, *(series(OF_KINDS[kind], seed=seed) for seed in (4, 5)))
+    cycle = [to_hex(color) for color in mpl.rcParams["axes.prop_cycle"].by_key()["color"][:2]]
+    lines = [line for line in axes.lines if set(np.asarray(line.get_ydata())) != {0.0}]
+    assert [to_hex(line.get_color()) for line in lines] == cycle
+    fills: list[Any] = [fill.get_facecolor() for fill in axes.collections]
+    assert {to_hex(fill[0]) for fill in fills} == set(cycle)
 
 
 def test_moments_of_training_go_from_light_to_dark() -> None:
