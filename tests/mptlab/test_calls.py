@@ -263,6 +263,10 @@ def test_a_preset_is_run_whole(client: Client, answers: Answers) -> None:
         for part, spec in enumerate(specs, 1)
     ]
     assert sent.headers["Idempotency-Key"] == "once"
+    answers.says({"specs": specs[:1]}, {"items": [{"id": "a"}]}, {"id": "a"})
+    client.run_preset("fig1")
+    (plain,) = json.loads(answers.seen[-2].content)["experiments"]
+    assert plain["tags"] == ["preset:fig1", "part:1"]
 
 
 def test_a_file_is_read_as_a_spec(client: Client, answers: Answers, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import typer
 
-from mptlab.commands.asking import cell, print_table
+from mptlab.commands import asking
+from mptlab.commands.asking import cell, connected, print_table
 from mptlab.commands.following import comes_back, exit_unless_succeeded, print_ended
 from mptlab.commands.reading import _log_line, _told
 from mptlab.commands.submitting import MOST_VALUES, _values
@@ -68,6 +69,18 @@ def test_who_stops_waiting_is_told_how_to_come_back(
         raise KeyboardInterrupt
     told = f"mpt: the run goes on; come back to it: mpt {command} a b{end}\n"
     assert capsys.readouterr() == ("", told)
+
+
+def test_an_outage_is_told_as_it_happens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command tells on stderr what its client waits for."""
+    made: list[Any] = []
+    monkeypatch.setattr(asking, "Client", lambda url, on_outage: made.append((url, on_outage)))
+    connected("http://lab")
+    ((url, on_outage),) = made
+    on_outage("the service is away")
+    assert (url, capsys.readouterr()) == ("http://lab", ("", "mpt: the service is away\n"))
 
 
 def test_values_of_a_sweep_are_bounded_and_of_json() -> None:
