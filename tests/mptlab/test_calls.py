@@ -313,6 +313,8 @@ def test_what_reads_is_sent_again(
     answers.given = [httpx.Response(503), httpx.Response(200, json=found)]
     call(client)
     assert len(answers.seen) == 2
+    answers.given = [httpx.Response(503), httpx.Response(200, json={"items": [{"id": "a"}]})]
+    assert client.get_many(["a"]) == [{"id": "a"}]
 
 
 @pytest.mark.parametrize(
