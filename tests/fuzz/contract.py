@@ -1,8 +1,10 @@
 """`python -m tests.fuzz.contract`: schemathesis asks what the OpenAPI document says may be asked,
 and what it says may not, as each role, with its checks and along the links between operations.
+Some requests are made costly (costly_hooks.py).
 The last line is a summary; the exit status is 1 where something was found."""
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -15,11 +17,18 @@ from service.settings import Settings
 from tests.fuzz.campaign import ROLES, target
 
 PROGRAM = str(Path(sysconfig.get_path("scripts"), "schemathesis"))
+ROOT = Path(__file__).parents[2]
+HOOKS = "tests.fuzz.costly_hooks"
 EXCLUDED = {
     "positive_data_acceptance": "what fits the schema may still be refused: a spec by its limits, "
     "an object that is not there, a cursor of no page",
 }
 """Checks that do not hold by design, and why."""
+CONFIG = """
+[checks.negative_data_rejection]
+expected-statuses = [400, 401, 403, 404, 405, 406, 409, 413, 415, 422, 428, 429, "5xx"]
+"""
+"""The default, and 413: costly requests have large bodies."""
 
 
 def main() -> int:
@@ -31,6 +40,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="mpt-fuzz-"))
     settings = Settings(store=folder / "store", database_url=None)
     prepare(settings)
+    (folder / "schemathesis.toml").write_text(CONFIG)
     failed = []
     roles = arguments.role or list(ROLES)
     with target(settings, folder / "log") as aim:
@@ -44,6 +54,7 @@ def main() -> int:
                  "--max-examples", str(arguments.examples), "--seed", str(arguments.seed),
                  "--suppress-health-check", "all", "--warnings", "off", "--no-color"],
                 cwd=folder,
+                env={**os.environ, "SCHEMATHESIS_HOOKS": HOOKS, "PYTHONPATH": str(ROOT)},
             )  # fmt: skip
             failed += [role] if done.returncode else []
     if not failed:
