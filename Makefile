@@ -50,6 +50,7 @@ chaos: setup ## processes killed and servers restarted at random, for most of an
 	MPT_CHAOS_SQLITE_RUNS=2000 MPT_CHAOS_POSTGRESQL_RUNS=300 \
 		$(BIN)/pytest -q tests/chaos/test_queue_machine.py --timeout 3600
 	$(BIN)/pytest -q -m containers tests/deployment/test_containers.py
+	$(BIN)/pytest -q -m mounts tests/chaos/test_disks.py
 	$(BIN)/python -m tests.chaos.fairness
 	$(BIN)/python -m tests.chaos.storm
 

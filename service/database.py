@@ -59,7 +59,6 @@ PASSING_CODES = frozenset(
 )  # fmt: skip
 
 
-DISK_FULL_STATE = "53100"
 MIN_FREE_BYTES = 1 << 20
 """With less on its disk, an SQLite database takes no more transactions for long."""
 
@@ -191,23 +190,35 @@ _REVISION = text("SELECT max(version_num) FROM alembic_version")
 
 _WRITE = text("UPDATE alembic_version SET version_num = version_num")
 _PROBE = {
-    "postgresql": (_WRITE,),
+    "postgresql": (
+        text("CREATE TEMP TABLE probe ON COMMIT DROP AS SELECT generate_series(1, 10000)"),
+        _WRITE,
+    ),
     "sqlite": (text("CREATE TABLE probe (x)"), text("DROP TABLE probe"), _WRITE),
 }
 """Statements that need space, and change nothing."""
 
 DISK_FULL = "the disk of the database is full"
 READ_ONLY = "the database can only be read"
+DISK_ERROR = "the disk of the database has errors or is read-only"
+CANNOT_OPEN = "the file of the database cannot be opened: its disk may be read-only or missing"
+TROUBLES = {
+    sqlite3.SQLITE_FULL: DISK_FULL,
+    "53100": DISK_FULL,
+    sqlite3.SQLITE_READONLY: READ_ONLY,
+    "25006": READ_ONLY,
+    sqlite3.SQLITE_IOERR: DISK_ERROR,
+    "58030": DISK_ERROR,
+    sqlite3.SQLITE_CANTOPEN: CANNOT_OPEN,
+}
+"""Why a database refuses to write, by SQLite's code or PostgreSQL's SQLSTATE."""
 
 
 def write_trouble(error: BaseException) -> str | None:
-    """Return why a database refused to write, where space or a permission is missing."""
+    """Return why a database refused to write, where its disk or a permission is the cause."""
     cause = getattr(error, "orig", None)
-    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
     state = getattr(cause, "sqlstate", None)
-    if code == sqlite3.SQLITE_FULL or state == DISK_FULL_STATE:
-        return DISK_FULL
-    return READ_ONLY if code == sqlite3.SQLITE_READONLY or state == "25006" else None
+    return TROUBLES.get(state or getattr(cause, "sqlite_errorcode", 0) & 0xFF)
 
 
 def insert_new(

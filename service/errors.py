@@ -1,5 +1,6 @@
 """Convert every error to an RFC 9457 problem, with one handler for each kind."""
 
+import errno
 import logging
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -18,13 +19,14 @@ from mptcore.specs.parsing.problems import spec_error
 from mptcore.specs.parsing.sentences import sentence
 from mptcore.specs.parsing.suggestions import meant
 from service.database import AWAY, DISK_FULL, write_trouble
-from service.refusals import MAX_ITEM_DETAIL, ApiError, cut, invalid
+from service.refusals import MAX_ITEM_DETAIL, ApiError, cut, disk_full, invalid
 from service.revisions import NotMigrated
 from service.schemas import ResponseModel
 
 log = logging.getLogger(__name__)
 
 PROBLEM = "application/problem+json"
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 SERVICE_PATTERNS = {
     r"^[A-Za-z0-9 ._()-]{1,150}\.(npy|npz|csv|parquet|txt|jsonl)$": "a file's name that ends with "
@@ -80,6 +82,7 @@ def install_handlers(app: FastAPI) -> None:
     for away in AWAY:
         app.add_exception_handler(away, _database_error)
     app.add_exception_handler(NotMigrated, _not_migrated)
+    app.add_exception_handler(OSError, _disk_error)
     app.add_exception_handler(Exception, _unexpected_error)
 
 
@@ -228,6 +231,18 @@ async def _not_migrated(request: Request, error: Exception) -> JSONResponse:
             headers={"Retry-After": "60"},
         )
     )
+
+
+async def _disk_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer where the store's disk takes no file. Raises all other errors again."""
+    code = getattr(error, "errno", None)
+    if code not in (*DISK_FULL_ERRORS, errno.EROFS):
+        raise error
+    log.error("the disk of the store takes no file: %s", error)
+    if code == errno.EROFS:
+        detail = "the disk of the store is read-only; nothing was changed. Ask an administrator"
+        return problem_response(ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "disk_read_only", detail))
+    return problem_response(disk_full())
 
 
 async def _unexpected_error(request: Request, error: Exception) -> JSONResponse:

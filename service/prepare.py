@@ -10,7 +10,7 @@ from alembic.config import Config
 
 import migrations
 from service import audit
-from service.database import NO_TIMEOUTS, Database
+from service.database import AWAY, NO_TIMEOUTS, Database, write_trouble
 from service.logs import logged_process
 from service.revisions import NewerTables, NotMigrated, WrongEncoding
 from service.settings import Settings
@@ -55,6 +55,9 @@ def main() -> None:
         prepare(Settings())
     except (NewerTables, WrongEncoding) as error:
         raise SystemExit(str(error)) from None
+    except AWAY as error:
+        trouble = write_trouble(error) or "the database does not answer"
+        raise SystemExit(f"{trouble}: {getattr(error, 'orig', None) or error}") from None
 
 
 if __name__ == "__main__":

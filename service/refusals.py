@@ -45,6 +45,12 @@ def invalid(problems: Sequence[Problem] | SpecError) -> ApiError:
     )
 
 
+def disk_full() -> ApiError:
+    """Return the answer where the store's disk has no space for a file."""
+    detail = "the disk of the store is too full for this: delete data sets, or ask an administrator"
+    return ApiError(HTTPStatus.INSUFFICIENT_STORAGE, "disk_full", detail)
+
+
 def _told_together(error: SpecError) -> str:
     """Return the sentences of the first problems, up to MAX_DETAIL, and how many more there are."""
     told: list[str] = []

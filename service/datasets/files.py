@@ -1,7 +1,6 @@
 """Receive uploaded files in pieces and inspect them in a separate process."""
 
 import asyncio
-import errno
 import hashlib
 import json
 import os
@@ -24,14 +23,13 @@ from mptcore.specs import Problem
 from service.child_environment import run_environment
 from service.datasets import quota
 from service.quota import UNLIMITED, Room
-from service.refusals import ApiError, invalid
+from service.refusals import ApiError, disk_full, invalid
 from service.settings import Settings
 
 INSPECTION_TIMEOUT_S = 120.0
 PIECE_BYTES = 2**20
 """Bytes that a thread writes and hashes at a time. Between two pieces the process serves other
 requests."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ async def receive(
     request: Request, file: Path, settings: Settings, room: Room = UNLIMITED
 ) -> Received:
     """Write a request's body to a file as it arrives. The file is on disk when this returns. Raises
-    ApiError if it exceeds the limit, the user's quota or the disk, breaks off or stalls."""
+    ApiError if it exceeds a limit, breaks off or stalls, and OSError where the disk is full."""
     declared = int(request.headers.get("Content-Length", 0))
     with open(file, "wb") as output:
         writer = _Writer(output, settings, room)
@@ -93,22 +91,14 @@ class _Writer:
             detail = f"an upload is at most {limit} bytes"
             raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "upload_too_large", detail)
         if shutil.disk_usage(self.settings.store).free - more < self.settings.reserve_bytes:
-            raise _no_room()
+            raise disk_full()
 
     def write(self, piece: bytes) -> None:
         self.check_room(len(piece))
         self.size += len(piece)
         self.digest.update(piece)
-        try:
-            self.output.write(piece)
-            self.output.flush()
-        except OSError as error:
-            raise _no_room() if error.errno in FULL else error from None
-
-
-def _no_room() -> ApiError:
-    detail = "the service's disk is too full for this upload: delete data sets, or ask its keeper"
-    return ApiError(HTTPStatus.INSUFFICIENT_STORAGE, "disk_full", detail)
+        self.output.write(piece)
+        self.output.flush()
 
 
 def move(file: Path, place: Path) -> None:

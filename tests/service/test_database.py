@@ -1,9 +1,11 @@
 """Which errors of a database pass, and which text it keeps: on the real ones."""
 
+import resource
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,8 @@ from sqlalchemy.exc import DataError, ProgrammingError
 
 from service.database import (
     AWAY,
+    CANNOT_OPEN,
+    DISK_ERROR,
     DISK_FULL,
     READ_ONLY,
     Database,
@@ -82,6 +86,44 @@ def test_a_full_disk_is_reported(
         assert api.get("/readyz").status_code == 200
         monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
         assert api.get("/readyz").json()["detail"] == "the disk of the database is full"
+
+
+def test_a_failing_disk_is_reported(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    """Reads of such a disk may still succeed, as where the kernel made it read-only."""
+    key = settings.key_file.read_text().strip()
+    body = {"spec": ppca_spec(), "note": 9000 * "x"}
+    with TestClient(create_app(settings), headers={"Authorization": f"Bearer {key}"}) as api:
+        assert api.get("/v1/experiments").status_code == 200
+        with failing_writes(settings.store / "mptlab.sqlite3-wal"):
+            answer = api.post("/v1/experiments", json=body)
+            assert answer.status_code == 503
+            assert DISK_ERROR in answer.json()["detail"]
+            assert DISK_ERROR in caplog.text
+            ready = api.get("/readyz")
+            assert (ready.status_code, ready.json()["reason"]) == (503, "not_writable")
+            assert api.get("/v1/experiments").status_code == 200
+        assert api.get("/readyz").status_code == 200
+        assert api.post("/v1/experiments", json=body).status_code == 202
+
+
+@contextmanager
+def failing_writes(file: Path) -> Iterator[None]:
+    """Have the kernel refuse each write of this process beyond the end of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_that_cannot_be_opened_is_reported(settings: Settings) -> None:
+    (settings.store / "mptlab.sqlite3").unlink()
+    (settings.store / "mptlab.sqlite3").mkdir()
+    with TestClient(create_app(settings)) as api:
+        ready = api.get("/readyz")
+        assert ready.status_code == 503
+        assert CANNOT_OPEN in ready.json()["detail"]
 
 
 @contextmanager

@@ -95,6 +95,17 @@ def test_a_process_that_crashes_says_so_in_lines_of_json(
     assert found[-1]["level"] == "critical"
 
 
+def test_preparing_a_store_says_why_the_database_cannot_be_used(settings: Settings) -> None:
+    (settings.store / "mptlab.sqlite3").unlink()
+    (settings.store / "mptlab.sqlite3").mkdir()
+    log = settings.store / "log"
+    assert fork(["-m", "service.prepare"], environment(settings), log).wait(60) == 1
+    (*_, last) = [json.loads(line) for line in log.read_text().splitlines()]
+    assert last["level"] == "critical"
+    assert last["event"].startswith("the file of the database cannot be opened")
+    assert "exception" not in last
+
+
 def test_everything_that_a_process_says_is_a_line_of_json(
     lab: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:

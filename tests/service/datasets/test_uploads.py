@@ -1,5 +1,6 @@
 """Uploads that go wrong on the way, and that are many."""
 
+import errno
 import os
 import socket
 import threading
@@ -227,6 +228,27 @@ def test_a_disk_keeps_its_reserve(settings: Settings, declared: bool) -> None:
         answer = api.post("/v1/datasets?name=a.npy", content=body)
     assert answer.status_code == 507
     assert "too full" in answer.json()["detail"]
+    assert stored(settings) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "reason"),
+    [(errno.ENOSPC, 507, "disk_full"), (errno.EDQUOT, 507, "disk_full"),
+     (errno.EROFS, 503, "disk_read_only")],
+)  # fmt: skip
+def test_a_disk_that_takes_no_file_is_told(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, code: int, status: int, reason: str
+) -> None:
+    """`make chaos` has real disks."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with api_on(settings) as api:
+        monkeypatch.setattr("os.mkdir", refuse)
+        answer = api.post("/v1/datasets?name=a.npy", content=npy(GOOD))
+    assert (answer.status_code, answer.json()["reason"]) == (status, reason)
+    assert "internal" not in answer.text
     assert stored(settings) == []
 
 

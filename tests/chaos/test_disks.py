@@ -1,0 +1,317 @@
+"""Disks that are really full or read-only: the answers meanwhile, and that everything goes on once
+there is space. Needs the right to mount, so that `make chaos` runs it, not `make test`."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mptlab import Client, Refused
+from service.database import Database
+from service.experiments.models import TERMINAL
+from service.prepare import prepare
+from service.settings import Settings
+from tests.support.invariants import Counts, check
+from tests.support.processes import Lab, environment, start_fresh, wait_until
+from tests.support.servers import PostgreSQL, Redis
+from tests.support.undisturbed import TRAINING, undisturbed_records
+
+LONG = {**TRAINING, "seeds": list(range(1, 31))}
+"""Several seconds of one core, with a checkpoint every half second."""
+START_TIMEOUT_S = 300
+
+pytestmark = [pytest.mark.mounts, pytest.mark.timeout(1800)]
+
+
+class Disk:
+    """A small ext4 file system of its own, in a file."""
+
+    def __init__(self, parent: Path, name: str, megabytes: int):
+        self.folder = parent / name
+        self.folder.mkdir()
+        self._image = parent / f"{name}.image"
+        with open(self._image, "wb") as file:
+            file.truncate(megabytes << 20)
+        if shutil.which("mkfs.ext4") is None:
+            pytest.skip("mkfs.ext4 is missing here")
+        _run("mkfs.ext4", "-q", "-m", "0", str(self._image))
+        try:
+            self._mount()
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no mount is permitted here: {error.stderr.strip()}")
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """Leave no space on it for the block."""
+        filler = self.folder / "filler"
+        with open(filler, "ab", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"\0" * 4096)
+            except OSError:
+                os.fsync(file.fileno())
+        try:
+            yield
+        finally:
+            filler.unlink()
+
+    def fail(self) -> None:
+        """Have the kernel make it read-only, as after an error of the device."""
+        found = _run("findmnt", "-n", "-o", "SOURCE", str(self.folder))
+        Path("/sys/fs/ext4", Path(found.strip()).name, "trigger_fs_error").write_text("1")
+
+    def repair(self) -> None:
+        """Make it writable again. No file of it may be open."""
+        self.unmount()
+        subprocess.run(["e2fsck", "-p", str(self._image)], capture_output=True)
+        self._mount()
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Mount it read-only for the block. No file of it may be open for writing."""
+        _run("mount", "-o", "remount,ro", str(self.folder))
+        yield
+        _run("mount", "-o", "remount,rw", str(self.folder))
+
+    def unmount(self) -> None:
+        _run("umount", str(self.folder))
+
+    def _mount(self) -> None:
+        _run("mount", "-o", "loop,errors=remount-ro", str(self._image), str(self.folder))
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def disks() -> Iterator[list[Disk]]:
+    """Two disks. Their folder is open to the user that PostgreSQL runs as."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        mounted: list[Disk] = []
+        try:
+            for name in ("database", "store"):
+                mounted.append(Disk(Path(folder), name, 200))
+            yield mounted
+        finally:
+            for disk in mounted:
+                _run("umount", "--lazy", str(disk.folder))
+
+
+@pytest.fixture(scope="module")
+def store_disk(disks: list[Disk]) -> Disk:
+    return disks[1]
+
+
+@pytest.fixture(scope="module")
+def database_disk(disks: list[Disk]) -> Disk:
+    return disks[0]
+
+
+@pytest.fixture(scope="class")
+def served(store_disk: Disk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """`mpt serve` with its store on a disk."""
+    settings = Settings(store=store_disk.folder / "served", database_url=None)
+    prepare(settings)
+    lab = Lab(settings, tmp_path_factory.mktemp("served") / "log")
+    try:
+        start_served(lab)
+        yield lab
+    finally:
+        lab.stop()
+
+
+def start_served(lab: Lab) -> None:
+    lab.start("serve", "serve", "--port", str(lab.port), MPT_RESERVE_BYTES="0")
+    wait_until(lambda: is_ready(lab), START_TIMEOUT_S, "readiness")
+
+
+@pytest.fixture(scope="class")
+def servers(
+    database_disk: Disk, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[PostgreSQL, Redis]]:
+    """A PostgreSQL server with its data on a disk."""
+    postgresql, redis = PostgreSQL(database_disk.folder), Redis(tmp_path_factory.mktemp("redis"))
+    postgresql.start()
+    redis.start()
+    postgresql.create("lab")
+    try:
+        yield postgresql, redis
+    finally:
+        redis.stop()
+        postgresql.stop()
+
+
+@pytest.fixture(scope="class")
+def lab(
+    servers: tuple[PostgreSQL, Redis], store_disk: Disk, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Lab]:
+    """The processes of a lab: the database on one disk, the store on another."""
+    postgresql, redis = servers
+    settings = Settings(
+        store=store_disk.folder / "lab",
+        database_url=postgresql.url("lab"),
+        redis_url=redis.new_url(),
+    )
+    prepare(settings)
+    lab = Lab(settings, tmp_path_factory.mktemp("lab") / "log")
+    try:
+        lab.start_all(MPT_RESERVE_BYTES="0")
+        wait_until(lambda: is_ready(lab), START_TIMEOUT_S, "readiness")
+        yield lab
+    finally:
+        lab.stop()
+
+
+def readiness(lab: Lab) -> httpx.Response:
+    return httpx.get(f"http://127.0.0.1:{lab.port}/readyz", timeout=120)
+
+
+def is_ready(lab: Lab) -> bool:
+    try:
+        return readiness(lab).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def submit(lab: Lab) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {lab.settings.key_file.read_text().strip()}"}
+    body = {"spec": TRAINING, "note": 9000 * "x", "cache": False}
+    address = f"http://127.0.0.1:{lab.port}/v1/experiments"
+    return httpx.post(address, json=body, headers=headers, timeout=120)
+
+
+def refused(lab: Lab, reason: str) -> tuple[httpx.Response, list[str]]:
+    """Submit until it is refused for a reason: the answer, and the ids of what was accepted before
+    it, in pages that were free."""
+    accepted: list[str] = []
+    answers: list[httpx.Response] = []
+
+    def is_refused() -> bool:
+        answers.append(submit(lab))
+        if answers[-1].status_code == 202:
+            accepted.append(answers[-1].json()["id"])
+            return False
+        assert answers[-1].json()["reason"] == reason, answers[-1].text
+        return True
+
+    wait_until(is_refused, what=f"an answer of {reason}")
+    return answers[-1], accepted
+
+
+def begin(client: Client) -> str:
+    """Submit the long experiment, and wait until it has records."""
+    experiment_id: str = client.submit(LONG, cache=False)["id"]
+    wait_until(lambda: bool(client.get(experiment_id)["metrics"]), what="the run's records")
+    return experiment_id
+
+
+def require_all(lab: Lab, client: Client, long: str, short: list[str]) -> None:
+    """Wait for the ends of experiments: the long one, and others. Each has the records of an
+    undisturbed run, and there are no other ones of these runs."""
+    ids = [long, *short]
+    wait_until(
+        lambda: all(client.get(one)["status"] in TERMINAL for one in ids), 900, "the runs' ends"
+    )
+    assert {client.get(one)["status"] for one in ids} == {"succeeded"}
+    expected = {long: undisturbed_records(LONG)}
+    expected |= dict.fromkeys(short, undisturbed_records(TRAINING) if short else [])
+    with closing(Database(lab.settings.url)) as database:
+        counts = check(database, expected)
+    assert counts == Counts(experiments=len(ids), records=counts.records)
+    assert counts.records == sum(map(len, expected.values()))
+
+
+def test_a_store_that_is_mounted_read_only(store_disk: Disk, tmp_path: Path) -> None:
+    """Each command ends with the reason, and no traceback."""
+    settings = Settings(store=store_disk.folder / "unserved", database_url=None)
+    prepare(settings)
+    log = tmp_path / "log"
+    given = environment(settings)
+    with store_disk.read_only():
+        assert start_fresh(["serve", "--port", "0"], given, log).wait(START_TIMEOUT_S) == 1
+        assert "Read-only file system" in log.read_text()
+        assert start_fresh(["migrate"], given, log).wait(START_TIMEOUT_S) == 1
+        assert "cannot be opened" in log.read_text()
+    assert "Traceback" not in log.read_text()
+    prepare(settings)
+
+
+class TestServedStore:
+    def test_a_full_disk(self, store_disk: Disk, served: Lab) -> None:
+        """Work is refused and readiness says so; a run under way goes on once there is space."""
+        with served.client() as client:
+            long = begin(client)
+            with store_disk.full():
+                answer, accepted = refused(served, "disk_full")
+                assert answer.status_code == 507
+                ready = readiness(served)
+                assert (ready.status_code, ready.json()["reason"]) == (503, "not_writable")
+                assert "disk of the database is full" in ready.json()["detail"]
+                assert client.get(long)["id"] == long, "reads go on"
+            wait_until(lambda: is_ready(served), what="readiness")
+            require_all(served, client, long, [*accepted, submit(served).json()["id"]])
+        assert "Traceback" not in served.log.read_text()
+
+    def test_a_disk_that_becomes_read_only(self, store_disk: Disk, served: Lab) -> None:
+        """The kernel found an error of the disk. After a repair and a new start all goes on."""
+        with served.client() as client:
+            long = begin(client)
+            store_disk.fail()
+            answer, accepted = refused(served, "database_unavailable")
+            assert "read-only" in answer.json()["detail"]
+            ready = readiness(served)
+            assert (ready.status_code, ready.json()["reason"]) == (503, "not_writable")
+            assert client.get(long)["id"] == long, "reads go on"
+            served.stop()
+            store_disk.repair()
+            start_served(served)
+            require_all(served, client, long, accepted)
+        assert "Traceback" not in served.log.read_text()
+
+
+class TestLab:
+    def test_a_full_disk_of_postgresql(
+        self, database_disk: Disk, lab: Lab, servers: tuple[PostgreSQL, Redis]
+    ) -> None:
+        """A run under way goes on. PostgreSQL itself ends where its log finds no space."""
+        with lab.client() as client:
+            long = begin(client)
+            with database_disk.full():
+                answer, accepted = refused(lab, "disk_full")
+                assert answer.status_code == 507
+                assert readiness(lab).status_code == 503
+            if not (database_disk.folder / "data" / "postmaster.pid").exists():
+                servers[0].start()
+            wait_until(lambda: is_ready(lab), what="readiness")
+            require_all(lab, client, long, accepted)
+        assert "Traceback" not in lab.log.read_text()
+
+    def test_a_full_disk_of_the_files(self, store_disk: Disk, lab: Lab, tmp_path: Path) -> None:
+        """Uploads are refused and leave nothing. A run whose weights find no space fails and says
+        so. Once there is space, the upload succeeds."""
+        data = tmp_path / "a.csv"
+        data.write_text("a,b\n" + "1.5,2.5\n" * 200_000)
+        saves = {**TRAINING, "seeds": [1]}
+        with lab.client() as client:
+            with store_disk.full():
+                with pytest.raises(Refused) as error:
+                    client.upload(data)
+                assert (error.value.status, error.value.reason) == (507, "disk_full")
+                assert is_ready(lab), "the database has another disk"
+                run = client.submit(saves, cache=False)["id"]
+                wait_until(lambda: client.get(run)["status"] in TERMINAL, what="the run's end")
+                failed = client.get(run)
+                assert failed["status"] == "failed"
+                assert "No space left" in str(failed["failure"])
+                assert client.artifacts(run) == []
+                assert list(client.datasets()) == []
+            assert client.upload(data)["bytes"] == data.stat().st_size
+        assert "Traceback" not in lab.log.read_text()
