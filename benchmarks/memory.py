@@ -15,12 +15,12 @@ from sqlalchemy import select
 from benchmarks.modes import sqlite
 from mptcore.specs import stored_spec
 from service.database import Database
-from service.experiments import store
 from service.experiments.dispatch import dispatch_next
 from service.experiments.memory import MemoryModel
 from service.experiments.models import Attempt
 from service.experiments.schemas import Submission
 from service.settings import Settings
+from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from worker.slot import Slot
 
@@ -64,7 +64,7 @@ def measure(settings: Settings, value: dict[str, Any]) -> tuple[int, int | None]
         with database.transaction() as session:
             memory = MemoryModel(session).expected(spec)
             submission = Submission.model_validate({"spec": value})
-            store.submit(session, 1, submission, memory=memory)
+            stored.submit(session, 1, submission, memory=memory)
             chosen = dispatch_next(session)
             assert chosen is not None
         slot.run(chosen.experiment_id, chosen.dispatch_no, lambda: False)

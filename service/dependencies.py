@@ -15,13 +15,14 @@ from typing import Annotated
 from weakref import WeakValueDictionary
 
 from cachetools import TTLCache
-from fastapi import BackgroundTasks, Depends, Request
+from fastapi import BackgroundTasks, Depends, Header, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.orm import Session
 
 from service.database import AWAY, Database
+from service.idempotency import IdempotentRequest
 from service.own_pages import check_own_page
 from service.rates import shown
 from service.refusals import ApiError
@@ -242,3 +243,27 @@ Canceller = Annotated[Caller, Depends(WithScope(Scope.CANCEL))]
 Admin = Annotated[Caller, Depends(WithScope(Scope.ADMIN))]
 Scraper = Annotated[Caller, Depends(WithScope(Scope.METRICS))]
 """The caller. StrictRoute has checked that the key has the scope; else the answer is 403."""
+
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        description="Key of your choice. A repeated request with the same key is not done again.",
+    ),
+]
+
+
+async def _idempotent(
+    request: Request,
+    idempotency_key: IdempotencyKey = None,
+) -> IdempotentRequest | None:
+    if idempotency_key is None:
+        return None
+    target = f"{request.method} {request.scope['path']}"
+    return IdempotentRequest(idempotency_key, target, await request.body())
+
+
+Idempotency = Annotated[IdempotentRequest | None, Depends(_idempotent)]
+"""The request itself if it has an Idempotency-Key."""

@@ -27,7 +27,6 @@ from service.rates import RateLimits, Rates
 from service.settings import Settings
 from service.streams import router as streams
 from service.streams.poller import Poller
-from service.sweeps import batch
 from service.sweeps import router as sweeps
 from service.ui import pages, sign_in
 from service.webhooks import router as webhooks
@@ -40,7 +39,7 @@ ERRORS: dict[int | str, dict[str, object]] = {
 ROUTERS = (
     experiments.custom,
     cancelling.router,
-    batch.router,
+    experiments.batches,
     experiments.router,
     reading.custom,
     reading.router,

@@ -1,15 +1,16 @@
 """The newest experiments that ran a preset's specs: found by tag, or by what they compute."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload
 
 from mptcore.presets import PRESETS
 from mptcore.specs import ExperimentSpec, stored_spec
-from service.experiments.acceptance import Acceptance
 from service.experiments.listing import Wanted, page_of
 from service.experiments.models import Experiment, Status
+from service.experiments.preparation import Checks
+from service.references import ReferencedInputs
 from service.settings import Settings
 from service.sharing import readable, reader
 from service.users import Caller
@@ -30,13 +31,15 @@ def runs_of_presets(
     """For each preset, the experiment that ran each of its specs: the caller's newest one, else the
     newest of others that has succeeded and that the caller may read."""
     specs = [spec for preset in PRESETS.values() for spec in preset.specs]
-    known = Acceptance(session, settings, user.id, specs)
+    checks = Checks(session, settings, ReferencedInputs.of(session, user.id, specs))
+    keys = [checks.cache_key(spec, spec.model_dump(mode="json")) for spec in specs]
     tags = [tags_of(name, 0)[0] for name in PRESETS]
     tagged = page_of(session, user.id, Wanted(tag=tags), limit=MAX_TAGGED, with_spec=True).items
-    same = _same(session, user, known, specs)
+    same = _same(session, user, {key for key in keys if key is not None})
+    key_of_next = iter(keys)
     return {
         name: [
-            _newest(user, spec, [*_tagged(tagged, name, i), *same.get(known.cache_key(spec), ())])
+            _newest(user, spec, [*_tagged(tagged, name, i), *same.get(next(key_of_next), ())])
             for i, spec in enumerate(preset.specs)
         ]
         for name, preset in PRESETS.items()
@@ -56,10 +59,9 @@ def _tagged(found: Sequence[Experiment], preset: str, index: int) -> Iterator[Ex
 
 
 def _same(
-    session: Session, user: Caller, known: Acceptance, specs: Sequence[ExperimentSpec]
+    session: Session, user: Caller, keys: Collection[str]
 ) -> Mapping[str | None, list[Experiment]]:
-    """Experiments that compute what these specs do, by their key in the cache."""
-    keys = {key for spec in specs if (key := known.cache_key(spec)) is not None}
+    """Return the experiments with these keys of the result cache, by key."""
     mine = Experiment.owner_id == user.id
     query = (
         select(Experiment)

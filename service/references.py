@@ -1,9 +1,10 @@
-"""What a spec names by id must be its owner's or shared with the lab, and fit."""
+"""Uploads and experiments that a spec refers to. They must be its owner's or shared with the lab,
+and fit the spec."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -20,49 +21,58 @@ WEIGHTS = "weights.safetensors"
 """The file in which a training run keeps what it trained."""
 
 
-class Names(NamedTuple):
-    """The ids of uploads and experiments that specs name."""
-
-    datasets: frozenset[str]
-    experiments: frozenset[str]
-
-    @classmethod
-    def of(cls, specs: Iterable[ExperimentSpec], after: Iterable[str] = ()) -> "Names":
-        specs = list(specs)
-        uploads = {one for spec in specs if (one := getattr(spec.data, "dataset", None))}
-        weights = {one for spec in specs for _, one in _weights(spec)}
-        return cls(frozenset(uploads), frozenset(weights.union(after)))
-
-
 @dataclass(frozen=True, slots=True)
-class Named:
-    """The uploads and experiments that specs name and their owner may read, by their ids."""
+class ReferencedInputs:
+    """The uploads and experiments that specs refer to and their owner may read, by id."""
 
-    names: Names
     datasets: Mapping[str, Dataset]
     experiments: Mapping[str, Experiment]
     weights: Mapping[str, str]
-    """The SHA-256 of what these experiments kept, of those that did."""
+    """SHA-256 of the weights, by experiment that has kept them."""
+    ids: tuple[Collection[str], Collection[str]]
+    """Ids of the uploads and of the experiments, also of those that were not found."""
 
     @classmethod
-    def by(cls, session: Session, owner_id: int, names: Names) -> "Named":
-        """Look up what specs name."""
-        found = experiments.named(session, owner_id, names.experiments)
+    def of(
+        cls,
+        session: Session,
+        owner_id: int,
+        specs: Collection[ExperimentSpec],
+        after: Iterable[str] = (),
+    ) -> "ReferencedInputs":
+        """Look up the inputs of specs, and the experiments that they come after."""
+        uploads = {one for spec in specs if (one := getattr(spec.data, "dataset", None))}
+        weights = {one for spec in specs for _, one in _weights(spec)}
+        return cls._look_up(session, owner_id, uploads, weights.union(after))
+
+    def is_unchanged(self, session: Session, owner_id: int) -> bool:
+        """Look up the same inputs again, and return whether they are as they were."""
+        return self._look_up(session, owner_id, *self.ids)._state == self._state
+
+    @classmethod
+    def _look_up(
+        cls,
+        session: Session,
+        owner_id: int,
+        uploads: Collection[str],
+        earlier: Collection[str],
+    ) -> "ReferencedInputs":
+        found = experiments.find_referenced(session, owner_id, earlier)
         return cls(
-            names,
-            {one.id: one for one in datasets.readable_of(session, owner_id, names.datasets)},
+            {one.id: one for one in datasets.readable_of(session, owner_id, uploads)},
             {one.id: one for one in found},
-            {one.experiment_id: one.sha256 for one in _kept(session, names.experiments)},
+            {one.experiment_id: one.sha256 for one in _kept(session, earlier)},
+            (uploads, earlier),
         )
 
     @property
-    def state(self) -> tuple[object, ...]:
-        """All that decides whether the specs may run: equal as long as nothing has changed."""
+    def _state(self) -> tuple[object, ...]:
+        """Everything that decides whether the specs may run."""
         statuses = {one.id: one.status for one in self.experiments.values()}
         return {*self.datasets}, statuses, self.weights
 
     def digests(self, spec: ExperimentSpec) -> list[str] | None:
-        """Of the uploads and weights that a spec names; None where some are not there yet."""
+        """Return the digests of a spec's uploads and weights, or None if some do not exist yet."""
         upload = getattr(spec.data, "dataset", None)
         found = [] if upload is None else [self.datasets[upload].sha256]
         for _, one in _weights(spec):
@@ -72,13 +82,13 @@ class Named:
         return found
 
     def unfinished(self, spec: ExperimentSpec, after: Iterable[str]) -> list[str]:
-        """Those of the experiments that it comes after that have not ended."""
-        named = dict.fromkeys([*after, *(one for _, one in _weights(spec))])
-        return [one for one in named if self.experiments[one].status in UNFINISHED]
+        """Return the experiments that a run of the spec must wait for."""
+        earlier = dict.fromkeys([*after, *(one for _, one in _weights(spec))])
+        return [one for one in earlier if self.experiments[one].status in UNFINISHED]
 
 
 def _kept(session: Session, experiment_ids: Collection[str]) -> Sequence[Artifact]:
-    """The weights that these experiments kept."""
+    """Return the weights that these experiments have kept."""
     if not experiment_ids:
         return ()
     wanted = (Artifact.experiment_id.in_(experiment_ids), Artifact.file == WEIGHTS)
@@ -86,28 +96,28 @@ def _kept(session: Session, experiment_ids: Collection[str]) -> Sequence[Artifac
 
 
 def _weights(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
-    """The experiments whose weights a spec takes, by the part that does."""
-    for part in ("model", "baseline"):  # of which a family may have none, nor take weights
-        named = getattr(getattr(spec, part, None), "experiment", None)
-        if named is not None:
-            yield part, named
+    """Yield the experiments whose weights a spec uses, each with the part that uses them."""
+    for part in ("model", "baseline"):  # a family may have no baseline, or use no weights
+        experiment_id = getattr(getattr(spec, part, None), "experiment", None)
+        if experiment_id is not None:
+            yield part, experiment_id
 
 
-def reference_problems(named: Named, spec: ExperimentSpec) -> list[Problem]:
-    """What is wrong with the uploads and experiments that a spec names."""
-    problems = list(_experiment_problems(named, spec))
+def reference_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> list[Problem]:
+    """Return the problems of the uploads and experiments that a spec refers to."""
+    problems = list(_experiment_problems(inputs, spec))
     match spec.data:
         case UploadData():
-            problems += _upload_problems(named, spec.data)
+            problems += _upload_problems(inputs, spec.data)
         case PlainText() if spec.data.dataset is not None:
-            problems += _text_problems(named, spec.data.dataset, spec.data.column)
+            problems += _text_problems(inputs, spec.data.dataset, spec.data.column)
     return problems
 
 
-def after_problems(named: Named, after: Sequence[str]) -> Iterator[Problem]:
-    """What is wrong with the experiments that another is to come after."""
+def after_problems(inputs: ReferencedInputs, after: Sequence[str]) -> Iterator[Problem]:
+    """Yield the problems of the experiments that another comes after: /after/i."""
     for i, one in enumerate(after):
-        found = named.experiments.get(one)
+        found = inputs.experiments.get(one)
         if found is None:
             yield Problem(f"/after/{i}", "the id of an experiment, yours or shared with the lab")
         elif found.status in FAILED:
@@ -118,8 +128,8 @@ def after_problems(named: Named, after: Sequence[str]) -> Iterator[Problem]:
 FAILED = (Status.FAILED, Status.CANCELLED)
 
 
-def _text_problems(named: Named, dataset_id: str, column: str) -> Iterator[Problem]:
-    dataset = named.datasets.get(dataset_id)
+def _text_problems(inputs: ReferencedInputs, dataset_id: str, column: str) -> Iterator[Problem]:
+    dataset = inputs.datasets.get(dataset_id)
     if dataset is None:
         yield Problem("/data/dataset", NO_UPLOAD)
     elif dataset.dim is not None:
@@ -129,9 +139,9 @@ def _text_problems(named: Named, dataset_id: str, column: str) -> Iterator[Probl
         yield Problem("/data/column", f"the upload's columns of text are {have}; not {column}")
 
 
-def _upload_problems(named: Named, data: UploadData) -> Iterator[Problem]:
+def _upload_problems(inputs: ReferencedInputs, data: UploadData) -> Iterator[Problem]:
     try:
-        shape = shape_of(named.datasets.get(data.dataset), data.array, data.columns)
+        shape = shape_of(inputs.datasets.get(data.dataset), data.array, data.columns)
     except SpecError as error:
         yield from error.problems
         return
@@ -141,9 +151,9 @@ def _upload_problems(named: Named, data: UploadData) -> Iterator[Problem]:
             yield Problem(f"/data/{name}", detail)
 
 
-def _experiment_problems(named: Named, spec: ExperimentSpec) -> Iterator[Problem]:
+def _experiment_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> Iterator[Problem]:
     for part, one in _weights(spec):
-        found = named.experiments.get(one)
+        found = inputs.experiments.get(one)
         if found is None or found.status in FAILED or found.spec.get("train") is None:
             detail = (
                 "the id of an experiment, yours or shared with the lab, that trains a model and "
@@ -155,8 +165,8 @@ def _experiment_problems(named: Named, spec: ExperimentSpec) -> Iterator[Problem
 def input_files(
     session: Session, settings: Settings, spec: dict[str, Any]
 ) -> dict[str, dict[str, str]]:
-    """The files of the uploads and experiments that a stored spec names, by id, each with the
-    SHA-256 that was recorded. What has been deleted is not there: the run will say so."""
+    """Return the files of the uploads and experiments that a stored spec refers to, by id, each
+    with its recorded SHA-256. Deleted ones are missing: the run reports them."""
     uploads = session.scalars(select(Dataset).where(Dataset.id == spec["data"].get("dataset")))
     found = {one.id: _input(settings.datasets(one.id) / one.file, one.sha256) for one in uploads}
     models = [spec.get("model") or {}, spec.get("baseline") or {}]

@@ -14,7 +14,7 @@ from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 
-from service import audit
+from service import audit, idempotency
 from service.database import Database
 from service.experiments import keeping, ledger, sizes
 from service.experiments.keeping import Kept
@@ -117,7 +117,7 @@ def purgeable(database: Database, settings: Settings) -> Iterator[Removal]:
 
 def purge(database: Database, settings: Settings, removals: Iterable[Removal]) -> None:
     """Remove files and rows. Files are removed first: after a crash the row still exists and the
-    next run finishes it."""
+    next run finishes it. Old idempotency keys are deleted too."""
     for one in removals:
         for folder in _folders(settings, one.experiment_id):
             shutil.rmtree(folder, ignore_errors=True)
@@ -128,6 +128,7 @@ def purge(database: Database, settings: Settings, removals: Iterable[Removal]) -
                 audit.note(session, PROCESS, "experiment.purged", one.experiment_id)
     with database.transaction() as session:
         sweeps.purge(session, settings.purge_after_s)
+        idempotency.purge(session)
 
 
 def measure_artifacts(database: Database, settings: Settings) -> None:

@@ -1,7 +1,6 @@
 """Fill in `n` and `dim` of specs that use uploads. They are known from the file."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -26,7 +25,7 @@ def leaves_out_sizes(spec: Any) -> bool:
 class Uploads:
     """The uploads that a reader may use. Each is looked up once."""
 
-    def __init__(self, session: Callable[[], AbstractContextManager[Session]], reader_id: int):
+    def __init__(self, session: Session, reader_id: int):
         self._session, self._reader_id = session, reader_id
         self._found: dict[str, Dataset | None] = {}
 
@@ -48,8 +47,7 @@ class Uploads:
         if not _is_text(dataset_id):
             return None
         if dataset_id not in self._found:
-            with self._session() as session:
-                found = store.readable_of(session, self._reader_id, [dataset_id])
+            found = store.readable_of(self._session, self._reader_id, [dataset_id])
             self._found[dataset_id] = next(iter(found), None)
         return self._found[dataset_id]
 

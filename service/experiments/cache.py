@@ -11,7 +11,7 @@ never change, and are known by their digests. What is not in sight, a hub's abov
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.protocol.code import CORE_DIGITS, core_digest
 from service.experiments.models import Experiment, Status
+from service.experiments.schemas import Submission
 from service.sharing import readable, reader
 
 BESIDE = ("name", "tags", "note", "visibility")
@@ -52,31 +53,18 @@ def own_key_only() -> ColumnElement[str | None]:
     )
 
 
-class Hits:
-    """Succeeded experiments that the reader may see, by key."""
-
-    def __init__(self, rows: Iterable[Row[Any]] = ()):
-        self._rows: dict[str, list[Row[Any]]] = defaultdict(list)
-        for row in rows:
-            self._rows[row.cache_key].append(row)
-
-    def id_for(self, key: str | None, beside: Mapping[str, Any] | None = None) -> str | None:
-        """Return the experiment that answers a submission, or None. It must also have the given
-        fields beside the spec, so that nothing is ignored. The reader's own experiments come first,
-        then the latest."""
-        for row in self._rows.get(key or "", ()):
-            if all(getattr(row, name) == value for name, value in (beside or {}).items()):
-                found: str = row.id
-                return found
-        return None
+EarlierResults = Mapping[str | None, Sequence[Row[Any]]]
+"""Succeeded experiments by key, each key's in the order in which they are preferred."""
 
 
-def hits(session: Session, reader_id: int, keys: Iterable[str | None]) -> Hits:
-    """Return the experiments that may answer specs with these keys."""
+def earlier_results(session: Session, reader_id: int, keys: Iterable[str | None]) -> EarlierResults:
+    """Return the experiments with these keys that the reader may see: the reader's own come first,
+    then the latest."""
+    found: dict[str | None, list[Row[Any]]] = defaultdict(list)
     wanted = {key for key in keys if key is not None}
     if not wanted:
-        return Hits()
-    found = session.execute(
+        return found
+    query = (
         select(Experiment.cache_key, Experiment.id, *(getattr(Experiment, one) for one in BESIDE))
         .where(
             Experiment.cache_key.in_(wanted),
@@ -84,7 +72,19 @@ def hits(session: Session, reader_id: int, keys: Iterable[str | None]) -> Hits:
             Experiment.deleted_at.is_(None),
             readable(Experiment),
         )
-        .order_by((Experiment.owner_id == reader_id).desc(), Experiment.id.desc()),
-        reader(reader_id),
+        .order_by((Experiment.owner_id == reader_id).desc(), Experiment.id.desc())
     )
-    return Hits(found)
+    for row in session.execute(query, reader(reader_id)):
+        found[row.cache_key].append(row)
+    return found
+
+
+def answer_of(earlier: Sequence[Row[Any]], submission: Submission) -> str | None:
+    """Return the experiment that answers a submission, or None. It must also have the given fields
+    beside the spec, so that nothing is ignored."""
+    given = submission.model_dump(include={*BESIDE}, exclude_defaults=True) if earlier else {}
+    for row in earlier:
+        if all(value in (None, getattr(row, name)) for name, value in given.items()):
+            found: str = row.id
+            return found
+    return None

@@ -48,7 +48,7 @@ class Kept(NamedTuple):
 
 def remove(session: Session, experiment: Experiment) -> bool:
     """Hide an experiment. A waiting one is cancelled first. Return False if it is running or
-    pinned. Its idempotency key becomes free."""
+    pinned."""
     if experiment.status in WAITING:
         states.request(session, experiment.id, DesiredState.CANCEL)
     return bool(remove_ended(session, [experiment.id]))
@@ -59,7 +59,7 @@ def remove_ended(session: Session, experiment_ids: Sequence[str]) -> Sequence[st
     return session.scalars(
         update(Experiment)
         .where(Experiment.id.in_(experiment_ids), _removable(), Experiment.deleted_at.is_(None))
-        .values(deleted_at=now(), idempotency_key=None)
+        .values(deleted_at=now())
         .returning(Experiment.id)
         .execution_options(synchronize_session=False)
     ).all()

@@ -141,7 +141,6 @@ class Experiment(Owned, Base):
             sqlite_where=text("cache_key IS NOT NULL"),
             postgresql_where=text("cache_key IS NOT NULL"),
         ),
-        UniqueConstraint("owner_id", "idempotency_key"),
     )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -178,8 +177,6 @@ class Experiment(Owned, Base):
     held: Mapped[str] = mapped_column(String(8), default=Held.NOT, server_default="")
     cache_key: Mapped[str | None] = mapped_column(String(64))
     """Key of the result cache; null if unknown."""
-    idempotency_key: Mapped[str | None] = mapped_column(String(200))
-    submission_sha256: Mapped[str | None] = mapped_column(String(64))
 
     status: Mapped[str] = mapped_column(String(16), default=Status.QUEUED)
     desired_state: Mapped[str] = mapped_column(String(16), default=DesiredState.RUN)

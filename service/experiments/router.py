@@ -1,53 +1,59 @@
 """Routes that queue experiments, change them and control them."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Depends, Response
 from sqlalchemy.orm import Session
 
-from mptcore.specs import SpecError, stored_spec
 from service import audit
-from service.bodies import JsonBody, StrictRoute
+from service.bodies import JsonBody, LargeRoute, StrictRoute
 from service.database import Database
 from service.dependencies import (
     Canceller,
     DatabaseDep,
+    Idempotency,
     SettingsDep,
     Submitter,
     WriterDep,
 )
 from service.experiments import keeping, states, store
-from service.experiments.acceptance import Acceptance, beside_of
 from service.experiments.finding import ExperimentId, find, find_deleted, find_own
-from service.experiments.models import DesiredState, Experiment, Status
+from service.experiments.models import DesiredState, Status
 from service.experiments.place import place_of_next
+from service.experiments.preparation import Submissions, prepare, retry_entry
 from service.experiments.queue_schemas import RuntimeOut
 from service.experiments.reading import seen
 from service.experiments.runtime import expected_runtime
 from service.experiments.scene import Scenes, ScenesDep
-from service.experiments.schemas import Changes, ExperimentOut, Submission, Validation
-from service.experiments.sent import Sent, Unsized, whole
-from service.refusals import ApiError, invalid
-from service.settings import Settings
+from service.experiments.schemas import Changes, ExperimentOut, Validation
+from service.experiments.submission import Accepted, submitted
+from service.experiments.unresolved import SubmissionBody, resolve_sizes
+from service.refusals import ApiError
+from service.sweeps.schemas import Batch, BatchOut, Made
 from service.users import Caller
 
 log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
 
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        min_length=1,
-        max_length=200,
-        description="Key of your choice. A repeated request with the same key is not done again.",
-    ),
-]
+
+Submit = Callable[..., AbstractContextManager[tuple[Session, Accepted]]]
+
+
+async def _submit(
+    database: WriterDep, settings: SettingsDep, user: Submitter, request: Idempotency
+) -> Submit:
+    return partial(submitted, database, settings, user, request=request)
+
+
+SubmitDep = Annotated[Submit, Depends(_submit)]
+"""Submits for the caller, under the request's Idempotency-Key: see `submitted`."""
 
 
 @router.post(
@@ -56,79 +62,72 @@ IdempotencyKey = Annotated[
     responses={200: {"model": ExperimentOut, "description": "One that computed the same before"}},
 )
 def submit(
-    sent: JsonBody[Sent],
-    database: WriterDep,
-    settings: SettingsDep,
+    sent: JsonBody[SubmissionBody],
+    submitted: SubmitDep,
     scenes: ScenesDep,
     user: Submitter,
     response: Response,
-    idempotency_key: IdempotencyKey = None,
 ) -> ExperimentOut:
     """Queue an experiment: 202. Where one that you may read has computed the same: 200 and that
     one, whose `cached_from` says so; nothing is queued, and no limit counts. With an
-    Idempotency-Key, the same request sent again is answered with the experiment that the first one
-    made; another request under the same key is refused."""
-    with refusals(), database.transaction() as session:
-        # The key comes first: what was accepted stays so, whatever has been deleted since.
-        experiment = store.submitted(session, user.id, sent, idempotency_key)
-        if experiment is None:
-            (submission,) = whole(session, user.id, [sent])
-            known = _accepted(session, settings, user.id, submission)
-            key = known.cache_key(submission.spec)
-            if (hit := _hit(known, submission, key)) is not None:
-                return _cached(session, scenes, user, hit, response)
-            experiment = store.submit(
-                session,
-                user.id,
-                submission,
-                idempotency_key,
-                sent=sent if isinstance(sent, Unsized) else None,
-                by=user,
-                sharing=settings.share,
-                memory=known.memory(submission.spec),
-                unfinished=known.unfinished(submission.spec, submission.after),
-                cache_key=key,
-            )
-        answer = seen(session, experiment, scenes, user)
-    log.info("submitted", extra={"experiment_id": answer.id})
+    Idempotency-Key, the same request sent again gets the answer of the first one; another request
+    under the same key is refused."""
+    read = partial(resolve_sizes, owner_id=user.id, sent=[sent])
+    with submitted(read) as (session, accepted):
+        (made,) = accepted.outcomes
+        answer = seen(session, find(session, user, made.id), scenes, user)
+    if made.cached_from is None:
+        log.info("submitted", extra={"experiment_id": answer.id})
+    else:
+        response.status_code = HTTPStatus.OK
     response.headers["Location"] = answer.urls.self
-    return answer
+    return answer.model_copy(update={"cached_from": made.cached_from})
 
 
-# The path of the custom method has no slash, hence no prefix that FastAPI could add it to.
+# The paths of custom methods have no slash, hence no prefix that FastAPI could add them to.
 custom = APIRouter(tags=["experiments"], route_class=StrictRoute)
+batches = APIRouter(tags=["experiments"], route_class=LargeRoute)
+
+
+@batches.post("/v1/experiments:batch", status_code=HTTPStatus.ACCEPTED)
+def submit_batch(batch: JsonBody[Batch], submitted: SubmitDep, user: Submitter) -> BatchOut:
+    """Queue up to a thousand experiments: all, or none if one is refused. The Idempotency-Key
+    applies to the whole request."""
+    sent, pointer = batch.experiments, "/experiments/{}"
+    with submitted(partial(resolve_sizes, owner_id=user.id, sent=sent, pointer=pointer)) as made:
+        outcomes = made[1].outcomes
+    return BatchOut(
+        items=[
+            Made(id=one.id, url=f"/v1/experiments/{one.id}", cached_from=one.cached_from)
+            for one in outcomes
+        ]
+    )
 
 
 @custom.post("/v1/experiments:validate")
 def validate(
-    sent: JsonBody[Sent],
+    sent: JsonBody[SubmissionBody],
     database: DatabaseDep,
     settings: SettingsDep,
     scenes: ScenesDep,
     user: Submitter,
 ) -> Validation:
     """Return what a submission would become. Nothing is stored."""
-    with refusals(), database.snapshot() as session:
-        (submission,) = whole(session, user.id, [sent])
-        known = _accepted(session, settings, user.id, submission)
-        memory = known.memory(submission.spec)
-        hit = _hit(known, submission, known.cache_key(submission.spec))
-        runtime = expected_runtime(session, submission.spec, settings.worker_silent_s)
-        place = place_of_next(
-            session,
-            user.id,
-            submission.spec.compute.device,
-            submission.priority,
-            memory.expected,
-            scenes,
-        )
+    with database.snapshot() as session:
+        submissions = resolve_sizes(session, user.id, [sent])
+        (one,) = prepare(session, settings, submissions).experiments
+        submission = submissions.entries[0].submission
+        spec, memory_bytes = submission.spec, one.columns["memory_bytes"]
+        runtime = expected_runtime(session, spec, settings.worker_silent_s)
+        device, priority = spec.compute.device, submission.priority
+        place = place_of_next(session, user.id, device, priority, memory_bytes, scenes)
     return Validation(
-        spec=submission.spec,
-        masks=submission.spec.mask_count(),
-        points=submission.spec.point_count().total,
-        memory_bytes=memory.expected,
+        spec=spec,
+        masks=spec.mask_count(),
+        points=spec.point_count().total,
+        memory_bytes=memory_bytes,
         runtime=None if runtime is None else RuntimeOut(**asdict(runtime)),
-        cached_from=hit,
+        cached_from=one.cached_from,
         queue_position=place.position,
         queue_reason=place.reason,
         estimated_start=place.estimated_start,
@@ -151,7 +150,7 @@ def change(
 ) -> ExperimentOut:
     """Change the fields beside the spec: name, tags, note, priority, visibility, pinned."""
     wanted = changes.model_dump(exclude_unset=True)
-    with refusals(), database.transaction() as session:
+    with database.transaction() as session:
         experiment = find_own(session, user, experiment_id)
         store.change(session, experiment, wanted, settings.share)
         # Its texts are the owner's, and long.
@@ -226,34 +225,24 @@ def resume(
 @router.post("/{experiment_id}:retry", status_code=HTTPStatus.ACCEPTED)
 def retry(
     experiment_id: ExperimentId,
-    database: WriterDep,
-    settings: SettingsDep,
+    submitted: SubmitDep,
     scenes: ScenesDep,
     user: Submitter,
     response: Response,
-    idempotency_key: IdempotencyKey = None,
 ) -> ExperimentOut:
     """Queue a new experiment with the spec of one that failed or was cancelled. The Idempotency-Key
     works as for a submission."""
-    with refusals(), database.transaction() as session:
+
+    def read(session: Session) -> Submissions:
         old = find_own(session, user, experiment_id)
         if old.status not in (Status.FAILED, Status.CANCELLED):
             detail = f"only what failed or was cancelled is retried; this is {old.status}"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        again = store.retried(session, old, idempotency_key)
-        if again is None:
-            # What was shared when the old one was submitted may be so no longer.
-            unfinished, key = _retryable(session, settings, old)
-            again = store.retry(
-                session,
-                old,
-                idempotency_key,
-                by=user,
-                sharing=settings.share,
-                unfinished=unfinished,
-                cache_key=key,
-            )
-        answer = seen(session, again, scenes, user)
+        return Submissions(old.owner_id, [retry_entry(old)])
+
+    with submitted(read) as (session, accepted):
+        (made,) = accepted.outcomes
+        answer = seen(session, find(session, user, made.id), scenes, user)
     response.headers["Location"] = answer.urls.self
     return answer
 
@@ -296,55 +285,3 @@ def _request(
         if accepted is not None:
             audit.note(session, user, f"experiment.{DONE[desired]}", experiment_id)
         return seen(session, experiment, scenes, user)
-
-
-def _accepted(
-    session: Session, settings: Settings, owner_id: int, submission: Submission
-) -> Acceptance:
-    """Return the checks of an acceptable submission. Raises ApiError."""
-    spec = submission.spec
-    known = Acceptance(session, settings, owner_id, [spec], submission.after)
-    if problems := known.submission_problems(spec, submission.after):
-        raise invalid(problems)
-    return known
-
-
-def _retryable(
-    session: Session, settings: Settings, old: Experiment
-) -> tuple[list[str], str | None]:
-    """Return what a retry of an experiment waits for, and its cache key. Raises ApiError:
-    references of the old one may be gone or no longer shared."""
-    spec, after = stored_spec(old.spec), old.comes_after or []
-    known = Acceptance(session, settings, old.owner_id, [spec], after)
-    if problems := known.gone(spec, after):
-        raise invalid(problems)
-    return known.unfinished(spec, after), known.cache_key(spec)
-
-
-def _hit(known: Acceptance, submission: Submission, key: str | None) -> str | None:
-    return known.hits([key]).id_for(key, beside_of(submission)) if submission.cache else None
-
-
-def _cached(
-    session: Session, scenes: Scenes, user: Caller, experiment_id: str, response: Response
-) -> ExperimentOut:
-    """Return the earlier experiment that answers a submission."""
-    answer = seen(session, find(session, user, experiment_id), scenes, user)
-    response.status_code = HTTPStatus.OK
-    response.headers["Location"] = answer.urls.self
-    return answer.model_copy(update={"cached_from": experiment_id})
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    try:
-        yield
-    except SpecError as error:
-        raise invalid(error) from None
-    except store.Refused as refusal:
-        jumps = refusal.reason == "may_not_jump"
-        status = HTTPStatus.FORBIDDEN if jumps else HTTPStatus.CONFLICT
-        raise ApiError(status, refusal.reason, str(refusal)) from None
-    except store.KeyReused:
-        detail = "another request was sent under this Idempotency-Key"
-        raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail) from None

@@ -1,19 +1,14 @@
-"""Submitting and finding experiments. Every query names the owner whose they are, or the reader to
-whom they are open; what was deleted is in none."""
+"""Find experiments, and check what their owner may submit. Every query names the owner, or the
+reader who may see them, and leaves out deleted experiments."""
 
-import hashlib
-import json
 from collections.abc import Collection, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from sqlalchemy import bindparam, func, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer, joinedload, undefer
-from uuid6 import uuid7
 
-from service import audit, quota
-from service.experiments import holds
-from service.experiments.memory import Memory
+from service import quota
 from service.experiments.models import (
     UNFINISHED,
     Artifact,
@@ -24,14 +19,11 @@ from service.experiments.models import (
     Metric,
     Status,
 )
-from service.experiments.schemas import Submission
-from service.experiments.sent import Unsized
 from service.experiments.shares import MOST_PRIORITY
-from service.experiments.sizes import POINT_BYTES, of_texts
-from service.experiments.states import note_status, wait_for
+from service.experiments.sizes import of_texts
 from service.fair_share import FairShare
+from service.refusals import ApiError
 from service.sharing import readable, reader
-from service.sweeps.models import KeptRequest
 from service.users import Caller, User
 
 _BY_ID = (
@@ -52,202 +44,10 @@ _ATTEMPTS = (
 """Built once, because building a statement takes as long as executing it."""
 
 
-class Refused(Exception):
-    """A submission that is not allowed. `reason` is a stable word for programs."""
-
-    def __init__(self, reason: str, detail: str):
-        super().__init__(detail)
-        self.reason = reason
-
-
-class KeyReused(Exception):
-    """An idempotency key was first used with another request."""
-
-
-def submitted(
-    session: Session, owner_id: int, sent: Submission | Unsized, idempotency_key: str | None
-) -> Experiment | None:
-    """Return the experiment that the same submission created under the same key; None for a new
-    key. Raises KeyReused."""
-    if idempotency_key is None:
-        return None
-    if session.get(KeptRequest, (owner_id, idempotency_key)) is not None:
-        raise KeyReused
-    return _made(session, owner_id, idempotency_key, _digest(sent))
-
-
-def submit(
-    session: Session,
-    owner_id: int,
-    submission: Submission,
-    idempotency_key: str | None = None,
-    *,
-    sent: Unsized | None = None,
-    by: Caller | None = None,
-    sharing: FairShare | None = None,
-    memory: Memory | None = None,
-    unfinished: Sequence[str] = (),
-    cache_key: str | None = None,
-) -> Experiment:
-    """Store a new experiment in the queue, or find what the same submission made under the same
-    key before; `sent` is what came where something had to be filled in. It waits for those of the
-    experiments that it comes after that are `unfinished`. Raises KeyReused, and Refused where the
-    user has as many as it may."""
-    experiment = Experiment(
-        id=uuid7().hex,
-        owner_id=owner_id,
-        idempotency_key=idempotency_key,
-        submission_sha256=_digest(sent or submission),
-        **columns_of(submission, memory, unfinished, cache_key),
-    )
-    return _enqueue_once(session, experiment, by, sharing or FairShare(), unfinished)
-
-
-def columns_of(
-    submission: Submission,
-    memory: Memory | None,
-    unfinished: Sequence[str],
-    cache_key: str | None = None,
-) -> dict[str, Any]:
-    """Return the columns of a submission's experiment."""
-    after = [*dict.fromkeys([*submission.after, *unfinished])]
-    spec = submission.spec.model_dump(mode="json")
-    return {
-        "spec": spec,
-        "spec_bytes": len(json.dumps(spec))
-        + of_texts(submission.name, submission.tags, submission.note),
-        "expected_bytes": submission.spec.point_count().total * POINT_BYTES,
-        "memory_bytes": memory.expected if memory else None,
-        "estimated_bytes": memory.by_spec if memory else None,
-        "comes_after": after or None,
-        "cache_key": cache_key,
-        "held": Held.AFTER if unfinished else Held.NOT,
-        **submission.model_dump(include={"name", "tags", "note", "priority", "visibility"}),
-    }
-
-
-def _digest(submission: Submission | Unsized) -> str:
-    """Return the digest of a submission. Fields that were added later do not change it if they are
-    not given."""
-    if isinstance(submission, Unsized):
-        return hashlib.sha256(submission.text.encode()).hexdigest()
-    added = {
-        name for name in ("visibility", "after", "cache")
-        if getattr(submission, name) == Submission.model_fields[name].default
-    }  # fmt: skip
-    return hashlib.sha256(submission.model_dump_json(exclude=added).encode()).hexdigest()
-
-
-def retried(
-    session: Session, old: Experiment, idempotency_key: str | None = None
-) -> Experiment | None:
-    """Return the experiment that the same retry created under the same key; None for a new key.
-    Raises KeyReused."""
-    if idempotency_key is None:
-        return None
-    return _made(session, old.owner_id, idempotency_key, _retry_digest(old))
-
-
-def retry(
-    session: Session,
-    old: Experiment,
-    idempotency_key: str | None = None,
-    *,
-    by: Caller | None = None,
-    sharing: FairShare | None = None,
-    unfinished: Sequence[str] = (),
-    cache_key: str | None = None,
-) -> Experiment:
-    """Queue a new experiment like an old one, or return what the same retry created under the same
-    key. It replaces the old one in a sweep. Raises KeyReused and Refused."""
-    experiment = Experiment(
-        id=uuid7().hex,
-        idempotency_key=idempotency_key,
-        submission_sha256=_retry_digest(old),
-        **columns_again(old, unfinished, cache_key),
-    )
-    return _enqueue_once(session, experiment, by, sharing or FairShare(), unfinished)
-
-
-def columns_again(
-    old: Experiment, unfinished: Sequence[str], cache_key: str | None
-) -> dict[str, Any]:
-    """Return the columns of a retry."""
-    kept = ("owner_id", "name", "tags", "note", "priority", "visibility", "spec", "device",
-            "memory_bytes", "estimated_bytes", "spec_bytes", "expected_bytes", "sweep_id",
-            "comes_after")  # fmt: skip
-    held = Held.AFTER if unfinished else Held.NOT
-    same = {name: getattr(old, name) for name in kept}
-    return {"retry_of": old.id, "held": held, "cache_key": cache_key, **same}
-
-
-def _retry_digest(old: Experiment) -> str:
-    return hashlib.sha256(f"retry {old.id}".encode()).hexdigest()
-
-
-def _enqueue_once(
-    session: Session,
-    experiment: Experiment,
-    by: Caller | None,
-    sharing: FairShare,
-    unfinished: Sequence[str],
-) -> Experiment:
-    if experiment.idempotency_key is None:
-        return _enqueue(session, experiment, by, sharing, unfinished)
-    owner_id, key = experiment.owner_id, experiment.idempotency_key
-    digest = experiment.submission_sha256
-    # A savepoint: the unique key decides between two requests at the same time.
-    try:
-        with session.begin_nested():
-            return _enqueue(session, experiment, by, sharing, unfinished)
-    except (IntegrityError, Refused):
-        first = _made(session, owner_id, key, digest)
-        if first is None:
-            raise
-        return first
-
-
-def _made(session: Session, owner_id: int, key: str, digest: str | None) -> Experiment | None:
-    """Return what a request with this digest created under the owner's key. Raises KeyReused."""
-    first = session.scalar(
-        select(Experiment).where(Experiment.owner_id == owner_id, Experiment.idempotency_key == key)
-    )
-    if first is None:
-        return None
-    if first.submission_sha256 != digest:
-        raise KeyReused
-    return find(session, owner_id, first.id)
-
-
-def _enqueue(
-    session: Session,
-    experiment: Experiment,
-    by: Caller | None,
-    sharing: FairShare,
-    unfinished: Sequence[str],
-) -> Experiment:
-    owner_id, size = experiment.owner_id, experiment.spec_bytes
-    needed = size + experiment.expected_bytes
-    check_limits(session, owner_id, experiment.priority, 1, sharing, needed)
-    session.add(experiment)
-    session.flush()
-    quota.note(session, owner_id, size)
-    if experiment.retry_of and experiment.sweep_id:
-        holds.take_places(session, {experiment.retry_of: experiment.id})
-    note_status(session, experiment.id, Status.QUEUED)
-    if by is not None:
-        details = {"retry_of": experiment.retry_of} if experiment.retry_of else {}
-        audit.note(session, by, "experiment.submitted", experiment.id, **details)
-    wait_for(session, {experiment.id: unfinished})
-    stored = find(session, experiment.owner_id, experiment.id)
-    assert stored is not None
-    return stored
-
-
 def check_limits(
     session: Session, owner_id: int, priority: int, more: int, sharing: FairShare, needed: int = 0
 ) -> None:
-    """Raises Refused if a user may not have `more` experiments, which need `needed` bytes.
+    """Raises ApiError if a user may not have `more` experiments, which need `needed` bytes.
     Submissions of one user pass here one at a time, so that two do not both take the last place.
     """
     check_priority(session, owner_id, priority)
@@ -255,20 +55,20 @@ def check_limits(
     if count + more > most:
         asked = "" if more == 1 else f"; these are {more} more"
         detail = f"{count} of your experiments have not ended, and your limit is {most}{asked}"
-        raise Refused("limit_reached", detail)
+        raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
     check_bytes(session, owner_id, sharing, needed)
 
 
 def check_bytes(session: Session, owner_id: int, sharing: FairShare, needed: int) -> None:
-    """Check that a user may keep so many more bytes. Raises Refused."""
+    """Check that a user may keep so many more bytes. Raises ApiError."""
     if (problem := quota.room_of(session, owner_id, sharing).problem(needed)) is not None:
-        raise Refused("storage_quota", problem)
+        raise ApiError(HTTPStatus.CONFLICT, "storage_quota", problem)
 
 
 def change(
     session: Session, experiment: Experiment, changes: Mapping[str, Any], sharing: FairShare
 ) -> None:
-    """Change columns of an experiment, and count the bytes of its texts. Raises Refused."""
+    """Change columns of an experiment, and count the bytes of its texts. Raises ApiError."""
     check_priority(session, experiment.owner_id, changes.get("priority", 0))
     session.refresh(experiment)  # no other change passes the lock that was taken
     before = of_texts(experiment.name, experiment.tags, experiment.note)
@@ -282,13 +82,13 @@ def change(
 
 
 def check_priority(session: Session, owner_id: int, priority: int) -> None:
-    """Raises Refused if the owner may not use this priority. Locks the user's row."""
+    """Raises ApiError if the owner may not use this priority. Locks the user's row."""
     may_jump = session.scalar(
         select(User.may_jump).where(User.id == owner_id).with_for_update(key_share=True)
     )
     if priority > MOST_PRIORITY and not may_jump:
         detail = f"a priority above {MOST_PRIORITY} jumps the queue: an administrator allows it"
-        raise Refused("may_not_jump", detail)
+        raise ApiError(HTTPStatus.FORBIDDEN, "may_not_jump", detail)
 
 
 def submitted_of(session: Session, owner_id: int, sharing: FairShare) -> tuple[int, int]:
@@ -324,7 +124,7 @@ def find_readable(
     return session.scalar(_READABLE, {"id": experiment_id, **reader(reader_id, reads_all)})
 
 
-def named(
+def find_referenced(
     session: Session, reader_id: int, experiment_ids: Collection[str]
 ) -> Sequence[Experiment]:
     """Return those of these experiments that are open to the reader. They may end at any time."""

@@ -14,7 +14,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mptcore.specs import ExperimentSpec, Limits, Problem, SpecError, validate_spec
+from mptcore.specs import (
+    MAX_PROBLEMS,
+    ExperimentSpec,
+    Limits,
+    Problem,
+    SpecError,
+    validate_spec,
+)
 from mptcore.specs.base import Seed, reject
 from mptcore.specs.parsing.json_text import pointer_token
 from mptcore.specs.parsing.long_lists import first_errors
@@ -25,8 +32,6 @@ MAX_FIELDS = 100
 """Fields that all points of a sweep set together: each is a column of the table."""
 MAX_STORED_BYTES = 32 * 2**20
 """Specs that one request may store: a spec stands whole in the row of each point."""
-MOST_PROBLEMS = 100
-"""Maximum number of problems in one answer."""
 
 FieldPath = Annotated[
     str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,9}$", max_length=200)
@@ -221,14 +226,14 @@ def specs_of(
             spec = validate_spec(completed(with_values(base, point.values)), limits)
         except SpecError as error:
             wrong += 1
-            for problem in error.problems[:MOST_PROBLEMS]:
-                there = in_request(problem, i, point)
+            for problem in error.within("/spec").problems[:MAX_PROBLEMS]:
+                there = in_request(i, point, problem)
                 problems.setdefault(there.pointer, there)
         else:
             found.append(spec)
             stored += len(spec.model_dump_json())
             check_stored(stored, len(points))
-        if wrong >= MOST_PROBLEMS or len(problems) >= MOST_PROBLEMS:
+        if wrong >= MAX_PROBLEMS or len(problems) >= MAX_PROBLEMS:
             break
     if problems:
         raise SpecError([*problems.values()])
@@ -246,15 +251,17 @@ def check_stored(size: int, points: int) -> None:
         raise SpecError([Problem("", detail)])
 
 
-def in_request(problem: Problem, number: int, point: Point) -> Problem:
-    """Translate a problem of a point's spec to its place in the request: the value of a swept
+def in_request(number: int, point: Point, problem: Problem) -> Problem:
+    """Translate a problem of a point's submission to its place in the request: the value of a swept
     field, or the base spec."""
+    if not problem.pointer.startswith("/spec"):
+        return problem
     detail = f"point {number} ({point.text}): {problem.detail}"
     for path, pointer in point.pointers.items():
-        field = "".join(map(pointer_token, path.split(".")))
+        field = "/spec" + "".join(map(pointer_token, path.split(".")))
         if problem.pointer == field or problem.pointer.startswith(f"{field}/"):
             return Problem(pointer + problem.pointer.removeprefix(field), detail)
-    return Problem(f"/spec{problem.pointer}", detail)
+    return Problem(problem.pointer, detail)
 
 
 def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The tables of sweeps, and of requests that made several things at once."""
+"""Tables of sweeps."""
 
 from typing import Any
 
@@ -53,16 +53,3 @@ class Turn(Base):
 
     id: Mapped[int] = mapped_column(LargeId, primary_key=True)
     sweep_id: Mapped[str] = mapped_column(String(32))
-
-
-class KeptRequest(Base):
-    """What a request made that made several things, under its idempotency key."""
-
-    __tablename__ = "requests"
-
-    owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), primary_key=True)
-    idempotency_key: Mapped[str] = mapped_column(String(200), primary_key=True)
-    sha256: Mapped[str] = mapped_column(String(64))
-    made: Mapped[list[Any]] = mapped_column(JSON)
-    """What the answer rests on: of a batch all of it."""
-    created_at: Mapped[float] = mapped_column(default=now())

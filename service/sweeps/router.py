@@ -2,9 +2,10 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
 from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy.orm import Session
@@ -14,11 +15,12 @@ from service import audit
 from service.bodies import JsonBody, LargeRoute
 from service.datasets.sizes import Uploads
 from service.dependencies import Canceller, DatabaseDep, Reader, SettingsDep, Submitter, WriterDep
-from service.experiments import holds, many, states
-from service.experiments.many import New
+from service.experiments import holds, states
 from service.experiments.models import Experiment
-from service.experiments.router import IdempotencyKey, refusals
+from service.experiments.preparation import Entry, Submissions, retry_entry
+from service.experiments.router import SubmitDep
 from service.experiments.scene import Scenes, ScenesDep
+from service.experiments.schemas import Submission
 from service.experiments.views import as_json
 from service.pages import Cursor, Limit, WhoseQuery, page, read_cursor
 from service.permission import check_whose, not_found, writable
@@ -26,17 +28,17 @@ from service.refusals import ApiError, invalid
 from service.settings import Settings
 from service.sharing import Whose
 from service.sweeps import store
-from service.sweeps.batch import sha256_of
 from service.sweeps.ends import estimated_end
 from service.sweeps.expansion import (
     MAX_FIELDS,
     MOST_POINTS,
+    Point,
     check_stored,
     field_problems,
+    in_request,
     specs_of,
 )
 from service.sweeps.models import Sweep
-from service.sweeps.preparation import PointsToAdd, confirm_retry, prepare_retry
 from service.sweeps.schemas import (
     Added,
     CsvForm,
@@ -62,40 +64,26 @@ SweepId = Annotated[str, Path(max_length=100, description="Id of the sweep.")]
 @router.post("", status_code=HTTPStatus.ACCEPTED)
 def submit_sweep(
     submission: JsonBody[SweepSubmission],
-    database: WriterDep,
+    submitted: SubmitDep,
     settings: SettingsDep,
     scenes: ScenesDep,
     user: Submitter,
     response: Response,
-    idempotency_key: IdempotencyKey = None,
 ) -> SweepOut:
     """Queue an experiment for each point of a sweep: at most 10,000; all, or none if one is
     refused. Errors name the point, and point to its value in the request."""
-    sha256 = sha256_of("sweep", submission)
-    with database.snapshot() as session:
-        made = many.made_before(session, user.id, idempotency_key, sha256)
-        if made:  # and stays so, whatever is gone since
-            answer = _out(session, scenes, _find(session, user, made[0]), user)
-            response.headers["Location"] = answer.urls.self
-            return answer
-    uploads = Uploads(database.snapshot, user.id)
-    to_add = _to_add(settings, uploads, submission.spec, submission)
+    points = [*submission.points()]
     sweep = store.new(user.id, submission)
-    with database.snapshot() as session:
-        prepared = to_add.prepare(session, settings, sweep)
-    with refusals(), database.transaction() as session:
-        kept = many.kept_request(session, user.id, idempotency_key, sha256)
-        if kept and kept.made:
-            sweep = _find(session, user, kept.made[0])
-        else:
-            wanted = to_add.confirm(session, settings, user, sweep, prepared)
-            store.add(session, sweep, settings.share)
-            store.add_points(session, sweep, wanted, by=user, sharing=settings.share)
-            audit.note(session, user, "sweep.submitted", sweep.id, points=len(wanted))
-            if kept:
-                many.keep(session, kept, [sweep.id])
-        session.flush()
-        answer = _out(session, scenes, _find(session, user, sweep.id), user)
+
+    def read(session: Session) -> Submissions:
+        return _submissions(session, settings, sweep, submission, points)
+
+    def add(session: Session) -> Sweep:
+        audit.note(session, user, "sweep.submitted", sweep.id, points=len(points))
+        return store.add(session, sweep, settings.share)
+
+    with submitted(read, sweep=add) as (session, accepted):
+        answer = _out(session, scenes, _find(session, user, accepted.sweep_id), user)
     log.info("sweep submitted", extra={"sweep_id": answer.id, "points": answer.points})
     response.headers["Location"] = answer.urls.self
     return answer
@@ -170,39 +158,30 @@ def get_table(
 def add_points(
     sweep_id: SweepId,
     more: JsonBody[MorePoints],
-    database: WriterDep,
+    submitted: SubmitDep,
     settings: SettingsDep,
     user: Submitter,
-    idempotency_key: IdempotencyKey = None,
 ) -> Added:
     """Add points to a sweep, with the same base spec."""
-    with database.snapshot() as session:
+    points = [*more.points()]
+
+    def read(session: Session) -> Submissions:
+        return _submissions(session, settings, _find_own(session, user, sweep_id), more, points)
+
+    def extend(session: Session) -> Sweep:
         sweep = _find_own(session, user, sweep_id)
-        sha256 = sha256_of(f"points of {sweep_id}", more)
-        if made := many.made_before(session, user.id, idempotency_key, sha256):
-            return Added(first=int(made[0]), count=len([*more.points()]))
-    to_add = _to_add(settings, Uploads(database.snapshot, user.id), sweep.spec, more)
-    with database.snapshot() as session:
-        prepared = to_add.prepare(session, settings, sweep)
-    count = len(to_add.points)
-    with refusals(), database.transaction() as session:
-        sweep = _find_own(session, user, sweep_id)
-        kept = many.kept_request(session, user.id, idempotency_key, sha256)
-        if kept and kept.made:
-            return Added(first=int(kept.made[0]), count=count)
-        if store.next_point(session, sweep.id) + count > MOST_POINTS:
+        if store.next_point(session, sweep.id) + len(points) > MOST_POINTS:
             detail = f"a sweep has at most {MOST_POINTS} points"
             raise invalid([Problem("", detail)])
         fields = [*dict.fromkeys([*sweep.fields, *more.fields()])]
         if len(fields) > max(MAX_FIELDS, len(sweep.fields)):
             raise invalid(field_problems(fields, ""))
-        wanted = to_add.confirm(session, settings, user, sweep, prepared)
-        first = store.add_points(session, sweep, wanted, by=user, sharing=settings.share)
         sweep.fields = fields
-        if kept:
-            many.keep(session, kept, [str(first)])
-        audit.note(session, user, "sweep.extended", sweep.id, points=count)
-    return Added(first=first, count=count)
+        audit.note(session, user, "sweep.extended", sweep.id, points=len(points))
+        return sweep
+
+    with submitted(read, sweep=extend) as (_, accepted):
+        return Added(first=accepted.first, count=len(points))
 
 
 @router.patch("/{sweep_id:id}")
@@ -216,7 +195,7 @@ def change_sweep(
     """Change the fields beside a sweep's spec. Priority and visibility also apply to its
     experiments."""
     wanted = changes.model_dump(exclude_unset=True)
-    with refusals(), database.transaction() as session:
+    with database.transaction() as session:
         sweep = _find_own(session, user, sweep_id)
         for name, value in wanted.items():
             setattr(sweep, name, value)
@@ -262,44 +241,57 @@ def cancel_sweep(
 
 
 @router.post("/{sweep_id}:retry", status_code=HTTPStatus.ACCEPTED)
-def retry_sweep(
-    sweep_id: SweepId, database: WriterDep, settings: SettingsDep, user: Submitter
-) -> Retried:
+def retry_sweep(sweep_id: SweepId, submitted: SubmitDep, user: Submitter) -> Retried:
     """Queue a new experiment for each point that failed or was cancelled. It replaces the old one
     in the sweep. A second request finds nothing to retry."""
-    with database.snapshot() as session:
-        prepared = prepare_retry(session, settings, _find_own(session, user, sweep_id))
-    with refusals(), database.transaction() as session:
+
+    def read(session: Session) -> Submissions:
         sweep = _find_own(session, user, sweep_id)
-        store.next_point(session, sweep.id)  # holds it: of two retries the second finds none left
-        new = confirm_retry(session, settings, user, sweep, prepared)
-        ids = many.submit(
-            session, sweep.owner_id, new, by=user, sharing=settings.share, sweep_id=sweep.id
-        )
-        pairs = zip(new, ids, strict=True)
-        holds.take_places(
-            session, {one.columns["retry_of"]: id for one, id in pairs if isinstance(one, New)}
-        )
-        audit.note(session, user, "sweep.retried", sweep_id, experiments=len(ids))
-    return Retried(count=len(ids))
+        old = store.retryable(session, sweep)
+        entries = [retry_entry(one, partial(_refuse_retry, one)) for one in old]
+        return Submissions(sweep.owner_id, entries)
+
+    def lock(session: Session) -> Sweep:
+        sweep = _find_own(session, user, sweep_id)
+        store.next_point(session, sweep.id)  # of two requests the second finds nothing to retry
+        return sweep
+
+    with submitted(read, sweep=lock) as (session, accepted):
+        count = len(accepted.outcomes)
+        audit.note(session, user, "sweep.retried", sweep_id, experiments=count)
+    return Retried(count=count)
 
 
-def _to_add(
-    settings: Settings, uploads: Uploads, base: Mapping[str, Any], more: MorePoints
-) -> PointsToAdd:
-    """Make the specs of the points. Raises ApiError, before any is made where they would be too
-    large."""
+def _refuse_retry(old: Experiment, problem: Problem) -> NoReturn:
+    """Refuse to retry a sweep for a problem of one of its experiments. Raises ApiError."""
+    detail = f"{old.id} cannot run again: {problem.detail}"
+    raise ApiError(HTTPStatus.CONFLICT, "not_retryable", detail)
+
+
+def _submissions(
+    session: Session, settings: Settings, sweep: Sweep, more: MorePoints, points: Sequence[Point]
+) -> Submissions:
+    """Return the submissions of a sweep's points. Raises ApiError, before any spec is made where
+    they would be too large."""
+    size = len(json.dumps(sweep.spec))
+    if size > settings.max_body_bytes:
+        detail = f"at most {settings.max_body_bytes} bytes, as of one experiment, not {size}"
+        raise invalid([Problem("/spec", detail)])
+    uploads = Uploads(session, sweep.owner_id)
     try:
-        size = len(json.dumps(base))
-        if size > settings.max_body_bytes:
-            detail = f"at most {settings.max_body_bytes} bytes, as of one experiment, not {size}"
-            raise invalid([Problem("/spec", detail)])
-        points = [*more.points()]
-        check_stored(more.estimated_bytes(base), len(points))
-        specs = specs_of(base, points, settings.limits, uploads.with_sizes)
+        check_stored(more.estimated_bytes(sweep.spec), len(points))
+        specs = specs_of(sweep.spec, points, settings.limits, uploads.with_sizes)
     except SpecError as error:
         raise invalid(error) from None
-    return PointsToAdd(points, specs, more.cache)
+    after, cache = sweep.comes_after, more.cache
+    submissions = [
+        Submission.model_construct(spec=spec, after=after, cache=cache) for spec in specs
+    ]
+    entries = [
+        Entry(submission, partial(in_request, i, point))
+        for i, (submission, point) in enumerate(zip(submissions, points, strict=True))
+    ]
+    return Submissions(sweep.owner_id, entries)
 
 
 def _find(session: Session, user: Caller, sweep_id: str) -> Sweep:

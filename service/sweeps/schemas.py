@@ -15,7 +15,7 @@ from service.experiments.schemas import (
     Listed,
     Progress,
 )
-from service.experiments.sent import Sent
+from service.experiments.unresolved import SubmissionBody
 from service.schemas import Page, RequestModel, ResponseModel
 from service.sweeps.expansion import MOST_POINTS, Points
 
@@ -28,7 +28,9 @@ class Batch(RequestModel):
     """Experiments to queue, all or none."""
 
     experiments: Annotated[
-        list[Sent], Field(min_length=1, max_length=MOST_TOGETHER), first_errors(Sent)
+        list[SubmissionBody],
+        Field(min_length=1, max_length=MOST_TOGETHER),
+        first_errors(SubmissionBody),
     ]
     """Experiments, to be submitted in this order, all or none."""
 

@@ -4,32 +4,30 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from http import HTTPStatus
 from typing import Any
 
-from sqlalchemy import Row, Select, Text, bindparam, cast, delete, func, insert, select, update
+from sqlalchemy import Row, Select, Text, bindparam, cast, delete, func, select, update
 from sqlalchemy.orm import Session, defer, joinedload
 from uuid6 import uuid7
 
 from service import quota
 from service.database import now
-from service.experiments import holds, keeping, many, states, store
-from service.experiments.many import New
+from service.experiments import keeping, states, store
 from service.experiments.models import (
     UNFINISHED,
     Experiment,
-    Held,
     Metric,
     Status,
 )
-from service.experiments.store import Refused
 from service.fair_share import FairShare
+from service.refusals import ApiError
 from service.sharing import Whose, readable, reader, shared
-from service.sweeps.models import KeptRequest, Sweep, SweepPoint
+from service.sweeps.models import Sweep, SweepPoint
 from service.sweeps.schemas import SweepSubmission
 from service.users import Caller
 
 FAILED = (Status.FAILED, Status.CANCELLED)
-_POINTS = Sweep.metadata.tables[SweepPoint.__tablename__]
 
 
 def new(owner_id: int, submission: SweepSubmission) -> Sweep:
@@ -45,7 +43,7 @@ def new(owner_id: int, submission: SweepSubmission) -> Sweep:
 
 
 def add(session: Session, sweep: Sweep, sharing: FairShare | None = None) -> Sweep:
-    """Store a new sweep. Raises Refused where its owner has as many as it may."""
+    """Store a new sweep. Raises ApiError where its owner has as many as it may."""
     sharing = sharing or FairShare()
     quota.lock(session, sweep.owner_id)
     count = session.scalar(select(func.count()).where(Sweep.owner_id == sweep.owner_id)) or 0
@@ -54,7 +52,7 @@ def add(session: Session, sweep: Sweep, sharing: FairShare | None = None) -> Swe
             f"you have {count} sweeps, and your limit is {sharing.max_sweeps}: delete some; they "
             "count until the service has purged them"
         )
-        raise Refused("limit_reached", detail)
+        raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
     size = len(json.dumps(sweep.spec))
     store.check_bytes(session, sweep.owner_id, sharing, size)
     session.add(sweep)
@@ -63,36 +61,12 @@ def add(session: Session, sweep: Sweep, sharing: FairShare | None = None) -> Swe
     return sweep
 
 
-def add_points(
-    session: Session, sweep: Sweep, points: Sequence[New | str], *, by: Caller, sharing: FairShare
-) -> int:
-    """Add points to a sweep: new experiments, or existing ones by id. Return the number of the
-    first. Raises Refused."""
-    first = next_point(session, sweep.id)
-    ids = many.submit(session, sweep.owner_id, points, by=by, sharing=sharing, sweep_id=sweep.id)
-    rows = [
-        {"sweep_id": sweep.id, "point": point, "experiment_id": one}
-        for point, one in enumerate(ids, first)
-    ]
-    session.execute(insert(_POINTS), rows)
-    if sweep.concurrency is not None:
-        holds.note_turns(session, [sweep.id])
-    return first
-
-
 def next_point(session: Session, sweep_id: str) -> int:
-    """Return the number of the next point. Locks the sweep, so that points are added by one request
-    at a time."""
+    """Return the number of the next point. Locks the sweep, so that one request at a time adds or
+    replaces points."""
     session.execute(select(Sweep.id).where(Sweep.id == sweep_id).with_for_update())
     last = session.scalar(select(func.max(SweepPoint.point)).filter_by(sweep_id=sweep_id))
     return 0 if last is None else last + 1
-
-
-def held(sweep: Sweep, unfinished: Sequence[str]) -> Held:
-    """Return the hold of a new experiment of a sweep."""
-    if unfinished:
-        return Held.AFTER
-    return Held.NOT if sweep.concurrency is None else Held.SWEEP
 
 
 def find_readable(
@@ -191,23 +165,14 @@ def progress(session: Session, sweep_id: str) -> float:
 
 def retryable(session: Session, sweep: Sweep) -> Sequence[Experiment]:
     """Return the experiments of its points that failed or were cancelled."""
-    return session.scalars(_retryable(sweep, Experiment)).all()
-
-
-def retryable_states(session: Session, sweep: Sweep) -> list[tuple[Any, ...]]:
-    """Return the ids of the same, and what their owner may change of them."""
-    beside = (Experiment.id, Experiment.priority, Experiment.visibility, Experiment.name)
-    return [tuple(row) for row in session.execute(_retryable(sweep, *beside))]
-
-
-def _retryable(sweep: Sweep, *columns: Any) -> Select[Any]:
-    return (
-        select(*columns)
+    query = (
+        select(Experiment)
         .join(SweepPoint, SweepPoint.experiment_id == Experiment.id)
         .where(SweepPoint.sweep_id == sweep.id, Experiment.sweep_id == sweep.id)
         .where(Experiment.status.in_(FAILED), Experiment.deleted_at.is_(None))
         .order_by(SweepPoint.point)
     )
+    return session.scalars(query).all()
 
 
 def obstacle(session: Session, sweep: Sweep) -> str | None:
@@ -244,25 +209,15 @@ def change_all(session: Session, sweep: Sweep, wanted: dict[str, Any]) -> None:
         session.execute(waiting.values(priority=wanted["priority"]))
 
 
-REQUESTS_S = 30 * 86_400.0
-"""Lifetime of the idempotency key of a request that created several experiments."""
-
-
 SPEC_BYTES = func.length(cast(Sweep.spec, Text))
 
 
 def purge(session: Session, after_s: float) -> None:
-    """Delete old idempotency keys, and sweeps that were deleted longer ago and whose experiments
-    are gone."""
+    """Delete sweeps that were deleted longer ago and whose experiments are gone."""
     left = select(Experiment.id).where(Experiment.sweep_id == Sweep.id).exists()
     gone = select(Sweep.id).where(Sweep.deleted_at <= now() - after_s, ~left)
     ids = session.scalars(gone.with_for_update(skip_locked=True)).all()
     session.execute(delete(SweepPoint).where(SweepPoint.sweep_id.in_(ids)))
     forget = delete(Sweep).where(Sweep.id.in_(ids)).returning(Sweep.owner_id, SPEC_BYTES)
-    for owner_id, size in session.execute(forget):
-        quota.note(session, owner_id, -size)
-    old = KeptRequest.created_at < now() - REQUESTS_S
-    made_bytes = func.length(cast(KeptRequest.made, Text))
-    forget = delete(KeptRequest).where(old).returning(KeptRequest.owner_id, made_bytes)
     for owner_id, size in session.execute(forget):
         quota.note(session, owner_id, -size)

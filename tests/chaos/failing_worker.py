@@ -10,9 +10,10 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from service.database import Database
-from service.experiments import dispatch, lease, store
+from service.experiments import dispatch, lease
 from service.experiments.schemas import Submission
 from service.settings import Settings
+from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.records import CHECKPOINT_AFTER
 from tests.support.stub import stub
@@ -73,8 +74,8 @@ def _noting_record(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def submit(settings: Settings, when: str) -> None:
     """What an API's process does, and its exit before or after it commits."""
-    with Database(settings.url).transaction() as session:
-        store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}), "key")
+    submission = Submission.model_validate({"spec": ppca_spec()})
+    with stored.sent(Database(settings.url), settings, submission, "key"):
         if when == "before":
             os._exit(EXIT)
     os._exit(EXIT)

@@ -15,18 +15,20 @@ from sqlalchemy.orm import aliased
 
 from service import quota
 from service.database import Database
-from service.experiments import lease, ledger, states, store
+from service.experiments import lease, ledger, states
 from service.experiments.dispatch import Dispatch, dispatch_next
 from service.experiments.lease import Claim, FailureCause, LeaseLost
-from service.experiments.many import New
 from service.experiments.models import TERMINAL, DesiredState, Experiment, Held, Status, Wait
+from service.experiments.preparation import Entry
 from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
+from service.experiments.submission import insert_all
 from service.fair_share import FairShare
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
 from service.users import Caller, Role, User
+from tests.support import stored
 from tests.support.fake_clock import FakeClock
 from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec
@@ -103,7 +105,7 @@ class QueueMachine(RuleBasedStateMachine):
     def submit(self, user: int, priority: int) -> None:
         submission = Submission.model_validate({"spec": ppca_spec(), "priority": priority})
         with self.database.transaction() as session:
-            made = store.submit(session, user, submission)
+            made = stored.submit(session, user, submission)
         assert made is not None
         self.submitted.append(made.id)
 
@@ -118,7 +120,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         unfinished = [one for one in after if self._load(one).status != Status.SUCCEEDED]
         with self.database.transaction() as session:
-            made = store.submit(session, user, submission, unfinished=unfinished)
+            made = stored.submit(session, user, submission, unfinished=unfinished)
         self.submitted.append(made.id)
 
     @rule(user=st.integers(1, 3), concurrency=st.integers(1, 2), points=st.integers(1, 4))
@@ -126,12 +128,11 @@ class QueueMachine(RuleBasedStateMachine):
         seeds = {"seeds": [[i] for i in range(points)]}
         body = {"spec": ppca_spec(), "grid": seeds, "concurrency": concurrency}
         submission = SweepSubmission.model_validate(body)
-        columns = store.columns_of(Submission.model_validate({"spec": ppca_spec()}), None, [])
+        point = stored.prepared(Entry(Submission.model_validate({"spec": ppca_spec()})))
         by = Caller(user, f"user {user}", Role.MEMBER, "key", frozenset())
         with self.database.transaction() as session:
             sweep = sweeps.add(session, sweeps.new(user, submission))
-            new = [New({**columns, "held": sweeps.held(sweep, [])})] * points
-            sweeps.add_points(session, sweep, new, by=by, sharing=SHARING)
+            insert_all(session, user, [point] * points, by=by, sharing=SHARING, sweep=sweep)
             made = select(Experiment.id).where(Experiment.sweep_id == sweep.id)
             self.submitted += session.scalars(made).all()
 

@@ -11,7 +11,7 @@ import pytest
 
 from mptcore.protocol.exit_codes import COMPLETE
 from service.database import Database
-from service.experiments import lease, states, store
+from service.experiments import lease, states
 from service.experiments.dispatch import dispatch_next
 from service.experiments.listing import Wanted, page_of
 from service.experiments.models import DesiredState, Experiment
@@ -20,6 +20,7 @@ from service.settings import Settings
 from tests.chaos import failing_runner, failing_worker
 from tests.chaos.failing_runner import SAVE_STEPS
 from tests.chaos.failing_worker import EXIT, STEPS
+from tests.support import stored
 from tests.support.invariants import Record, check
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
@@ -88,7 +89,7 @@ def test_exit_at_a_step(
 ) -> None:
     database = Database(quick.url)
     with database.transaction() as session:
-        made = store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+        made = stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
     assert made is not None
     if step == "reap":
         leave_a_lost_run(database)
@@ -123,9 +124,10 @@ def test_the_api_exits_around_its_commit(quick: Settings, when: str) -> None:
     assert failing.exitcode == EXIT
     database = Database(quick.url)
     for _ in range(2):
-        with database.transaction() as session:
-            made = store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}), "key")
-            assert made is not None
+        submission = Submission.model_validate({"spec": ppca_spec()})
+        with stored.sent(database, quick, submission, "key"):
+            pass
+        with database.snapshot() as session:
             assert len(page_of(session, 1, Wanted(), limit=10).items) == 1
     database.close()
 

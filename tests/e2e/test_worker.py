@@ -17,6 +17,7 @@ from service.experiments.curves import read_series
 from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
+from tests.support import stored
 from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Process, Start, start_fresh
@@ -40,7 +41,7 @@ def local_worker(settings: Settings, start: Start = fork) -> Iterator[Process]:
 def submit(database: Database, **changes: object) -> str:
     submission = Submission.model_validate({"spec": ppca_spec(**changes)})
     with database.transaction() as session:
-        made = store.submit(session, 1, submission)
+        made = stored.submit(session, 1, submission)
     assert made is not None
     return made.id
 

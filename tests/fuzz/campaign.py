@@ -25,7 +25,6 @@ from service import accounts
 from service.connections import HEAD_S
 from service.database import Database
 from service.datasets.models import Dataset
-from service.experiments import store
 from service.experiments.models import Experiment
 from service.experiments.schemas import Submission
 from service.main import create_app
@@ -37,6 +36,7 @@ from service.users import MAY, Role, User
 from tests.fuzz.costs import KINDS, MOST_ANSWER_BYTES, TIMES, Cost, cpu_s, waits
 from tests.fuzz.hostile import ATTACKS, Connection, SlowLoris
 from tests.fuzz.mutations import Generator, Request, routes
+from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until
 
@@ -131,7 +131,7 @@ def _people(settings: Settings) -> tuple[dict[str, str], dict[str, list[str]]]:
         user = accounts.find(session, f"a-{Role.MEMBER}")
         assert user is not None
         submission = Submission.model_validate({"spec": ppca_spec()})
-        ids = [store.submit(session, user.id, submission).id for _ in range(3)]
+        ids = [stored.submit(session, user.id, submission).id for _ in range(3)]
         swept = {"spec": ppca_spec(), "grid": {"model.latent_dim": [1]}}
         sweep = sweeps.add(session, sweeps.new(user.id, SweepSubmission.model_validate(swept)))
         known = {"experiment_id": ids, "sweep_id": [sweep.id], "name": ["victim"],

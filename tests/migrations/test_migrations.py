@@ -1,5 +1,6 @@
 """Migrations lead to what the models say, and back."""
 
+import json
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -21,6 +22,7 @@ from service.experiments import keeping
 from service.experiments.models import Experiment, Status
 from service.experiments.recording import Batch, record
 from service.experiments.statistics import Statistics, statistics
+from service.idempotency import KeptRequest
 from service.keys import new_key, parse
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
@@ -190,3 +192,64 @@ def test_counters_of_before_are_filled(config: Config) -> None:
             assert statistics(session) == expected
         command.downgrade(config, "0021")
         command.upgrade(config, "head")
+
+
+def test_idempotency_keys_are_moved_and_back(config: Config) -> None:
+    """Those of experiments, of retries, of batches and of sweeps; counters go on counting."""
+    database = Database(config.attributes["url"])
+    command.upgrade(config, "0025")
+    one, again, gone, plain, sweep = (letter * 32 for letter in "abcds")
+    batch = f'[{{"id": "{plain}", "url": "/v1/experiments/{plain}", "cached_from": null}}]'
+    columns = (
+        "id, owner_id, tags, priority, spec, device, family, status, desired_state, dispatch_no, "
+        "attempt, lost, created_at, last_seq, idempotency_key, submission_sha256, retry_of, "
+        "deleted_at"
+    )
+
+    def values(id: str, key: str, retry_of: str = "NULL", deleted_at: str = "NULL") -> str:
+        return (
+            f"('{id}', 1, '[]', 0, '{{}}', 'cpu', 'ppca', 'queued', 'run', 0, 0, 0, 7.0, 0, {key}, "
+            f"'x', {retry_of}, {deleted_at})"
+        )
+
+    rows = (
+        values(one, "'k1'"),
+        values(again, "'k2'", f"'{one}'"),
+        values(gone, "'k3'", deleted_at="1.0"),
+        values(plain, "NULL"),
+    )
+    requests = "INSERT INTO requests (owner_id, idempotency_key, sha256, made, created_at) VALUES"
+    with database.transaction() as session:
+        session.execute(text("INSERT INTO users (id, name, created_at) VALUES (1, 'u', 0)"))
+        for row in rows:
+            session.execute(text(f"INSERT INTO experiments ({columns}) VALUES {row}"))
+        for key, made in (("k3", batch), ("k4", f'["{sweep}"]'), ("k5", '["6"]')):
+            values_of = {"key": key, "made": made}
+            session.execute(text(f"{requests} (1, :key, 'y', :made, 5)"), values_of)
+    command.upgrade(config, "0026")
+    with database.transaction() as session:
+        found = {row.idempotency_key: row for row in session.scalars(select(KeptRequest))}
+        assert {key: (row.sha256, row.made) for key, row in found.items()} == {
+            "k1": ("POST /v1/experiments", [{"id": one, "cached_from": None}]),
+            "k2": (f"POST /v1/experiments/{one}:retry", [{"id": again, "cached_from": None}]),
+            "k3": ("POST /v1/experiments:batch", json.loads(batch)),
+            "k4": ("POST /v1/sweeps", [sweep, 0]),
+            "k5": ("y", ["6"]),
+        }
+        assert (found["k1"].created_at, found["k4"].created_at) == (7.0, 5.0)
+        old_bytes = len(batch) + len(f'["{sweep}"]["6"]')
+        new_bytes = sum(len(json.dumps(row.made)) for row in found.values())
+        assert quota.kept(session, 1) == new_bytes - old_bytes
+        session.execute(text(f"UPDATE experiments SET status = 'failed' WHERE id = '{one}'"))
+        session.execute(text(f"UPDATE experiments SET deleted_at = 8.0 WHERE id = '{again}'"))
+    command.downgrade(config, "0025")
+    with database.transaction() as session:
+        session.execute(text(f"UPDATE experiments SET status = 'failed' WHERE id = '{again}'"))
+        assert session.scalar(text("SELECT sum(number) FROM tallies WHERE status = 'failed'")) == 2
+        keys = "SELECT id, idempotency_key FROM experiments WHERE idempotency_key IS NOT NULL"
+        assert {row.id: row.idempotency_key for row in session.execute(text(keys))} == {
+            one: "k1",
+        }
+        left = {row.idempotency_key: row.made for row in session.scalars(select(KeptRequest))}
+        assert left == {"k3": json.loads(batch), "k4": [sweep], "k5": ["6"]}
+        assert quota.kept(session, 1) == 0

@@ -31,6 +31,11 @@ CURVES = (
     f"{EXPERIMENTS}/test_formats.py",
     "tests/service/test_many_curves.py",
 )
+SUBMISSIONS = (
+    "tests/service/test_idempotency.py",
+    "tests/service/sweeps",
+    *(f"{EXPERIMENTS}/test_{name}.py" for name in ("store", "after", "cache")),
+)
 CALLS = ("tests/mptlab/test_calls.py", "tests/mptlab/test_requests.py")
 JUDGES = ("tests/mptcore/presets/test_judges.py", "tests/mptcore/presets/test_comparisons.py")
 
@@ -43,6 +48,9 @@ NARROWER: dict[str, tuple[str, ...]] = {
     ),
     "service/experiments/dispatch.py": DISPATCH,
     "service/experiments/store.py": ("tests/service/experiments/test_store.py",),
+    "service/experiments/submission.py": SUBMISSIONS,
+    "service/experiments/preparation.py": SUBMISSIONS,
+    "service/idempotency.py": SUBMISSIONS,
     "service/keys.py": KEYS,
     "service/users.py": KEYS,
     "service/access.py": ("tests/service/test_logs.py",),

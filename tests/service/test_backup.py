@@ -20,12 +20,13 @@ from mptlab import Client
 from service import backup
 from service.backup import BackupFailed
 from service.database import Database
-from service.experiments import lease, states, store
+from service.experiments import lease, states
 from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import LeaseLost
 from service.experiments.models import Attempt, DesiredState, Event, Experiment, Status
 from service.experiments.schemas import Submission
 from service.settings import Settings
+from tests.support import stored
 from tests.support.forks import fork
 from tests.support.invariants import Record
 from tests.support.ppca_spec import ppca_spec
@@ -119,7 +120,7 @@ def known_checkpoints(settings: Settings, experiment_id: str) -> int:
 
 def running(session: Any) -> lease.Claim:
     """An experiment that was submitted, dispatched and claimed."""
-    store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+    stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
     chosen = dispatch_next(session)
     assert chosen is not None
     claim = lease.claim(session, chosen.experiment_id, chosen.dispatch_no, worker="w", lease_s=60)
@@ -186,7 +187,7 @@ def test_what_ran_is_put_back_behind_a_fence(
             for claim, desired in zip(claims, DesiredState, strict=True):
                 if desired != DesiredState.RUN:
                     assert states.request(session, claim.experiment_id, desired) == Status.RUNNING
-            store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+            stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
             dispatched = dispatch_next(session)
             assert dispatched is not None
         backup.save(there, tmp_path / "backup")

@@ -20,7 +20,6 @@ from uuid6 import uuid7
 from service import accounts
 from service.database import Database
 from service.datasets.models import Dataset
-from service.experiments import store
 from service.experiments.models import Artifact, Experiment, Status
 from service.experiments.schemas import Submission
 from service.main import create_app
@@ -33,6 +32,7 @@ from service.sweeps.schemas import SweepSubmission
 from service.ui.pages import PAGES
 from service.users import MAY, ApiKey, Role, Scope, User
 from service.webhooks.models import Webhook
+from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL
 
@@ -215,7 +215,7 @@ class Lab:
         made: Experiment | Dataset | Sweep | ApiKey | Webhook
         match id_:
             case "experiment_id":
-                made = store.submit(
+                made = stored.submit(
                     session,
                     owner.id,
                     Submission.model_validate({"spec": ppca_spec(), "visibility": visibility}),

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import Database, now
-from service.experiments import keeping, lease, statistics, store
+from service.experiments import keeping, lease, statistics
 from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import Claim, FailureCause
 from service.experiments.models import Attempt, Experiment, Queue, Status, Tally
@@ -22,6 +22,7 @@ from service.experiments.schemas import Submission
 from service.main import create_app
 from service.settings import Settings
 from service.workers import Vitals
+from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 
 LEASE_S = 60.0
@@ -65,7 +66,7 @@ def history(api: TestClient) -> str:
         assert lease.mark_lost(session, again, max_lost=1) == Status.FAILED
         running = _run(session)
         for _ in range(2):
-            store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+            stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
         aged = update(Experiment).where(Experiment.status == Status.QUEUED)
         session.execute(aged.values(created_at=now() - 100))
     return running.experiment_id
@@ -73,7 +74,7 @@ def history(api: TestClient) -> str:
 
 def _run(session: Session, started_s: float = 0.0) -> Claim:
     """Submit, dispatch and claim; it waited 10 s and began `started_s` ago."""
-    store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+    stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
     dispatch = dispatch_next(session)
     assert dispatch is not None
     claim = lease.claim(

@@ -2,7 +2,7 @@
 
 from service.database import Database
 from service.datasets.sizes import NO_UPLOAD
-from service.references import Named, Names, reference_problems
+from service.references import ReferencedInputs, reference_problems
 from tests.support.markov.spec import MarkovExperiment
 
 
@@ -14,6 +14,6 @@ def test_a_family_without_baseline_and_weights(database: Database) -> None:
         }
     )
     with database.snapshot() as session:
-        named = Named.by(session, 1, Names.of([spec]))  # type: ignore[list-item]  # not registered
-        found = reference_problems(named, spec)  # type: ignore[arg-type]
+        inputs = ReferencedInputs.of(session, 1, [spec])  # type: ignore[list-item]  # not registered
+        found = reference_problems(inputs, spec)  # type: ignore[arg-type]
     assert [(one.pointer, one.detail) for one in found] == [("/data/dataset", NO_UPLOAD)]

@@ -1,6 +1,5 @@
 """What is shared can be started from; what is private is no one else's, by no way around."""
 
-import hashlib
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from sqlalchemy import update
 
 from service import workers
 from service.experiments.models import Experiment, Queue, Status
-from service.experiments.schemas import Submission
 from service.workers import Vitals
 from tests.service.datasets.test_datasets import upload_spec
 from tests.service.test_keeping import TRAINED, becomes, started_from, submit
@@ -153,13 +151,3 @@ def test_changes_are_those_that_are_given(admin: TestClient) -> None:
         answer = admin.patch(path, json=body)
         assert answer.status_code == 422
         assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]
-
-
-def test_a_submission_of_before_there_was_sharing_is_known_again(admin: TestClient) -> None:
-    """Its digest is that of what was sent then: the same request, sent again after an update."""
-    one = admin.post("/v1/experiments", json={"spec": ppca_spec()}).json()["id"]
-    with database_of(admin).snapshot() as session:
-        kept = session.get_one(Experiment, one).submission_sha256
-    submission = Submission.model_validate({"spec": ppca_spec()})
-    sent_then = submission.model_dump_json(exclude={"visibility", "after", "cache"})
-    assert kept == hashlib.sha256(sent_then.encode()).hexdigest()

@@ -3,10 +3,11 @@
 from typing import Any
 
 from service.database import Database
-from service.experiments import lease, store
+from service.experiments import lease
 from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import Claim
 from service.experiments.schemas import Submission
+from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 
 
@@ -14,7 +15,7 @@ def submitted(database: Database, spec: dict[str, Any] | None = None, **beside: 
     """A new experiment of the first user: a small one, unless a spec is given."""
     submission = Submission.model_validate({"spec": spec or ppca_spec(), **beside})
     with database.transaction() as session:
-        return store.submit(session, 1, submission).id
+        return stored.submit(session, 1, submission).id
 
 
 def dispatched(database: Database) -> tuple[str, int]:

@@ -38,7 +38,8 @@ from service.experiments.models import (
 )
 from service.experiments.recording import canonical
 from service.fair_share import FairShare
-from service.sweeps.models import KeptRequest, Sweep
+from service.idempotency import KeptRequest
+from service.sweeps.models import Sweep
 from service.users import User
 
 Record = Mapping[str, Any]

@@ -15,12 +15,12 @@ from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import Claim
 from service.experiments.models import Experiment, Queue, Status
 from service.experiments.schemas import Submission
-from service.experiments.store import submit
 from service.fair_share import FairShare
 from service.users import User
 from service.workers import Vitals
 from tests.support.fake_clock import FakeClock
 from tests.support.ppca_spec import ppca_spec
+from tests.support.stored import submit
 
 LIKE = ("owner_id", "tags", "priority", "spec", "device")
 FOLD_EVERY_S = 37.0

@@ -1,11 +1,76 @@
 """What stands in the tables about one experiment."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
 from service.database import Database
+from service.experiments.memory import Memory
 from service.experiments.models import Event, Experiment
+from service.experiments.preparation import (
+    Entry,
+    PreparedExperiment,
+    columns_of,
+    retry_entry,
+)
+from service.experiments.schemas import Submission
+from service.experiments.submission import Accepted, insert_all, submitted
+from service.experiments.unresolved import resolve_sizes
+from service.fair_share import FairShare
+from service.idempotency import IdempotentRequest
+from service.settings import Settings
+from service.users import Caller, Role
+
+LOCAL = Caller(1, "local", Role.MEMBER, "key", frozenset())
+
+
+def prepared(
+    entry: Entry, memory: Memory | None = None, unfinished: Sequence[str] = ()
+) -> PreparedExperiment:
+    """An experiment to be inserted. Nothing is checked."""
+    document = entry.submission.spec.model_dump(mode="json")
+    columns = columns_of(entry, document, memory, unfinished)
+    return PreparedExperiment(columns, unfinished, retry_of=entry.retry_of)
+
+
+def submit(
+    session: Session,
+    owner_id: int,
+    submission: Submission,
+    *,
+    memory: Memory | None = None,
+    unfinished: Sequence[str] = (),
+    by: Caller = LOCAL,
+    sharing: FairShare | None = None,
+) -> Experiment:
+    """A new experiment in the queue."""
+    one = prepared(Entry(submission), memory, unfinished)
+    accepted = insert_all(session, owner_id, [one], by=by, sharing=sharing or FairShare())
+    return session.get_one(Experiment, accepted.outcomes[0].id)
+
+
+def retry(
+    session: Session, old: Experiment, *, by: Caller = LOCAL, unfinished: Sequence[str] = ()
+) -> Experiment:
+    """A new experiment like an old one."""
+    one = prepared(retry_entry(old), unfinished=unfinished)
+    accepted = insert_all(session, old.owner_id, [one], by=by, sharing=FairShare())
+    return session.get_one(Experiment, accepted.outcomes[0].id)
+
+
+@contextmanager
+def sent(
+    database: Database, settings: Settings, submission: Submission, key: str
+) -> Iterator[Accepted]:
+    """What became of a submission that was sent under a key, before it is committed."""
+    read = partial(resolve_sizes, owner_id=LOCAL.id, sent=[submission])
+    request = IdempotentRequest(key, "POST /v1/experiments", b"the same")
+    with submitted(database, settings, LOCAL, read, request=request) as (_, accepted):
+        yield accepted
 
 
 def row(database: Database, experiment_id: str) -> Experiment:

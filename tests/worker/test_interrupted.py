@@ -10,11 +10,12 @@ from functools import cache
 import pytest
 
 from service.database import Database
-from service.experiments import states, store
+from service.experiments import states
 from service.experiments.dispatch import dispatch_next
 from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
+from tests.support import stored
 from tests.support.invariants import Record, check
 from tests.support.undisturbed import KINDS, undisturbed_records
 from worker.slot import Slot
@@ -27,7 +28,7 @@ def expected(kind: str) -> list[Record]:
 
 def submit(database: Database, kind: str) -> str:
     with database.transaction() as session:
-        made = store.submit(session, 1, Submission.model_validate({"spec": KINDS[kind]}))
+        made = stored.submit(session, 1, Submission.model_validate({"spec": KINDS[kind]}))
     assert made is not None
     return made.id
 

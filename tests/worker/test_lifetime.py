@@ -11,12 +11,12 @@ from sqlalchemy import select, text
 
 from service import workers
 from service.database import Database
-from service.experiments import store
 from service.experiments.models import Queue
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from service.workers import Vitals, Worker
 from tests.service.test_database import read_only
+from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import environment, wait_until
 from worker.celery_app import make_celery
@@ -41,7 +41,7 @@ def test_a_step_survives_a_failover(lab: Settings, database: Database, loop: str
     }
     with database.transaction() as session:  # something for the dispatcher to mark
         workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
-        store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+        stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
     database.engine.dispose()
     with read_only(lab):
         for _ in range(3):

@@ -9,12 +9,13 @@ from sqlalchemy.exc import OperationalError
 
 from service import workers
 from service.database import Database
-from service.experiments import lease, store
+from service.experiments import lease
 from service.experiments.dispatch import dispatch_next
 from service.experiments.models import Experiment, Queue
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from service.workers import Vitals
+from tests.support import stored
 from tests.support.attempts import claimed, dispatched, submitted
 from tests.support.fake_clock import FakeClock
 from tests.support.ppca_spec import ppca_spec
@@ -28,7 +29,7 @@ LEASE_S = 0.6
 def running(database: Database) -> str:
     """A run whose lease is over: its worker could not renew it, or is gone."""
     with database.transaction() as session:
-        made = store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+        made = stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
         dispatch = dispatch_next(session)
         assert dispatch is not None
         lease.claim(session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=-1)

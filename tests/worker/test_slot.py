@@ -10,11 +10,12 @@ from sqlalchemy import select
 
 from service.database import Database
 from service.datasets.models import Dataset
-from service.experiments import lease, store
+from service.experiments import lease
 from service.experiments.dispatch import dispatch_next
 from service.experiments.models import Event, Experiment, Queue
 from service.experiments.schemas import Submission
 from service.settings import Settings
+from tests.support import stored
 from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec
 from tests.support.records import CHECKPOINT_AFTER, RECORDS
@@ -33,7 +34,7 @@ TRAINING = {
 def submitted(database: Database, **changes: object) -> str:
     with database.transaction() as session:
         spec = ppca_spec(**changes)
-        made = store.submit(session, 1, Submission.model_validate({"spec": spec}))
+        made = stored.submit(session, 1, Submission.model_validate({"spec": spec}))
     assert made is not None
     return made.id
 

@@ -1,6 +1,7 @@
 """A spec of an upload may leave out `n` and `dim`: the service fills in what it knows of it."""
 
 import io
+import sqlite3
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.database import Database
+from service.datasets.sizes import Uploads
 from service.experiments.models import Experiment
 from service.main import create_app
 from service.settings import Settings
@@ -152,7 +154,29 @@ def test_a_sweep_sent_again_is_the_same_also_once_the_upload_is_gone(
     api.delete(f"/v1/datasets/{dataset}")
     assert api.post("/v1/sweeps", json=body, headers=once).json()["id"] == first["id"]
     assert api.post(points, json=three, headers=more).json() == added
-    assert api.post("/v1/sweeps", json={**body, "name": "b"}, headers=once).status_code == 422
+    assert api.post("/v1/sweeps", json={**body, "name": "b"}, headers=once).status_code == 409
+
+
+@pytest.mark.parametrize("path", ["/v1/experiments", "/v1/experiments:batch", "/v1/sweeps"])
+def test_others_write_while_sizes_are_looked_up(
+    api: TestClient, dataset: str, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    file = api.app.state.database.engine.url.database  # type: ignore[attr-defined]
+    resolve, looked_up = Uploads.with_sizes, []
+
+    def with_sizes(*arguments: Any) -> Any:
+        found = resolve(*arguments)
+        with sqlite3.connect(file, timeout=0.1, isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("ROLLBACK")
+        looked_up.append(found)
+        return found
+
+    monkeypatch.setattr(Uploads, "with_sizes", with_sizes)
+    body = {"spec": spec_of(dataset), **({"grid": {"seeds": [[1]]}} if "sweeps" in path else {})}
+    answer = api.post(path, json={"experiments": [body]} if "batch" in path else body)
+    assert answer.status_code == 202, answer.text
+    assert len(looked_up) == 1
 
 
 def test_each_point_of_a_sweep_has_those_of_its_upload(api: TestClient, dataset: str) -> None:

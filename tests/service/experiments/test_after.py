@@ -9,15 +9,15 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, select
 
 from service.database import Database
-from service.experiments import lease, many, states, store
-from service.experiments.acceptance import Acceptance
+from service.experiments import lease, states
 from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import Claim, FailureCause
 from service.experiments.models import DesiredState, Event, Experiment, Held, Status, Wait
 from service.experiments.schemas import Submission
+from service.references import ReferencedInputs
 from service.settings import Settings
-from service.users import Caller, Role
 from tests.service.test_users import admin, bearer, database_of, member, place, processes
+from tests.support import stored
 from tests.support.attempts import claim_next, submitted
 from tests.support.ppca_spec import ppca_spec
 
@@ -206,7 +206,7 @@ def test_one_that_ends_meanwhile_is_not_waited_for_for_ever(lab: Settings) -> No
     claim = claim_next(database)
     with database.transaction() as session:
         submission = Submission.model_validate({"spec": ppca_spec(), "after": [first]})
-        last = store.submit(session, 1, submission, unfinished=[first]).id
+        last = stored.submit(session, 1, submission, unfinished=[first]).id
         ending = threading.Thread(target=finish, args=(database, claim))
         ending.start()
         ending.join(0.5)
@@ -215,10 +215,9 @@ def test_one_that_ends_meanwhile_is_not_waited_for_for_ever(lab: Settings) -> No
     assert claim_next(database).experiment_id == last
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["alone", "of many"])
 @pytest.mark.parametrize(("end", "then"), [(Status.SUCCEEDED, "queued"), (Status.FAILED, "failed")])
 def test_a_run_ends_while_a_submission_that_names_it_is_checked(
-    lab: Settings, end: Status, then: str, together: bool
+    lab: Settings, end: Status, then: str
 ) -> None:
     """The run waits for no check, of which there may always be another, and what came after it runs
     or fails at once."""
@@ -230,18 +229,11 @@ def test_a_run_ends_while_a_submission_that_names_it_is_checked(
         claim = claim_next(database)
         submission = Submission.model_validate({"spec": ppca_spec(), "after": [first]})
         with database.transaction() as session:
-            known = Acceptance(session, lab, 1, [submission.spec], submission.after)
-            assert known.after_problems(submission.after) == []
-            unfinished = known.unfinished(submission.spec, submission.after)
+            inputs = ReferencedInputs.of(session, 1, [submission.spec], submission.after)
+            unfinished = inputs.unfinished(submission.spec, submission.after)
             with impatient.transaction() as other:
                 lease.finish(other, claim, end)
-            if together:
-                columns = store.columns_of(submission, None, unfinished)
-                me = Caller(1, "local", Role.ADMIN, "k", frozenset())
-                new = many.New(columns, unfinished)
-                (last,) = many.submit(session, 1, [new], by=me, sharing=lab.share)
-            else:
-                last = store.submit(session, 1, submission, unfinished=unfinished).id
+            last = stored.submit(session, 1, submission, unfinished=unfinished).id
         with database.snapshot() as session:
             made = session.get_one(Experiment, last)
             assert (made.status, made.held) == (then, Held.AFTER if then == "failed" else Held.NOT)
@@ -265,11 +257,11 @@ def test_a_submission_that_takes_long_holds_up_no_lease(lab: Settings, named_by:
         spec = ppca_spec() if after else from_weights(first)
         submission = Submission.model_validate({"spec": spec, "after": after})
         with database.transaction() as session:
-            known = Acceptance(session, lab, 1, [submission.spec], submission.after)
+            inputs = ReferencedInputs.of(session, 1, [submission.spec], submission.after)
             with impatient.transaction() as other:
                 lease.heartbeat(other, claim, lease_s=60)
-            unfinished = known.unfinished(submission.spec, submission.after)
-            last = store.submit(session, 1, submission, unfinished=unfinished).id
+            unfinished = inputs.unfinished(submission.spec, submission.after)
+            last = stored.submit(session, 1, submission, unfinished=unfinished).id
             with impatient.transaction() as other:
                 lease.heartbeat(other, claim, lease_s=60)
         finish(database, claim)
@@ -310,9 +302,9 @@ def test_two_that_end_at_once_free_what_waits_for_both(lab: Settings) -> None:
     database = Database(lab.url, connections=3)
     with database.transaction() as session:
         plain = Submission.model_validate({"spec": ppca_spec()})
-        ids = [store.submit(session, 1, plain).id for _ in range(2)]
+        ids = [stored.submit(session, 1, plain).id for _ in range(2)]
         both = Submission.model_validate({"spec": ppca_spec(), "after": ids})
-        last = store.submit(session, 1, both, unfinished=ids).id
+        last = stored.submit(session, 1, both, unfinished=ids).id
     claims = [claim_next(database) for _ in ids]
     with database.transaction() as session:
         lease.finish(session, claims[0], Status.SUCCEEDED)

@@ -13,7 +13,7 @@ from sqlalchemy import event, insert, select, text, update
 from mptcore.specs import validate_spec
 from service import workers
 from service.database import Database
-from service.experiments import lease, ledger, store
+from service.experiments import lease, ledger
 from service.experiments.dispatch import Dispatch, dispatch_next
 from service.experiments.memory import (
     LEAST_RUNS,
@@ -30,6 +30,7 @@ from service.experiments.views import attempt_out
 from service.fair_share import FairShare
 from service.settings import Settings
 from service.workers import Vitals
+from tests.support import stored
 from tests.support.attempts import submitted
 from tests.support.nvml import Card, Nvml
 from tests.support.ppca_spec import ppca_spec
@@ -62,7 +63,7 @@ def submit(database: Database, gib: float, priority: int = 0) -> str:
     submission = Submission.model_validate(value)
     memory = Memory(int(gib * GIB), int(gib * GIB))
     with database.transaction() as session:
-        return store.submit(session, 1, submission, memory=memory).id
+        return stored.submit(session, 1, submission, memory=memory).id
 
 
 def dispatch(database: Database) -> Dispatch | None:
@@ -218,7 +219,7 @@ def test_learning_reads_no_attempt_that_tells_nothing(either: Database) -> None:
 def _finish(database: Database, by_spec: int, peak: int) -> None:
     with database.transaction() as session:
         submission = Submission.model_validate({"spec": ppca_spec()})
-        made = store.submit(session, 1, submission, memory=Memory(by_spec, by_spec))
+        made = stored.submit(session, 1, submission, memory=Memory(by_spec, by_spec))
         chosen = dispatch_next(session)
         assert chosen is not None
         begun = lease.claim(session, made.id, chosen.dispatch_no, worker="w", lease_s=60)
@@ -231,7 +232,7 @@ def test_a_run_leaves_its_peak(settings: Settings, database: Database, tmp_path:
     """Of main memory, for a run on a CPU: the resident size, torch's own included."""
     with database.transaction() as session:
         spec = ppca_spec(data__dim=60, evaluate__masks__per_size=1500)
-        store.submit(session, 1, Submission.model_validate({"spec": spec}))
+        stored.submit(session, 1, Submission.model_validate({"spec": spec}))
         chosen = dispatch_next(session)
     assert chosen is not None
     slot = Slot(database, settings, "w")

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from service import workers
 from service.database import Database
-from service.experiments import lease, scene, shares, store
+from service.experiments import lease, scene, shares
 from service.experiments.dispatch import _dispatch, dispatch_next
 from service.experiments.models import DEVICES, Experiment, Queue, Status
 from service.experiments.place import place_of_next, places
@@ -29,6 +29,7 @@ from service.main import create_app
 from service.settings import Settings
 from service.users import User
 from service.workers import Vitals
+from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 from worker.celery_app import make_celery
@@ -38,7 +39,7 @@ from worker.dispatcher import Dispatcher
 def submit(database: Database, device: str = "cpu", priority: int = 0) -> str:
     spec = ppca_spec(compute__device=device)
     with database.transaction() as session:
-        made = store.submit(
+        made = stored.submit(
             session, 1, Submission.model_validate({"spec": spec, "priority": priority})
         )
     assert made is not None
@@ -96,7 +97,7 @@ def test_what_a_disabled_user_has_queued_is_before_no_one(either: Database) -> N
         disabled = User(name="disabled", disabled_at=1.0)
         session.add(disabled)
         session.flush()
-        other = store.submit(
+        other = stored.submit(
             session, disabled.id, Submission.model_validate({"spec": ppca_spec()})
         ).id
     mine = submit(either)

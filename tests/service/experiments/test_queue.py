@@ -9,7 +9,7 @@ from sqlalchemy import func, select, text, update
 
 from service import workers
 from service.database import Database, now
-from service.experiments import lease, recording, states, store
+from service.experiments import lease, recording, states
 from service.experiments.curves import read_series
 from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import Claim, LeaseLost
@@ -18,6 +18,7 @@ from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from service.workers import Vitals, Worker
+from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 
 LEASE_S = 60.0
@@ -26,7 +27,7 @@ LEASE_S = 60.0
 def submit(database: Database, **beside: Any) -> str:
     submission = Submission.model_validate({"spec": ppca_spec(), **beside})
     with database.transaction() as session:
-        made = store.submit(session, 1, submission)
+        made = stored.submit(session, 1, submission)
     assert made is not None
     return made.id
 
@@ -234,7 +235,7 @@ def test_no_write_after_a_cancel(either: Database) -> None:
 def test_a_failed_transaction_leaves_nothing(either: Database) -> None:
     def fail_midway() -> None:
         with either.transaction() as session:
-            store.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+            stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
             raise RuntimeError
 
     with pytest.raises(RuntimeError):

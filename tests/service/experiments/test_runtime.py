@@ -8,13 +8,14 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from service import workers
-from service.experiments import lease, store
+from service.experiments import lease
 from service.experiments.lease import FailureCause
 from service.experiments.models import Attempt, Queue, Status
 from service.experiments.runtime import LEAST_RUNS, learned
 from service.experiments.schemas import Submission
 from service.workers import Vitals
 from tests.service.test_users import admin, database_of, place, processes
+from tests.support import stored
 from tests.support.attempts import claim_next
 from tests.support.ppca_spec import ppca_spec
 
@@ -32,7 +33,7 @@ def ran(
     database = database_of(api)
     spec = ppca_spec(evaluate__masks__per_size=size)
     with database.transaction() as session:
-        made = store.submit(session, 1, Submission.model_validate({"spec": spec})).id
+        made = stored.submit(session, 1, Submission.model_validate({"spec": spec})).id
     claim = claim_next(database)
     cause = None if status == Status.SUCCEEDED else FailureCause("error", "x")
     with database.transaction() as session:

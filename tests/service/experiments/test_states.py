@@ -17,6 +17,7 @@ from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
 from service.webhooks.models import Delivery, Webhook
+from tests.support import stored
 from tests.support.attempts import claimed, submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
@@ -136,7 +137,7 @@ def after(database: Database, *others: str) -> str:
     """A new experiment that waits for these."""
     submission = Submission.model_validate({"spec": ppca_spec(), "after": [*others]})
     with database.transaction() as session:
-        return store.submit(session, 1, submission, unfinished=others).id
+        return stored.submit(session, 1, submission, unfinished=others).id
 
 
 @pytest.mark.usefixtures("webhook")

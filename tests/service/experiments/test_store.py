@@ -1,13 +1,11 @@
 """What is stored of a submission, what one key makes once, and what others do not see."""
 
-import hashlib
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import func, select, update
-from sqlalchemy.exc import IntegrityError, InvalidRequestError
-from sqlalchemy.orm import Session
+from sqlalchemy.exc import InvalidRequestError
 
 from service.audit import AuditEntry
 from service.database import Database
@@ -16,7 +14,9 @@ from service.experiments.models import Artifact, Attempt, Event, Experiment, Hel
 from service.experiments.schemas import Submission
 from service.experiments.shares import MOST_PRIORITY
 from service.fair_share import FairShare
+from service.refusals import ApiError
 from service.users import Caller, Role, Scope, User
+from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change, row, status_events
 
@@ -34,11 +34,9 @@ def submission(**beside: Any) -> Submission:
     return Submission.model_validate({"spec": ppca_spec(), **beside})
 
 
-def submit(
-    database: Database, key: str | None = None, owner_id: int = ME, **beside: Any
-) -> Experiment:
+def submit(database: Database, owner_id: int = ME, **beside: Any) -> Experiment:
     with database.transaction() as session:
-        return store.submit(session, owner_id, submission(**beside), key)
+        return stored.submit(session, owner_id, submission(**beside))
 
 
 def counted(database: Database) -> int:
@@ -47,15 +45,12 @@ def counted(database: Database) -> int:
 
 
 def test_all_of_a_submission_is_stored(database: Database) -> None:
-    made = submit(database, "key", **BESIDE)
+    made = submit(database, **BESIDE)
     found = row(database, made.id)
     assert found.owner_id == ME
     assert {name: getattr(found, name) for name in BESIDE} == BESIDE
     assert found.spec == submission().spec.model_dump(mode="json")
     assert (found.status, found.desired_state, found.retry_of) == ("queued", "run", None)
-    assert found.idempotency_key == "key"
-    text = submission(**BESIDE).model_dump_json(exclude={"visibility", "after", "cache"})
-    assert found.submission_sha256 == hashlib.sha256(text.encode()).hexdigest()
     assert status_events(database, made.id) == [{"status": "queued"}]
     assert len(made.id) == 32
 
@@ -71,102 +66,16 @@ def test_without_a_key_each_is_a_new_one(database: Database) -> None:
     assert counted(database) == 2
 
 
-def test_one_key_makes_one_experiment(database: Database) -> None:
-    first = submit(database, "key", note="a")
-    again = submit(database, "key", note="a")
-    assert again.id == first.id
-    assert counted(database) == 1
-    assert status_events(database, first.id) == [{"status": "queued"}]
-    assert submit(database, "other key", note="a").id != first.id
-
-
-@pytest.mark.parametrize("beside", [{"note": "b"}, {"name": "b"}, {"priority": 1}, {"tags": ["b"]}])
-def test_no_second_request_under_a_key(database: Database, beside: dict[str, Any]) -> None:
-    """Whatever differs: the spec, or only what stands beside it."""
-    submit(database, "key")
-    with database.transaction() as session:
-        with pytest.raises(store.KeyReused):
-            store.submit(session, ME, submission(**beside), "key")
-        with pytest.raises(store.KeyReused):
-            store.submitted(session, ME, submission(**beside), "key")
-    assert counted(database) == 1
-
-
-def test_a_key_is_its_owners_alone(database: Database) -> None:
-    mine = submit(database, "key", note="a")
-    with database.transaction() as session:
-        assert store.submitted(session, OTHER, submission(note="a"), "key") is None
-    theirs = submit(database, "key", OTHER, note="a")
-    assert mine.id != theirs.id
-    assert theirs.owner_id == OTHER
-    assert submit(database, "key", note="a").id == mine.id
-
-
-def test_no_request_of_another_stands_in_the_way_of_a_key(database: Database) -> None:
-    """Which came first, and was another."""
-    submit(database, "key", OTHER, note="b")
-    mine = submit(database, "key", note="a")
-    assert mine.owner_id == ME
-    assert submit(database, "key", note="a").id == mine.id
-
-
-def test_what_a_key_made_before(database: Database) -> None:
-    made = submit(database, "key")
-    without_key = submit(database)
-    with database.transaction() as session:
-        found = store.submitted(session, ME, submission(), "key")
-        assert found is not None
-        assert found.id == made.id
-        assert store.submitted(session, ME, submission(), "another") is None
-        assert store.submitted(session, ME, submission(), None) is None
-    assert counted(database) == 2
-    assert without_key.idempotency_key is None
-
-
-def test_the_rest_of_a_transaction_survives_a_key_that_was_used(database: Database) -> None:
-    submit(database, "key")
-    with database.transaction() as session:
-        new = store.submit(session, ME, submission(note="before"))
-        store.submit(session, ME, submission(), "key")
-    assert row(database, new.id).note == "before"
-
-
-def test_no_other_defect_passes_for_a_used_key(database: Database) -> None:
-    """An experiment of nobody breaks a constraint too."""
-    with database.transaction() as session, pytest.raises(IntegrityError):
-        store.submit(session, 77, submission(), "key")
-    assert counted(database) == 0
-
-
 def test_a_retry_is_like_the_old_one(database: Database) -> None:
-    old = submit(database, "key", OTHER, **BESIDE)
+    old = submit(database, OTHER, **BESIDE)
     change(database, old.id, status=Status.FAILED, attempt=3, failure_kind="oom")
     with database.transaction() as session:
-        made = store.retry(session, session.get_one(Experiment, old.id))
+        made = stored.retry(session, session.get_one(Experiment, old.id))
     assert made.id > old.id
     assert (made.retry_of, made.owner_id, made.spec) == (old.id, OTHER, old.spec)
     assert {name: getattr(made, name) for name in BESIDE} == BESIDE
     assert (made.status, made.attempt, made.failure_kind) == ("queued", 0, None)
-    assert made.idempotency_key is None
     assert status_events(database, made.id) == [{"status": "queued"}]
-
-
-def test_one_key_makes_one_retry(database: Database) -> None:
-    first, second = submit(database), submit(database)
-
-    def retry(session: Session, old: Experiment) -> Experiment:
-        return store.retry(session, session.get_one(Experiment, old.id), "key")
-
-    with database.transaction() as session:
-        made = retry(session, first)
-        assert made.id not in (first.id, second.id)
-        assert retry(session, first).id == made.id
-        with pytest.raises(store.KeyReused):
-            retry(session, second)
-        with pytest.raises(store.KeyReused):
-            store.submit(session, ME, submission(), "key")
-    text = f"retry {first.id}"
-    assert row(database, made.id).submission_sha256 == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_an_experiment_is_found_by_its_owner_alone(database: Database) -> None:
@@ -197,7 +106,7 @@ def refused(database: Database, most: int, priority: int = 0, more: int = 1) -> 
     with database.transaction() as session:
         try:
             store.check_limits(session, ME, priority, more, FairShare(max_submitted=most))
-        except store.Refused as error:
+        except ApiError as error:
             return error.reason, str(error)
     return "", ""
 
@@ -207,7 +116,7 @@ def test_no_more_than_the_limit_of_those_that_have_not_ended(database: Database)
     with database.snapshot() as session:
         assert store.submitted_of(session, ME, FairShare(max_submitted=3)) == (0, 3)
     with database.transaction() as session:
-        store.submit(session, ME, submission(), sharing=FairShare(max_submitted=1))
+        stored.submit(session, ME, submission(), sharing=FairShare(max_submitted=1))
     change(database, submit(database).id, status=Status.RUNNING)
     change(database, submit(database).id, status=Status.FAILED)
     submit(database, owner_id=OTHER)
@@ -252,8 +161,8 @@ def test_the_queue_of_a_user_is_in_the_order_in_which_it_runs(database: Database
 
 def test_what_is_open_to_a_reader(database: Database) -> None:
     """One's own, and what is shared with the lab; to an admin all; nothing that was deleted."""
-    mine, theirs, deleted = submit(database).id, *(submit(database, None, OTHER).id for _ in "ab")
-    shared = submit(database, None, OTHER, visibility="lab").id
+    mine, theirs, deleted = submit(database).id, *(submit(database, OTHER).id for _ in "ab")
+    shared = submit(database, OTHER, visibility="lab").id
     change(database, deleted, deleted_at=1.0, visibility="lab")
     ids = [shared, deleted, theirs, mine]
     me = Caller(ME, "local", Role.MEMBER, "k", frozenset())
@@ -262,8 +171,8 @@ def test_what_is_open_to_a_reader(database: Database) -> None:
         assert {one for one in ids if store.find_readable(session, ME, one)} == {mine, shared}
         assert store.find_readable(session, ME, theirs, reads_all=True) is not None
         assert store.find_readable(session, ME, deleted, reads_all=True) is None
-        assert [one.id for one in store.named(session, ME, ids)] == [mine, shared]
-        assert [*store.named(session, ME, [])] == []
+        assert [one.id for one in store.find_referenced(session, ME, ids)] == [mine, shared]
+        assert [*store.find_referenced(session, ME, [])] == []
         assert store.readable_ids(session, me, ids) == {mine, shared}
         assert store.readable_ids(session, admin, ids) == {mine, shared, theirs}
         assert {one.id for one in store.readable_ones(session, me, ids)} == {mine, shared}
@@ -336,9 +245,9 @@ def test_attempts_are_in_their_order(database: Database) -> None:
 def test_who_submitted_is_noted(database: Database, again: bool) -> None:
     me = Caller(ME, "local", Role.MEMBER, "k", frozenset())
     with database.transaction() as session:
-        made = store.submit(session, ME, submission(), "key", by=me)
+        made = stored.submit(session, ME, submission(), by=me)
         if again:
-            made = store.retry(session, made, "other", by=me)
+            made = stored.retry(session, made, by=me)
         note = session.scalars(select(AuditEntry).order_by(AuditEntry.id.desc())).first()
         assert note is not None
         assert (note.action, note.object_id) == ("experiment.submitted", made.id)
@@ -351,23 +260,10 @@ def test_what_it_comes_after_is_kept_with_it(database: Database) -> None:
     first, second = submit(database).id, submit(database).id
     with database.transaction() as session:
         after = submission(after=[first])
-        made = store.submit(session, ME, after, unfinished=[first, second])
-        free = store.submit(session, ME, after)
-        again = store.retry(session, made, unfinished=[second])
+        made = stored.submit(session, ME, after, unfinished=[first, second])
+        free = stored.submit(session, ME, after)
+        again = stored.retry(session, made, unfinished=[second])
         assert (made.comes_after, made.held) == ([first, second], Held.AFTER)
         assert (free.comes_after, free.held) == ([first], Held.NOT)
         assert (again.comes_after, again.held) == ([first, second], Held.AFTER)
-        assert store.retry(session, made).held == Held.NOT
-
-
-def test_what_a_retry_under_a_key_made_before(database: Database) -> None:
-    made = submit(database, "first")
-    with database.transaction() as session:
-        assert store.retried(session, made) is None
-        assert store.retried(session, made, "key") is None
-        again = store.retry(session, made, "key")
-        found = store.retried(session, made, "key")
-        assert found is not None
-        assert found.id == again.id
-        with pytest.raises(store.KeyReused):
-            store.retried(session, made, "first")
+        assert stored.retry(session, made).held == Held.NOT

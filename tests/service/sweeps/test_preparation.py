@@ -8,11 +8,20 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from service.experiments.acceptance import Acceptance
+from mptcore.specs import MAX_PROBLEMS
 from service.experiments.models import Experiment, Status
+from service.experiments.preparation import Checks
 from service.sweeps import expansion
 from service.sweeps.models import Sweep, SweepPoint
-from tests.service.sweeps.test_sweeps import SPEC, claim_next, finish, refused, rows, sweep
+from tests.service.sweeps.test_sweeps import (
+    SPEC,
+    claim_next,
+    count,
+    finish,
+    refused,
+    rows,
+    sweep,
+)
 from tests.service.test_users import database_of
 from tests.support.stored import change
 
@@ -79,31 +88,32 @@ def test_points_that_are_all_wrong_are_given_up_soon(api: TestClient, validated:
     grid = {"seeds": [[i] for i in range(1000)]}
     (found,) = refused(api, spec={**SPEC, "modell": {}}, grid=grid)
     assert found[0] == "/spec/modell"
-    assert len(validated) == expansion.MOST_PROBLEMS
+    assert len(validated) == MAX_PROBLEMS
 
 
 @pytest.fixture
 def while_it_prepares(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
     """What is done, once, when the next spec of a request has been judged."""
     todo: list[Callable[[], object]] = []
-    cache_key = Acceptance.cache_key
+    cache_key = Checks.cache_key
 
-    def key(self: Acceptance, spec: Any) -> str | None:
-        found = cache_key(self, spec)
+    def key(*arguments: Any) -> str | None:
+        found = cache_key(*arguments)
         if todo:
             todo.pop()()
         return found
 
-    monkeypatch.setattr(Acceptance, "cache_key", key)
+    monkeypatch.setattr(Checks, "cache_key", key)
     return todo
 
 
-@pytest.mark.parametrize("what", ["sweep", "points", "retry"])
+@pytest.mark.parametrize("what", ["one", "batch", "sweep", "points", "retry", "retry of one"])
 def test_others_write_while_a_request_prepares(
     api: TestClient, while_it_prepares: list[Callable[[], object]], what: str
 ) -> None:
     made = sweep(api)
     api.post(made["urls"]["cancel"])
+    ended = rows(api, made["id"])[0]["experiment_id"]
     file = database_of(api).engine.url.database
     assert file is not None
 
@@ -115,21 +125,59 @@ def test_others_write_while_a_request_prepares(
 
     while_it_prepares.append(write)
     points = {"grid": {"data.seed": [1, 2]}}
-    bodies = {"sweep": {"spec": SPEC, **points}, "points": points, "retry": None}
-    path = {"sweep": "/v1/sweeps"}.get(what, made["urls"].get(what, ""))
-    assert api.post(path, json=bodies[what]).status_code == 202
+    path, body = {
+        "one": ("/v1/experiments", {"spec": SPEC}),
+        "batch": ("/v1/experiments:batch", {"experiments": [{"spec": SPEC}] * 2}),
+        "sweep": ("/v1/sweeps", {"spec": SPEC, **points}),
+        "points": (made["urls"]["points"], points),
+        "retry": (made["urls"]["retry"], None),
+        "retry of one": (f"/v1/experiments/{ended}:retry", None),
+    }[what]
+    assert api.post(path, json=body).status_code == 202
     assert while_it_prepares == [write]
 
 
+@pytest.mark.parametrize("path", ["/v1/experiments", "/v1/experiments:batch", "/v1/sweeps"])
 def test_what_fails_meanwhile_is_not_waited_for(
-    api: TestClient, while_it_prepares: list[Callable[[], object]]
+    api: TestClient, while_it_prepares: list[Callable[[], object]], path: str
 ) -> None:
     first = submitted(api)
     while_it_prepares.append(lambda: change(database_of(api), first, status=Status.FAILED))
-    answer = api.post("/v1/sweeps", json={"spec": SPEC, "grid": {"seeds": [[4]]}, "after": [first]})
+    body: dict[str, Any] = {"spec": SPEC, "after": [first]}
+    if path.endswith("sweeps"):
+        body |= {"grid": {"seeds": [[4]]}}
+    where = "/experiments/0" if path.endswith("batch") else ""
+    answer = api.post(path, json={"experiments": [body]} if where else body)
     detail = "this experiment is failed: what comes after it could not run"
-    assert answer.json()["errors"] == [{"pointer": "/after/0", "detail": detail}]
+    assert answer.json()["errors"] == [{"pointer": f"{where}/after/0", "detail": detail}]
     assert api.get("/v1/sweeps").json()["items"] == []
+    assert count(api) == 1
+
+
+@pytest.mark.parametrize("of_one", [True, False])
+def test_what_an_owner_changes_meanwhile_holds_for_the_retry(
+    api: TestClient, while_it_prepares: list[Callable[[], object]], of_one: bool
+) -> None:
+    made = sweep(api, list=[{"seeds": [1]}], visibility="lab")
+    (old,) = (row["experiment_id"] for row in rows(api, made["id"]))
+    api.post(made["urls"]["cancel"])
+    own = f"/v1/experiments/{old}"
+    while_it_prepares.append(lambda: api.patch(own, json={"visibility": "private"}))
+    answer = api.post(f"{own}:retry" if of_one else made["urls"]["retry"])
+    assert answer.status_code == 202
+    (new,) = (row["experiment_id"] for row in rows(api, made["id"]))
+    assert new != old
+    assert api.get(f"/v1/experiments/{new}").json()["visibility"] == "private"
+
+
+def test_what_is_retried_meanwhile_is_retried_once(
+    api: TestClient, while_it_prepares: list[Callable[[], object]]
+) -> None:
+    made = sweep(api, list=[{"seeds": [1]}, {"seeds": [2]}])
+    api.post(made["urls"]["cancel"])
+    while_it_prepares.append(lambda: api.post(made["urls"]["retry"]))
+    assert api.post(made["urls"]["retry"]).json() == {"count": 0}
+    assert count(api) == 4
 
 
 def test_what_is_deleted_meanwhile_answers_for_no_point(
@@ -153,7 +201,7 @@ def test_a_request_that_is_cut_off_leaves_nothing(
     def cut_off(*_: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr("service.sweeps.router.audit.note", cut_off)
+    monkeypatch.setattr("service.experiments.submission.idempotency.keep", cut_off)
     key = {"Idempotency-Key": "k"}
     body = {"spec": SPEC, "grid": {"seeds": [[1], [2]]}}
     assert api.post("/v1/sweeps", json=body, headers=key).status_code == 500

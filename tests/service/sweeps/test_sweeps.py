@@ -16,9 +16,10 @@ from service.experiments import lease, recording
 from service.experiments.dispatch import dispatch_next
 from service.experiments.lease import Claim, FailureCause
 from service.experiments.models import Experiment, Held, Metric, Status
+from service.idempotency import KeptRequest
 from service.settings import Settings
 from service.sweeps.expansion import MOST_POINTS
-from service.sweeps.models import KeptRequest, Sweep, SweepPoint, Turn
+from service.sweeps.models import Sweep, SweepPoint, Turn
 from service.users import User
 from tests.service.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.ppca_spec import ppca_spec
