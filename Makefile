@@ -65,5 +65,5 @@ bench: setup ## the performance claims, each a ratio within one run
 calibration: setup ## estimates against their truth, a thousand seeds each: bias and errors
 	$(BIN)/python -m benchmarks.calibration
 
-mutants: setup ## small changes that tests must notice; ONLY=service/users.py, ONE_IN=20: a part
+mutants: setup ## small changes that tests must notice; ONLY=service/accounts/users.py, ONE_IN=20: a part
 	$(BIN)/python -m tests.mutants $(if $(ONE_IN),--one-in $(ONE_IN)) $(ONLY)

@@ -18,18 +18,19 @@ from benchmarks import scale
 from benchmarks.figures import Figure
 from benchmarks.queries import FILTERS, SMALL
 from benchmarks.scale import ID, NUMBERS, vacuum
-from service import quota, sweep, worker_samples, workers
-from service.database import Database
-from service.experiments import clock, keeping, lease, ledger
-from service.experiments import statistics as tallies
-from service.experiments.dispatch import dispatch_next
-from service.experiments.memory import learned_ratio
-from service.experiments.models import Queue, Status
-from service.experiments.recording import Batch, record
-from service.main import create_app
+from service.experiments import deletion
+from service.operations import retention
+from service.queue import clock, lease, ledger, quota, worker_samples, workers
+from service.queue.dispatch import dispatch_next
+from service.queue.memory import learned_ratio
+from service.records import statistics as tallies
+from service.records.recording import Batch, record
 from service.settings import Settings
 from service.streams.changes import Changes
-from service.sweeps.models import Sweep, SweepPoint
+from service.tables.engine import Database
+from service.tables.experiments import Queue, Status
+from service.tables.sweeps import Sweep, SweepPoint
+from service.web.main import create_app
 from service.webhooks import store as webhooks
 from tests.support.records import point
 
@@ -215,13 +216,13 @@ def beside(database: Database, settings: Settings) -> Iterator[tuple[str, Work]]
     yield "webhooks forgotten", within(webhooks.forget)
     ids = [f"{i:032}" for i in range(500)]
     yield "checkpoints of ended runs", within(lambda s: lease.forget_checkpoints(s, ids, 60))
-    yield "too old: a page", taken(sweep.planned, keeping.PAGE)
-    yield "too old: none", lambda: [*sweep.planned(database, rare)]
-    old = sweep.planned(database, strict)
-    yield "delete 100", lambda: sweep.delete(database, islice(old, 100))
-    yield "to be purged", taken(sweep.purgeable, 100)
-    gone = sweep.purgeable(database, strict)
-    yield "purge one", lambda: sweep.purge(database, strict, islice(gone, 1))
+    yield "too old: a page", taken(retention.planned, deletion.PAGE)
+    yield "too old: none", lambda: [*retention.planned(database, rare)]
+    old = retention.planned(database, strict)
+    yield "delete 100", lambda: retention.delete(database, islice(old, 100))
+    yield "to be purged", taken(retention.purgeable, 100)
+    gone = retention.purgeable(database, strict)
+    yield "purge one", lambda: retention.purge(database, strict, islice(gone, 1))
 
 
 def store(database: Database) -> None:

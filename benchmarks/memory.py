@@ -14,12 +14,12 @@ from sqlalchemy import select
 
 from benchmarks.modes import sqlite
 from mptcore.specs import stored_spec
-from service.database import Database
-from service.experiments.dispatch import dispatch_next
-from service.experiments.memory import MemoryModel
-from service.experiments.models import Attempt
 from service.experiments.schemas import Submission
+from service.queue.dispatch import dispatch_next
+from service.queue.memory import MemoryModel
 from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import Attempt
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from worker.slot import Slot

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mptlab import Client, serve
-from service.prepare import prepare
+from service.operations.prepare import prepare
 from service.settings import Settings
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until

@@ -28,13 +28,13 @@ from benchmarks import asking, dashboard, large, listening, peer, queries, scale
 from benchmarks.figures import Figure, percentile
 from benchmarks.modes import LONG, MODES, SMALL, running
 from mptlab import Client
-from service.database import Database
-from service.experiments import holds
-from service.experiments.dispatch import dispatch_next
-from service.experiments.models import Device, Experiment, Held, Queue, Status, Usage, Wait
+from service.queue import holds
+from service.queue.dispatch import dispatch_next
 from service.settings import Settings
-from service.sweeps.models import Sweep, Turn
-from service.users import User
+from service.tables.engine import Database
+from service.tables.experiments import Device, Experiment, Held, Queue, Status, Usage, Wait
+from service.tables.sweeps import Sweep, Turn
+from service.tables.users import User
 from tests.support.attempts import claimed
 from tests.support.processes import Lab
 from worker.children import Spawned

@@ -1,18 +1,17 @@
-"""Run migrations on the URL that service.prepare gives, or that the settings name."""
+"""Run migrations on the URL that service.operations.prepare gives, or that the settings name."""
 
 from contextlib import closing
 
 from alembic import context
 
-from service.audit import AuditEntry
-from service.database import NO_TIMEOUTS, Base, Database
-from service.datasets.models import Dataset
-from service.experiments.models import Experiment
 from service.settings import Settings
-from service.users import User
-from service.webhooks.models import Webhook
-from service.worker_samples import WorkerSample
-from service.workers import Worker
+from service.tables.audit import AuditEntry
+from service.tables.datasets import Dataset
+from service.tables.engine import NO_TIMEOUTS, Base, Database
+from service.tables.experiments import Experiment
+from service.tables.users import User
+from service.tables.webhooks import Webhook
+from service.tables.workers import Worker, WorkerSample
 
 ALL = (AuditEntry, Dataset, Experiment, User, Webhook, Worker, WorkerSample)
 TABLES = {table.__tablename__ for table in ALL}

@@ -29,13 +29,13 @@ __all__ = ["Client", "Refused", "store"]
 UPLOAD_S = 600.0
 """How long the service may look at an upload before it answers."""
 
-MOST_AT_ONCE = 1000
+MAX_AT_ONCE = 1000
 """Experiments whose curves are asked for together."""
 
 WAITS_AT_FULL_PACE = 10
 """More of them together look no more often than these do."""
 
-MOST_WITH_SPECS = 50
+MAX_WITH_SPECS = 50
 """Experiments that are asked for together with their specs."""
 
 Spec = Any
@@ -135,8 +135,8 @@ class Client(Administration):
         wanted = [id_of(one) for one in experiment_ids]
         ids = [*dict.fromkeys(wanted)]
         found: Json = {}
-        for first in range(0, len(ids), MOST_WITH_SPECS):
-            body = {"ids": ids[first : first + MOST_WITH_SPECS]}
+        for first in range(0, len(ids), MAX_WITH_SPECS):
+            body = {"ids": ids[first : first + MAX_WITH_SPECS]}
             path = "/v1/experiments:batchGet"
             answer = self._call("POST", path, idempotent=True, json=body)
             found |= {one["id"]: one for one in answer["items"]}
@@ -244,8 +244,8 @@ class Client(Administration):
         thousand experiments, at most `max_points` points. Raises Refused."""
         ids = [id_of(one) for one in experiment_ids]
         found: list[Json] = []
-        for first in range(0, len(ids), MOST_AT_ONCE):
-            body = {"ids": ids[first : first + MOST_AT_ONCE], "series": series, "labels": labels,
+        for first in range(0, len(ids), MAX_AT_ONCE):
+            body = {"ids": ids[first : first + MAX_AT_ONCE], "series": series, "labels": labels,
                     "max_points": max_points}  # fmt: skip
             answer = self._call("POST", "/v1/curves:batchGet", idempotent=True, json=body)
             found += answer["items"]

@@ -13,7 +13,7 @@ from mptlab.tables import summary
 if TYPE_CHECKING:
     from mptlab.api import Client
 
-MOST_A_PAGE = 500
+MAX_A_PAGE = 500
 
 
 class Experiment:
@@ -201,7 +201,7 @@ class Experiments:
     def list(self, most: int | None = 100, **filters: Any) -> Sequence[Experiment]:
         """Your newest experiments, so many at most; None for all. Filters are those of a call."""
         if most is not None:
-            filters = {"limit": min(most, MOST_A_PAGE), **filters}
+            filters = {"limit": min(most, MAX_A_PAGE), **filters}
         found: list[Experiment] = []
         documents = self(**filters)
         while len(found) != most and (document := next(documents, None)):

@@ -18,7 +18,7 @@ from tenacity import (
 RETRY_S = 30.0
 """For so long a request is sent again, unless MPT_RETRY_S says otherwise."""
 LONGEST_PAUSE_S = 5.0
-MOST_RETRY_AFTER_S = 60.0
+MAX_RETRY_AFTER_S = 60.0
 
 TOO_OFTEN = 429
 BUSY = (TOO_OFTEN, 502, 503, 504)
@@ -74,7 +74,7 @@ def is_refused_unread(response: httpx.Response) -> bool:
 def _pause_s(state: RetryCallState) -> float:
     assert state.outcome is not None
     asked = 0.0 if state.outcome.failed else _retry_after_s(state.outcome.result())
-    return max(_growing(state), min(asked, MOST_RETRY_AFTER_S))
+    return max(_growing(state), min(asked, MAX_RETRY_AFTER_S))
 
 
 def _retry_after_s(response: httpx.Response) -> float:

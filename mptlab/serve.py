@@ -94,7 +94,7 @@ def _started(store: Path, port: int, log: Path | None) -> Iterator[Callable[[], 
                 stderr=output,
             )
 
-        if start("service.prepare").wait() != 0:
+        if start("service.operations.prepare").wait() != 0:
             raise RuntimeError(f"the store could not be prepared: see {log or 'above'}")
         commands = [
             ("service", "--port", str(port)),

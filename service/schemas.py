@@ -1,7 +1,9 @@
 """Base classes of request and response bodies. The docstring below a field is its description in
 /openapi.json."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from mptcore.specs import Spec
 
@@ -21,3 +23,6 @@ class Page(ResponseModel):
 
     next_cursor: str | None
     """Pass it as `cursor` to get the next page. null on the last page."""
+
+
+Line = Annotated[str, Field(min_length=1, max_length=200)]

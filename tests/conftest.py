@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from service.database import Database
-from service.prepare import prepare
+from service.operations.prepare import prepare
 from service.settings import Settings
+from service.tables.engine import Database
 from tests.support.servers import PostgreSQL, Redis
 from tests.support.statements import compile_once
 from tests.support.warm import warm_parent

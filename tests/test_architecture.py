@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 FORBIDDEN = {
-    "service.main": ["torch", "transformers", "datasets", "worker"],
+    "service.web.main": ["torch", "transformers", "datasets", "worker"],
     "mptlab, mptlab.cli, mptlab.demo": ["torch", "service", "worker", "sqlalchemy"],
     "worker.local": ["torch", "fastapi"],
     "mptcore.data.inspect": ["torch", "sklearn"],
@@ -110,3 +110,51 @@ def test_only_run_knows_all_families() -> None:
         and module.parts[0] != "families"
     ]
     assert knowing == [Path("run.py")]
+
+
+SERVICE = Path(__file__).parents[1] / "service"
+FOLDERS = (
+    "revisions", "timings", "logs", "refusals", "fair_share", "settings", "schemas", "limiter",
+    "tables", "accounts", "webhooks", "queue", "records", "datasets", "experiments", "sweeps",
+    "submission", "streams", "operations", "web", "__main__",
+)  # fmt: skip
+"""Folders and single modules of the service, from the lowest. None imports a higher one."""
+HTTP = ("fastapi", "starlette")
+"""Only `service/web` imports these."""
+
+
+def imports(path: Path) -> Iterator[str]:
+    """All names that a file imports, anywhere in it, as dotted paths."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.ImportFrom(module=str(module)):
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+
+
+def python_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if "documents" not in path.parts)
+
+
+@pytest.mark.parametrize("folder", sorted(path.stem for path in SERVICE.glob("[a-z_]*")))
+def test_each_folder_of_the_service_has_its_place(folder: str) -> None:
+    assert folder in (*FOLDERS, "__init__", "__pycache__", "py")
+
+
+@pytest.mark.parametrize("file", python_files(SERVICE), ids=lambda f: str(f.relative_to(SERVICE)))
+def test_a_folder_of_the_service_imports_lower_ones_alone(file: Path) -> None:
+    own = file.relative_to(SERVICE).parts[0].removesuffix(".py")
+    for name in imports(file):
+        if own != "web":
+            assert name.split(".")[0] not in HTTP, f"{name}: only service/web imports it"
+        if name.startswith("service.") and own != "__init__":
+            other = name.split(".")[1]
+            assert FOLDERS.index(other) <= FOLDERS.index(own), f"{name} is above {file}"
+
+
+def test_the_worker_imports_nothing_of_the_web() -> None:
+    for file in python_files(SERVICE.parent / "worker"):
+        assert not [name for name in imports(file) if name.split(".")[:2] == ["service", "web"]], (
+            file
+        )

@@ -18,8 +18,8 @@ from docs.reference import pages
 from mptcore.specs import Limits, parse_spec
 from mptlab import Client, serve
 from mptlab.cli import app
-from service.main import create_app
 from service.settings import Settings
+from service.web.main import create_app
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]

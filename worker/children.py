@@ -17,7 +17,7 @@ from select import select
 from signal import SIGKILL, Signals
 from typing import Protocol
 
-from service.child_environment import run_environment
+from service.datasets.child_environment import run_environment
 from worker.warm_parent import NUMBER, TRANSFORMERS, exit_status
 
 log = logging.getLogger(__name__)

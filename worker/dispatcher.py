@@ -10,14 +10,13 @@ from celery import Celery
 from kombu.exceptions import OperationalError as BrokerError
 from sqlalchemy.orm import Session
 
-from service import workers
-from service.database import AWAY, Database
-from service.experiments import dispatch
-from service.experiments.dispatch import Dispatch
-from service.experiments.models import Queue
 from service.logs import logged_process
+from service.operations.start import begin
+from service.queue import dispatch, workers
+from service.queue.dispatch import Dispatch
 from service.settings import Settings
-from service.start import begin
+from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.experiments import Queue
 from worker.celery_app import make_celery, ring
 from worker.lifetime import Lifetime
 
@@ -56,7 +55,7 @@ class Dispatcher:
             with self.database.transaction() as session:
                 workers.lock_dispatching(session)
                 return list(self._fill(session))
-        except AWAY as error:
+        except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is away: %s", error)
             return []
 

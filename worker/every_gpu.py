@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from service.logs import logged_process
-from service.start import begin
+from service.operations.start import begin
 from worker import gpus
 from worker.lifetime import Lifetime, duration
 

@@ -3,12 +3,12 @@ sweeper and the messenger."""
 
 import logging
 
-from service.database import AWAY, Database
-from service.experiments import dispatch
-from service.experiments.dispatch import Dispatch
 from service.logs import logged_process
+from service.operations.start import begin
+from service.queue import dispatch
+from service.queue.dispatch import Dispatch
 from service.settings import Settings
-from service.start import begin
+from service.tables.engine import TRANSIENT_DB_ERRORS, Database
 from worker.fitness import hide_gpus
 from worker.lifetime import Lifetime
 from worker.messenger import Messenger
@@ -57,8 +57,8 @@ class LocalWorker:
     def _next(self) -> Dispatch | None:
         try:
             with self.database.transaction() as session:
-                return dispatch.dispatch_next(session, sharing=self.settings.share)
-        except AWAY as error:
+                return dispatch.dispatch_next(session, fair_share=self.settings.share)
+        except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is away: %s", error)
             self.stopping.wait(self.settings.heartbeat_s)
             return None

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from service.database import AWAY, Database
 from service.settings import Settings
+from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.webhooks import Delivery
 from service.webhooks import store
-from service.webhooks.models import Delivery
 from service.webhooks.sending import NotSent, send
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Messenger:
             try:
                 begun = await self._begin()
                 await asyncio.to_thread(self._forget)
-            except AWAY as error:
+            except TRANSIENT_DB_ERRORS as error:
                 log.warning("the database is away: %s", error)
             await asyncio.sleep(PAUSE_S if begun else LOOK_S)
 
@@ -73,7 +73,7 @@ class Messenger:
         try:
             error = await self._try(one)
             await asyncio.to_thread(self._settle, one, error)
-        except AWAY as error:  # it is told once more
+        except TRANSIENT_DB_ERRORS as error:  # it is told once more
             log.warning("the database is away: %s", error)
         finally:
             del self._under_way[one.webhook_id]

@@ -9,12 +9,12 @@ and Σ k (d − μ w)² / w comes to σ² (Σk − Σk²w / Σkw). What is left,
 import math
 from dataclasses import dataclass
 
-from service.experiments.recording import Eta
+from service.records.recording import Eta
 
-LEAST_S = 0.2
+MIN_S = 0.2
 """Minimum duration of a piece. Shorter ones are joined, because the time of reading a record says
 little about the time of writing it."""
-LEAST_PIECES = 3
+MIN_PIECES = 3
 HALF = 0.05
 """Share of the whole work after which the weight of an older piece is halved."""
 
@@ -38,10 +38,10 @@ class Pace:
         """Return how many seconds the whole work still needs, or None if that is not known yet."""
         if self._at is None:
             self._at, self._done = at, done
-        elif done > self._done and at - self._at >= LEAST_S:
+        elif done > self._done and at - self._at >= MIN_S:
             self._add(done - self._done, at - self._at, total)
             self._at, self._done = at, done
-        if self._pieces < LEAST_PIECES:
+        if self._pieces < MIN_PIECES:
             return None
         left = max(0, total - done)
         noise = max(0.0, self._squares - self._time_s**2 / self._work)

@@ -10,11 +10,11 @@ from typing import Any
 
 import psutil
 
-from service import worker_samples, workers
-from service.database import AWAY, Database
-from service.experiments.models import Queue
+from service.queue import worker_samples, workers
+from service.queue.workers import Vitals
 from service.settings import Settings
-from service.workers import Vitals
+from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.experiments import Queue
 from worker import gpus
 from worker.memory import memory_limit, within_container
 
@@ -94,7 +94,7 @@ class Presence:
                     worker_samples.take(session, self.name, vitals)
                     self._sample_due = time.monotonic() + SAMPLED_EVERY_S
                 return workers.oldest_dispatch_age(session, self.queue)
-        except AWAY as error:
+        except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is away: %s", error)
             return 0.0
 
@@ -102,5 +102,5 @@ class Presence:
         try:
             with self.database.transaction() as session:
                 workers.leave(session, self.name)
-        except AWAY:
+        except TRANSIENT_DB_ERRORS:
             pass

@@ -6,12 +6,12 @@ import threading
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service import quota, workers
-from service.database import AWAY, Database, now
-from service.experiments import clock, lease, ledger, statistics
 from service.logs import logged_process
+from service.operations.start import begin
+from service.queue import clock, lease, ledger, quota, workers
+from service.records import statistics
 from service.settings import Settings
-from service.start import begin
+from service.tables.engine import TRANSIENT_DB_ERRORS, Database, now
 from worker.lifetime import Lifetime
 from worker.messenger import Messenger
 from worker.sweeper import Sweeper
@@ -39,7 +39,7 @@ class Reaper:
     def tick(self) -> None:
         try:
             self._tick()
-        except AWAY as error:
+        except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is away: %s", error)
             self._last_tick = None
 

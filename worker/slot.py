@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import structlog
 
-from service import workers
-from service.database import AWAY, Database
-from service.experiments import lease, states, store
-from service.experiments.lease import Claim
-from service.experiments.models import Experiment, Queue
-from service.references import input_files
+from service.experiments.references import input_files
+from service.queue import lease, states, workers
+from service.queue.lease import Claim
+from service.records import results
 from service.settings import Settings
+from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.experiments import Experiment, Queue
 from worker.children import Spawned, WarmParent
 from worker.fitness import UNFIT, UnfitWorker
 from worker.presence import Presence
@@ -83,7 +83,7 @@ class Slot:
             self.be_ready(is_stopping)
             try:
                 claim = self._claim(experiment_id, dispatch_no)
-            except AWAY as error:
+            except TRANSIENT_DB_ERRORS as error:
                 log.warning("the database is away: %s", error)
                 return False
             if claim is None:
@@ -129,8 +129,8 @@ class Slot:
         try:
             with self.database.snapshot() as session:
                 ended = states.is_terminal(session.get_one(Experiment, experiment_id).status)
-                kept = {str(one.attempt) for one in store.artifacts(session, experiment_id)}
-        except AWAY:
+                kept = {str(one.attempt) for one in results.artifacts(session, experiment_id)}
+        except TRANSIENT_DB_ERRORS:
             return
         if ended:
             shutil.rmtree(settings.checkpoints(experiment_id), ignore_errors=True)

@@ -15,14 +15,14 @@ from sqlalchemy.orm import Session
 
 from mptcore.protocol.exit_codes import COMPLETE, INVALID, STOPPED
 from mptcore.specs.stored import stored_spec
-from service.child_environment import hub_environment
-from service.database import AWAY, Database
-from service.experiments import lease
+from service.datasets.child_environment import hub_environment
 from service.experiments.inputs import Inputs
-from service.experiments.lease import Claim, FailureCause, LeaseLost
-from service.experiments.models import DesiredState, Queue, Status
-from service.experiments.recording import Batch, record
+from service.queue import lease
+from service.queue.lease import Claim, FailureCause, LeaseLost
+from service.records.recording import Batch, record
 from service.settings import Settings
+from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.experiments import DesiredState, Queue, Status
 from worker.children import GONE
 from worker.fitness import NO_GPU, UNFIT
 from worker.memory import Memory, kernel_kills
@@ -207,7 +207,7 @@ class Supervision:
         try:
             with self.database.transaction() as session:
                 self.desired = record(session, self.claim, batch, self.settings.lease_s)
-        except AWAY as error:
+        except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is away, the run goes on: %s", error)
             self._is_away = True
             return False
@@ -246,7 +246,7 @@ class Supervision:
     def _forget_old_checkpoints(self, latest: str) -> None:
         """Delete checkpoint files that the database does not list, and tell the runner that its
         latest checkpoint is stored. The runner saves no other before that."""
-        with suppress(*AWAY, OSError), self.database.snapshot() as session:
+        with suppress(*TRANSIENT_DB_ERRORS, OSError), self.database.snapshot() as session:
             known = {one.file for one in lease.checkpoints(session, self.claim.experiment_id)}
             folder = self.settings.checkpoints(self.claim.experiment_id)
             for path in folder.glob("*/*"):
@@ -373,7 +373,7 @@ class Supervision:
                 with self.database.transaction() as session:
                     outcome.commit(session)
                 return outcome
-            except AWAY as error:
+            except TRANSIENT_DB_ERRORS as error:
                 log.warning("the database is away, the outcome waits: %s", error)
                 time.sleep(self.settings.heartbeat_s)
 

@@ -7,12 +7,12 @@ import threading
 import time
 from itertools import islice
 
-from service import sweep, worker_samples
-from service.database import AWAY, Database
-from service.datasets.sweep import sweep as sweep_uploads
-from service.experiments import lease
-from service.hub import trim_hub_cache
+from service.datasets.retention import sweep as sweep_uploads
+from service.experiments.hub import trim_hub_cache
+from service.operations import retention
+from service.queue import lease, worker_samples
 from service.settings import Settings
+from service.tables.engine import TRANSIENT_DB_ERRORS, Database
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Sweeper:
             self._sweep_experiments()
             with self.database.transaction() as session:
                 worker_samples.forget(session)
-        except AWAY as error:
+        except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is away: %s", error)
         except OSError as error:
             log.warning("the store cannot be swept: %s", error)
@@ -53,10 +53,10 @@ class Sweeper:
     def _sweep_experiments(self) -> None:
         if time.monotonic() >= self._retention_due:
             self._retention_due = time.monotonic() + RETENTION_S
-            sweep.delete(self.database, sweep.planned(self.database, self.settings))
-            sweep.measure_artifacts(self.database, self.settings)
-        deleted = sweep.purgeable(self.database, self.settings)
-        sweep.purge(self.database, self.settings, islice(deleted, SWEPT_TOGETHER))
+            retention.delete(self.database, retention.planned(self.database, self.settings))
+            retention.measure_artifacts(self.database, self.settings)
+        deleted = retention.purgeable(self.database, self.settings)
+        retention.purge(self.database, self.settings, islice(deleted, SWEPT_TOGETHER))
 
     def _sweep_checkpoints(self) -> None:
         folders = list(self.settings.all_checkpoints.glob("*"))

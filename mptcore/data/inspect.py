@@ -23,7 +23,7 @@ MEMORY_BYTES = 4 * 2**30
 """Memory limit for a file, in addition to the program itself."""
 CPU_S = 120
 OPEN_FILES = 64
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 def look(path: Path, max_cells: int = upload_limits.MAX_CELLS) -> Inspection:
@@ -51,7 +51,7 @@ def _kinds(path: Path) -> tuple[list[str], list[str]]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join([*names[:MOST_NAMED], *(["…"] if len(names) > MOST_NAMED else [])])
+    return ", ".join([*names[:MAX_NAMED], *(["…"] if len(names) > MAX_NAMED else [])])
 
 
 def _limit_itself() -> None:

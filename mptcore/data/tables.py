@@ -17,7 +17,7 @@ from mptcore.runtime.inputs import InputError, input_file
 from mptcore.specs import UploadData
 
 FORMATS = ("npy", "npz", "csv", "parquet")
-MOST_REPORTED = 5
+MAX_REPORTED = 5
 TYPE_ROWS = 100
 """Rows of a column that are searched for its first text."""
 CELL_CURE = "every cell is a finite number: fill these in, or leave their rows out"
@@ -280,7 +280,7 @@ def _cell_problems(
     if array.dtype.kind != "f":
         return []
     bad = np.argwhere(~np.isfinite(array))
-    first = bad[:MOST_REPORTED].tolist()
+    first = bad[:MAX_REPORTED].tolist()
     if columns is None:
         told = [f"{name or 'array'}[{r}, {c}] is {array[r, c]}" for r, c in first]
     else:

@@ -12,7 +12,7 @@ from mptcore.runtime.session import MaskPlan, Step, Work
 
 SHARES = (0.25, 0.5, 1.0)
 """Fraction of the masks still planned that each round draws. The last round draws all of them."""
-LEAST_KURTOSIS = 4.0
+MIN_KURTOSIS = 4.0
 """Lower bound on the kurtosis of scores: a few draws measure too small a value."""
 NEIGHBOURS = 21
 """Number of adjacent strata, including the stratum itself, that are pooled to estimate a variance.
@@ -22,7 +22,7 @@ PRIOR_DEGREES = 2.0
 SAFETY = 3.0
 """Number of standard deviations by which the variances may still change before the target is
 missed."""
-LEAST_LEFT = 1 / 8
+MIN_LEFT = 1 / 8
 """Smallest share of the target variance left for the last round. If earlier rounds leave less, the
 target is missed, and the last round costs no more than this share would."""
 
@@ -106,7 +106,7 @@ class StratifiedSample:
         known = (lengths - 1).clamp(min=1)
         own = second * (known + 1) / known
         kurtosis = smoothed(fourth) / smoothed(second.square()).clamp(min=1e-300)
-        kurtosis = kurtosis.clamp(min=LEAST_KURTOSIS)
+        kurtosis = kurtosis.clamp(min=MIN_KURTOSIS)
         degrees = 2 * known / (kurtosis - 1)
         pooled = degrees * own + PRIOR_DEGREES * smoothed(own)
         return pooled / (degrees + PRIOR_DEGREES), kurtosis
@@ -198,7 +198,7 @@ def _wanted(sample: StratifiedSample, row: int, target: float) -> Tensor:
     deviations = sample.widths * sample.left * variances.sqrt()
 
     def counts(variance: float | Tensor) -> Tensor:
-        rest = (variance - spent).clamp(min=LEAST_LEFT * target)
+        rest = (variance - spent).clamp(min=MIN_LEFT * target)
         return torch.maximum(neyman(deviations, rest), sample.least)
 
     exact = counts(target)

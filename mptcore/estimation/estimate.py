@@ -10,7 +10,7 @@ from mptcore.estimation.model import Evidence
 from mptcore.protocol.records import Labels, Metric, Point, SeriesName
 
 ONE_DRAW = "one draw gives no standard error"
-LEAST_DEGREES = 7
+MIN_DEGREES = 7
 """Minimum degrees of freedom for a standard error to be reported: those of eight replicates.
 Student's t then has a standard deviation of 1.18, and 91 % of it lies within two. With three
 replicates its standard deviation is infinite."""
@@ -21,7 +21,7 @@ TOO_FEW = "its standard error would rest on too few replicates: "
 class Estimate:
     """A mean with its Monte Carlo standard error, from n draws. The error is None if one draw gives
     none. `degrees` are the error's degrees of freedom: the number of replicates minus the number of
-    means subtracted, over all parts of a sum. Records contain errors with LEAST_DEGREES or more."""
+    means subtracted, over all parts of a sum. Records contain errors with MIN_DEGREES or more."""
 
     mean: float
     std_err: float | None
@@ -39,14 +39,14 @@ class Estimate:
     @property
     def known_std_err(self) -> float | None:
         """The standard error, if it is known well enough to be reported."""
-        return self.std_err if self.degrees >= LEAST_DEGREES or self.std_err == 0 else None
+        return self.std_err if self.degrees >= MIN_DEGREES or self.std_err == 0 else None
 
     def unknown_reason(self, without: str) -> str | None:
         """Return why there is no known standard error, or `without` if there is none at all."""
         if self.std_err is None:
             return without
         if self.known_std_err is None:
-            return f"{TOO_FEW}{self.degrees:.3g} degrees of freedom, not {LEAST_DEGREES}"
+            return f"{TOO_FEW}{self.degrees:.3g} degrees of freedom, not {MIN_DEGREES}"
         return None
 
     def scaled(self, factor: float) -> "Estimate":

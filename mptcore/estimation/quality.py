@@ -6,23 +6,23 @@ from typing import Protocol
 
 from torch import Tensor
 
-LEAST_ESS = 20
+MIN_ESS = 20
 """Minimum effective sample size. Below it the delta method underestimates the standard error of the
 logarithm of a mean weight."""
-MOST_DOUBTFUL = 0.05
+MAX_DOUBTFUL = 0.05
 """Maximum share of observations, or of conditionals, whose importance weights may be unreliable
 after they were drawn again."""
-MOST_BIAS = 0.05
+MAX_BIAS = 0.05
 """Maximum bias in nats if there is no standard error to compare it with, as for grids."""
 
 
 def doubtful_reason(bias: float, std_err: float | None, share: float, cure: str) -> str | None:
     """Return why a number should not be quoted, given its estimated bias, its standard error and
     the share of observations with unreliable weights."""
-    if share > MOST_DOUBTFUL:
+    if share > MAX_DOUBTFUL:
         detail = f"the importance weights of {share:.0%} of its terms cannot be trusted"
-        return f"not final: {detail}, more than {MOST_DOUBTFUL:.0%}; {cure}"
-    most, what = (MOST_BIAS, "") if std_err is None else (std_err, "its error of ")
+        return f"not final: {detail}, more than {MAX_DOUBTFUL:.0%}; {cure}"
+    most, what = (MAX_BIAS, "") if std_err is None else (std_err, "its error of ")
     if not abs(bias) <= most:  # NaN is not known, and not final
         detail = f"its estimated bias of {bias:.2g} nats is beyond {what}{most:.2g}"
         return f"not final: {detail}; {cure}"

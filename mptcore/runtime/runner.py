@@ -31,7 +31,7 @@ from mptcore.runtime.out_of_memory import is_out_of_memory
 from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
-MOST_SAVING = 0.1
+MAX_SAVING = 0.1
 """Maximum share of a run's time for saving. A run with large checkpoints saves less often."""
 
 
@@ -148,7 +148,7 @@ class SpecRunner:
         folder, session = self.assignment.checkpoint_dir, self._session
         if folder is None or not session.at_safe_point or session.seq < self._given:
             return False
-        every_s = max(self.assignment.save_every_s, self._saving_took_s / MOST_SAVING)
+        every_s = max(self.assignment.save_every_s, self._saving_took_s / MAX_SAVING)
         is_due = time.monotonic() - self._saved_at >= every_s
         if self.stop_requested:
             self._tell_saved(wait=True)

@@ -10,7 +10,7 @@ from mptcore.specs.masks import AllSizes, FixedSize, MaskSchedule
 PILOT = 8
 """Minimum number of pilot masks of each size. A run with a target uses the pilot to decide where to
 spend the other masks."""
-LEAST_PILOT_IN_ALL = 64
+MIN_PILOT_IN_ALL = 64
 """Minimum number of pilot masks over all sizes if max_masks allows no more."""
 PILOT_IN_ALL = 256
 """Usual minimum number of pilot masks over all sizes. If the score of 1 mask in 50 is very large,
@@ -25,7 +25,7 @@ def pilot_masks(strata: int, max_masks: int) -> int:
 
 
 def _least_pilot(strata: int) -> int:
-    return max(PILOT, -(-LEAST_PILOT_IN_ALL // strata))
+    return max(PILOT, -(-MIN_PILOT_IN_ALL // strata))
 
 
 def least_masks(strata: int) -> int:

@@ -147,7 +147,7 @@ def audit(
     limit: Annotated[int, typer.Option(help="so many lines at most", min=1)] = 50,
 ) -> None:
     """Show who did what to which object, newest first."""
-    filters = _given({"actor": actor, "object_id": object_id, "limit": min(limit, MOST_A_PAGE)})
+    filters = _given({"actor": actor, "object_id": object_id, "limit": min(limit, MAX_A_PAGE)})
     entries = list(islice(asked.client.audit(**filters), limit))
     asked.show(entries, "at", "actor", "key_id", "action", "object_id", "details")
 
@@ -177,10 +177,10 @@ def sweep(
     ] = False,
 ) -> None:
     """On the server: delete what was kept for long enough, purge what was deleted, and say so."""
-    server.become("service.sweep", *(["--dry-run"] if dry_run else []))
+    server.become("service.operations.retention", *(["--dry-run"] if dry_run else []))
 
 
-MOST_A_PAGE = 500
+MAX_A_PAGE = 500
 
 
 def _limit(name: str, typed: str) -> float | None:

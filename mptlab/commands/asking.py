@@ -27,7 +27,7 @@ PLAIN_WIDTH = 1000
 WHOLE_ID = re.compile(r"[0-9a-f]{32}")
 PART_OF_ID = re.compile(r"[0-9a-f]+")
 AFTER_ALL_DIGITS = "g"  # of hexadecimal numbers
-MOST_CANDIDATES = 5
+MAX_CANDIDATES = 5
 SUGGESTED = 50
 HASTE_S = 2.0
 """No one waits longer for the ids that a shell suggests."""
@@ -66,7 +66,7 @@ class Asked:
         Raises BadParameter where several are."""
         if WHOLE_ID.fullmatch(typed):
             return typed
-        found = {one["id"]: one for one in islice(self._candidates(typed), MOST_CANDIDATES)}
+        found = {one["id"]: one for one in islice(self._candidates(typed), MAX_CANDIDATES)}
         if len(found) > 1:
             each = ", ".join(f"{one['id']} ({one['status']})" for one in found.values())
             raise typer.BadParameter(f"{typed} may be several: {each}")
@@ -75,9 +75,9 @@ class Asked:
     def _candidates(self, typed: str) -> Iterator[Json]:
         if PART_OF_ID.fullmatch(typed):
             between = f'id >= "{typed}" and id < "{typed}{AFTER_ALL_DIGITS}"'
-            yield from self.client.experiments(filter=between, limit=MOST_CANDIDATES)
+            yield from self.client.experiments(filter=between, limit=MAX_CANDIDATES)
         if 0 < len(typed) <= 200:
-            yield from self.client.experiments(name=typed, limit=MOST_CANDIDATES)
+            yield from self.client.experiments(name=typed, limit=MAX_CANDIDATES)
 
 
 def asks(function: Callable[..., None]) -> Callable[..., None]:

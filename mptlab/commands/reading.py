@@ -24,7 +24,7 @@ from mptlab.tables import comparison
 
 app = typer.Typer()
 
-MOST_A_PAGE = 500
+MAX_A_PAGE = 500
 FIGURES = "scores, area, convergence, training, evolution, comparison; else what suits the series"
 Kind = Annotated[str | None, typer.Option(help=FIGURES)]
 Limit = Annotated[int, typer.Option(help="so many at most", min=1)]
@@ -49,7 +49,7 @@ def list_experiments(
     filters: Json = {key: value for key, value in given.items() if value}
     if lab:
         filters["whose"] = "lab"
-    found = asked.client.experiments(limit=min(limit, MOST_A_PAGE), **filters)
+    found = asked.client.experiments(limit=min(limit, MAX_A_PAGE), **filters)
     columns = ("id", "name", "status", *(["owner"] if lab else []), "created")
     asked.show([one | {"created": _moment(one)} for one in islice(found, limit)], *columns)
 
@@ -168,7 +168,7 @@ def table(
 @asks
 def sweeps(asked: Asked, limit: Limit = 20) -> None:
     """Show your sweeps, newest first."""
-    found = islice(asked.client.sweeps(limit=min(limit, MOST_A_PAGE)), limit)
+    found = islice(asked.client.sweeps(limit=min(limit, MAX_A_PAGE)), limit)
     asked.show([one | {"created": _moment(one)} for one in found],
                "id", "name", "status", "points", "created")  # fmt: skip
 
@@ -194,7 +194,7 @@ def download(
 @asks
 def datasets(asked: Asked, limit: Limit = 50) -> None:
     """Show your uploads, newest first."""
-    found = islice(asked.client.datasets(limit=min(limit, MOST_A_PAGE)), limit)
+    found = islice(asked.client.datasets(limit=min(limit, MAX_A_PAGE)), limit)
     asked.show(list(found), "id", "name", "n", "dim", "bytes")
 
 

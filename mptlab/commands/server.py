@@ -46,7 +46,7 @@ def serve(
 @app.command()
 def migrate() -> None:
     """Lab mode: bring the database to the newest schema and make the first admin's key."""
-    server.become("service.prepare")
+    server.become("service.operations.prepare")
 
 
 @app.command()
@@ -107,7 +107,7 @@ def backup(
     if finish and not store_only:
         raise typer.BadParameter("--finish belongs to --store-only: a whole backup needs it not")
     words = [*(["--store-only"] if store_only else []), *(["--finish"] if finish else [])]
-    server.become("service.backup", "save", str(folder), *words)
+    server.become("service.operations.backup", "save", str(folder), *words)
 
 
 @app.command()
@@ -115,4 +115,4 @@ def restore(folder: BackupFolder, store_only: StoreOnly = False) -> None:
     """On the server: put a backup into an empty database and an empty store, the service
     stopped."""
     arguments = [str(folder), *(["--store-only"] if store_only else [])]
-    server.become("service.backup", "restore", *arguments)
+    server.become("service.operations.backup", "restore", *arguments)

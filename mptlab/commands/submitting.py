@@ -27,7 +27,7 @@ from mptlab.commands.following import (
 from mptlab.errors import Json
 from mptlab.specs import changed, parse_spec, parse_value
 
-MOST_VALUES = 10_000
+MAX_VALUES = 10_000
 
 app = typer.Typer()
 presets_app = typer.Typer(no_args_is_help=False)
@@ -222,8 +222,8 @@ def _values(text: str) -> list[Any]:
     """The values of a swept field: `1..12`, `[…]` as JSON, or some between commas."""
     if between := re.fullmatch(r"(-?\d+)\.\.(-?\d+)", text):
         first, last = map(int, between.groups())
-        if last - first >= MOST_VALUES:
-            raise typer.BadParameter(f"{text} is more than {MOST_VALUES} values")
+        if last - first >= MAX_VALUES:
+            raise typer.BadParameter(f"{text} is more than {MAX_VALUES} values")
         return list(range(first, last + 1))
     if text.startswith("["):
         try:

@@ -1,6 +1,5 @@
 """Receive uploaded files in pieces and inspect them in a separate process."""
 
-import asyncio
 import hashlib
 import json
 import os
@@ -8,28 +7,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fastapi import Request
-from fastapi.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
-
 from mptcore.runtime.durable import sync_folder
 from mptcore.specs import Problem
-from service.child_environment import run_environment
 from service.datasets import quota
-from service.quota import UNLIMITED, Room
+from service.datasets.child_environment import run_environment
+from service.queue.quota import Room
 from service.refusals import ApiError, disk_full, invalid
 from service.settings import Settings
 
 INSPECTION_TIMEOUT_S = 120.0
-PIECE_BYTES = 2**20
-"""Bytes that a thread writes and hashes at a time. Between two pieces the process serves other
-requests."""
 
 
 @dataclass(frozen=True)
@@ -38,41 +29,6 @@ class Received:
 
     bytes: int
     sha256: str
-
-
-async def receive(
-    request: Request, file: Path, settings: Settings, room: Room = UNLIMITED
-) -> Received:
-    """Write a request's body to a file as it arrives. The file is on disk when this returns. Raises
-    ApiError if it exceeds a limit, breaks off or stalls, and OSError where the disk is full."""
-    declared = int(request.headers.get("Content-Length", 0))
-    with open(file, "wb") as output:
-        writer = _Writer(output, settings, room)
-        writer.check_room(declared)
-        async for piece in _pieces(request, settings.upload_stall_s):
-            await run_in_threadpool(writer.write, piece)
-        await run_in_threadpool(os.fsync, output.fileno())
-    return Received(writer.size, writer.digest.hexdigest())
-
-
-async def _pieces(request: Request, stall_s: float) -> AsyncIterator[bytes]:
-    stream = request.stream()
-    ended = False
-    while not ended:
-        piece = bytearray()
-        try:
-            async with asyncio.timeout(stall_s):
-                while len(piece) < PIECE_BYTES and not ended:
-                    part = await anext(stream, None)
-                    ended = part is None
-                    piece += part or b""
-        except TimeoutError:
-            detail = f"less than {PIECE_BYTES} bytes came within {stall_s:g} s"
-            raise ApiError(HTTPStatus.REQUEST_TIMEOUT, "upload_stalled", detail) from None
-        except ClientDisconnect:
-            detail = "the upload broke off"
-            raise ApiError(HTTPStatus.BAD_REQUEST, "upload_incomplete", detail) from None
-        yield bytes(piece)
 
 
 @dataclass

@@ -7,8 +7,8 @@ from http import HTTPStatus
 
 from sqlalchemy.orm import Session
 
-from service import quota
 from service.fair_share import FairShare
+from service.queue import quota
 from service.refusals import ApiError
 
 
@@ -26,11 +26,11 @@ def one_of_few(under_way: Counter[int], owner_id: int, most: int) -> Iterator[No
         under_way[owner_id] -= 1
 
 
-def store_bytes(session: Session, sharing: FairShare, owner_id: int, size: int) -> None:
+def store_bytes(session: Session, fair_share: FairShare, owner_id: int, size: int) -> None:
     """Count the bytes of an upload. A user's uploads and submissions pass here one at a time, so
     that two at once do not both take the last room. Raises ApiError."""
     quota.lock(session, owner_id)
-    check(quota.room_of(session, owner_id, sharing), size)
+    check(quota.room_of(session, owner_id, fair_share), size)
     quota.note(session, owner_id, size)
 
 

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem, SpecError
 from service.datasets import store
-from service.datasets.models import Dataset
+from service.tables.datasets import Dataset
 
 NO_UPLOAD = "you have no data set of this id; POST /v1/datasets makes one"
 

@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, joinedload
 
-from service.datasets.models import Dataset
-from service.sharing import Whose, readable, reader, shared
+from service.tables.datasets import Dataset
+from service.tables.visibility import Whose, readable, reader, shared
 
 
 def find_readable(

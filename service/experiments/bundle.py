@@ -12,20 +12,20 @@ from zipstream import ZIP_DEFLATED, ZipStream
 
 from mptcore.protocol.records import encode
 from mptcore.specs import Limits, stored_spec
-from service.database import Database
-from service.experiments import store
-from service.experiments.artifacts import file_of, whole_file
-from service.experiments.curves import labels_of
-from service.experiments.models import Artifact, Experiment
 from service.experiments.readme import readme
 from service.experiments.schemas import AttemptOut, MetricOut
-from service.experiments.stored_records import numbered_points, numbered_records
 from service.experiments.views import attempt_out, metric_out
+from service.records import results
+from service.records.artifacts import file_of, whole_file
+from service.records.curves import labels_of
+from service.records.spreadsheets import csv_text
+from service.records.stored_records import numbered_points, numbered_records
 from service.refusals import ApiError
 from service.settings import Settings
-from service.spreadsheets import csv_text
+from service.tables.engine import Database
+from service.tables.experiments import Artifact, Experiment
 
-MOST_ARTIFACT_BYTES = 100 * 2**20
+MAX_ARTIFACT_BYTES = 100 * 2**20
 """Maximum total size of the artifacts in a bundle. The README names those that are left out."""
 LINES_TOGETHER = 1000
 Row = Sequence[Any]
@@ -45,14 +45,14 @@ class Bundle:
 
 def bundle(session: Session, experiment: Experiment) -> Bundle:
     """Return the bundle of an ended experiment."""
-    metrics = [metric_out(one) for one in store.metrics(session, experiment.id)]
+    metrics = [metric_out(one) for one in results.metrics(session, experiment.id)]
     known = labels_of(session, [experiment.id])[experiment.id]
     return Bundle(
         experiment=experiment,
-        attempts=[attempt_out(one) for one in store.attempts(session, experiment.id)],
+        attempts=[attempt_out(one) for one in results.attempts(session, experiment.id)],
         metrics=metrics,
         labels=_keys(labels for _, labels in known),
-        artifacts=store.artifacts(session, experiment.id),
+        artifacts=results.artifacts(session, experiment.id),
     )
 
 
@@ -83,7 +83,7 @@ def _files(
     """Return the files of a bundle by name, and the reasons why other artifacts are left out."""
     files: dict[str, Path] = {}
     left_out: dict[str, str] = {}
-    room = MOST_ARTIFACT_BYTES
+    room = MAX_ARTIFACT_BYTES
     for one in artifacts:
         file = file_of(settings, one)
         size = file.stat().st_size if file.is_file() else 0

@@ -15,13 +15,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, case, select
+from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from mptcore.protocol.code import CORE_DIGITS, core_digest
-from service.experiments.models import Experiment, Status
 from service.experiments.schemas import Submission
-from service.sharing import readable, reader
+from service.tables.experiments import Experiment, Status
+from service.tables.visibility import readable, reader
 
 BESIDE = ("name", "tags", "note", "visibility")
 
@@ -42,15 +42,6 @@ def fingerprint(files: Collection[Path]) -> str | None:
         return None
     parts = [(name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
     return json.dumps(parts) if parts else None
-
-
-def own_key_only() -> ColumnElement[str | None]:
-    """Return the key of an experiment that is claimed here. It is null if this worker's core
-    differs from that of the service that made the key."""
-    return case(
-        (Experiment.cache_key.startswith(core_digest(), autoescape=True), Experiment.cache_key),
-        else_=None,
-    )
 
 
 EarlierResults = Mapping[str | None, Sequence[Row[Any]]]

@@ -2,20 +2,16 @@
 
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Annotated
 
-from fastapi import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
+from service.accounts.permission import not_found, writable
+from service.accounts.users import Caller
 from service.experiments import store
-from service.experiments.models import Experiment
-from service.permission import not_found, writable
 from service.refusals import ApiError, invalid
-from service.users import Caller
-
-ExperimentId = Annotated[str, Path(max_length=100, description="Id of the experiment.")]
+from service.tables.experiments import Experiment
 
 
 def find(session: Session, user: Caller, experiment_id: str) -> Experiment:

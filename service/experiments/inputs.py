@@ -19,7 +19,7 @@ IMAGES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
 """Folder of each image data set."""
 RAW = "raw/train-images-idx3-ubyte"
 GLUE_HUB = "nyu-mll/glue"
-MOST_NAMED = 20
+MAX_NAMED = 20
 
 
 class Inputs:
@@ -161,5 +161,5 @@ def _not_there(what: str, name: str, there: Sequence[str]) -> str:
 def _named(there: Sequence[str]) -> str:
     if not there:
         return "there is none at all"
-    more = f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
-    return f"there are {', '.join(there[:MOST_NAMED])}{more}"
+    more = f" and {len(there) - MAX_NAMED} more" if len(there) > MAX_NAMED else ""
+    return f"there are {', '.join(there[:MAX_NAMED])}{more}"

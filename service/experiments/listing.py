@@ -16,9 +16,9 @@ from service.experiments.filters.fields import clause, metric_is, owner_id, unkn
 from service.experiments.filters.grammar import Order, Wrong, parse, parse_order
 from service.experiments.filters.paths import FAMILIES
 from service.experiments.filters.stored_json import a_tag_contains, tag_is
-from service.experiments.models import Experiment, Metric, Status
 from service.refusals import ApiError, invalid
-from service.sharing import Whose, shared
+from service.tables.experiments import Experiment, Metric, Status
+from service.tables.visibility import Whose, shared
 
 Clause = ColumnElement[bool]
 

@@ -14,14 +14,14 @@ from sqlalchemy.orm import Session
 from mptcore.specs import MAX_PROBLEMS, ExperimentSpec, Problem, SpecError, stored_spec
 from service.experiments.cache import answer_of, earlier_results, fingerprint, key_of
 from service.experiments.inputs import Inputs
-from service.experiments.memory import Memory, MemoryModel
-from service.experiments.models import Experiment, Held
+from service.experiments.references import ReferencedInputs, after_problems, reference_problems
 from service.experiments.schemas import Submission
-from service.experiments.sizes import POINT_BYTES, of_texts
-from service.references import ReferencedInputs, after_problems, reference_problems
+from service.queue.memory import Memory, MemoryModel
+from service.queue.sizes import POINT_BYTES, of_texts
 from service.refusals import invalid
 from service.settings import Settings
-from service.sharing import Visibility
+from service.tables.experiments import Experiment, Held
+from service.tables.visibility import Visibility
 
 BESIDE = ("name", "tags", "note", "priority", "visibility")
 """Fields of a submission that become columns as they are."""

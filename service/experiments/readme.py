@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from textwrap import indent
 
-from service.experiments.models import Experiment, Status
 from service.experiments.schemas import AttemptOut, EnvironmentOut
+from service.tables.experiments import Experiment, Status
 
 COMMAND = "python -m mptcore --work-dir again < spec.json > again.ndjson"
 COMPARE = """grep -v '"record": "progress"' again.ndjson | diff records.ndjson -"""

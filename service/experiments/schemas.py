@@ -1,6 +1,6 @@
 """Request and response bodies of experiments."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -8,12 +8,11 @@ from pydantic import Field
 
 from mptcore.specs import ExperimentSpec
 from mptcore.specs.base import ExperimentId
-from service.experiments.models import Status
-from service.experiments.queue_schemas import QueuePlace, RuntimeOut
-from service.schemas import Page, RequestModel, ResponseModel
-from service.sharing import Visibility
+from service.queue.schemas import QueuePosition, RuntimeOut
+from service.schemas import Line, Page, RequestModel, ResponseModel
+from service.tables.experiments import Status
+from service.tables.visibility import Visibility
 
-Line = Annotated[str, Field(min_length=1, max_length=200)]
 Tags = Annotated[list[Line], Field(max_length=50)]
 Note = Annotated[str, Field(max_length=10_000)]
 Priority = Annotated[int, Field(ge=-100, le=200)]
@@ -263,7 +262,7 @@ class ExperimentSummary(Listed):
     """Time of the end. null: not ended."""
     progress: RunProgress | None
     """Progress of the run. null: unknown."""
-    queue: QueuePlace | None
+    queue: QueuePosition | None
     """Queue position. null: not queued."""
     failure: FailureOut | None
     """Cause of the failure. null: it has not failed."""
@@ -359,8 +358,3 @@ class ExperimentPage(Page):
 
     items: list[ListedWithMetrics | ExperimentOut | SummaryWithMetrics | ExperimentSummary]
     """Experiments, newest first, with as much detail as requested."""
-
-
-def moment(seconds: float | None) -> datetime | None:
-    """Convert a time of the database to a date with a time zone."""
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -2,14 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from http import HTTPStatus
 
-from fastapi import Response
-from pydantic import BaseModel
-
-from service.experiments import states
-from service.experiments.models import Artifact, Attempt, Event, Experiment, Metric, Status
-from service.experiments.queue_schemas import QueuePlace
 from service.experiments.schemas import (
     ArtifactOut,
     AttemptOut,
@@ -24,18 +17,21 @@ from service.experiments.schemas import (
     StageOut,
     SummaryWithMetrics,
     Urls,
-    moment,
 )
-from service.sharing import Visibility
+from service.queue import states
+from service.queue.schemas import QueuePosition
+from service.tables.engine import moment
+from service.tables.experiments import Artifact, Attempt, Event, Experiment, Metric, Status
+from service.tables.visibility import Visibility
 
 
-def experiment_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentOut:
+def experiment_out(experiment: Experiment, place: QueuePosition | None) -> ExperimentOut:
     """Convert an experiment. `place` is the queue position of a queued one."""
     summary = dict(summary_out(experiment, place))
     return ExperimentOut.model_construct(**summary, spec=experiment.spec)
 
 
-def summary_out(experiment: Experiment, place: QueuePlace | None) -> ExperimentSummary:
+def summary_out(experiment: Experiment, place: QueuePosition | None) -> ExperimentSummary:
     """Convert an experiment without its spec."""
     failure = None
     if experiment.failure_kind is not None:
@@ -144,8 +140,3 @@ def artifact_out(artifact: Artifact) -> ArtifactOut:
         sha256=artifact.sha256,
         url=f"/v1/experiments/{artifact.experiment_id}/artifacts/{artifact.file}",
     )
-
-
-def as_json(answer: BaseModel, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    """Return a response without a second validation, which costs more than everything else."""
-    return Response(answer.model_dump_json(), status, media_type="application/json")

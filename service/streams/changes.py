@@ -7,12 +7,13 @@ from typing import Literal, NamedTuple
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from service.experiments.curves import AnyRow
-from service.experiments.models import Event, Experiment, Status
-from service.sharing import Visibility
-from service.sign_ins import in_force
-from service.sweeps.models import Sweep
-from service.users import Caller, Scope, callers_of_keys
+from service.accounts.sign_ins import in_force
+from service.accounts.users import Caller, callers_of_keys
+from service.records.curves import AnyRow
+from service.tables.experiments import Event, Experiment, Status
+from service.tables.sweeps import Sweep
+from service.tables.users import Scope
+from service.tables.visibility import Visibility
 
 WRITERS_LOCK = 7_301_524
 """PostgreSQL advisory lock that a trigger on `events` takes, shared, for each writing transaction

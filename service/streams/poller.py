@@ -9,17 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 
-from service.database import AWAY, Database
-from service.dependencies import Places
+from service.accounts.users import Caller
+from service.limiter import FairLimiter
 from service.refusals import ApiError
 from service.settings import Settings
 from service.streams.changes import Changes, Subject, refused
-from service.users import Caller
+from service.tables.engine import TRANSIENT_DB_ERRORS, Database
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ class Poller:
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._access_due = 0.0
-        self._readers = Places(READS_AT_ONCE, of_user=READS_AT_ONCE - 1)
+        self._readers = FairLimiter(READS_AT_ONCE, of_user=READS_AT_ONCE - 1)
         self._looked_at = 0.0
 
     @property
@@ -149,7 +148,7 @@ class Poller:
                 self._asked.clear()
                 try:
                     await self._look()
-                except AWAY as error:
+                except TRANSIENT_DB_ERRORS as error:
                     log.warning("the database is away: %s", error)
                     await asyncio.sleep(PERIOD_S)
                 with suppress(TimeoutError):
@@ -183,11 +182,3 @@ class Poller:
             if (listener.subject, listener.user) in over:
                 listener.refused = True
                 listener.wake()
-
-
-async def _poller(request: Request) -> Poller:
-    poller: Poller = request.app.state.poller
-    return poller
-
-
-PollerDep = Annotated[Poller, Depends(_poller)]

@@ -6,16 +6,16 @@ from typing import Protocol
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from service.experiments import events
-from service.experiments.curves import hold_still
-from service.experiments.events import Kind, Place, Reading
+from service.accounts.permission import not_found
+from service.accounts.users import Caller
 from service.experiments.finding import find
-from service.experiments.models import UNFINISHED, Event, Experiment
-from service.permission import not_found
-from service.sharing import shared
+from service.records import events
+from service.records.curves import hold_still
+from service.records.events import EventCursor, Kind, Reading
 from service.streams.changes import Subject
 from service.sweeps import store as sweeps
-from service.users import Caller
+from service.tables.experiments import UNFINISHED, Event, Experiment
+from service.tables.visibility import shared
 
 PAGE = 500
 """Number of events read at once."""
@@ -34,7 +34,7 @@ class Source(Protocol):
         """Raises ApiError if the caller may not read it."""
         ...
 
-    def read(self, session: Session, after: Place | None, until: int, limit: int) -> Reading:
+    def read(self, session: Session, after: EventCursor | None, until: int, limit: int) -> Reading:
         """Return the events after a position (None: from now on), up to a horizon. Raises ApiError
         like `check`."""
         ...
@@ -54,7 +54,7 @@ class OneExperiment:
     def check(self, session: Session) -> None:
         find(session, self._user, self._id)
 
-    def read(self, session: Session, after: Place | None, until: int, limit: int) -> Reading:
+    def read(self, session: Session, after: EventCursor | None, until: int, limit: int) -> Reading:
         hold_still(session)
         experiment = find(session, self._user, self._id)
         if after is None:
@@ -72,16 +72,16 @@ class ManyExperiments:
         self._user = user
         self._sweep_id = sweep_id
         self._kinds = kinds
-        self._known: dict[str, Place] = {}
+        self._known: dict[str, EventCursor] = {}
 
     def check(self, session: Session) -> None:
         self._which(session)
 
-    def read(self, session: Session, after: Place | None, until: int, limit: int) -> Reading:
+    def read(self, session: Session, after: EventCursor | None, until: int, limit: int) -> Reading:
         hold_still(session)
         which = self._which(session)
         if after is None:
-            after = Place(until)
+            after = EventCursor(until)
         over = self._sweep_id is not None and self._has_ended(session, which, until)
         found, place, whole = events.of_many(session, which, after, until, self._kinds, limit)
         if whole:

@@ -6,18 +6,20 @@ from collections.abc import Mapping
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.experiments import forecast
-from service.experiments.models import UNFINISHED, Device, Experiment, Held, Queue, Status
-from service.experiments.place import places
-from service.experiments.scene import QUEUES, Scene, Scenes
-from service.sweeps.models import Sweep
+from service.queue import forecast
+from service.queue.position import queue_positions
+from service.queue.snapshot import QUEUES, QueueSnapshot, QueueSnapshots
+from service.tables.experiments import UNFINISHED, Device, Experiment, Held, Queue, Status
+from service.tables.sweeps import Sweep
 
 ENDED = "all of its runs have ended"
 PAUSED = "some of its runs are paused"
 WAITS = "its runs wait for other experiments"
 
 
-def estimated_end(session: Session, scenes: Scenes, sweep: Sweep) -> tuple[float | None, str]:
+def estimated_end(
+    session: Session, queue_snapshots: QueueSnapshots, sweep: Sweep
+) -> tuple[float | None, str]:
     """In the database's time, and what the estimate rests on, or why there is none: the last that
     may be chosen now starts when its place says, and those that its limit holds back follow in
     rounds."""
@@ -28,12 +30,12 @@ def estimated_end(session: Session, scenes: Scenes, sweep: Sweep) -> tuple[float
         return None, PAUSED
     if (Status.QUEUED, Held.AFTER) in left:
         return None, WAITS
-    scene = scenes.of(session, {sweep.owner_id})
-    found = scene.forecasts
+    queue_snapshot = queue_snapshots.of(session, {sweep.owner_id})
+    found = queue_snapshot.forecasts
     ends = forecast.ends_of(session, sweep.id, found)
     last = _last(session, sweep.id)
     if last is not None:
-        place = places(session, [last], scenes)[last.id]
+        place = queue_positions(session, [last], queue_snapshots)[last.id]
         if place.estimated_start is None:
             return None, place.estimate
         mean_s = _mean_s(found, last)
@@ -43,17 +45,17 @@ def estimated_end(session: Session, scenes: Scenes, sweep: Sweep) -> tuple[float
     clock = next(iter(found.values())).clock
     end = max((one for one in ends if one is not None), default=clock)
     held = left.get((Status.QUEUED, Held.SWEEP), 0)
-    return _after_held(session, scene, sweep, held, end)
+    return _after_held(session, queue_snapshot, sweep, held, end)
 
 
 def _after_held(
-    session: Session, scene: Scene, sweep: Sweep, held: int, end: float
+    session: Session, queue_snapshot: QueueSnapshot, sweep: Sweep, held: int, end: float
 ) -> tuple[float | None, str]:
     if not held:
         return end, forecast.BASIS
     one = session.scalars(_OF.filter_by(sweep_id=sweep.id, held=Held.SWEEP).limit(1)).one()
-    mean_s = _mean_s(scene.forecasts, one)
-    slots = scene.slots
+    mean_s = _mean_s(queue_snapshot.forecasts, one)
+    slots = queue_snapshot.slots
     together = sum(slots[queue].workers for queue in QUEUES[Device(one.device)] if queue in slots)
     if mean_s is None or not together:
         return None, forecast.UNKNOWN

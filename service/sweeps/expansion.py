@@ -27,7 +27,7 @@ from mptcore.specs.parsing.json_text import pointer_token
 from mptcore.specs.parsing.long_lists import first_errors
 from service.schemas import RequestModel
 
-MOST_POINTS = 10_000
+MAX_POINTS = 10_000
 MAX_FIELDS = 100
 """Fields that all points of a sweep set together: each is a column of the table."""
 MAX_STORED_BYTES = 32 * 2**20
@@ -37,7 +37,7 @@ FieldPath = Annotated[
     str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,9}$", max_length=200)
 ]
 Listed = Annotated[dict[FieldPath, Any], Field(max_length=MAX_FIELDS)]
-Values = Annotated[list[Any], Field(min_length=1, max_length=MOST_POINTS)]
+Values = Annotated[list[Any], Field(min_length=1, max_length=MAX_POINTS)]
 
 
 class Range(RequestModel):
@@ -72,7 +72,7 @@ class Range(RequestModel):
 class RandomDraws(RequestModel):
     """Points that are drawn at random, each field independently."""
 
-    n: Annotated[int, Field(ge=1, le=MOST_POINTS)]
+    n: Annotated[int, Field(ge=1, le=MAX_POINTS)]
     """Number of points."""
     seed: Seed = 0
     """Seed of the draws. The same seed gives the same points."""
@@ -89,7 +89,7 @@ class Points(RequestModel):
     """For each field, by its path, its values: all combinations, the last field varying fastest."""
     listed: Annotated[
         Annotated[list[Listed], first_errors(Listed)] | None,
-        Field(alias="list", min_length=1, max_length=MOST_POINTS),
+        Field(alias="list", min_length=1, max_length=MAX_POINTS),
     ] = None
     """A list of points. Each point gives values for fields, by their paths."""
     random: RandomDraws | None = None
@@ -101,8 +101,8 @@ class Points(RequestModel):
         if len(given) != 1:
             reject([Problem("", "give exactly one of grid, list and random")])
         size = math.prod(map(len, self.grid.values())) if self.grid else 0
-        if size > MOST_POINTS:
-            reject([Problem("/grid", f"at most {MOST_POINTS} points, not {size}")])
+        if size > MAX_POINTS:
+            reject([Problem("/grid", f"at most {MAX_POINTS} points, not {size}")])
         where = "/grid" if self.grid else "/random/fields" if self.random else "/list"
         if problems := field_problems(self.fields(), where):
             reject(problems)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from mptcore.specs.parsing.long_lists import first_errors
-from service.experiments.models import Status
 from service.experiments.schemas import (
     After,
     Described,
@@ -17,11 +16,12 @@ from service.experiments.schemas import (
 )
 from service.experiments.unresolved import SubmissionBody
 from service.schemas import Page, RequestModel, ResponseModel
-from service.sweeps.expansion import MOST_POINTS, Points
+from service.sweeps.expansion import MAX_POINTS, Points
+from service.tables.experiments import Status
 
-MOST_TOGETHER = 1000
+MAX_TOGETHER = 1000
 
-Concurrency = Annotated[int, Field(ge=1, le=MOST_POINTS)]
+Concurrency = Annotated[int, Field(ge=1, le=MAX_POINTS)]
 
 
 class Batch(RequestModel):
@@ -29,7 +29,7 @@ class Batch(RequestModel):
 
     experiments: Annotated[
         list[SubmissionBody],
-        Field(min_length=1, max_length=MOST_TOGETHER),
+        Field(min_length=1, max_length=MAX_TOGETHER),
         first_errors(SubmissionBody),
     ]
     """Experiments, to be submitted in this order, all or none."""

@@ -11,21 +11,16 @@ from sqlalchemy import Row, Select, Text, bindparam, cast, delete, func, select,
 from sqlalchemy.orm import Session, defer, joinedload
 from uuid6 import uuid7
 
-from service import quota
-from service.database import now
-from service.experiments import keeping, states, store
-from service.experiments.models import (
-    UNFINISHED,
-    Experiment,
-    Metric,
-    Status,
-)
+from service.accounts.users import Caller
+from service.experiments import deletion, store
 from service.fair_share import FairShare
+from service.queue import quota, states
 from service.refusals import ApiError
-from service.sharing import Whose, readable, reader, shared
-from service.sweeps.models import Sweep, SweepPoint
 from service.sweeps.schemas import SweepSubmission
-from service.users import Caller
+from service.tables.engine import now
+from service.tables.experiments import UNFINISHED, Experiment, Metric, Status
+from service.tables.sweeps import Sweep, SweepPoint
+from service.tables.visibility import Whose, readable, reader, shared
 
 FAILED = (Status.FAILED, Status.CANCELLED)
 
@@ -42,19 +37,19 @@ def new(owner_id: int, submission: SweepSubmission) -> Sweep:
     )
 
 
-def add(session: Session, sweep: Sweep, sharing: FairShare | None = None) -> Sweep:
+def add(session: Session, sweep: Sweep, fair_share: FairShare | None = None) -> Sweep:
     """Store a new sweep. Raises ApiError where its owner has as many as it may."""
-    sharing = sharing or FairShare()
+    fair_share = fair_share or FairShare()
     quota.lock(session, sweep.owner_id)
     count = session.scalar(select(func.count()).where(Sweep.owner_id == sweep.owner_id)) or 0
-    if count >= sharing.max_sweeps:
+    if count >= fair_share.max_sweeps:
         detail = (
-            f"you have {count} sweeps, and your limit is {sharing.max_sweeps}: delete some; they "
-            "count until the service has purged them"
+            f"you have {count} sweeps, and your limit is {fair_share.max_sweeps}: delete some; "
+            "they count until the service has purged them"
         )
         raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
     size = len(json.dumps(sweep.spec))
-    store.check_bytes(session, sweep.owner_id, sharing, size)
+    store.check_bytes(session, sweep.owner_id, fair_share, size)
     session.add(sweep)
     session.flush()
     quota.note(session, sweep.owner_id, size)
@@ -193,7 +188,7 @@ def remove(session: Session, sweep: Sweep) -> None:
     """Hide a sweep and the experiments created for it. Waiting ones are cancelled first."""
     states.cancel_all(session, Experiment.sweep_id == sweep.id)
     mine = select(Experiment.id).where(Experiment.sweep_id == sweep.id)
-    keeping.remove_ended(session, session.scalars(mine).all())
+    deletion.remove_ended(session, session.scalars(mine).all())
     sweep.deleted_at = session.scalar(select(now()))
 
 

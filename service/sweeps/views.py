@@ -9,12 +9,9 @@ from typing import Any
 from sqlalchemy import Row
 
 from mptlab.means import over_seeds
-from service.experiments.models import TERMINAL, Status
-from service.experiments.schemas import FailureOut, Progress, moment
-from service.sharing import Visibility
-from service.spreadsheets import csv_text
+from service.experiments.schemas import FailureOut, Progress
+from service.records.spreadsheets import csv_text
 from service.sweeps.expansion import value_at
-from service.sweeps.models import Sweep
 from service.sweeps.schemas import (
     MetricCell,
     PooledRow,
@@ -24,6 +21,10 @@ from service.sweeps.schemas import (
     Table,
     TableRow,
 )
+from service.tables.engine import moment
+from service.tables.experiments import TERMINAL, Status
+from service.tables.sweeps import Sweep
+from service.tables.visibility import Visibility
 
 IN_TURN = (
     Status.RUNNING,

@@ -15,8 +15,8 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 import httpx
 from standardwebhooks import Webhook as Signer
 
-from service.experiments.schemas import moment
-from service.webhooks.models import Delivery
+from service.tables.engine import moment
+from service.tables.webhooks import Delivery
 from service.webhooks.resolving import addresses_of
 
 SECRET_PREFIX = "whsec_"

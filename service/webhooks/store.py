@@ -6,10 +6,10 @@ from typing import Any
 from sqlalchemy import Row, Select, String, delete, func, insert, literal, select, tuple_, update
 from sqlalchemy.orm import Session, joinedload
 
-from service.database import now
-from service.experiments.models import Experiment
-from service.users import User
-from service.webhooks.models import Delivery, Webhook
+from service.tables.engine import now
+from service.tables.experiments import Experiment
+from service.tables.users import User
+from service.tables.webhooks import Delivery, Webhook
 
 CLAIMED_S = 60.0
 """Longer than a try. If a process dies after claiming a delivery, others try it after this time."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import psutil
 from sqlalchemy import select
 
-from service.database import Database
-from service.experiments.models import Event, Experiment, Status
+from service.tables.engine import Database
+from service.tables.experiments import Event, Experiment, Status
 
 
 def false_reaps(database: Database, blame: Sequence[tuple[float, str]]) -> int:

@@ -59,7 +59,7 @@ def main(order: dict[str, Any], output: Path, step: str | None = None) -> None:
     """What the process runs: the filter, its records into a file."""
     start = run.resumable
     if step is not None:
-        runner.MOST_SAVING = math.inf  # or a slow disk has it saved less often
+        runner.MAX_SAVING = math.inf  # or a slow disk has it saved less often
         exit_at(step)
         start = partial(_slowly, start)
     with open(output, "w") as out:

@@ -13,21 +13,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sqlalchemy import event, func, select, update
 from sqlalchemy.orm import aliased
 
-from service import quota
-from service.database import Database
-from service.experiments import lease, ledger, states
-from service.experiments.dispatch import Dispatch, dispatch_next
-from service.experiments.lease import Claim, FailureCause, LeaseLost
-from service.experiments.models import TERMINAL, DesiredState, Experiment, Held, Status, Wait
+from service.accounts.users import Caller
 from service.experiments.preparation import Entry
-from service.experiments.recording import Batch, record
 from service.experiments.schemas import Submission
-from service.experiments.submission import insert_all
 from service.fair_share import FairShare
+from service.queue import lease, ledger, quota, states
+from service.queue.dispatch import Dispatch, dispatch_next
+from service.queue.lease import Claim, FailureCause, LeaseLost
+from service.records.recording import Batch, record
+from service.submission.submit import insert_all
 from service.sweeps import store as sweeps
-from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
-from service.users import Caller, Role, User
+from service.tables.engine import Database
+from service.tables.experiments import TERMINAL, DesiredState, Experiment, Held, Status, Wait
+from service.tables.sweeps import Sweep
+from service.tables.users import Role, User
 from tests.support import stored
 from tests.support.fake_clock import FakeClock
 from tests.support.invariants import check
@@ -132,7 +132,7 @@ class QueueMachine(RuleBasedStateMachine):
         by = Caller(user, f"user {user}", Role.MEMBER, "key", frozenset())
         with self.database.transaction() as session:
             sweep = sweeps.add(session, sweeps.new(user, submission))
-            insert_all(session, user, [point] * points, by=by, sharing=SHARING, sweep=sweep)
+            insert_all(session, user, [point] * points, by=by, fair_share=SHARING, sweep=sweep)
             made = select(Experiment.id).where(Experiment.sweep_id == sweep.id)
             self.submitted += session.scalars(made).all()
 
@@ -166,7 +166,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _dispatch_next(self) -> Dispatch | None:
         with self.database.transaction() as session:
-            dispatched = dispatch_next(session, sharing=SHARING)
+            dispatched = dispatch_next(session, fair_share=SHARING)
         if dispatched is not None:
             assert self._load(dispatched.experiment_id).owner_id not in self.disabled
         return dispatched
@@ -413,7 +413,7 @@ class QueueMachine(RuleBasedStateMachine):
                 claim = self.runs[1].claim
                 self._end(1, partial(lease.finish, claim=claim, status=Status.SUCCEEDED))
         everything = dict.fromkeys(self.submitted, RECORDS)
-        counts = check(self.database, everything, sharing=SHARING)
+        counts = check(self.database, everything, fair_share=SHARING)
         self.database.close()
         assert counts.clean, str(counts)
 

@@ -22,13 +22,14 @@ import psycopg
 from sqlalchemy import select, update
 
 from mptlab import Client, NoAnswer, Refused
-from service.database import AWAY, Database
-from service.experiments.models import DesiredState, Experiment, Status
-from service.experiments.states import is_terminal, request
-from service.prepare import prepare
+from service.accounts.users import ensure_key
+from service.operations.prepare import prepare
+from service.queue.states import is_terminal, request
 from service.settings import Settings
 from service.streams.changes import Changes
-from service.users import User, ensure_key
+from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.experiments import DesiredState, Experiment, Status
+from service.tables.users import User
 from tests.chaos.aftermath import false_failures, false_reaps, processes_of, say
 from tests.chaos.plan import LONG, SHORT, Plan
 from tests.support.invariants import Counts, Record, check
@@ -102,7 +103,7 @@ class Storm:
             submitting.result()
         database = Database(self.settings.url)
         self._settle(database)
-        counts = check(database, self.accepted, sharing=self.settings.share)
+        counts = check(database, self.accepted, fair_share=self.settings.share)
         zeros = {
             "false reaps": false_reaps(database, self.tally.blame),
             "false failures": false_failures(database, self.kinds, MAY_FAIL),
@@ -351,7 +352,7 @@ class Storm:
                     for experiment_id in session.scalars(paused).all():
                         request(session, experiment_id, DesiredState.RUN)
                     states = session.scalars(select(Experiment.status)).all()
-            except AWAY:
+            except TRANSIENT_DB_ERRORS:
                 states = [""]
             if all(is_terminal(status) for status in states):
                 return

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from mptlab import Client, Refused
-from service.database import Database
-from service.experiments.models import TERMINAL
-from service.prepare import prepare
+from service.operations.prepare import prepare
 from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import TERMINAL
 from tests.support.invariants import Counts, check
 from tests.support.processes import Lab, environment, start_fresh, wait_until
 from tests.support.servers import PostgreSQL, Redis

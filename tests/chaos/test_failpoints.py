@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from mptcore.protocol.exit_codes import COMPLETE
-from service.database import Database
-from service.experiments import lease, states
-from service.experiments.dispatch import dispatch_next
 from service.experiments.listing import Wanted, page_of
-from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
+from service.queue import lease, states
+from service.queue.dispatch import dispatch_next
 from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import DesiredState, Experiment
 from tests.chaos import failing_runner, failing_worker
 from tests.chaos.failing_runner import SAVE_STEPS
 from tests.chaos.failing_worker import EXIT, STEPS

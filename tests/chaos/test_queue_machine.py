@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from service.database import Database
+from service.tables.engine import Database
 from tests.chaos.queue_machine import QueueMachine
 from tests.support.servers import PostgreSQL
 

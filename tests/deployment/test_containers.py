@@ -16,9 +16,9 @@ import pytest
 from sqlalchemy import select
 
 from mptlab import Client, NoAnswer, Refused
-from service.database import Database
-from service.experiments.models import TERMINAL, Experiment
-from service.workers import Worker
+from service.tables.engine import Database
+from service.tables.experiments import TERMINAL, Experiment
+from service.tables.workers import Worker
 from tests.support import lm_specs, tiny_lm
 from tests.support.compose import FILE
 from tests.support.containers import IMAGE, Containers, engine_problem

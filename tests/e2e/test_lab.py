@@ -6,10 +6,10 @@ import time
 import psutil
 import pytest
 
-from service.database import Database
-from service.experiments.dispatch import dispatch_next
-from service.experiments.models import Queue
+from service.queue.dispatch import dispatch_next
 from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import Queue
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, lab_processes, start_fresh, wait_until
 from tests.support.servers import PostgreSQL, Redis

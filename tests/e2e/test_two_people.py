@@ -4,9 +4,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from mptlab import Client, Refused
-from service.database import Database
+from service.accounts.users import ensure_key
 from service.settings import Settings
-from service.users import ensure_key
+from service.tables.engine import Database
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import lab_processes, wait_until
 

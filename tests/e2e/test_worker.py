@@ -11,12 +11,13 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from service.database import Database
-from service.experiments import states, store
-from service.experiments.curves import read_series
-from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
+from service.queue import states
+from service.records import results
+from service.records.curves import read_series
 from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import DesiredState, Experiment
 from tests.support import stored
 from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
@@ -72,7 +73,7 @@ def test_killed_midway_and_started_again(database: Database, settings: Settings)
     assert (ended.status, ended.attempt, ended.lost) == ("succeeded", 2, 1)
     with database.snapshot() as session:
         (series,) = read_series(session, experiment_id, max_points=1000)
-        names = [metric.name for metric in store.metrics(session, experiment_id)]
+        names = [metric.name for metric in results.metrics(session, experiment_id)]
     assert series.x == list(range(1, 61))
     assert names == ["lml", "mpt", "difference"]
 

@@ -7,10 +7,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from service.prepare import prepare
+from service.operations.prepare import prepare
 from service.settings import Settings
 from tests.fuzz.campaign import run, target
-from tests.fuzz.costs import MOST_CPU_S, TITLE
+from tests.fuzz.costs import MAX_CPU_S, TITLE
 
 
 def main() -> int:
@@ -22,7 +22,7 @@ def main() -> int:
     settings = Settings(store=folder / "store", database_url=None)
     prepare(settings)
     with target(settings, folder / "log") as aim:
-        outcome = run(aim, arguments.requests, arguments.seed, MOST_CPU_S)
+        outcome = run(aim, arguments.requests, arguments.seed, MAX_CPU_S)
     print(TITLE)
     for cost in outcome.costs:
         print(cost.line)

@@ -21,19 +21,19 @@ import psutil
 from sqlalchemy import select
 
 from mptlab import serve
-from service import accounts
-from service.connections import HEAD_S
-from service.database import Database
-from service.datasets.models import Dataset
-from service.experiments.models import Experiment
+from service.accounts import accounts
 from service.experiments.schemas import Submission
-from service.main import create_app
 from service.settings import Settings
 from service.sweeps import store as sweeps
-from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
-from service.users import MAY, Role, User
-from tests.fuzz.costs import KINDS, MOST_ANSWER_BYTES, TIMES, Cost, cpu_s, waits
+from service.tables.datasets import Dataset
+from service.tables.engine import Database
+from service.tables.experiments import Experiment
+from service.tables.sweeps import Sweep
+from service.tables.users import ROLE_SCOPES, Role, User
+from service.web.connections import HEAD_S
+from service.web.main import create_app
+from tests.fuzz.costs import KINDS, MAX_ANSWER_BYTES, TIMES, Cost, cpu_s, waits
 from tests.fuzz.hostile import ATTACKS, Connection, SlowLoris
 from tests.fuzz.mutations import Generator, Request, routes
 from tests.support import stored
@@ -123,11 +123,13 @@ def _people(settings: Settings) -> tuple[dict[str, str], dict[str, list[str]]]:
             user = accounts.add(session, f"a-{role}", role)
             assert user is not None
             keys[role.value] = accounts.add_key(
-                session, user, name=None, scopes=MAY[role], lasts_s=None
+                session, user, name=None, scopes=ROLE_SCOPES[role], lasts_s=None
             )[1]
         victim = accounts.add(session, "victim", Role.MEMBER)
         assert victim is not None
-        key, _ = accounts.add_key(session, victim, name=None, scopes=MAY[Role.MEMBER], lasts_s=None)
+        key, _ = accounts.add_key(
+            session, victim, name=None, scopes=ROLE_SCOPES[Role.MEMBER], lasts_s=None
+        )
         user = accounts.find(session, f"a-{Role.MEMBER}")
         assert user is not None
         submission = Submission.model_validate({"spec": ppca_spec()})
@@ -204,7 +206,7 @@ def _ask_costly(aim: Target, asker: "Asker", outcome: Outcome, most_cpu_s: float
             outcome.costs.append(cost)
             if not cost.statuses <= {*kind.refused, *([] if kind.has_key else [None])}:
                 outcome.defects.append(f"{name}: answered {cost.statuses}")
-            if cost.answer_bytes > MOST_ANSWER_BYTES:
+            if cost.answer_bytes > MAX_ANSWER_BYTES:
                 outcome.defects.append(f"{name}: an answer of {cost.answer_bytes} bytes")
             if most_cpu_s is not None and cost.cpu_s > most_cpu_s:
                 outcome.defects.append(f"{name}: costs {cost.cpu_s:.1f} s")

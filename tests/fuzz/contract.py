@@ -12,7 +12,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from service.prepare import prepare
+from service.operations.prepare import prepare
 from service.settings import Settings
 from tests.fuzz.campaign import ROLES, target
 

@@ -14,9 +14,9 @@ import psutil
 from tests.fuzz.mutations import Request
 from tests.support.ppca_spec import ppca_spec
 
-MOST_CPU_S = 1.0
+MAX_CPU_S = 1.0
 """Maximum CPU time of one refused request."""
-MOST_ANSWER_BYTES = 256 * 1024
+MAX_ANSWER_BYTES = 256 * 1024
 TIMES = 3
 HEAD_BYTES = 30_000
 """Nearly what a request's head may have."""

@@ -14,20 +14,21 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, select, text, update
 
 import migrations
-import service.main  # noqa: F401  # knows all tables
-from service import quota
-from service.database import Base, Database
-from service.datasets.models import Dataset
-from service.experiments import keeping
-from service.experiments.models import Experiment, Status
-from service.experiments.recording import Batch, record
-from service.experiments.statistics import Statistics, statistics
-from service.idempotency import KeptRequest
-from service.keys import new_key, parse
+import service.web.main  # noqa: F401  # knows all tables
+from service.accounts.keys import new_key, parse
+from service.accounts.users import store_key
+from service.experiments import deletion
+from service.queue import quota
+from service.records.recording import Batch, record
+from service.records.statistics import Statistics, statistics
 from service.sweeps import store as sweeps
-from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
-from service.users import MAY, ApiKey, Role, Scope, User, store_key
+from service.tables.datasets import Dataset
+from service.tables.engine import Base, Database
+from service.tables.experiments import Experiment, Status
+from service.tables.requests import KeptRequest
+from service.tables.sweeps import Sweep
+from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
 from tests.support.attempts import claimed, submitted
 from tests.support.invariants import bytes_agree
 from tests.support.ppca_spec import ppca_spec
@@ -116,10 +117,10 @@ def test_users_and_keys_of_before_may_what_they_could(config: Config) -> None:
         roles = {user.name: user.role for user in session.scalars(select(User))}
         assert roles == {"local": Role.ADMIN, "ann": Role.MEMBER}
         keys = {key.id: set(key.scopes) for key in session.scalars(select(ApiKey))}
-        assert keys == {"local": {*Scope}, "ann": {*MAY[Role.MEMBER]}}
+        assert keys == {"local": {*Scope}, "ann": {*ROLE_SCOPES[Role.MEMBER]}}
         local = session.scalars(select(User).where(User.name == "local")).one()
         store_key(session, local, (limited := new_key()), [Scope.READ])
-        store_key(session, local, (brief := new_key()), MAY[Role.MEMBER], lasts_s=60.0)
+        store_key(session, local, (brief := new_key()), ROLE_SCOPES[Role.MEMBER], lasts_s=60.0)
     command.downgrade(config, "0010")
     with database.snapshot() as session:
         revoked = session.scalars(text("SELECT id FROM api_keys WHERE revoked_at IS NOT NULL"))
@@ -178,8 +179,8 @@ def test_counters_of_before_are_filled(config: Config) -> None:
         with database.transaction() as session:
             session.execute(update(Experiment).where(Experiment.id == one).values(**columns))
             if kind == "error":
-                keeping.remove_ended(session, [one])
-                assert keeping.purge(session, one)
+                deletion.remove_ended(session, [one])
+                assert deletion.purge(session, one)
     there = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.QUEUED)
     expected = Statistics(
         by_status=Counter(dict.fromkeys(Status, 0) | dict.fromkeys(there, 1)),

@@ -14,14 +14,14 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from service.database import Database
-from service.experiments import lease
-from service.experiments.dispatch import dispatch_next
-from service.experiments.models import Status
-from service.main import create_app
-from service.prepare import prepare
+from service.operations.prepare import prepare
+from service.queue import lease
+from service.queue.dispatch import dispatch_next
 from service.settings import Settings
-from service.users import User
+from service.tables.engine import Database
+from service.tables.experiments import Status
+from service.tables.users import User
+from service.web.main import create_app
 from tests.support.servers import PostgreSQL
 
 DUMPS = Path(__file__).parent / "version_0_1"

@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from mptlab import Client, Refused, api
 from mptlab.progress import shown_progress
-from service.main import create_app
 from service.settings import Settings
+from service.web.main import create_app
 from tests.support.ppca_spec import ppca_spec
 
 
@@ -65,7 +65,7 @@ def test_filters_and_orders_go_to_the_service(client: Client) -> None:
 def test_curves_of_more_than_may_be_asked_for_at_once(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(api, "MAX_AT_ONCE", 2)
     ids = [client.submit(ppca_spec())["id"] for _ in range(5)]
     found = client.curves_of(iter(ids), series=["score"], seed=[4, 44])
     assert [one["experiment_id"] for one in found] == ids
@@ -76,7 +76,7 @@ def test_curves_of_more_than_may_be_asked_for_at_once(
 def test_more_experiments_than_may_be_asked_for_at_once(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "MOST_WITH_SPECS", 2)
+    monkeypatch.setattr(api, "MAX_WITH_SPECS", 2)
     ids = [client.submit(ppca_spec())["id"] for _ in range(3)]
     found = client.get_many([*ids, ids[0]])
     assert [one["id"] for one in found] == [*ids, ids[0]]

@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from mptlab import Client, NoAnswer, Refused, serve
-from service.database import Database
-from service.experiments import states
-from service.experiments.models import DesiredState
+from service.queue import states
+from service.tables.engine import Database
+from service.tables.experiments import DesiredState
 from tests.mptlab.conftest import Killable
 from tests.support.commands import mpt_here as mpt
 from tests.support.ppca_spec import ppca_spec

@@ -9,7 +9,7 @@ from mptlab.commands import asking
 from mptlab.commands.asking import cell, connected, print_table
 from mptlab.commands.following import comes_back, exit_unless_succeeded, print_ended
 from mptlab.commands.reading import _log_line, _told
-from mptlab.commands.submitting import MOST_VALUES, _values
+from mptlab.commands.submitting import MAX_VALUES, _values
 from mptlab.progress import printable
 
 
@@ -84,9 +84,9 @@ def test_an_outage_is_told_as_it_happens(
 
 
 def test_values_of_a_sweep_are_bounded_and_of_json() -> None:
-    assert len(_values(f"1..{MOST_VALUES}")) == MOST_VALUES
+    assert len(_values(f"1..{MAX_VALUES}")) == MAX_VALUES
     for text, told in (
-        (f"0..{MOST_VALUES}", f"0..{MOST_VALUES} is more than {MOST_VALUES} values"),
+        (f"0..{MAX_VALUES}", f"0..{MAX_VALUES} is more than {MAX_VALUES} values"),
         ("[1,", "[1, is not valid JSON"),
     ):
         with pytest.raises(typer.BadParameter) as refused:

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from mptlab import Client, NoAnswer, Refused, serve
-from service.database import Database
-from service.experiments import states
-from service.experiments.models import DesiredState
+from service.queue import states
+from service.tables.engine import Database
+from service.tables.experiments import DesiredState
 from tests.mptlab.conftest import Killable
 from tests.support.ppca_spec import ppca_spec
 

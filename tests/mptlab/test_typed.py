@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from mptlab import serve
 from mptlab.cli import app
 from mptlab.commands import asking
-from mptlab.commands.asking import MOST_CANDIDATES, Asked, asks
+from mptlab.commands.asking import MAX_CANDIDATES, Asked, asks
 
 ID = "0123456789abcdef0123456789abcdef"
 FULL: dict[str, Any] = {
@@ -157,7 +157,7 @@ def test_the_audit_is_asked_page_by_page(typed: Typed) -> None:
 @pytest.mark.parametrize(
     ("words", "became"),
     [
-        (["migrate"], ("service.prepare",)),
+        (["migrate"], ("service.operations.prepare",)),
         (["api", "--host", "::1", "--port", "1"], ("service", "--host", "::1", "--port", "1")),
         (["api"], ("service", "--host", "127.0.0.1", "--port", "8765")),
         (["dispatcher"], ("worker.dispatcher",)),
@@ -165,13 +165,14 @@ def test_the_audit_is_asked_page_by_page(typed: Typed) -> None:
         (["worker"], ("worker.node", "cpu")),
         (["worker", "gpu", "--lifetime", "3h"], ("worker.node", "gpu", "--lifetime", "3h")),
         (["worker", "gpu", "--all"], ("worker.every_gpu",)),
-        (["backup", "to"], ("service.backup", "save", "to")),
+        (["backup", "to"], ("service.operations.backup", "save", "to")),
         (["backup", "to", "--store-only", "--finish"],
-         ("service.backup", "save", "to", "--store-only", "--finish")),
-        (["restore", "to"], ("service.backup", "restore", "to")),
-        (["restore", "to", "--store-only"], ("service.backup", "restore", "to", "--store-only")),
-        (["admin", "sweep"], ("service.sweep",)),
-        (["admin", "sweep", "--dry-run"], ("service.sweep", "--dry-run")),
+         ("service.operations.backup", "save", "to", "--store-only", "--finish")),
+        (["restore", "to"], ("service.operations.backup", "restore", "to")),
+        (["restore", "to", "--store-only"],
+         ("service.operations.backup", "restore", "to", "--store-only")),
+        (["admin", "sweep"], ("service.operations.retention",)),
+        (["admin", "sweep", "--dry-run"], ("service.operations.retention", "--dry-run")),
     ],
 )  # fmt: skip
 def test_a_part_of_the_service_is_another_program(
@@ -207,9 +208,9 @@ def test_a_part_of_an_id_or_a_name_is_looked_for() -> None:
     assert client.calls == []
     assert found.ids(["abc", "no hex"]) == ["abc1", "abc1"]
     assert client.calls == [
-        ("experiments", {"filter": 'id >= "abc" and id < "abcg"', "limit": MOST_CANDIDATES}),
-        ("experiments", {"name": "abc", "limit": MOST_CANDIDATES}),
-        ("experiments", {"name": "no hex", "limit": MOST_CANDIDATES}),
+        ("experiments", {"filter": 'id >= "abc" and id < "abcg"', "limit": MAX_CANDIDATES}),
+        ("experiments", {"name": "abc", "limit": MAX_CANDIDATES}),
+        ("experiments", {"name": "no hex", "limit": MAX_CANDIDATES}),
     ]
     nothing, client = asked()
     assert nothing.id("x" * 201) == "x" * 201

@@ -46,7 +46,9 @@ timeout_constant = 4.0
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("only", nargs="*", metavar="MODULE", help="e.g. service/users.py, mptlab/")
+    parser.add_argument(
+        "only", nargs="*", metavar="MODULE", help="e.g. service/accounts/users.py, mptlab/"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--one-in", type=int, default=1, help="ask a random sample of this share")
     parser.add_argument("--part", type=int, default=0, help="which of the samples, from 0")

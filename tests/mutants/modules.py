@@ -17,22 +17,21 @@ LEFT_OUT = {
 """Modules with functions that are not asked about, and the reason."""
 
 EXPERIMENTS = "tests/service/experiments"
-LEASE = tuple(
-    f"{EXPERIMENTS}/test_{name}.py" for name in ("lease", "queue", "restored", "going_on")
-)
+QUEUE = "tests/service/queue"
+LEASE = tuple(f"{QUEUE}/test_{name}.py" for name in ("lease", "queue", "restored", "going_on"))
 DISPATCH = tuple(
-    f"{EXPERIMENTS}/test_{name}.py" for name in ("dispatch", "queue", "memory", "fair_share")
+    f"{QUEUE}/test_{name}.py" for name in ("dispatch", "queue", "memory", "fair_share")
 )
-KEYS = ("tests/service/test_whose_key.py", "tests/service/test_users.py")
-SIGN_INS = ("tests/service/ui/test_sign_in.py",)
+KEYS = ("tests/service/accounts/test_whose_key.py", "tests/service/accounts/test_users.py")
+SIGN_INS = ("tests/service/web/ui/test_sign_in.py",)
 WEBHOOKS = ("tests/service/webhooks", "tests/worker/test_messenger.py")
 CURVES = (
-    f"{EXPERIMENTS}/test_curves.py",
-    f"{EXPERIMENTS}/test_formats.py",
-    "tests/service/test_many_curves.py",
+    "tests/service/records/test_curves.py",
+    "tests/service/web/test_formats.py",
+    "tests/service/records/test_many_curves.py",
 )
 SUBMISSIONS = (
-    "tests/service/test_idempotency.py",
+    "tests/service/submission/test_idempotency.py",
     "tests/service/sweeps",
     *(f"{EXPERIMENTS}/test_{name}.py" for name in ("store", "after", "cache")),
 )
@@ -40,42 +39,48 @@ CALLS = ("tests/mptlab/test_calls.py", "tests/mptlab/test_requests.py")
 JUDGES = ("tests/mptcore/presets/test_judges.py", "tests/mptcore/presets/test_comparisons.py")
 
 NARROWER: dict[str, tuple[str, ...]] = {
-    "service/experiments/states.py": ("tests/service/experiments/test_states.py",),
-    "service/experiments/lease.py": LEASE,
-    "service/experiments/recording.py": (
-        "tests/service/experiments/test_recording.py",
-        "tests/service/experiments/test_queue.py",
+    "service/queue/states.py": ("tests/service/queue/test_states.py",),
+    "service/queue/lease.py": LEASE,
+    "service/records/recording.py": (
+        "tests/service/records/test_recording.py",
+        "tests/service/queue/test_queue.py",
     ),
-    "service/experiments/dispatch.py": DISPATCH,
+    "service/queue/dispatch.py": DISPATCH,
     "service/experiments/store.py": ("tests/service/experiments/test_store.py",),
-    "service/experiments/submission.py": SUBMISSIONS,
+    "service/submission/submit.py": SUBMISSIONS,
     "service/experiments/preparation.py": SUBMISSIONS,
-    "service/idempotency.py": SUBMISSIONS,
-    "service/keys.py": KEYS,
-    "service/users.py": KEYS,
-    "service/access.py": ("tests/service/test_logs.py",),
-    "service/accounts.py": ("tests/service/test_users.py", "tests/service/test_matrix.py"),
-    "service/administration.py": ("tests/service/test_users.py", "tests/service/test_audit.py"),
-    "service/audit.py": ("tests/service/test_audit.py",),
-    "service/backup.py": ("tests/service/test_backup.py",),
-    "service/own_pages.py": SIGN_INS,
-    "service/permission.py": (*SIGN_INS, "tests/service/test_sharing.py"),
-    "service/sign_ins.py": SIGN_INS,
-    "service/ui/sign_in.py": SIGN_INS,
-    "service/spreadsheets.py": ("tests/service/test_spreadsheets.py",),
+    "service/submission/idempotency.py": SUBMISSIONS,
+    "service/accounts/keys.py": KEYS,
+    "service/accounts/users.py": KEYS,
+    "service/web/access_log.py": ("tests/service/test_logs.py",),
+    "service/accounts/accounts.py": (
+        "tests/service/accounts/test_users.py",
+        "tests/service/web/test_matrix.py",
+    ),
+    "service/web/routes/administration.py": (
+        "tests/service/accounts/test_users.py",
+        "tests/service/accounts/test_audit.py",
+    ),
+    "service/accounts/audit.py": ("tests/service/accounts/test_audit.py",),
+    "service/operations/backup.py": ("tests/service/operations/test_backup.py",),
+    "service/web/csrf.py": SIGN_INS,
+    "service/accounts/permission.py": (*SIGN_INS, "tests/service/accounts/test_sharing.py"),
+    "service/accounts/sign_ins.py": SIGN_INS,
+    "service/web/ui/sign_in.py": SIGN_INS,
+    "service/records/spreadsheets.py": ("tests/service/records/test_spreadsheets.py",),
     "service/experiments/bundle.py": (f"{EXPERIMENTS}/test_bundle.py",),
     "service/experiments/readme.py": (f"{EXPERIMENTS}/test_bundle.py",),
-    "service/experiments/cancelling.py": ("tests/service/test_cancelling.py",),
-    "service/experiments/curve_routes.py": CURVES,
-    "service/experiments/curves.py": CURVES,
-    "service/experiments/formats.py": CURVES,
-    "service/experiments/selection.py": CURVES,
-    "service/experiments/thinning.py": (f"{EXPERIMENTS}/test_thinning.py",),
+    "service/web/routes/cancelling.py": ("tests/service/experiments/test_cancelling.py",),
+    "service/web/routes/curves.py": CURVES,
+    "service/records/curves.py": CURVES,
+    "service/web/curve_formats.py": CURVES,
+    "service/records/selection.py": CURVES,
+    "service/records/downsampling.py": ("tests/service/records/test_downsampling.py",),
     "service/experiments/listing.py": (f"{EXPERIMENTS}/test_listing.py",),
-    "service/experiments/listing_parameters.py": (f"{EXPERIMENTS}/test_listing.py",),
+    "service/web/listing_parameters.py": (f"{EXPERIMENTS}/test_listing.py",),
     "worker/messenger.py": WEBHOOKS,
     "service/webhooks/resolving.py": WEBHOOKS,
-    "service/webhooks/router.py": WEBHOOKS,
+    "service/web/routes/webhooks.py": WEBHOOKS,
     "service/webhooks/sending.py": WEBHOOKS,
     "service/webhooks/store.py": WEBHOOKS,
     "worker/gpus.py": ("tests/worker/test_gpus.py",),
@@ -89,7 +94,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "mptcore/data/upload_limits.py": ("tests/mptcore/data/test_upload_limits.py",),
     "mptcore/runtime/cgroups.py": ("tests/mptcore/runtime/test_cgroups.py",),
     "mptcore/specs/points.py": ("tests/mptcore/specs/test_points.py",),
-    "service/child_environment.py": ("tests/service/test_child_environment.py",),
+    "service/datasets/child_environment.py": ("tests/service/datasets/test_child_environment.py",),
     "mptlab/retries.py": ("tests/mptlab/test_pauses.py",),
     "mptlab/api.py": CALLS,
     "mptlab/connection.py": CALLS,

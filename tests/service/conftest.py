@@ -8,8 +8,8 @@ from fastapi.testclient import TestClient
 from mptcore.data.inspect import look
 from mptcore.data.tables import as_json
 from service.datasets import files
-from service.main import create_app
 from service.settings import Settings
+from service.web.main import create_app
 
 
 @pytest.fixture

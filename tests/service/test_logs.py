@@ -23,11 +23,11 @@ from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.pool import QueuePool
 from starlette.types import Receive, Scope, Send
 
-from service import access
 from service.logs import configure_logs, logged_process
-from service.main import create_app
-from service.meters import Meters
 from service.settings import Settings
+from service.web import access_log
+from service.web.main import create_app
+from service.web.meters import Meters
 from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import environment, lab_processes
@@ -73,7 +73,8 @@ def test_every_line_says_what_it_is_about(lines: list[Line], lab: Settings) -> N
 
 
 PROCESSES = {"service": [], "worker.dispatcher": [], "worker.reaper": [], "worker.local": [],
-             "worker.node": ["cpu"], "worker.every_gpu": [], "service.prepare": []}  # fmt: skip
+             "worker.node": ["cpu"], "worker.every_gpu": [],
+             "service.operations.prepare": []}  # fmt: skip
 CRASHES = {
     "MPT_LEASE_S": ("soon", "ValidationError"),
     "MPT_DATABASE_URL": ("postgresql+psycopg://127.0.0.1:port/lab", "invalid literal"),
@@ -99,7 +100,7 @@ def test_preparing_a_store_says_why_the_database_cannot_be_used(settings: Settin
     (settings.store / "mptlab.sqlite3").unlink()
     (settings.store / "mptlab.sqlite3").mkdir()
     log = settings.store / "log"
-    assert fork(["-m", "service.prepare"], environment(settings), log).wait(60) == 1
+    assert fork(["-m", "service.operations.prepare"], environment(settings), log).wait(60) == 1
     (*_, last) = [json.loads(line) for line in log.read_text().splitlines()]
     assert last["level"] == "critical"
     assert last["event"].startswith("the file of the database cannot be opened")
@@ -189,13 +190,13 @@ def test_what_leaves_a_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A change, a failure, and what takes long."""
-    monkeypatch.setattr(access, "SLOW_S", slow_s)
+    monkeypatch.setattr(access_log, "SLOW_S", slow_s)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await Response(status_code=status)(scope, receive, send)
 
-    caplog.set_level("INFO", logger=access.__name__)
-    TestClient(access.AccessLog(app, Meters())).request(method, "/v1/experiments")
+    caplog.set_level("INFO", logger=access_log.__name__)
+    TestClient(access_log.AccessLog(app, Meters())).request(method, "/v1/experiments")
     assert bool(caplog.records) == logged
 
 
@@ -204,8 +205,8 @@ def test_a_slow_request_says_what_it_waited_for(
 ) -> None:
     """Threads and connections that others hold, and a lock of the database."""
     app = create_app(settings.model_copy(update={"api_connections": 1}))
-    monkeypatch.setattr(access, "SLOW_S", 0.0)
-    caplog.set_level("INFO", logger=access.__name__)
+    monkeypatch.setattr(access_log, "SLOW_S", 0.0)
+    caplog.set_level("INFO", logger=access_log.__name__)
     key = settings.key_file.read_text().strip()
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])

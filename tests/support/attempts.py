@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from service.database import Database
-from service.experiments import lease
-from service.experiments.dispatch import dispatch_next
-from service.experiments.lease import Claim
 from service.experiments.schemas import Submission
+from service.queue import lease
+from service.queue.dispatch import dispatch_next
+from service.queue.lease import Claim
+from service.tables.engine import Database
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 

@@ -14,11 +14,11 @@ import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from mptlab import Client, serve
-from service.connections import BoundedHeads, Server
-from service.database import Database
-from service.experiments.models import Experiment
-from service.main import create_app
 from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import Experiment
+from service.web.connections import BoundedHeads, Server
+from service.web.main import create_app
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ALONE = [

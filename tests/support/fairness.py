@@ -2,9 +2,9 @@
 
 import random
 
-from service.database import Database
-from service.experiments.shares import Standing, standings
 from service.fair_share import FairShare
+from service.queue.shares import Standing, standings
+from service.tables.engine import Database
 from tests.support.shared_lab import SharedLab
 
 LONGEST_S = 200.0
@@ -18,8 +18,8 @@ def starved(database: Database, seed: int) -> list[str]:
     """
     pick = random.Random(seed)
     half_life_s, gpu_weight = pick.choice([500.0, 5000.0]), pick.uniform(1, 10)
-    sharing = FairShare(half_life_s=half_life_s, gpu_weight=gpu_weight, spare_slots=0)
-    lab = SharedLab(database, sharing, cpus=pick.randint(1, 2), gpus=1)
+    fair_share = FairShare(half_life_s=half_life_s, gpu_weight=gpu_weight, spare_slots=0)
+    lab = SharedLab(database, fair_share, cpus=pick.randint(1, 2), gpus=1)
     users = [
         lab.user(f"user {seed} {i}", shares=pick.randint(1, 4)) for i in range(pick.randint(2, 4))
     ]
@@ -32,7 +32,7 @@ def starved(database: Database, seed: int) -> list[str]:
         waiting = {lab.owners[one] for one in lab.waiting()}
         user = pick.choice([one for one in users if one not in waiting] or [flooder])
         with database.snapshot() as session:
-            wait_s = _longest_wait_s(user, standings(session, sharing))
+            wait_s = _longest_wait_s(user, standings(session, fair_share))
         device, length_s = pick.choice(["cpu", "cuda", "auto"]), pick.uniform(1, LONGEST_S)
         (one,) = lab.submit(user, 1, length_s, device, pick.randint(-9, 9))
         if user != flooder:

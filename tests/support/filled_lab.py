@@ -6,15 +6,16 @@ from typing import Any
 from mptcore.presets import PRESETS
 from mptcore.presets.judges import SEEDS
 from mptlab import Client
-from service import accounts, workers
-from service.database import Database
-from service.experiments import lease
-from service.experiments.lease import Claim, FailureCause
-from service.experiments.models import Queue, Status
-from service.experiments.recording import Batch, record
-from service.users import MAY, Role
-from service.worker_samples import WorkerSample, last_minute
-from service.workers import Vitals
+from service.accounts import accounts
+from service.queue import lease, workers
+from service.queue.lease import Claim, FailureCause
+from service.queue.worker_samples import last_minute
+from service.queue.workers import Vitals
+from service.records.recording import Batch, record
+from service.tables.engine import Database
+from service.tables.experiments import Queue, Status
+from service.tables.users import ROLE_SCOPES, Role
+from service.tables.workers import WorkerSample
 from tests.support.attempts import claim_next, submitted
 from tests.support.ppca_spec import ppca_spec
 
@@ -43,7 +44,7 @@ def key_of(database: Database, name: str, role: Role) -> str:
     with database.transaction() as session:
         user = accounts.find(session, name) or accounts.add(session, name, role)
         assert user is not None
-        return accounts.add_key(session, user, name=None, scopes=MAY[role], lasts_s=None)[1]
+        return accounts.add_key(session, user, name=None, scopes=ROLE_SCOPES[role], lasts_s=None)[1]
 
 
 def points(

@@ -17,13 +17,15 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service import quota
-from service.database import Database
-from service.datasets.models import Dataset
-from service.experiments import store
-from service.experiments.curves import read_series
-from service.experiments.ledger import use_of, worth
-from service.experiments.models import (
+from service.fair_share import FairShare
+from service.queue import quota
+from service.queue.ledger import decayed_usage, use_of
+from service.records import results
+from service.records.curves import read_series
+from service.records.recording import canonical
+from service.tables.datasets import Dataset
+from service.tables.engine import Database
+from service.tables.experiments import (
     TERMINAL,
     Artifact,
     Attempt,
@@ -36,11 +38,9 @@ from service.experiments.models import (
     Status,
     Usage,
 )
-from service.experiments.recording import canonical
-from service.fair_share import FairShare
-from service.idempotency import KeptRequest
-from service.sweeps.models import Sweep
-from service.users import User
+from service.tables.requests import KeptRequest
+from service.tables.sweeps import Sweep
+from service.tables.users import User
 
 Record = Mapping[str, Any]
 PointKey = tuple[Any, ...]
@@ -76,7 +76,7 @@ def check(
     undisturbed: Mapping[str, Sequence[Record]],
     *,
     settled: bool = True,
-    sharing: FairShare | None = None,
+    fair_share: FairShare | None = None,
 ) -> Counts:
     """Check the experiments named in `undisturbed`, each against the records of a run of its spec
     that nothing disturbed. Unless `settled`, experiments may still be under way. With the `sharing`
@@ -92,10 +92,10 @@ def check(
             _check_state(session, experiment, counts, settled)
             _check_ledger(session, experiment, counts)
             _check_records(session, experiment, records, counts)
-        if sharing is not None:
-            _check_usage(session, sharing, counts)
+        if fair_share is not None:
+            _check_usage(session, fair_share, counts)
             counts.wrong_bytes += not bytes_agree(session)
-            _check_limits(session, sharing, counts)
+            _check_limits(session, fair_share, counts)
     return counts
 
 
@@ -117,12 +117,12 @@ def _check_ledger(session: Session, experiment: Experiment, counts: Counts) -> N
     counts.wrong_ledger_lines += not right
 
 
-def _check_usage(session: Session, sharing: FairShare, counts: Counts) -> None:
+def _check_usage(session: Session, fair_share: FairShare, counts: Counts) -> None:
     """What is folded and what is not, together, is what all lines come to."""
     lines = session.scalars(select(Attempt)).all()
     for usage in session.scalars(select(Usage)):
         folded = [line for line in lines if line.owner_id == usage.owner_id and line.folded]
-        expected = worth(sharing, map(use_of, folded), usage.as_of)
+        expected = decayed_usage(fair_share, map(use_of, folded), usage.as_of)
         counts.wrong_usages += not math.isclose(usage.slot_s, expected, rel_tol=1e-9, abs_tol=1e-6)
     known = set(session.scalars(select(Usage.owner_id)))
     counts.wrong_usages += any(line.folded and line.owner_id not in known for line in lines)
@@ -168,10 +168,10 @@ def bytes_in_tables(session: Session) -> dict[int, int]:
     return dict(+found)
 
 
-def _check_limits(session: Session, sharing: FairShare, counts: Counts) -> None:
+def _check_limits(session: Session, fair_share: FairShare, counts: Counts) -> None:
     """By the events: how many of each user were dispatched or running at once."""
     limits = {
-        one.id: sharing.max_running if one.max_running is None else one.max_running
+        one.id: fair_share.max_running if one.max_running is None else one.max_running
         for one in session.scalars(select(User))
     }
     events = session.execute(
@@ -244,11 +244,11 @@ def _stored(session: Session, experiment_id: str) -> Iterable[PointKey]:
     for s in read_series(session, experiment_id, max_points=1_000_000):
         for x, value, std_err, n in zip(s.x, s.value, s.std_err, s.n, strict=True):
             yield ("point", s.name, canonical(s.labels), x, value, std_err, n)
-    for metric in store.metrics(session, experiment_id):
+    for metric in results.metrics(session, experiment_id):
         labels = canonical(json.loads(metric.labels))
         yield ("metric", metric.name, labels, metric.value, metric.std_err)
     logs = select(Event).where(Event.experiment_id == experiment_id, Event.kind == "log")
     for event in session.scalars(logs):
         yield ("log", event.seq, event.data["message"])
-    for artifact in store.artifacts(session, experiment_id):
+    for artifact in results.artifacts(session, experiment_id):
         yield ("artifact", artifact.file, artifact.sha256)

@@ -20,8 +20,8 @@ import worker.local
 import worker.node
 import worker.reaper
 import worker.warm_parent
-from service.main import create_app
 from service.settings import Settings
+from service.web.main import create_app
 
 __all__ = ["celery", "kombu", "mptcore", "mptlab", "service", "uvicorn", "worker"]
 

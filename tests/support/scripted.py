@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from service.database import Database
-from service.experiments.lease import Claim
-from service.experiments.models import Experiment
+from service.queue.lease import Claim
 from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import Experiment
 from tests.support.records import point
 from tests.support.stored import row
 from worker.runner import Record, Runner

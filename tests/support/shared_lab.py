@@ -8,16 +8,15 @@ from typing import Any
 from sqlalchemy import event, select
 from uuid6 import uuid7
 
-from service import workers
-from service.database import Database
-from service.experiments import lease, ledger
-from service.experiments.dispatch import dispatch_next
-from service.experiments.lease import Claim
-from service.experiments.models import Experiment, Queue, Status
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
-from service.users import User
-from service.workers import Vitals
+from service.queue import lease, ledger, workers
+from service.queue.dispatch import dispatch_next
+from service.queue.lease import Claim
+from service.queue.workers import Vitals
+from service.tables.engine import Database
+from service.tables.experiments import Experiment, Queue, Status
+from service.tables.users import User
 from tests.support.fake_clock import FakeClock
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import submit
@@ -30,9 +29,9 @@ WITHIN_S = 1e12
 class SharedLab:
     """`starts` are (time, owner, experiment); the clock is in seconds from 0."""
 
-    def __init__(self, database: Database, sharing: FairShare, cpus: int = 1, gpus: int = 0):
+    def __init__(self, database: Database, fair_share: FairShare, cpus: int = 1, gpus: int = 0):
         self.database = database
-        self.sharing = sharing
+        self.fair_share = fair_share
         event.listen(database.engine, "connect", not_for_ever)
         self.clock = FakeClock(database.engine)
         self.began = self.clock.now
@@ -67,7 +66,7 @@ class SharedLab:
         value = {"spec": ppca_spec(compute__device=device), "priority": priority}
         submission = Submission.model_validate(value)
         with self.database.transaction() as session:
-            first = submit(session, owner, submission, sharing=self.sharing)
+            first = submit(session, owner, submission, fair_share=self.fair_share)
             kept = {name: getattr(first, name) for name in LIKE}
             others = [Experiment(id=uuid7().hex, **kept) for _ in range(count - 1)]
             session.add_all(others)
@@ -107,7 +106,7 @@ class SharedLab:
 
     def _start(self, queue: Queue, worker: str) -> bool:
         with self.database.transaction() as session:
-            chosen = dispatch_next(session, queue, self.sharing, WITHIN_S)
+            chosen = dispatch_next(session, queue, self.fair_share, WITHIN_S)
         if chosen is None:
             return False
         with self.database.transaction() as session:
@@ -126,7 +125,7 @@ class SharedLab:
         with self.database.transaction() as session:
             lease.finish(session, claim, Status.SUCCEEDED)
             if self.clock.now > self._folded_at + FOLD_EVERY_S:
-                ledger.fold(session, self.sharing)
+                ledger.fold(session, self.fair_share)
                 self._folded_at = self.clock.now
         self.idle[queue].append(worker)
 

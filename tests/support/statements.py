@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.util import LRUCache
 
-from service import database
+from service.tables import engine
 
 SIZE = 5000
 """More than there are."""
@@ -23,7 +23,7 @@ def compile_once() -> None:
         dialect.__eq__ = _are_alike  # type: ignore[method-assign]
         dialect.__hash__ = _hash  # type: ignore[assignment, method-assign]
     options: dict[str, Any] = {"compiled_cache": LRUCache(SIZE)}
-    database.create_engine = partial(create_engine, execution_options=options)  # type: ignore
+    engine.create_engine = partial(create_engine, execution_options=options)  # type: ignore
 
 
 def _are_alike(one: object, other: object) -> bool:

@@ -8,9 +8,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from service.database import Database
-from service.experiments.memory import Memory
-from service.experiments.models import Event, Experiment
+from service.accounts.users import Caller
 from service.experiments.preparation import (
     Entry,
     PreparedExperiment,
@@ -18,12 +16,15 @@ from service.experiments.preparation import (
     retry_entry,
 )
 from service.experiments.schemas import Submission
-from service.experiments.submission import Accepted, insert_all, submitted
 from service.experiments.unresolved import resolve_sizes
 from service.fair_share import FairShare
-from service.idempotency import IdempotentRequest
+from service.queue.memory import Memory
 from service.settings import Settings
-from service.users import Caller, Role
+from service.submission.idempotency import IdempotentRequest
+from service.submission.submit import Accepted, insert_all, submitted
+from service.tables.engine import Database
+from service.tables.experiments import Event, Experiment
+from service.tables.users import Role
 
 LOCAL = Caller(1, "local", Role.MEMBER, "key", frozenset())
 
@@ -45,11 +46,11 @@ def submit(
     memory: Memory | None = None,
     unfinished: Sequence[str] = (),
     by: Caller = LOCAL,
-    sharing: FairShare | None = None,
+    fair_share: FairShare | None = None,
 ) -> Experiment:
     """A new experiment in the queue."""
     one = prepared(Entry(submission), memory, unfinished)
-    accepted = insert_all(session, owner_id, [one], by=by, sharing=sharing or FairShare())
+    accepted = insert_all(session, owner_id, [one], by=by, fair_share=fair_share or FairShare())
     return session.get_one(Experiment, accepted.outcomes[0].id)
 
 
@@ -58,7 +59,7 @@ def retry(
 ) -> Experiment:
     """A new experiment like an old one."""
     one = prepared(retry_entry(old), unfinished=unfinished)
-    accepted = insert_all(session, old.owner_id, [one], by=by, sharing=FairShare())
+    accepted = insert_all(session, old.owner_id, [one], by=by, fair_share=FairShare())
     return session.get_one(Experiment, accepted.outcomes[0].id)
 
 

@@ -12,16 +12,17 @@ from mptcore.data.tables import UnreadableError, stored_file
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.runtime.tensor_files import load_weights, weights_digest
-from service.database import Database
-from service.datasets.models import Dataset
-from service.experiments import lease, store
-from service.experiments.dispatch import dispatch_next
-from service.experiments.lease import Claim, LeaseLost
-from service.experiments.models import Checkpoint, Event, Experiment, Series, Status
-from service.experiments.recording import Batch, record
-from service.main import create_app
-from service.references import WEIGHTS, input_files
+from service.experiments.references import WEIGHTS, input_files
+from service.queue import lease
+from service.queue.dispatch import dispatch_next
+from service.queue.lease import Claim, LeaseLost
+from service.records import results
+from service.records.recording import Batch, record
 from service.settings import Settings
+from service.tables.datasets import Dataset
+from service.tables.engine import Database
+from service.tables.experiments import Checkpoint, Event, Experiment, Series, Status
+from service.web.main import create_app
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.records import point
 from tests.support.stub import stub
@@ -112,7 +113,7 @@ def test_an_artifact_from_before_attempts_had_folders(
     (settings.artifacts(trained, 0) / WEIGHTS).write_bytes(b"of the second")
     (settings.artifacts(trained, 2) / WEIGHTS).unlink()
     with database.transaction() as session:
-        for one in store.artifacts(session, trained):
+        for one in results.artifacts(session, trained):
             one.attempt = 0
     assert get(settings, trained).content == b"of the second"
 

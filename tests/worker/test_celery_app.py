@@ -3,8 +3,8 @@
 import pytest
 from pydantic import SecretStr
 
-from service.experiments.models import Queue
 from service.settings import Settings
+from service.tables.experiments import Queue
 from tests.support.servers import Redis
 from worker.celery_app import RUN, make_celery, ring
 

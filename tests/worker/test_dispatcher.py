@@ -11,12 +11,13 @@ from kombu.exceptions import OperationalError as BrokerError
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
-from service import workers
-from service.database import Database
-from service.experiments.dispatch import Dispatch
-from service.experiments.models import Queue
+from service.queue import workers
+from service.queue.dispatch import Dispatch
+from service.queue.workers import Vitals
 from service.settings import Settings
-from service.workers import Vitals, Worker
+from service.tables.engine import Database
+from service.tables.experiments import Queue
+from service.tables.workers import Worker
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from worker import dispatcher

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from service.database import Database
-from service.experiments import recording, states
-from service.experiments.curves import read_series
-from service.experiments.lease import Claim
-from service.experiments.models import DesiredState, Experiment
+from service.queue import states
+from service.queue.lease import Claim
+from service.records import recording
+from service.records.curves import read_series
 from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import DesiredState, Experiment
 from tests.support import attempts
 from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec

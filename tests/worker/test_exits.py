@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from service import quota
-from service.experiments import lease, store
-from service.experiments.models import Attempt, Queue
+from service.queue import lease, quota
+from service.records import results
+from service.tables.experiments import Attempt, Queue
 from tests.support.attempts import claim_next, claimed
 from tests.support.scripted import Watch, checkpoint, points
 from tests.support.stored import change
@@ -167,7 +167,7 @@ def test_the_size_of_an_artifact_is_measured(watch: Watch) -> None:
     names = ("there", "missing")
     watch.run([{**line, "seq": seq, "file": file} for seq, file in enumerate(names, 1)])
     with watch.database.snapshot() as session:
-        found = store.artifacts(session, watch.claim.experiment_id)
+        found = results.artifacts(session, watch.claim.experiment_id)
         assert [(one.file, one.bytes) for one in found] == [("there", 77), ("missing", None)]
 
 

@@ -7,12 +7,12 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select
 
-from service.database import Database
-from service.experiments.dispatch import dispatch_next
-from service.experiments.models import Experiment, Queue
+from service.queue.dispatch import dispatch_next
 from service.settings import Settings
-from service.workers import Worker
-from tests.service.experiments.test_place import submit
+from service.tables.engine import Database
+from service.tables.experiments import Experiment, Queue
+from service.tables.workers import Worker
+from tests.service.queue.test_position import submit
 from tests.support.forks import fork
 from tests.support.processes import MPT, environment
 from worker.node import Node

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from service import workers
-from service.database import Database
-from service.experiments.models import Queue
+from service.queue import workers
 from service.settings import Settings
-from service.workers import Worker
+from service.tables.engine import Database
+from service.tables.experiments import Queue
+from service.tables.workers import Worker
 from tests.support.nvml import GIB, Card, Nvml
 from tests.support.processes import wait_until
 from worker import gpus, node, presence
@@ -156,7 +156,7 @@ def test_a_worker_for_each_gpu(tmp_path: Path) -> None:
     stopping = threading.Event()
 
     def have_begun() -> bool:
-        return {path.name for path in tmp_path.iterdir()} == {
+        return {path.name for path in tmp_path.iterdir() if path.read_text()} == {
             "stays 0", "fails 0", "fails 1", "ends 0"
         }  # fmt: skip
 

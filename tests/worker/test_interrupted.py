@@ -9,12 +9,12 @@ from functools import cache
 
 import pytest
 
-from service.database import Database
-from service.experiments import states
-from service.experiments.dispatch import dispatch_next
-from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
+from service.queue import states
+from service.queue.dispatch import dispatch_next
 from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import DesiredState, Experiment
 from tests.support import stored
 from tests.support.invariants import Record, check
 from tests.support.undisturbed import KINDS, undisturbed_records

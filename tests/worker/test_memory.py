@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.experiments.models import Queue
+from service.tables.experiments import Queue
 from worker import memory, presence
 
 GIB = 2**30

@@ -11,14 +11,15 @@ from sqlalchemy import func, select, update
 from standardwebhooks import Webhook as Verifier
 from uuid6 import uuid7
 
-from service.database import Database, now
-from service.experiments import holds, keeping, lease, states
-from service.experiments.lease import FailureCause
-from service.experiments.models import Attempt, DesiredState, Status
+from service.experiments import deletion
+from service.queue import holds, lease, states
+from service.queue.lease import FailureCause
 from service.settings import Settings
-from service.users import User
+from service.tables.engine import Database, now
+from service.tables.experiments import Attempt, DesiredState, Status
+from service.tables.users import User
+from service.tables.webhooks import Delivery, Webhook
 from service.webhooks import store
-from service.webhooks.models import Delivery, Webhook
 from service.webhooks.resolving import LOOK_UPS
 from service.webhooks.sending import TRY_S, new_secret
 from tests.support.attempts import claimed, submitted
@@ -317,9 +318,9 @@ def test_what_goes_with_what(either: Database, messenger: Messenger, receiver: R
     assert [one.experiment_id for one in deliveries(either)] == [gone]
     assert old not in gone
     with either.transaction() as session:
-        keeping.remove_ended(session, [gone])
+        deletion.remove_ended(session, [gone])
         session.execute(update(Attempt).values(folded=True))
-        assert keeping.purge(session, gone)
+        assert deletion.purge(session, gone)
         assert session.scalar(select(func.count()).select_from(Delivery)) == 0
     ended(either)
     with either.transaction() as session:

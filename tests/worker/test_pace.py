@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from service.experiments.recording import Eta
-from worker.pace import LEAST_PIECES, LEAST_S, Pace
+from service.records.recording import Eta
+from worker.pace import MIN_PIECES, MIN_S, Pace
 
 TOTAL = 1000
 BEGAN = 500.0
@@ -37,14 +37,14 @@ def test_steady_work_goes_on_so() -> None:
 
 
 def test_nothing_is_said_of_too_few_pieces() -> None:
-    found = etas([(10, 2.0)] * LEAST_PIECES)
-    assert [one is None for one in found] == [*[True] * LEAST_PIECES, False]
+    found = etas([(10, 2.0)] * MIN_PIECES)
+    assert [one is None for one in found] == [*[True] * MIN_PIECES, False]
 
 
 def test_words_that_are_read_together_are_one_piece() -> None:
     """Else a pipe that was read late would tell of speeds without bounds."""
-    late = [(10, 2.0), (10, 0.0), (10, 6.0), (10, 0.0), (10, LEAST_S / 2)]
-    found = etas([*late, (10, 4.0 - LEAST_S / 2)])
+    late = [(10, 2.0), (10, 0.0), (10, 6.0), (10, 0.0), (10, MIN_S / 2)]
+    found = etas([*late, (10, 4.0 - MIN_S / 2)])
     assert [one is None for one in found] == [*[True] * 6, False]
     joined = last([(10, 2.0), (20, 6.0), (30, 4.0)])
     assert found[-1] == pytest.approx(joined)

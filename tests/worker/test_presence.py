@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from service import workers
-from service.database import Database
-from service.experiments.dispatch import dispatch_next
-from service.experiments.models import Queue
+from service.queue import workers
+from service.queue.dispatch import dispatch_next
 from service.settings import Settings
-from tests.service.experiments.test_queue import submit
+from service.tables.engine import Database
+from service.tables.experiments import Queue
+from tests.service.queue.test_queue import submit
 from tests.support.processes import wait_until
 from tests.support.servers import Redis
 from worker import celery_app

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from service import workers
-from service.database import Database
-from service.experiments import lease
-from service.experiments.dispatch import dispatch_next
-from service.experiments.models import Experiment, Queue
 from service.experiments.schemas import Submission
+from service.queue import lease, workers
+from service.queue.dispatch import dispatch_next
+from service.queue.workers import Vitals
 from service.settings import Settings
-from service.workers import Vitals
+from service.tables.engine import Database
+from service.tables.experiments import Experiment, Queue
 from tests.support import stored
 from tests.support.attempts import claimed, dispatched, submitted
 from tests.support.fake_clock import FakeClock

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import select
 
-from service.database import Database
-from service.datasets.models import Dataset
-from service.experiments import lease
-from service.experiments.dispatch import dispatch_next
-from service.experiments.models import Event, Experiment, Queue
 from service.experiments.schemas import Submission
+from service.queue import lease
+from service.queue.dispatch import dispatch_next
 from service.settings import Settings
+from service.tables.datasets import Dataset
+from service.tables.engine import Database
+from service.tables.experiments import Event, Experiment, Queue
 from tests.support import stored
 from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec

@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import DataError, OperationalError
 
-from service.child_environment import hub_environment
-from service.database import Database
-from service.experiments import lease
-from service.experiments.lease import Claim
-from service.experiments.models import Block, DesiredState, Status
+from service.datasets.child_environment import hub_environment
+from service.queue import lease
+from service.queue.lease import Claim
+from service.tables.engine import Database
+from service.tables.experiments import Block, DesiredState, Status
 from tests.support.attempts import claim_next
 from tests.support.scripted import (
     BEGAN,

@@ -10,12 +10,13 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
-from service.database import Database
-from service.experiments import states, store
-from service.experiments.curves import read_series
-from service.experiments.lease import Claim
-from service.experiments.models import DesiredState, Experiment
+from service.queue import states
+from service.queue.lease import Claim
+from service.records import results
+from service.records.curves import read_series
 from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import DesiredState, Experiment
 from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec
 from tests.support.warm import warm_parent
@@ -64,7 +65,7 @@ def test_every_record_arrives_once(database: Database, settings: Settings) -> No
     assert experiment.progress_done == experiment.progress_total == 24
     with database.snapshot() as session:
         found = {s.name: s for s in read_series(session, experiment.id, max_points=1000)}
-        names = {metric.name for metric in store.metrics(session, experiment.id)}
+        names = {metric.name for metric in results.metrics(session, experiment.id)}
     assert found["score"].x == [1, 2, 3, 4, 5, 6]
     assert found["convergence"].x == [1, 2, 3, 4]
     assert found["convergence"].std_err[0] is None

@@ -6,11 +6,11 @@ import time
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from service.database import Database
-from service.experiments import lease, states
-from service.experiments.models import Checkpoint, DesiredState, Experiment, Status
-from service.hub import UNUSED_S
+from service.experiments.hub import UNUSED_S
+from service.queue import lease, states
 from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import Checkpoint, DesiredState, Experiment, Status
 from tests.support.hub import cached
 from tests.worker.test_reaper import running
 from worker import sweeper as sweepers

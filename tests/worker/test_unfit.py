@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from service.database import Database
-from service.experiments import lease
-from service.experiments.dispatch import dispatch_next
+from service.queue import lease
+from service.queue.dispatch import dispatch_next
 from service.settings import Settings
+from service.tables.engine import Database
 from tests.support.stub import started
 from tests.worker.test_endings import claimed, load
 from worker import children, supervisor

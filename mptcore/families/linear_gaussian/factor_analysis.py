@@ -14,10 +14,10 @@ from mptcore.families.linear_gaussian.weights import kept_density
 from mptcore.protocol.records import RunError
 from mptcore.specs import FactorAnalysisModel
 
-MOST_STEPS = 20_000
+MAX_STEPS = 20_000
 STANDSTILL = 1e-9
 """EM stops when ten steps raise the mean log likelihood by less than this, in nats."""
-LEAST_SHARE = 1e-6
+MIN_SHARE = 1e-6
 """Minimum noise variance as a share of the dimension's variance (Heywood cases)."""
 
 
@@ -46,9 +46,9 @@ def maximum_likelihood(covariance: Tensor, mean: Tensor, latent_dim: int) -> Low
     start = ppca_maximum_likelihood(covariance, mean, latent_dim)
     loadings, noise = start.loadings, start.noise_variance
     best = -torch.inf
-    for step in range(MOST_STEPS):
+    for step in range(MAX_STEPS):
         loadings, noise = _em_step(covariance, loadings, noise)
-        noise = torch.maximum(noise, LEAST_SHARE * variance)
+        noise = torch.maximum(noise, MIN_SHARE * variance)
         if step % 10 == 9:
             reached = _mean_log_prob(covariance, loadings, noise)
             if reached < best + STANDSTILL:

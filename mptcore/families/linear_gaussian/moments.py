@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mptcore.specs.families.linear_gaussian.experiment import MOST_RANK
+from mptcore.specs.families.linear_gaussian.experiment import MAX_RANK
 
 ROWS = 8192
 """Number of observations that are centred and multiplied at a time."""
@@ -73,7 +73,7 @@ def compressed(matrix: Tensor, least_variance: float) -> Moment:
     """
     dim = len(matrix)
     negligible = 1e-8 / dim * least_variance
-    factor = _pivoted_cholesky(matrix, min(dim // 3, MOST_RANK), negligible / 16)
+    factor = _pivoted_cholesky(matrix, min(dim // 3, MAX_RANK), negligible / 16)
     left_out = matrix.diagonal().sum() - factor.square().sum()
     if left_out > negligible * dim or _spectral_norm(matrix - factor @ factor.mT) > negligible:
         return DenseMoment(matrix)

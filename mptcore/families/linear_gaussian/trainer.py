@@ -27,7 +27,7 @@ from mptcore.protocol.records import Point, SeriesName
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_smaller_parts
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, Train
-from mptcore.specs.families.linear_gaussian.experiment import MOST_RANK
+from mptcore.specs.families.linear_gaussian.experiment import MAX_RANK
 from mptcore.training.adam import Adam
 from mptcore.training.learned import Learned
 from mptcore.training.loop import Schedule, diverged
@@ -323,7 +323,7 @@ class LinearGaussianTrainer:
         if self.by_residuals_from != NEVER:
             return _factors(data, means)
         pairs = list(zip(data, means, strict=True))
-        if self.device.type == "cuda" and data[0].shape[-2] <= min(self.dim, MOST_RANK):
+        if self.device.type == "cuda" and data[0].shape[-2] <= min(self.dim, MAX_RANK):
             return of_factor(torch.cat([rows_factor(x, mean) for x, mean in pairs]))
         matrices = torch.cat([second_moment(x, mean) for x, mean in pairs])
         if low_rank:

@@ -17,10 +17,10 @@ from mptcore.families.vae.importance import (
 )
 from mptcore.families.vae.pareto import khats
 
-ENOUGH_ESS, LEAST_USE = 40, 5
+ENOUGH_ESS, MIN_USE = 40, 5
 """Expected effective sample size from which a term needs no draws of its own, and from which the
 shared draws contribute to it."""
-MOST_NARROW, LEAST_NARROW = 2, 64
+MAX_NARROW, MIN_NARROW = 2, 64
 """Maximum number of conditionals per observation, on average, that get draws of their own, and the
 minimum for a set of observations scored together."""
 GRADED_COLUMNS = 32
@@ -107,7 +107,7 @@ class Ratios:
         few = uneven(self.joint) | uneven(self.weights)[:, None]
         log_probs, bias = debiased(sums, counts, few)
         share, variance = self._doubtful(), self._variance()
-        hopeless = self.expected < LEAST_USE
+        hopeless = self.expected < MIN_USE
         for stratum in (hopeless, self.narrow & ~hopeless):
             pairs = stratum.nonzero()  # (P, 2)
             if len(pairs) == 0:
@@ -147,7 +147,7 @@ class Ratios:
 
 
 def _sample(pairs: int, observations: int, generator: torch.Generator) -> Tensor:
-    most = max(LEAST_NARROW, MOST_NARROW * observations)
+    most = max(MIN_NARROW, MAX_NARROW * observations)
     return torch.randperm(pairs, generator=generator, device=generator.device)[:most]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence
-from mptcore.estimation.quality import LEAST_ESS, doubtful_reason
+from mptcore.estimation.quality import MIN_ESS, doubtful_reason
 from mptcore.families.vae.pareto import khats
 
 GROUPS = 4
@@ -98,7 +98,7 @@ def doubtful(log_weights: Tensor) -> Tensor:
 def uneven(log_weights: Tensor) -> Tensor:
     """Return whether the effective sample size of weights (samples, ...) is too small for a
     standard error by the delta method."""
-    return ~(log_mean_variance(log_weights) <= 1 / LEAST_ESS)  # NaN is not known to be small
+    return ~(log_mean_variance(log_weights) <= 1 / MIN_ESS)  # NaN is not known to be small
 
 
 def log_mean_variance(log_weights: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-LEAST_DRAWS = 25
+MIN_DRAWS = 25
 """Minimum number of draws with a tail to fit."""
 EQUAL = 1e-6
 """Range of log weights below which a column has no tail."""
@@ -19,7 +19,7 @@ def khats(log_weights: Tensor) -> Tensor:
     columns = log_weights.double().flatten(1)  # (draws, n)
     found = torch.zeros_like(columns[0])
     draws = len(columns)
-    if draws >= LEAST_DRAWS:
+    if draws >= MIN_DRAWS:
         tail = math.floor(min(draws / 5, 3 * math.sqrt(draws)))
         top = (columns - columns.amax(0)).topk(tail + 1, 0).values.flip(0)  # (tail + 1, n)
         finite = columns.isfinite().all(0)

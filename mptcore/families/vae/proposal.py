@@ -25,11 +25,11 @@ ADAPTED_SHARE = 0.5
 """Share of a component that is adapted to a pilot's draws."""
 TRUSTED = 32
 """Effective sample size of a pilot at which its covariance and the curvature have equal weight."""
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 """Minimum total share of the components in a refitted proposal, whatever their weights."""
 CONVERGED = 1e-3
 """The fit stops when one more step would gain less than this many nats, to second order."""
-EASED, RAISED, LEAST_RAISED = 0.3, 5.0, 0.03
+EASED, RAISED, MIN_RAISED = 0.3, 5.0, 0.03
 """Factors of the damping after a step that improves the fit and after one that does not, and its
 minimum after the latter. The first step is not damped: it is exact for a linear decoder."""
 
@@ -99,7 +99,7 @@ class Proposal:
         covariance = trust[..., None] * scatter + (1 - trust[..., None]) * before
         roots = _factor(torch.cholesky_inverse(_factor(covariance))).mT
         centres = trust * mean + (1 - trust) * self.centres[:-1]
-        modes = mass / mass.sum(0) + LEAST_SHARE / len(mass)
+        modes = mass / mass.sum(0) + MIN_SHARE / len(mass)
         shares = modes.log().log_softmax(0) + math.log1p(-PRIOR_SHARE)
         wide = torch.full_like(shares[:1], math.log(PRIOR_SHARE))
         return Proposal(
@@ -240,7 +240,7 @@ class Fit:
             better = after.value > about.value[active]
             about.put(active[better], after.of(better))
             z[active[better]] = trial[better]
-            raised = (RAISED * damping[active]).clamp(min=LEAST_RAISED)
+            raised = (RAISED * damping[active]).clamp(min=MIN_RAISED)
             damping[active] = torch.where(better, EASED * damping[active], raised)
         return about
 

@@ -40,7 +40,7 @@ PILOT_SHARE = 2
 of the estimate, so that weights stay unbiased."""
 HARD = 4
 """Factor by which draws are increased for observations whose weights were unreliable at first."""
-EVIDENCE_PILOTS, MOST_PILOT_DRAWS = 2, 500
+EVIDENCE_PILOTS, MAX_PILOT_DRAWS = 2, 500
 NOT_THE_MODELS = (
     "not final: conditionals by recursion are not those of the model; use "
     "model.conditionals.method importance"
@@ -315,7 +315,7 @@ class SampledVae(Vae):
         generator: torch.Generator,
         starts: int = EVIDENCE_STARTS,
     ) -> Proposal:
-        pilot = min(samples, MOST_PILOT_DRAWS) // PILOT_SHARE
+        pilot = min(samples, MAX_PILOT_DRAWS) // PILOT_SHARE
         plan = Plan(starts, self.iwae.steps, EVIDENCE_PILOTS * (pilot,))
         return self.proposal(x, None, plan, generator)
 

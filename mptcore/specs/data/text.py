@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from mptcore.specs.base import Problem, Seed, Spec, reject
 
-MOST_LINE_CHARACTERS = 200_000
+MAX_LINE_CHARACTERS = 200_000
 """Maximum number of characters in the lines of a spec. Longer texts are uploaded."""
 
 TEXT_FILE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.(txt|jsonl|parquet)$"
@@ -115,9 +115,9 @@ class PlainText(Text):
 
     def problems(self) -> list[Problem]:
         characters = sum(map(len, self.lines or ()))
-        if characters <= MOST_LINE_CHARACTERS:
+        if characters <= MAX_LINE_CHARACTERS:
             return []
-        detail = f"{MOST_LINE_CHARACTERS} characters in all, not {characters}: upload longer texts"
+        detail = f"{MAX_LINE_CHARACTERS} characters in all, not {characters}: upload longer texts"
         return [Problem("/data/lines", f"at most {detail}")]
 
 

@@ -20,9 +20,9 @@ from service.experiments.filters.stored_json import (
     spec_compares,
     tag_is,
 )
-from service.experiments.models import Device, Experiment, Metric, Status
-from service.sharing import Visibility
-from service.users import User
+from service.tables.experiments import Device, Experiment, Metric, Status
+from service.tables.users import User
+from service.tables.visibility import Visibility
 
 Clause = ColumnElement[bool]
 Labels = tuple[tuple[str, Given], ...]
@@ -216,14 +216,14 @@ def metric_is(
     return [metric.name == name, *of_labels]
 
 
-MOST_NAMED = 50
+MAX_NAMED = 50
 
 
 def check_metric(session: Session, name: str, column: int) -> None:
     """Raises Wrong if there are metrics but none with this name."""
     if session.scalar(select(true()).where(select(Metric.seq).where(Metric.name == name).exists())):
         return
-    known = [*islice(_metric_names(session), MOST_NAMED)]
+    known = [*islice(_metric_names(session), MAX_NAMED)]
     if known:
         raise Wrong(column, unknown("metric", name, known))
 

@@ -37,8 +37,8 @@ WORD: /[^\W\d][\w.:@\/-]*/
 %ignore /\s+/
 """
 _PARSER = Lark(GRAMMAR, parser="lalr", start=["start", "order"], maybe_placeholders=False)
-MOST_DEEP = 20
-MOST_COMPARISONS = 50
+MAX_DEEP = 20
+MAX_COMPARISONS = 50
 Value = str | float | bool | None
 
 SAID = {
@@ -136,9 +136,9 @@ def parse(text: str) -> Condition:
     """Parse an order. Raises Wrong."""
     tree = _parsed(text, "start")
     conditions = [*tree.find_pred(lambda one: one.data in ("compared", "among"))]
-    if len(conditions) > MOST_COMPARISONS:
-        raise Wrong(1, f"at most {MOST_COMPARISONS} comparisons, not {len(conditions)}")
-    return _condition(tree, MOST_DEEP)
+    if len(conditions) > MAX_COMPARISONS:
+        raise Wrong(1, f"at most {MAX_COMPARISONS} comparisons, not {len(conditions)}")
+    return _condition(tree, MAX_DEEP)
 
 
 def _told(error: UnexpectedInput, text: str) -> tuple[int, str]:
@@ -154,7 +154,7 @@ def _told(error: UnexpectedInput, text: str) -> tuple[int, str]:
 
 def _condition(tree: Tree[Token], deeper: int) -> Condition:
     if deeper == 0:
-        raise Wrong(_column(tree), f"and, or and not nest at most {MOST_DEEP} deep")
+        raise Wrong(_column(tree), f"and, or and not nest at most {MAX_DEEP} deep")
     match str(tree.data):
         case "negated":
             return Negated(_condition(_tree(tree.children[0]), deeper - 1))

@@ -8,9 +8,9 @@ from sqlalchemy import ColumnElement, String, and_, bindparam, cast, false, func
 from sqlalchemy.dialects.postgresql import JSONB, JSONPATH
 from sqlalchemy.orm import Session
 
-from service.database import storable
 from service.experiments.filters.grammar import Value
-from service.experiments.models import Experiment
+from service.tables.engine import storable
+from service.tables.experiments import Experiment
 
 Clause = ColumnElement[bool]
 

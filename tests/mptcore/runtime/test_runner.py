@@ -149,7 +149,7 @@ def test_a_run_of_its_own_tells_of_all_that_it_saves(
 def test_a_run_of_its_own_keeps_the_two_latest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "MOST_SAVING", math.inf)
+    monkeypatch.setattr(runner, "MAX_SAVING", math.inf)
 
     def steps(*arguments: object) -> Iterator[Log]:
         for number in range(5):

@@ -11,10 +11,10 @@ import pyarrow.parquet
 import pytest
 from fastapi.testclient import TestClient
 
-from service.database import Database
-from service.main import create_app
+from service.accounts.users import ensure_key
 from service.settings import Settings
-from service.users import ensure_key
+from service.tables.engine import Database
+from service.web.main import create_app
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy, post, stored
 

@@ -9,10 +9,10 @@ from fastapi.testclient import TestClient
 
 from service.datasets import quota
 from service.fair_share import FairShare
-from service.main import create_app
-from service.quota import UNLIMITED
+from service.queue.quota import UNLIMITED
 from service.refusals import ApiError
 from service.settings import Settings
+from service.web.main import create_app
 from tests.support.uploads import GOOD, npy, post, stored
 
 pytestmark = pytest.mark.usefixtures("inspected_here")
@@ -62,7 +62,7 @@ def test_two_at_once_do_not_share_the_last_room(
 ) -> None:
     """Both saw the room when they began."""
     assert post(api, "a.npy", npy(GOOD)).status_code == 201
-    monkeypatch.setattr("service.datasets.router._room", lambda *_: UNLIMITED)
+    monkeypatch.setattr("service.web.routes.datasets._room", lambda *_: UNLIMITED)
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda i: post(api, "a.npy", npy(GOOD + i)), (1, 2)))
     assert sorted(answer.status_code for answer in answers) == [201, 409]

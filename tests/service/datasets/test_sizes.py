@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from service.database import Database
+from service.accounts.users import ensure_key
 from service.datasets.sizes import Uploads
-from service.experiments.models import Experiment
-from service.main import create_app
 from service.settings import Settings
-from service.users import ensure_key
+from service.tables.engine import Database
+from service.tables.experiments import Experiment
+from service.web.main import create_app
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy, post
 

@@ -19,12 +19,13 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from mptlab import serve
-from service.database import Database
-from service.datasets import files, router, store
-from service.datasets.sweep import ABANDONED_S, sweep
-from service.main import create_app
+from service.datasets import files, store
+from service.datasets.retention import ABANDONED_S, sweep
 from service.revisions import NotMigrated
 from service.settings import Settings
+from service.tables.engine import Database
+from service.web.main import create_app
+from service.web.routes import datasets
 from tests.support.processes import wait_until
 from tests.support.uploads import GOOD, npy, post, stored
 
@@ -80,7 +81,7 @@ def test_sent_twice_at_once_they_are_one(
         together.wait(10)
         return found
 
-    monkeypatch.setattr("service.datasets.router.inspect", inspect)
+    monkeypatch.setattr("service.web.routes.datasets.inspect", inspect)
     with api_on(settings) as one, api_on(settings) as other, ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda api: post(api, "a.npy", npy(GOOD)), [one, other]))
     assert sorted(answer.status_code for answer in answers) == [200, 201]
@@ -97,7 +98,7 @@ def test_a_user_has_one_inspection_at_a_time(
     received = threading.Semaphore(0)
     at_once: list[int] = []
     under_way = threading.Semaphore(0)
-    known = router._Arrival.known
+    known = datasets._Arrival.known
 
     def noted(arrival: Any) -> Any:
         found = known(arrival)
@@ -114,8 +115,8 @@ def test_a_user_has_one_inspection_at_a_time(
         assert under_way.acquire(blocking=False)
         return {"n": 10, "dim": 4, "problems": []}
 
-    monkeypatch.setattr(router._Arrival, "known", noted)
-    monkeypatch.setattr(router, "inspect", inspect)
+    monkeypatch.setattr(datasets._Arrival, "known", noted)
+    monkeypatch.setattr(datasets, "inspect", inspect)
     with api_on(settings) as api, ThreadPoolExecutor(2) as pool:
         files = [("a.npy", npy(GOOD)), ("b.npy", npy(GOOD + 1))]
         answers = list(pool.map(lambda file: post(api, *file), files))
@@ -138,7 +139,7 @@ def test_sent_again_while_they_are_deleted(
             wait(deletions, timeout=0.5)
             files.move(file, place)
 
-        monkeypatch.setattr("service.datasets.router.move", move_late)
+        monkeypatch.setattr("service.web.routes.datasets.move", move_late)
         assert post(api, "a.npy", npy(GOOD)).status_code == 200
         (deletion,) = deletions
         assert deletion.result().status_code == 204

@@ -8,15 +8,15 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, select
 
-from service.database import Database
-from service.experiments import lease, states
-from service.experiments.dispatch import dispatch_next
-from service.experiments.lease import Claim, FailureCause
-from service.experiments.models import DesiredState, Event, Experiment, Held, Status, Wait
+from service.experiments.references import ReferencedInputs
 from service.experiments.schemas import Submission
-from service.references import ReferencedInputs
+from service.queue import lease, states
+from service.queue.dispatch import dispatch_next
+from service.queue.lease import Claim, FailureCause
 from service.settings import Settings
-from tests.service.test_users import admin, bearer, database_of, member, place, processes
+from service.tables.engine import Database
+from service.tables.experiments import DesiredState, Event, Experiment, Held, Status, Wait
+from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support import stored
 from tests.support.attempts import claim_next, submitted
 from tests.support.ppca_spec import ppca_spec

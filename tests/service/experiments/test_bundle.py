@@ -16,13 +16,15 @@ from fastapi.testclient import TestClient
 
 from mptcore.protocol.records import Point, encode
 from mptcore.specs import Limits, parse_spec
-from service.database import Database
-from service.experiments import bundle, lease, stored_records
-from service.experiments.lease import Claim, FailureCause
-from service.experiments.models import Experiment, Status
-from service.experiments.recording import Batch, record
-from service.experiments.stored_records import numbered_points
+from service.experiments import bundle
+from service.queue import lease
+from service.queue.lease import Claim, FailureCause
+from service.records import stored_records
+from service.records.recording import Batch, record
+from service.records.stored_records import numbered_points
 from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import Experiment, Status
 from tests.support.attempts import claimed
 from tests.support.environments import ENVIRONMENT
 from tests.support.ppca_spec import ppca_spec
@@ -210,7 +212,7 @@ def test_artifacts_that_are_too_large_or_gone_are_named(
     files.mkdir(parents=True)
     for name in ("a", "bb"):
         (files / name).write_text(name)
-    monkeypatch.setattr(bundle, "MOST_ARTIFACT_BYTES", 2)
+    monkeypatch.setattr(bundle, "MAX_ARTIFACT_BYTES", 2)
     folder = unzipped(api, claim.experiment_id, tmp_path)
     assert [one.name for one in (folder / "artifacts").iterdir()] == ["a"]
     text = (folder / "README.txt").read_text()

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from service.database import Database
 from service.experiments.listing import Wanted, page_of
-from service.experiments.models import Metric, Status
 from service.refusals import ApiError
 from service.settings import Settings
-from service.sharing import Visibility, Whose
-from service.users import User
+from service.tables.engine import Database
+from service.tables.experiments import Metric, Status
+from service.tables.users import User
+from service.tables.visibility import Visibility, Whose
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL

@@ -7,15 +7,17 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import InvalidRequestError
 
-from service.audit import AuditEntry
-from service.database import Database
+from service.accounts.users import Caller
 from service.experiments import store
-from service.experiments.models import Artifact, Attempt, Event, Experiment, Held, Metric, Status
 from service.experiments.schemas import Submission
-from service.experiments.shares import MOST_PRIORITY
 from service.fair_share import FairShare
+from service.queue.shares import MAX_PRIORITY
+from service.records import results
 from service.refusals import ApiError
-from service.users import Caller, Role, Scope, User
+from service.tables.audit import AuditEntry
+from service.tables.engine import Database
+from service.tables.experiments import Artifact, Attempt, Event, Experiment, Held, Metric, Status
+from service.tables.users import Role, Scope, User
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change, row, status_events
@@ -97,8 +99,8 @@ def test_metrics_and_artifacts_come_in_the_order_of_their_records(database: Data
             session.add(Artifact(experiment_id=one, file=name, attempt=1, seq=seq,
                                  media_type="image/png", sha256=""))  # fmt: skip
     with database.snapshot() as session:
-        assert [one.name for one in store.metrics(session, mine)] == ["z", "m", "a"]
-        assert [one.file for one in store.artifacts(session, mine)] == ["z", "m", "a"]
+        assert [one.name for one in results.metrics(session, mine)] == ["z", "m", "a"]
+        assert [one.file for one in results.artifacts(session, mine)] == ["z", "m", "a"]
 
 
 def refused(database: Database, most: int, priority: int = 0, more: int = 1) -> tuple[str, str]:
@@ -116,7 +118,7 @@ def test_no_more_than_the_limit_of_those_that_have_not_ended(database: Database)
     with database.snapshot() as session:
         assert store.submitted_of(session, ME, FairShare(max_submitted=3)) == (0, 3)
     with database.transaction() as session:
-        stored.submit(session, ME, submission(), sharing=FairShare(max_submitted=1))
+        stored.submit(session, ME, submission(), fair_share=FairShare(max_submitted=1))
     change(database, submit(database).id, status=Status.RUNNING)
     change(database, submit(database).id, status=Status.FAILED)
     submit(database, owner_id=OTHER)
@@ -135,12 +137,12 @@ def test_no_more_than_the_limit_of_those_that_have_not_ended(database: Database)
 def test_no_priority_that_jumps_without_leave(database: Database) -> None:
     with database.transaction() as session:
         session.execute(update(User).where(User.id == OTHER).values(may_jump=True))
-    assert refused(database, 9, MOST_PRIORITY) == ("", "")
+    assert refused(database, 9, MAX_PRIORITY) == ("", "")
     told = "a priority above 100 jumps the queue: an administrator allows it"
-    assert refused(database, 9, MOST_PRIORITY + 1) == ("may_not_jump", told)
+    assert refused(database, 9, MAX_PRIORITY + 1) == ("may_not_jump", told)
     with database.transaction() as session:
         session.execute(update(User).where(User.id == ME).values(may_jump=True))
-    assert refused(database, 9, MOST_PRIORITY + 1) == ("", "")
+    assert refused(database, 9, MAX_PRIORITY + 1) == ("", "")
 
 
 def test_the_queue_of_a_user_is_in_the_order_in_which_it_runs(database: Database) -> None:
@@ -204,7 +206,7 @@ def test_metrics_of_several_by_their_names(database: Database) -> None:
     with database.snapshot() as session:
 
         def names(wanted: list[str] | None) -> dict[str, list[str]]:
-            found = store.metrics_of(session, made[:2], wanted)
+            found = results.metrics_of(session, made[:2], wanted)
             return {one: [metric.name for metric in of_it] for one, of_it in found.items()}
 
         assert names(None) == {made[0]: ["mpt", "lml"], made[1]: ["lml"]}
@@ -222,7 +224,7 @@ def test_a_log_after_a_record_and_of_a_level(database: Database) -> None:
     with database.snapshot() as session:
 
         def seqs(after: int, level: str | None = None, limit: int = 9) -> list[int | None]:
-            return [one.seq for one in store.logs(session, made, after, level, limit)]
+            return [one.seq for one in results.logs(session, made, after, level, limit)]
 
         assert seqs(0) == [2, 3, 5]
         assert seqs(2) == [3, 5]
@@ -237,7 +239,7 @@ def test_attempts_are_in_their_order(database: Database) -> None:
             line = {"owner_id": ME, "queue": "cpu", "worker": "w", "started_at": 1.0}
             session.add(Attempt(experiment_id=one, attempt=number, family="ppca", **line))
     with database.snapshot() as session:
-        found = store.attempts(session, made)
+        found = results.attempts(session, made)
         assert [(one.experiment_id, one.attempt) for one in found] == [(made, 1), (made, 2)]
 
 

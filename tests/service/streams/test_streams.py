@@ -12,19 +12,20 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from service import accounts
-from service.database import Database
-from service.experiments import lease, states
-from service.experiments.lease import Claim
-from service.experiments.models import DesiredState, Status
-from service.experiments.recording import Batch, record
-from service.main import create_app
+from service.accounts import accounts
+from service.queue import lease, states
+from service.queue.lease import Claim
+from service.records.recording import Batch, record
 from service.settings import Settings
-from service.streams import changes, poller, router
+from service.streams import changes, poller
 from service.streams.changes import Changes, Subject
 from service.streams.poller import Poller
-from service.users import MAY, Role, Scope
-from tests.service.test_users import bearer, place
+from service.tables.engine import Database
+from service.tables.experiments import DesiredState, Status
+from service.tables.users import ROLE_SCOPES, Role, Scope
+from service.web.main import create_app
+from service.web.routes import streams
+from tests.service.accounts.test_users import bearer, place
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
@@ -146,7 +147,7 @@ def test_who_may_not_listen_any_more_is_told(client: httpx.Client, database: Dat
     with database.transaction() as session:
         user = accounts.add(session, "ann", Role.MEMBER)
         assert user is not None
-        scopes = MAY[Role.MEMBER]
+        scopes = ROLE_SCOPES[Role.MEMBER]
         keys = [
             accounts.add_key(session, user, name=None, scopes=scopes, lasts_s=None)
             for _ in range(2)
@@ -218,7 +219,7 @@ def test_a_user_has_so_many_streams(client: httpx.Client, database: Database) ->
         with database.transaction() as session:
             user = accounts.add(session, "ann", Role.MEMBER)
             assert user is not None
-            scopes = MAY[Role.MEMBER]
+            scopes = ROLE_SCOPES[Role.MEMBER]
             _, key = accounts.add_key(session, user, name=None, scopes=scopes, lasts_s=None)
         stack.enter_context(stream(client, "/v1/events", headers=bearer(key)))
     # Who leaves makes room.
@@ -241,7 +242,7 @@ def test_what_is_not_there_has_no_stream(client: httpx.Client) -> None:
 def test_a_silent_stream_is_pinged(
     client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router, "PING_S", 0.05)
+    monkeypatch.setattr(streams, "PING_S", 0.05)
     headers = {"Accept": "text/event-stream"}
     with client.stream("GET", "/v1/events", headers=headers) as answer:
         lines = answer.iter_lines()
@@ -254,7 +255,7 @@ def test_a_stream_is_pinged_while_the_horizon_is_unknown(
     """Another transaction has written an event and does not end. A stream of one experiment does
     not wait for it. A page waits for it, and comes with the stream's first event when it is
     known."""
-    monkeypatch.setattr(router, "PING_S", 0.05)
+    monkeypatch.setattr(streams, "PING_S", 0.05)
     database = Database(lab.url)
     slow_one, one = submitted(database), submitted(database)
     app = create_app(lab)
@@ -270,7 +271,7 @@ def test_a_stream_is_pinged_while_the_horizon_is_unknown(
             with ThreadPoolExecutor(1) as pool:
                 page = pool.submit(client.get, "/v1/events")
                 wait_until(lambda: has_been_woken(app.state.poller, 2))
-                monkeypatch.setattr(router, "PING_S", 1000.0)
+                monkeypatch.setattr(streams, "PING_S", 1000.0)
                 slow.rollback()  # nothing has changed but the horizon
                 assert len(page.result().json()["items"]) == 2
             told = next(line for line in lines if line.startswith("data"))

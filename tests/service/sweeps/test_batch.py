@@ -5,10 +5,10 @@ from typing import Any
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
-from service.audit import AuditEntry
-from service.experiments.models import Event, Experiment
-from service.users import User
-from tests.service.test_users import admin, database_of, place, processes
+from service.tables.audit import AuditEntry
+from service.tables.experiments import Event, Experiment
+from service.tables.users import User
+from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.support.ppca_spec import ppca_spec
 
 __all__ = ["admin", "place", "processes"]  # fixtures

@@ -6,11 +6,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, update
 
-from service.experiments.models import Status
-from service.sweeps.expansion import MOST_POINTS, Point, Points
-from service.sweeps.models import Sweep
+from service.sweeps.expansion import MAX_POINTS, Point, Points
+from service.tables.experiments import Status
+from service.tables.sweeps import Sweep
+from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.service.sweeps.test_sweeps import GRID, SPEC, refused, rows, sweep
-from tests.service.test_users import admin, database_of, place, processes
 from tests.support.ppca_spec import ppca_spec
 
 __all__ = ["admin", "place", "processes"]  # fixtures
@@ -132,7 +132,7 @@ def test_what_is_wrong_beside_the_swept_fields_is_in_the_spec(admin: TestClient)
         (
             {"grid": {"seeds": [[i] for i in range(101)], "model.latent_dim": [1] * 100}},
             "/grid",
-            f"at most {MOST_POINTS} points, not 10100",
+            f"at most {MAX_POINTS} points, not 10100",
         ),
         (
             {"grid": {"model": [{}], "model.latent_dim": [1]}},

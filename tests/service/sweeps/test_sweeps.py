@@ -10,18 +10,19 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, func, select, update
 
-from service import sweep as files
-from service.database import Database, now
-from service.experiments import lease, recording
-from service.experiments.dispatch import dispatch_next
-from service.experiments.lease import Claim, FailureCause
-from service.experiments.models import Experiment, Held, Metric, Status
-from service.idempotency import KeptRequest
+from service.operations import retention as files
+from service.queue import lease
+from service.queue.dispatch import dispatch_next
+from service.queue.lease import Claim, FailureCause
+from service.records import recording
 from service.settings import Settings
-from service.sweeps.expansion import MOST_POINTS
-from service.sweeps.models import Sweep, SweepPoint, Turn
-from service.users import User
-from tests.service.test_users import admin, bearer, database_of, member, place, processes
+from service.sweeps.expansion import MAX_POINTS
+from service.tables.engine import Database, now
+from service.tables.experiments import Experiment, Held, Metric, Status
+from service.tables.requests import KeptRequest
+from service.tables.sweeps import Sweep, SweepPoint, Turn
+from service.tables.users import User
+from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.ppca_spec import ppca_spec
 
 __all__ = ["admin", "place", "processes"]  # fixtures
@@ -106,10 +107,10 @@ def test_points_are_added_later_once_under_one_key(admin: TestClient) -> None:
     assert [row["fields"]["evaluate.masks.per_size"] for row in found] == [4] * 6 + [5, 6]
     bad = admin.post(path, json={"list": [{"model.latent_dim": 9}]})
     assert bad.json()["errors"][0]["pointer"] == "/list/0/model.latent_dim"
-    many = admin.post(path, json={"grid": {"seeds": [[i] for i in range(MOST_POINTS - 7)]}})
+    many = admin.post(path, json={"grid": {"seeds": [[i] for i in range(MAX_POINTS - 7)]}})
     assert (many.status_code, many.json()["detail"]) == (
         422,
-        f"/: a sweep has at most {MOST_POINTS} points",
+        f"/: a sweep has at most {MAX_POINTS} points",
     )
 
 

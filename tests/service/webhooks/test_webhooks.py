@@ -7,14 +7,14 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from service.database import Database, now
-from service.experiments import states
-from service.experiments.models import DesiredState
-from service.main import create_app
+from service.queue import states
 from service.settings import Settings
-from service.webhooks.models import Delivery
-from service.webhooks.router import MOST_WEBHOOKS
-from tests.service.test_users import bearer
+from service.tables.engine import Database, now
+from service.tables.experiments import DesiredState
+from service.tables.webhooks import Delivery
+from service.web.main import create_app
+from service.web.routes.webhooks import MAX_WEBHOOKS
+from tests.service.accounts.test_users import bearer
 from tests.support.attempts import submitted
 
 URL = "https://example.org/ended"
@@ -105,6 +105,6 @@ def test_an_administrator_may_allow_others(settings: Settings) -> None:
 
 
 def test_a_user_has_so_many(api: TestClient) -> None:
-    answers = [api.post("/v1/webhooks", json={"url": URL}) for _ in range(MOST_WEBHOOKS + 1)]
-    assert [one.status_code for one in answers] == [201] * MOST_WEBHOOKS + [409]
+    answers = [api.post("/v1/webhooks", json={"url": URL}) for _ in range(MAX_WEBHOOKS + 1)]
+    assert [one.status_code for one in answers] == [201] * MAX_WEBHOOKS + [409]
     assert answers[-1].json()["reason"] == "limit_reached"

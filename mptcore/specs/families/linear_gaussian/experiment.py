@@ -14,9 +14,9 @@ from mptcore.specs.train import Train
 
 SCORED_A_SECOND, TRAINED_A_SECOND = 1.2e10, 3e9
 """Multiplications by two cores, about: docs/speed.md."""
-MOST_RANK = 128
+MAX_RANK = 128
 """Maximum rank of a moment that is treated as a moment of low rank."""
-LEAST_WORK = 20_000
+MIN_WORK = 20_000
 """Minimum number of multiplications that a mask counts for. Drawing a mask takes time too."""
 BYTES_PER_SCORE = 32
 """Bytes that the score of a mask takes. Scores are kept to the end, and copied when the run is
@@ -112,7 +112,7 @@ class VectorExperiment(Spec):
         """Estimate the memory of a run, in bytes."""
         n, dim, latent_dim = self.data.n, self.data.dim, self._latent_dims()
         starts = len(self.seeds) * self._train_bytes_per_start() if self.train else 0
-        tables = dim * latent_dim * (2 * latent_dim + 3 * min(dim, MOST_RANK))
+        tables = dim * latent_dim * (2 * latent_dim + 3 * min(dim, MAX_RANK))
         numbers = 4 * n * dim + 2 * dim**2 + tables
         return 8 * numbers + starts + self._score_bytes() + self._together_bytes()
 
@@ -139,7 +139,7 @@ class VectorExperiment(Spec):
         assert self.train is not None
         dim, latent_dim = self.data.dim, self.model.latent_dim
         per_mask = 20 * dim + 6 * dim * latent_dim
-        tables = dim * latent_dim * (6 * latent_dim + 3 * min(dim, MOST_RANK))
+        tables = dim * latent_dim * (6 * latent_dim + 3 * min(dim, MAX_RANK))
         return 8 * (tables + per_mask * self.train.masks_per_step(dim))
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
@@ -164,12 +164,12 @@ class VectorExperiment(Spec):
     ) -> list[Problem]:
         """Return a problem if the masks take more than `most` multiplications."""
         dim, latent_dim = self.data.dim, self._latent_dims()
-        each = max(LEAST_WORK, dim**2 * latent_dim)
+        each = max(MIN_WORK, dim**2 * latent_dim)
         if masks * each <= most:
             return []
         days, allowed = (number / a_second / 86_400 for number in (masks * each, most))
         detail = (
-            f"{masks} masks of {each} multiplications (D² · K, at least {LEAST_WORK}) take two "
+            f"{masks} masks of {each} multiplications (D² · K, at least {MIN_WORK}) take two "
             f"cores {days:.3g} days; at most {allowed:.3g} are accepted: lower {lower}"
         )
         return [Problem(pointer, detail)]

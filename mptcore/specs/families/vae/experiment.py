@@ -26,7 +26,7 @@ from mptcore.specs.masks import FixedSize, TrainSchedule
 from mptcore.specs.points import PointCount, point_count, recorded_steps
 from mptcore.specs.train import EpochSchedule, one_or_more
 
-MOST_STARTS = 10
+MAX_STARTS = 10
 """Maximum number of starting points from which a proposal is fitted to an observation."""
 DEFAULT_MASKS = FixedSize(schedule="fixed", rate=0.15, per_size=1)
 
@@ -235,7 +235,7 @@ class LatentExperiment(Spec):
         latent_dim = self.model.latent_dim  # derivatives are as large as so many draws
         # What is kept for the gradient, and what is at hand while one part is worked on.
         numbers = rows * each * (4 * masks * self._train_places() + latent_dim)
-        numbers += 6 * max(draws, MOST_STARTS * latent_dim) * each
+        numbers += 6 * max(draws, MAX_STARTS * latent_dim) * each
         return numbers + (6 * ais.chains * each if ais else 0)
 
     def _places(self, method: Spec) -> int:

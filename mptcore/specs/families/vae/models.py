@@ -8,9 +8,9 @@ from pydantic import Field
 from mptcore.specs.base import ExperimentId, Problem, Spec
 from mptcore.specs.data.arrays import DataSource, Precision
 
-MOST_GRID_DIMS = 3
+MAX_GRID_DIMS = 3
 """Maximum number of latent dimensions that are integrated over a grid."""
-MOST_NODES = 2_000_000
+MAX_NODES = 2_000_000
 """Maximum number of nodes of a grid over all latent dimensions, after its nodes are doubled for a
 check."""
 
@@ -258,14 +258,14 @@ def grid_problems(method: Spec | None, latent_dim: int, pointer: str) -> list[Pr
     """Return a problem if the grid has too many latent dimensions or nodes."""
     if not isinstance(method, Grid):
         return []
-    if latent_dim > MOST_GRID_DIMS:
+    if latent_dim > MAX_GRID_DIMS:
         detail = (
-            f"{method.method} is for latent_dim up to {MOST_GRID_DIMS}, not {latent_dim}: "
+            f"{method.method} is for latent_dim up to {MAX_GRID_DIMS}, not {latent_dim}: "
             "use importance, and iwae for the LML"
         )
         return [Problem(f"{pointer}/method", detail)]
-    if method.doubled().size(latent_dim) > MOST_NODES:
-        most = math.floor(MOST_NODES ** (1 / latent_dim) / 2 + 1e-9)
+    if method.doubled().size(latent_dim) > MAX_NODES:
+        most = math.floor(MAX_NODES ** (1 / latent_dim) / 2 + 1e-9)
         detail = f"at most {most} for each of {latent_dim} latent dimensions, not {method.nodes}"
         return [Problem(f"{pointer}/nodes", detail)]
     return []

@@ -105,7 +105,7 @@ def test_a_noise_variance_has_a_least_share_of_its_columns() -> None:
     found = em.maximum_likelihood(second_moment(x, mean), mean, K)
     share = found.noise_variance / x.var(0, correction=0)
     assert share[:2].max().item() < 1e-3
-    assert share.min().item() >= em.LEAST_SHARE * (1 - 1e-9)
+    assert share.min().item() >= em.MIN_SHARE * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("count", [10, 11])

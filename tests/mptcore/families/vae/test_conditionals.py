@@ -78,7 +78,7 @@ def from_own(pairs: Tensor) -> Ratio:
 
 
 def test_the_narrow_take_draws_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditionals, "LEAST_NARROW", OBSERVATIONS)
+    monkeypatch.setattr(conditionals, "MIN_NARROW", OBSERVATIONS)
     found = ratios_of(2).conditionals(from_own, torch.Generator())
     assert torch.allclose(found.log_probs[:, 1], torch.arange(100).double() / 100)
     assert found.log_probs[:, 0].abs().max() < 1e-12
@@ -88,8 +88,8 @@ def test_the_narrow_take_draws_of_their_own(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_sample_stands_for_many_that_are_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unbiased, with an error that tells of the choice: 20 of 100, with finite population."""
-    monkeypatch.setattr(conditionals, "MOST_NARROW", 0)
-    monkeypatch.setattr(conditionals, "LEAST_NARROW", 20)
+    monkeypatch.setattr(conditionals, "MAX_NARROW", 0)
+    monkeypatch.setattr(conditionals, "MIN_NARROW", 20)
     ratios, generator = ratios_of(2), torch.Generator().manual_seed(1)
     found = [ratios.conditionals(from_own, generator) for _ in range(100)]
     gaps = torch.stack([one.log_probs.mean() for one in found]) - 0.495 / 2
@@ -100,8 +100,8 @@ def test_a_sample_stands_for_many_that_are_narrow(monkeypatch: pytest.MonkeyPatc
 
 def test_rough_values_tell_of_those_that_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is a constant too low is corrected by any sample, and leaves no error."""
-    monkeypatch.setattr(conditionals, "MOST_NARROW", 0)
-    monkeypatch.setattr(conditionals, "LEAST_NARROW", 20)
+    monkeypatch.setattr(conditionals, "MAX_NARROW", 0)
+    monkeypatch.setattr(conditionals, "MIN_NARROW", 20)
     truth = torch.arange(100).double() / 100
     found = ratios_of(2, truth - 0.3).conditionals(from_own, torch.Generator().manual_seed(1))
     assert torch.allclose(found.log_probs[:, 1], truth)
@@ -110,8 +110,8 @@ def test_rough_values_tell_of_those_that_are_not_chosen(monkeypatch: pytest.Monk
 
 def test_the_error_of_draws_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in the scatter of the sample already: the sd of z was 0.77, of 20 in 100."""
-    monkeypatch.setattr(conditionals, "MOST_NARROW", 0)
-    monkeypatch.setattr(conditionals, "LEAST_NARROW", 20)
+    monkeypatch.setattr(conditionals, "MAX_NARROW", 0)
+    monkeypatch.setattr(conditionals, "MIN_NARROW", 20)
     generator = torch.Generator().manual_seed(1)
 
     def noisy(pairs: Tensor) -> Ratio:

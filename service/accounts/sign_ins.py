@@ -1,0 +1,159 @@
+"""Signed-in browsers and the codes that sign one in.
+
+A cookie stands for one API key: it allows what the key allows, and is valid as long as the key is,
+for a week at most. Only the SHA-256 of cookies and codes is stored. Codes are made with a key only,
+never with a cookie, so that nothing a stolen cookie makes outlives its sign-out.
+"""
+
+import hmac
+import secrets
+from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
+
+from sqlalchemy import bindparam, delete, select, update
+from sqlalchemy.orm import Session
+
+from service.accounts.keys import digest
+from service.accounts.users import KEYS, Caller, KeyRefused, caller_of, holder
+from service.tables.engine import now
+from service.tables.sign_ins import SignIn, SignInCode
+from service.tables.users import ApiKey
+
+COOKIE = "mpt_sign_in"
+LASTS_S = 7 * 86_400.0
+RENEWED_S = 3600.0
+"""A cookie is not renewed more often."""
+GRACE_S = 60.0
+"""For requests that were under way with the cookie of before."""
+CODE_LASTS_S = 600.0
+
+SIGNED_OUT = "you are signed out, or have been for a week: sign in again"
+CODE_USED = "this sign-in link was used before, or is older than ten minutes: ask for another"
+
+
+class MadeCode(NamedTuple):
+    code: str
+    expires_at: float
+
+
+def new_code(session: Session, key_id: str) -> MadeCode:
+    """Store a code for the holder of a key."""
+    _forget_expired(session)
+    code = secrets.token_urlsafe(32)
+    row = SignInCode(sha256=digest(code), key_id=key_id, expires_at=now() + CODE_LASTS_S)
+    session.add(row)
+    session.flush()
+    session.refresh(row)
+    return MadeCode(code, row.expires_at)
+
+
+_CODE = KEYS.join(SignInCode, SignInCode.key_id == ApiKey.id).where(
+    SignInCode.sha256 == bindparam("sha256"), SignInCode.expires_at > now()
+)
+
+
+def holder_of_code(session: Session, code: str) -> Caller:
+    """Return whom a code signs in, and leave the code as it is. Raises KeyRefused."""
+    found = session.execute(_CODE, {"sha256": digest(code)}).one_or_none()
+    if found is None:
+        raise KeyRefused(CODE_USED)
+    return caller_of(found)
+
+
+def take_code(session: Session, code: str) -> Caller:
+    """Return whom a code signs in, and delete it: of two requests with one code, the one that
+    deletes it succeeds. Raises KeyRefused."""
+    caller = holder_of_code(session, code)
+    valid = delete(SignInCode).where(SignInCode.sha256 == digest(code))
+    if session.scalar(valid.returning(SignInCode.key_id)) is None:
+        raise KeyRefused(CODE_USED)
+    return caller
+
+
+def _forget_expired(session: Session) -> None:
+    for table in (SignInCode, SignIn):
+        session.execute(delete(table).where(table.expires_at <= now()))
+
+
+def begin(session: Session, key_id: str) -> str:
+    """Sign a browser in with a key, and return the browser's cookie."""
+    _forget_expired(session)
+    sign_in_id, secret = secrets.token_hex(8), secrets.token_hex(32)
+    session.add(
+        SignIn(
+            id=sign_in_id,
+            key_id=key_id,
+            secret_sha256=digest(secret),
+            expires_at=now() + LASTS_S,
+        )
+    )
+    session.flush()
+    return _cookie(sign_in_id, secret)
+
+
+_SIGNED_IN = (
+    KEYS.add_columns(
+        SignIn.secret_sha256.label("cookie_sha256"),
+        SignIn.previous_sha256,
+        (SignIn.renewed_at < now() - GRACE_S).label("settled"),
+    )
+    .join(SignIn, SignIn.key_id == ApiKey.id)
+    .where(SignIn.id == bindparam("sign_in_id"), SignIn.expires_at > now())
+)
+"""Asked by every request, so that a sign-in ends at once with its key; made once."""
+
+
+def caller_of_cookie(session: Session, cookie: str) -> tuple[Caller, bool]:
+    """As `caller_of_key`, of the key that the browser was signed in with. Raises KeyRefused."""
+    sign_in_id, secret = _parts(cookie)
+    found = session.execute(_SIGNED_IN, {"sign_in_id": sign_in_id}).one_or_none()
+    if found is None:
+        raise KeyRefused(SIGNED_OUT)
+    known = [found.cookie_sha256]
+    if found.previous_sha256 is not None and not found.settled:
+        known.append(found.previous_sha256)
+    if not any(hmac.compare_digest(one, digest(secret)) for one in known):
+        raise KeyRefused(SIGNED_OUT)
+    return replace(caller_of(found), sign_in_id=sign_in_id), bool(found.unnoted)
+
+
+def in_force(session: Session, sign_in_ids: Collection[str]) -> set[str]:
+    """Those of these that have neither ended nor expired."""
+    mine = select(SignIn.id).where(SignIn.id.in_(sign_in_ids), SignIn.expires_at > now())
+    return set(session.scalars(mine))
+
+
+def renew(session: Session, cookie: str) -> str | None:
+    """Another cookie in place of one that is in force, where that is old enough; else None."""
+    sign_in_id, secret = _parts(cookie)
+    fresh = secrets.token_hex(32)
+    old = update(SignIn).where(
+        SignIn.id == sign_in_id,
+        SignIn.secret_sha256 == digest(secret),
+        SignIn.renewed_at < now() - RENEWED_S,
+    )
+    changes = {"secret_sha256": digest(fresh), "previous_sha256": digest(secret)}
+    renewed = session.execute(old.values(renewed_at=now(), **changes).returning(SignIn.id))
+    return None if renewed.one_or_none() is None else _cookie(sign_in_id, fresh)
+
+
+def end(session: Session, cookie: str) -> Caller | None:
+    """Sign a browser out, and return who was signed in; None if nobody was.
+
+    The id of the sign-in suffices, and only its cookies show it: a thief who renewed a stolen
+    cookie does not keep its owner from ending the sign-in with the cookie of before.
+    """
+    sign_in_id, _ = _parts(cookie)
+    mine = delete(SignIn).where(SignIn.id == sign_in_id)
+    key_id = session.scalar(mine.returning(SignIn.key_id))
+    return None if key_id is None else holder(session, key_id)
+
+
+def _cookie(sign_in_id: str, secret: str) -> str:
+    return f"{sign_in_id}.{secret}"
+
+
+def _parts(cookie: str) -> tuple[str, str]:
+    sign_in_id, _, secret = cookie.partition(".")
+    return sign_in_id, secret

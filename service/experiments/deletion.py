@@ -1,0 +1,173 @@
+"""Delete experiments: first hide them, later remove their rows. No function commits."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Select, delete, or_, select, tuple_, update
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from service.queue import sizes, states
+from service.tables.engine import now
+from service.tables.experiments import (
+    TERMINAL,
+    UNFINISHED,
+    WAITING,
+    Artifact,
+    Attempt,
+    Block,
+    Checkpoint,
+    DesiredState,
+    Event,
+    Experiment,
+    Metric,
+    Series,
+    Wait,
+)
+from service.tables.sweeps import SweepPoint
+from service.tables.users import User
+from service.tables.webhooks import Delivery
+
+RESTORE_MARGIN_S = 60.0
+"""No transaction takes longer, so a restored experiment is never among those being purged."""
+PAGE = 1000
+"""Experiments that one statement of retention reads, however many there are."""
+
+
+Time = InstrumentedAttribute[float | None]
+
+
+class Kept(NamedTuple):
+    """An experiment, its owner, when it ended or was deleted, and whether it may be removed."""
+
+    id: str
+    owner: str
+    at: float | None
+    removable: bool
+    is_deleted: bool
+
+
+def remove(session: Session, experiment: Experiment) -> bool:
+    """Hide an experiment. A waiting one is cancelled first. Return False if it is running or
+    pinned."""
+    if experiment.status in WAITING:
+        states.request(session, experiment.id, DesiredState.CANCEL)
+    return bool(remove_ended(session, [experiment.id]))
+
+
+def remove_ended(session: Session, experiment_ids: Sequence[str]) -> Sequence[str]:
+    """Hide those of these experiments that have ended and are not pinned, and return them."""
+    return session.scalars(
+        update(Experiment)
+        .where(Experiment.id.in_(experiment_ids), _removable(), Experiment.deleted_at.is_(None))
+        .values(deleted_at=now())
+        .returning(Experiment.id)
+        .execution_options(synchronize_session=False)
+    ).all()
+
+
+def restore(session: Session, experiment_id: str, purge_after_s: float) -> bool:
+    """Bring back a deleted experiment. False where it may be purged by now: its files go before its
+    row does, so a minute before that is too late."""
+    kept = Experiment.deleted_at > now() - (purge_after_s - RESTORE_MARGIN_S)
+    change = update(Experiment).where(Experiment.id == experiment_id, kept).values(deleted_at=None)
+    restored = session.scalars(
+        change.returning(Experiment.id).execution_options(synchronize_session=False)
+    )
+    return restored.one_or_none() is not None
+
+
+def owners(session: Session) -> Sequence[int]:
+    """Return all users."""
+    return session.scalars(select(User.id).order_by(User.id)).all()
+
+
+def cutoff(session: Session, ago_s: float) -> float:
+    """Return the time that was so long ago by the database's clock."""
+    return session.execute(select(now() - ago_s)).scalar_one()
+
+
+def older(session: Session, owner_id: int, before: float, after: Kept | None) -> list[Kept]:
+    """Return a page of a user's experiments that ended before that time, the oldest first. `after`
+    is the last one of the page before."""
+    at = Experiment.finished_at
+    query = _kept(at).where(Experiment.owner_id == owner_id, at < before)
+    return _page(session, query, at, after)
+
+
+def with_files(session: Session, after: Kept | None) -> list[Kept]:
+    """Return a page of experiments with files, by their ids."""
+    left = select(Artifact.experiment_id).distinct().order_by(Artifact.experiment_id)
+    if after is not None:
+        left = left.where(Artifact.experiment_id > after.id)
+    query = _kept(Experiment.finished_at).where(Experiment.id.in_(left.limit(PAGE)))
+    return [Kept(*row) for row in session.execute(query.order_by(Experiment.id))]
+
+
+def _kept(at: Time) -> Select[*tuple[Any, ...]]:
+    """Experiments and their owners. Those that are pinned or deleted are read, too, so that a page
+    takes no longer where there are many of them."""
+    is_deleted = Experiment.deleted_at.is_not(None)
+    columns = (Experiment.id, User.name, at, _removable() & ~is_deleted, is_deleted)
+    return select(*columns).join(User, User.id == Experiment.owner_id)
+
+
+def _page(
+    session: Session, query: Select[*tuple[Any, ...]], at: Time, after: Kept | None
+) -> list[Kept]:
+    place = tuple_(at, Experiment.id)
+    if after is not None:
+        query = query.where(place > tuple_(after.at, after.id))
+    return [Kept(*row) for row in session.execute(query.order_by(at, Experiment.id).limit(PAGE))]
+
+
+def _removable() -> ColumnElement[bool]:
+    return _ended() & ~Experiment.pinned
+
+
+def _ended() -> ColumnElement[bool]:
+    return Experiment.status.in_(TERMINAL)
+
+
+def purgeable(session: Session, before: float, after: Kept | None) -> list[Kept]:
+    """Return a page of experiments that were deleted before that time, the oldest first. An
+    experiment from which an unfinished run will start is not removable: the run was accepted
+    before."""
+    at = Experiment.deleted_at
+    found = _page(session, _kept(at).where(at <= before), at, after)
+    in_use = set(_started_from(session)) if found else set()
+    return [one._replace(removable=one.id not in in_use) for one in found]
+
+
+def _started_from(session: Session) -> Iterator[str]:
+    """Yield the experiments whose weights unfinished runs need."""
+    named = [Experiment.spec[(part, "experiment")].as_string() for part in ("model", "baseline")]
+    given = or_(*(one.is_not(None) for one in named))
+    query = select(*named).where(Experiment.status.in_(UNFINISHED), given)
+    for row in session.execute(query):
+        yield from (one for one in row if one is not None)
+
+
+RECORDS = (Series, Metric, Event, Artifact, Checkpoint, Attempt, Wait, SweepPoint, Delivery)
+"""Tables whose rows belong to an experiment and are deleted with it."""
+
+
+def purge(session: Session, experiment_id: str) -> bool:
+    """Delete a deleted experiment's records and row. Return False if another transaction has locked
+    it, or if its attempts are not yet added to its owner's usage."""
+    held = select(Experiment.id).where(
+        Experiment.id == experiment_id, Experiment.deleted_at.is_not(None)
+    )
+    if session.scalar(held.with_for_update(skip_locked=True)) is None:
+        return False
+    unfolded = select(Attempt).where(
+        Attempt.experiment_id == experiment_id, Attempt.folded.is_(False)
+    )
+    if session.scalar(select(unfolded.exists())):
+        return False
+    sizes.note(session, experiment_id, -sizes.of_experiment(session, experiment_id))
+    series = select(Series.id).where(Series.experiment_id == experiment_id)
+    session.execute(delete(Block).where(Block.series_id.in_(series)))
+    for table in RECORDS:
+        session.execute(delete(table).where(table.experiment_id == experiment_id))
+    session.execute(delete(Experiment).where(Experiment.id == experiment_id))
+    return True

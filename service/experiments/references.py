@@ -1,0 +1,181 @@
+"""Uploads and experiments that a spec refers to. They must be its owner's or shared with the lab,
+and fit the spec."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mptcore.specs import ExperimentSpec, PlainText, Problem, SpecError, UploadData
+from service.datasets import store as datasets
+from service.datasets.sizes import NO_UPLOAD, SIZES, shape_of
+from service.experiments import store as experiments
+from service.settings import Settings
+from service.tables.datasets import Dataset
+from service.tables.experiments import UNFINISHED, Artifact, Experiment, Status
+
+WEIGHTS = "weights.safetensors"
+"""The file in which a training run keeps what it trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencedInputs:
+    """The uploads and experiments that specs refer to and their owner may read, by id."""
+
+    datasets: Mapping[str, Dataset]
+    experiments: Mapping[str, Experiment]
+    weights: Mapping[str, str]
+    """SHA-256 of the weights, by experiment that has kept them."""
+    ids: tuple[Collection[str], Collection[str]]
+    """Ids of the uploads and of the experiments, also of those that were not found."""
+
+    @classmethod
+    def of(
+        cls,
+        session: Session,
+        owner_id: int,
+        specs: Collection[ExperimentSpec],
+        after: Iterable[str] = (),
+    ) -> "ReferencedInputs":
+        """Look up the inputs of specs, and the experiments that they come after."""
+        uploads = {one for spec in specs if (one := getattr(spec.data, "dataset", None))}
+        weights = {one for spec in specs for _, one in _weights(spec)}
+        return cls._look_up(session, owner_id, uploads, weights.union(after))
+
+    def is_unchanged(self, session: Session, owner_id: int) -> bool:
+        """Look up the same inputs again, and return whether they are as they were."""
+        return self._look_up(session, owner_id, *self.ids)._state == self._state
+
+    @classmethod
+    def _look_up(
+        cls,
+        session: Session,
+        owner_id: int,
+        uploads: Collection[str],
+        earlier: Collection[str],
+    ) -> "ReferencedInputs":
+        found = experiments.find_referenced(session, owner_id, earlier)
+        return cls(
+            {one.id: one for one in datasets.readable_of(session, owner_id, uploads)},
+            {one.id: one for one in found},
+            {one.experiment_id: one.sha256 for one in _kept(session, earlier)},
+            (uploads, earlier),
+        )
+
+    @property
+    def _state(self) -> tuple[object, ...]:
+        """Everything that decides whether the specs may run."""
+        statuses = {one.id: one.status for one in self.experiments.values()}
+        return {*self.datasets}, statuses, self.weights
+
+    def digests(self, spec: ExperimentSpec) -> list[str] | None:
+        """Return the digests of a spec's uploads and weights, or None if some do not exist yet."""
+        upload = getattr(spec.data, "dataset", None)
+        found = [] if upload is None else [self.datasets[upload].sha256]
+        for _, one in _weights(spec):
+            if one not in self.weights or self.experiments[one].status != Status.SUCCEEDED:
+                return None
+            found.append(self.weights[one])
+        return found
+
+    def unfinished(self, spec: ExperimentSpec, after: Iterable[str]) -> list[str]:
+        """Return the experiments that a run of the spec must wait for."""
+        earlier = dict.fromkeys([*after, *(one for _, one in _weights(spec))])
+        return [one for one in earlier if self.experiments[one].status in UNFINISHED]
+
+
+def _kept(session: Session, experiment_ids: Collection[str]) -> Sequence[Artifact]:
+    """Return the weights that these experiments have kept."""
+    if not experiment_ids:
+        return ()
+    wanted = (Artifact.experiment_id.in_(experiment_ids), Artifact.file == WEIGHTS)
+    return session.scalars(select(Artifact).where(*wanted)).all()
+
+
+def _weights(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
+    """Yield the experiments whose weights a spec uses, each with the part that uses them."""
+    for part in ("model", "baseline"):  # a family may have no baseline, or use no weights
+        experiment_id = getattr(getattr(spec, part, None), "experiment", None)
+        if experiment_id is not None:
+            yield part, experiment_id
+
+
+def reference_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> list[Problem]:
+    """Return the problems of the uploads and experiments that a spec refers to."""
+    problems = list(_experiment_problems(inputs, spec))
+    match spec.data:
+        case UploadData():
+            problems += _upload_problems(inputs, spec.data)
+        case PlainText() if spec.data.dataset is not None:
+            problems += _text_problems(inputs, spec.data.dataset, spec.data.column)
+    return problems
+
+
+def after_problems(inputs: ReferencedInputs, after: Sequence[str]) -> Iterator[Problem]:
+    """Yield the problems of the experiments that another comes after: /after/i."""
+    for i, one in enumerate(after):
+        found = inputs.experiments.get(one)
+        if found is None:
+            yield Problem(f"/after/{i}", "the id of an experiment, yours or shared with the lab")
+        elif found.status in FAILED:
+            detail = f"this experiment is {found.status}: what comes after it could not run"
+            yield Problem(f"/after/{i}", detail)
+
+
+FAILED = (Status.FAILED, Status.CANCELLED)
+
+
+def _text_problems(inputs: ReferencedInputs, dataset_id: str, column: str) -> Iterator[Problem]:
+    dataset = inputs.datasets.get(dataset_id)
+    if dataset is None:
+        yield Problem("/data/dataset", NO_UPLOAD)
+    elif dataset.dim is not None:
+        yield Problem("/data/dataset", "this upload holds numbers, not text")
+    elif dataset.columns is not None and column not in dataset.columns:
+        have = ", ".join(dataset.columns)
+        yield Problem("/data/column", f"the upload's columns of text are {have}; not {column}")
+
+
+def _upload_problems(inputs: ReferencedInputs, data: UploadData) -> Iterator[Problem]:
+    try:
+        shape = shape_of(inputs.datasets.get(data.dataset), data.array, data.columns)
+    except SpecError as error:
+        yield from error.problems
+        return
+    for name, found in zip(SIZES, shape, strict=True):
+        if getattr(data, name) != found:
+            detail = f"the upload's {name} is {found}, not {getattr(data, name)}"
+            yield Problem(f"/data/{name}", detail)
+
+
+def _experiment_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> Iterator[Problem]:
+    for part, one in _weights(spec):
+        found = inputs.experiments.get(one)
+        if found is None or found.status in FAILED or found.spec.get("train") is None:
+            detail = (
+                "the id of an experiment, yours or shared with the lab, that trains a model and "
+                "did not fail"
+            )
+            yield Problem(f"/{part}/experiment", detail)
+
+
+def input_files(
+    session: Session, settings: Settings, spec: dict[str, Any]
+) -> dict[str, dict[str, str]]:
+    """Return the files of the uploads and experiments that a stored spec refers to, by id, each
+    with its recorded SHA-256. Deleted ones are missing: the run reports them."""
+    uploads = session.scalars(select(Dataset).where(Dataset.id == spec["data"].get("dataset")))
+    found = {one.id: _input(settings.datasets(one.id) / one.file, one.sha256) for one in uploads}
+    models = [spec.get("model") or {}, spec.get("baseline") or {}]
+    named = [model["experiment"] for model in models if model.get("experiment")]
+    for one in _kept(session, named):
+        folder = settings.artifacts(one.experiment_id, one.attempt)
+        found[one.experiment_id] = _input(folder / one.file, one.sha256)
+    return found
+
+
+def _input(file: Path, sha256: str) -> dict[str, str]:
+    return {"file": str(file.absolute()), "sha256": sha256}

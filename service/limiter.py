@@ -1,0 +1,45 @@
+"""Limit how much one user does at once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    nullcontext,
+)
+from weakref import WeakValueDictionary
+
+
+class FairLimiter:
+    """Limits the concurrent requests of a process, and those of one user, so that the long requests
+    of one user do not stop all others."""
+
+    def __init__(self, count: int, of_user: int) -> None:
+        self.taken = 0
+        """Places that are held."""
+        self._of_user_count = max(1, of_user)
+        self._all = asyncio.Semaphore(count)
+        self._of_users: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def one(self, user_id: int | None) -> AsyncIterator[None]:
+        """Hold a place while the block runs. Wait for one first."""
+        async with self._of_user(user_id), self._all:
+            self.taken += 1
+            try:
+                yield
+            finally:
+                self.taken -= 1
+
+    def is_full(self, user_id: int) -> bool:
+        """Return whether the next request of this user would wait."""
+        limit = self._of_users.get(user_id)
+        return self._all.locked() or (limit is not None and limit.locked())
+
+    def _of_user(self, user_id: int | None) -> AbstractAsyncContextManager[None]:
+        if user_id is None:
+            return nullcontext()
+        limit = self._of_users.get(user_id)
+        if limit is None:
+            limit = self._of_users[user_id] = asyncio.Semaphore(self._of_user_count)
+        return limit

@@ -1,0 +1,1 @@
+"""Upkeep of a store: start, migration, backup and retention."""

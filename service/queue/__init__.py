@@ -1,0 +1,1 @@
+"""The queue: who runs next and where, leases, limits, and expected starts."""

@@ -1,0 +1,158 @@
+"""Choosing what runs next.
+
+Every function takes a session and commits nothing. Times are the database's own (`now()`).
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVarTuple
+
+from sqlalchemy import (
+    BigInteger,
+    ScalarSelect,
+    Select,
+    Subquery,
+    bindparam,
+    func,
+    select,
+    union_all,
+    update,
+)
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import ReturningUpdate
+
+from service.fair_share import FairShare
+from service.queue import holds, shares, workers
+from service.queue.lease import MAX_BYTES
+from service.queue.shares import EXPERIMENTS, Standing
+from service.queue.states import note_status
+from service.tables.engine import now
+from service.tables.experiments import DEVICES, Device, Held, Queue, Status
+
+Ts = TypeVarTuple("Ts")
+
+HEARD_OF_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """An experiment chosen to run next: the content of the message to a worker."""
+
+    experiment_id: str
+    dispatch_no: int
+    queue: Queue
+
+
+def dispatch_next(
+    session: Session,
+    for_queue: Queue = Queue.CPU,
+    fair_share: FairShare | None = None,
+    within_s: float = HEARD_OF_S,
+) -> Dispatch | None:
+    """Choose the next queued experiment that a worker of this queue may run and mark it dispatched,
+    under a new number that only one claim can use: of the user who has had least for its shares,
+    the highest priority, then the oldest. A user at a limit is passed over, or whose runs have all
+    workers but the spare ones, and what no idle GPU has the memory for, and what is held: for
+    others to succeed, or for its sweep's limit. None where nothing may run. One such choice is made
+    at a time, so that no limit is passed. A worker is one that was heard of within so many
+    seconds."""
+    workers.lock_dispatching(session)
+    holds.release_sweeps(session)
+    fair_share = fair_share or FairShare()
+    standings = shares.standings(session, fair_share)
+    most = shares.max_slots(standings, fair_share, workers.alive_in(session, for_queue, within_s))
+    may_run = [
+        one for one in standings if one.may_begin(for_queue) and one.under_way[for_queue] < most
+    ]
+    room: int | None = None
+    for user in shares.in_turn(session, may_run, for_queue):
+        if for_queue == Queue.GPU and room is None:
+            room = _room(session, user, within_s)
+        if for_queue == Queue.CPU and _is_kept_for_a_gpu(session, user, within_s):
+            continue
+        chosen = {"owner": user.owner_id, "room": room}
+        row = session.execute(_dispatch(for_queue), chosen).one_or_none()
+        if row is not None:
+            note_status(session, row.id, Status.DISPATCHED, dispatch_no=row.dispatch_no)
+            return Dispatch(row.id, row.dispatch_no, for_queue)
+    return None
+
+
+def _is_kept_for_a_gpu(session: Session, user: Standing, within_s: float) -> bool:
+    """Return whether a CPU run would use the last slot under the user's limit although a GPU run
+    comes before it and a worker could run that."""
+    if not user.has_one_place or not workers.gpus(session, within_s):
+        return False
+    return shares.gpu_run_is_first(shares.firsts(session, [user])[user.owner_id])
+
+
+def _room(session: Session, next_in_turn: Standing, within_s: float) -> int:
+    """Return the memory of the idle GPU with the most memory. It is -1 if the next user's run only
+    waits for our own runs on a shared GPU to end: otherwise smaller runs would take its place
+    forever."""
+    idle = [gpu for gpu in workers.gpus(session, within_s) if gpu.idle]
+    if not idle:
+        return MAX_BYTES
+    room = max(gpu.room for gpu in idle)
+    found = shares.firsts(session, [next_in_turn])[next_in_turn.owner_id]
+    first = shares.first_for(found, Queue.GPU)
+    needed = 0 if first is None else session.scalar(_MEMORY, {"id": first.id}) or 0
+    if room < needed <= max(gpu.room_without_ours for gpu in idle):
+        return -1
+    return int(min(room, MAX_BYTES))
+
+
+_MEMORY = select(EXPERIMENTS.c.memory_bytes).where(EXPERIMENTS.c.id == bindparam("id"))
+
+
+def _next(for_queue: Queue) -> ScalarSelect[str]:
+    """Return the first experiment of a user: the best of the first of each device, each found by
+    one index look-up."""
+    looks = (select(_first(device, for_queue)) for device in DEVICES[for_queue])
+    firsts = union_all(*looks).subquery()
+    first = select(firsts.c.id).order_by(firsts.c.priority.desc(), firsts.c.id).limit(1)
+    return first.scalar_subquery()
+
+
+def _first(device: Device, for_queue: Queue) -> Subquery:
+    """Return the oldest experiment of the highest priority with two index look-ups. No index of
+    plain columns has both orders, and with an index by id alone PostgreSQL would scan everything
+    that ever ran."""
+    waits = (
+        (EXPERIMENTS.c.status == Status.QUEUED)
+        & (EXPERIMENTS.c.owner_id == bindparam("owner"))
+        & (EXPERIMENTS.c.held == Held.NOT)
+        & (EXPERIMENTS.c.device == device)
+    )
+    if for_queue == Queue.GPU:
+        waits &= func.coalesce(EXPERIMENTS.c.memory_bytes, 0) <= bindparam("room", type_=BigInteger)
+    highest = select(EXPERIMENTS.c.priority).where(waits).order_by(EXPERIMENTS.c.priority.desc())
+    oldest = (
+        select(EXPERIMENTS.c.id, EXPERIMENTS.c.priority)
+        .where(waits, EXPERIMENTS.c.priority >= _one_free(highest).scalar_subquery())
+        .order_by(EXPERIMENTS.c.priority, EXPERIMENTS.c.id)
+    )
+    return _one_free(oldest).subquery()
+
+
+def _one_free(query: Select[*Ts]) -> Select[*Ts]:
+    """Return the first row that no other transaction has locked, because that transaction may
+    hang."""
+    return query.limit(1).with_for_update(skip_locked=True)
+
+
+@cache
+def _dispatch(for_queue: Queue) -> ReturningUpdate[Any, Any]:
+    """Return the statement that dispatches the next experiment. It is built once, because idle
+    workers poll ten times a second."""
+    return (
+        update(EXPERIMENTS)
+        .where(EXPERIMENTS.c.id == _next(for_queue), EXPERIMENTS.c.status == Status.QUEUED)
+        .values(
+            status=Status.DISPATCHED,
+            queue=for_queue,
+            dispatch_no=EXPERIMENTS.c.dispatch_no + 1,
+            dispatched_at=now(),
+        )
+        .returning(EXPERIMENTS.c.id, EXPERIMENTS.c.dispatch_no)
+    )

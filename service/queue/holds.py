@@ -1,0 +1,313 @@
+"""What is queued and not to be chosen yet: it waits for other experiments to succeed, or for its
+sweep to have fewer runs under way.
+
+A held experiment is out of the queue's index until it may run, so that a choice is as cheap with
+ten thousand of them as with none. Who ends an experiment frees or fails what waits for it, in the
+same transaction. Rows are locked in the order of their ids: what waits is younger than what it
+waits for. Every function takes a session and commits nothing.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Select, bindparam, case, delete, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from service.tables.engine import now
+from service.tables.experiments import TERMINAL, WAITING, Experiment, Held, Status, Wait
+from service.tables.sweeps import Sweep, SweepPoint, Turn
+
+OPEN = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
+_LIMITED = select(Sweep.id).where(Sweep.concurrency.is_not(None))
+_NEXT_HOLD = case((Experiment.sweep_id.in_(_LIMITED), Held.SWEEP), else_=Held.NOT)
+"""What holds an experiment that waits for no other."""
+
+TURNS_AT_ONCE = 20
+"""Sweeps that one choice looks at: the others are looked at by the next ones."""
+_TURNS = select(Turn.sweep_id).order_by(Turn.id).limit(TURNS_AT_ONCE)
+_UNDER_WAY = select(func.count()).where(
+    Experiment.sweep_id == bindparam("sweep_id"),
+    Experiment.status.in_(OPEN),
+    Experiment.held == Held.NOT,
+)
+_HELD = (
+    select(Experiment.id)
+    .where(
+        Experiment.sweep_id == bindparam("sweep_id"),
+        Experiment.status == Status.QUEUED,
+        Experiment.held == Held.SWEEP,
+    )
+    .order_by(Experiment.id)
+)
+_NEXT = _HELD.with_for_update(skip_locked=True)
+_ANY = _HELD.limit(1)
+"""Built once: idle workers poll ten times a second."""
+
+
+def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> Mapping[str, str]:
+    """Make each of these new experiments wait for others. Return those of the others that have
+    ended meanwhile, with their statuses: the caller releases what waits for them.
+
+    The rows refer to the others, so that from here on the ends of the others wait for this
+    transaction. It is to end soon: an end that waits for many submissions may wait for ever.
+    """
+    rows = [
+        {"experiment_id": one, "after_id": after} for one, others in waits.items()
+        for after in others
+    ]  # fmt: skip
+    if not rows:
+        return {}
+    session.execute(insert(Wait), rows)
+    others = {row["after_id"] for row in rows}
+    ended = select(Experiment.id, Experiment.status).where(
+        Experiment.id.in_(others), Experiment.status.in_(TERMINAL)
+    )
+    return {row.id: row.status for row in session.execute(ended.order_by(Experiment.id))}
+
+
+def take_places(session: Session, successors: Mapping[str, str]) -> None:
+    """Replace old experiments by new ones (new by old) in their sweeps."""
+    place = update(SweepPoint).where(SweepPoint.experiment_id == bindparam("old"))
+    taken = place.where(
+        select(Experiment.sweep_id).where(Experiment.id == bindparam("new")).scalar_subquery()
+        == SweepPoint.sweep_id
+    ).values(experiment_id=bindparam("new"))
+    rows = [{"old": old, "new": new} for old, new in successors.items()]
+    if not rows:
+        return
+    session.connection().execute(taken, rows)
+    take_turns(session, successors.values())
+
+
+def settle(session: Session, ended: Collection[str], status: str) -> Mapping[str, str]:
+    """Release what waits for experiments that end in this transaction. Waits for submissions that
+    are to come after them and are not committed yet (`wait_for`)."""
+    mine = select(Experiment.id).where(Experiment.id.in_(ended))
+    session.execute(mine.order_by(Experiment.id).with_for_update())
+    session.execute(delete(Wait).where(Wait.experiment_id.in_(ended)))
+    return release(session, ended, status)
+
+
+def release(session: Session, ended: Collection[str], status: str) -> Mapping[str, str]:
+    """Let what waits for ended experiments run where it waits for nothing else, or fail where the
+    experiments did not succeed, and so on along the chain. Return those that fail, each with the
+    ended experiment because of which it does. The number of statements does not depend on their
+    number: other users' event streams wait for this transaction."""
+    if status != Status.SUCCEEDED:
+        return _fail(session, ended, status)
+    direct = select(Wait.experiment_id).where(Wait.after_id.in_(ended))
+    if waiting := _locked(session, direct):
+        session.execute(delete(Wait).where(Wait.after_id.in_(ended)))
+        _release(session, waiting)
+    return {}
+
+
+def _fail(session: Session, ended: Collection[str], status: str) -> Mapping[str, str]:
+    ended = {*ended}
+    first = select(Wait.experiment_id).where(Wait.after_id.in_(ended)).cte(recursive=True)
+    chain = first.union(
+        select(Wait.experiment_id).join(first, Wait.after_id == first.c.experiment_id)
+    )
+    waiting: Sequence[str] = ()
+    while len(found := _locked(session, select(chain.c.experiment_id))) > len(waiting):
+        waiting = found  # a submission that the lock waited for may have added to the chain
+    if not waiting:
+        return {}
+    before = _predecessors(session, waiting, {*ended, *waiting})
+    session.execute(delete(Wait).where(Wait.experiment_id.in_(waiting)))
+    rows = [
+        {"which": one, "message": f"it comes after {after}, which {_became(after, ended, status)}"}
+        for one, after in before.items()
+    ]
+    session.connection().execute(_FAIL, rows)
+    return {one: _first_of(one, before) for one in waiting}
+
+
+_FAIL = (
+    update(Experiment.__table__)  # type: ignore[arg-type]
+    .where(Experiment.id == bindparam("which"))
+    .values(
+        status=Status.FAILED,
+        finished_at=now(),
+        failure_kind="invalid",
+        failure_message=bindparam("message"),
+    )
+)
+
+
+def _locked(session: Session, which: Select[Any]) -> Sequence[str]:
+    """Lock those of these experiments that have not begun, and return them."""
+    query = select(Experiment.id).where(Experiment.id.in_(which), Experiment.status.in_(WAITING))
+    return session.scalars(query.order_by(Experiment.id).with_for_update()).all()
+
+
+def _predecessors(
+    session: Session, waiting: Sequence[str], among: Collection[str]
+) -> Mapping[str, str]:
+    """Return for each of these experiments the oldest of some others that it waits for."""
+    oldest = (
+        select(Wait.experiment_id, func.min(Wait.after_id))
+        .where(Wait.experiment_id.in_(waiting), Wait.after_id.in_(among))
+        .group_by(Wait.experiment_id)
+    )
+    return dict(session.execute(oldest.order_by(Wait.experiment_id)).tuples().all())
+
+
+def _first_of(one: str, before: Mapping[str, str]) -> str:
+    """Return the first experiment of a chain."""
+    while one in before:
+        one = before[one]
+    return one
+
+
+def remove_waits(session: Session, ended: Sequence[str]) -> Sequence[str]:
+    """Remove the waits of ended experiments. Return those of them that others wait for."""
+    session.execute(delete(Wait).where(Wait.experiment_id.in_(ended)))
+    waited_for = select(Wait.after_id).where(Wait.after_id.in_(ended)).distinct()
+    return session.scalars(waited_for.order_by(Wait.after_id)).all()
+
+
+def _became(one: str, ended: Collection[str], status: str) -> str:
+    return "was cancelled" if one in ended and status == Status.CANCELLED else "failed"
+
+
+def _release(session: Session, waiting: Sequence[str]) -> None:
+    """Release those of these experiments that wait for nothing any more. Their rows are locked: if
+    two awaited experiments end at the same time, the second transaction sees the result of the
+    first."""
+    others = select(Wait.experiment_id).where(Wait.experiment_id == Experiment.id).exists()
+    freed = session.execute(
+        update(Experiment)
+        .where(Experiment.id.in_(waiting), ~others)
+        .values(held=_NEXT_HOLD)
+        .returning(Experiment.sweep_id, Experiment.held)
+    ).all()
+    note_turns(session, {row.sweep_id for row in freed if row.held == Held.SWEEP})
+
+
+def take_turns(session: Session, experiment_ids: Collection[str]) -> None:
+    """Have experiments that are new to a sweep with a limit, or that were set aside and are
+    resumed, wait for their turn."""
+    session.execute(
+        update(Experiment)
+        .where(
+            Experiment.id.in_(experiment_ids),
+            Experiment.sweep_id.in_(_LIMITED),
+            Experiment.held == Held.NOT,
+        )
+        .values(held=Held.SWEEP)
+    )
+    limited = select(Experiment.sweep_id).where(
+        Experiment.id.in_(experiment_ids), Experiment.sweep_id.in_(_LIMITED)
+    )
+    note_turns(session, session.scalars(limited.distinct()))
+
+
+def note_turns(session: Session, sweep_ids: Iterable[str | None]) -> None:
+    """Have `fill` look at these sweeps."""
+    turns = [{"sweep_id": one} for one in sweep_ids]
+    if turns:
+        session.execute(insert(Turn), turns)
+
+
+def note_turns_of(session: Session, experiment_ids: Collection[str]) -> None:
+    """Have `fill` look at the sweeps of experiments that are under way no more."""
+    limited = (
+        select(Experiment.sweep_id)
+        .distinct()
+        .where(Experiment.id.in_(experiment_ids), Experiment.sweep_id.in_(_LIMITED))
+    )
+    session.execute(insert(Turn).from_select(["sweep_id"], limited))
+
+
+def limit(session: Session, sweep: Sweep) -> None:
+    """Have what has not been chosen yet take its turn anew: the limit of its sweep has changed."""
+    mine = update(Experiment).where(Experiment.sweep_id == sweep.id, Experiment.status.in_(WAITING))
+    if sweep.concurrency is None:
+        session.execute(mine.where(Experiment.held == Held.SWEEP).values(held=Held.NOT))
+        return
+    queued = (Experiment.status == Status.QUEUED) & (Experiment.held == Held.NOT)
+    session.execute(mine.where(queued).values(held=Held.SWEEP))
+    note_turns(session, [sweep.id])
+
+
+def release_sweeps(session: Session) -> None:
+    """Let sweeps have as many runs under way as they may. Looks at those alone of which something
+    has changed, for a choice must cost nothing for what cannot run. Call only while holding the
+    dispatch lock, which keeps two from giving the same place twice."""
+    noted = {*session.scalars(_TURNS)}
+    if not noted:
+        return
+    # With all other notes of these sweeps: thousands of one sweep delay no other by a choice each.
+    session.execute(delete(Turn).where(Turn.sweep_id.in_(noted)))
+    sweeps = select(Sweep.id, Sweep.concurrency).where(Sweep.id.in_(noted))
+    limits = session.execute(sweeps.order_by(Sweep.id)).all()
+    note_turns(session, [id for id, limit in limits if not _release_sweep(session, id, limit)])
+
+
+def _release_sweep(session: Session, sweep_id: str, concurrency: int | None) -> bool:
+    """Let one sweep have as many under way as it may. Returns whether that is done: an experiment
+    that another transaction holds is passed over."""
+    which = {"sweep_id": sweep_id}
+    room = None
+    if concurrency is not None:
+        room = concurrency - (session.scalar(_UNDER_WAY, which) or 0)
+        if room <= 0:
+            return True
+    chosen = session.scalars(_NEXT.limit(room), which).all()
+    if chosen:
+        free = update(Experiment).where(Experiment.id.in_(chosen)).values(held=Held.NOT)
+        session.execute(free.execution_options(synchronize_session=False))
+    return len(chosen) == room or session.scalar(_ANY, which) is None
+
+
+def reasons(
+    session: Session, experiments: Sequence[Experiment], reader_id: int | None
+) -> dict[str, str]:
+    """Return what those of these experiments that are held wait for, by id, in words for the
+    reader. A reader of None is the owner."""
+    queued = [one for one in experiments if one.status == Status.QUEUED]
+    after = [one for one in queued if one.held == Held.AFTER]
+    sweeps = {one.sweep_id for one in queued if one.held == Held.SWEEP}
+    others = _waited_for(session, [one.id for one in after]) if after else {}
+    limits: dict[str, int | None] = {}
+    if sweeps:
+        rows = session.execute(select(Sweep.id, Sweep.concurrency).where(Sweep.id.in_(sweeps)))
+        limits = {row.id: row.concurrency for row in rows}
+    found = {
+        one.id: _in_words(others.get(one.id, ()), reader_id in (None, one.owner_id))
+        for one in after
+    }
+    for one in queued:
+        if one.held == Held.SWEEP and one.sweep_id is not None:
+            most = limits.get(one.sweep_id)
+            found[one.id] = f"of its sweep at most {most} may be under way at once"
+    return found
+
+
+def _waited_for(
+    session: Session, experiment_ids: Sequence[str]
+) -> dict[str, list[tuple[str, str]]]:
+    """Return the ids and states of what each of these experiments waits for."""
+    rows = session.execute(
+        select(Wait.experiment_id, Wait.after_id, Experiment.status)
+        .join(Experiment, Experiment.id == Wait.after_id)
+        .where(Wait.experiment_id.in_(experiment_ids))
+        .order_by(Wait.after_id)
+    )
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for one, after, status in rows:
+        found[one].append((after, status))
+    return found
+
+
+NAMED = 3
+
+
+def _in_words(others: Sequence[tuple[str, str]], is_readers: bool) -> str:
+    if not is_readers:
+        return "it waits for other experiments to succeed"
+    named = ", ".join(f"{one} ({status})" for one, status in others[:NAMED])
+    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+    return f"it waits for {named}{more} to succeed"

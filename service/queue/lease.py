@@ -1,0 +1,409 @@
+"""Who runs what, and until when: claim, lease, fence, reap.
+
+Every function takes a session and commits nothing. Times are the database's own (`now()`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Update,
+    delete,
+    func,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.orm import Session
+
+from service.queue import ledger, sizes
+from service.queue.states import is_terminal, note_status
+from service.tables.engine import now
+from service.tables.experiments import (
+    TERMINAL,
+    Artifact,
+    Block,
+    Checkpoint,
+    DesiredState,
+    Event,
+    Experiment,
+    Metric,
+    Queue,
+    Series,
+    Status,
+)
+from service.tables.own_key import own_key_only
+
+MAX_BYTES = 2**62
+"""Larger than any memory."""
+
+
+class LeaseLost(Exception):
+    """The attempt no longer owns its experiment: kill the runner, write nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One attempt at an experiment."""
+
+    experiment_id: str
+    attempt: int
+    spec: dict[str, Any]
+    queue: str = Queue.CPU
+    checkpoints: Sequence[Checkpoint] = ()
+    """Checkpoints to resume from, the latest first. Empty: start from the beginning."""
+    inputs: dict[str, dict[str, str]] = field(default_factory=dict)
+    """File and SHA-256 of uploads and saved weights, by the id in the spec."""
+
+    @property
+    def after_seq(self) -> int:
+        """Records up to this one were kept from earlier attempts."""
+        return self.checkpoints[0].after_seq if self.checkpoints else 0
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCause:
+    """Cause of a failed run (oom, error, lost, timeout or invalid) and a sentence."""
+
+    kind: str
+    message: str
+
+
+def claim(
+    session: Session,
+    experiment_id: str,
+    dispatch_no: int,
+    *,
+    worker: str,
+    lease_s: float,
+    room: float = math.inf,
+) -> Claim | None:
+    """Begin an attempt: raise the fence and take the lease. None where the dispatch is not the
+    current one, or where it takes more than `room` bytes: then it goes back to the queue. A run
+    goes on from the latest checkpoint, and the records after that (or all) go in the same
+    transaction. Whether the file is whole the runner sees: from an earlier one, or from the
+    beginning, it gives the same records."""
+    row = session.execute(
+        update(Experiment)
+        .where(
+            Experiment.id == experiment_id,
+            Experiment.status == Status.DISPATCHED,
+            Experiment.dispatch_no == dispatch_no,
+            func.coalesce(Experiment.memory_bytes, 0) <= min(room, MAX_BYTES),
+        )
+        .values(
+            status=Status.RUNNING,
+            attempt=Experiment.attempt + 1,
+            worker=worker,
+            lease_expires_at=now() + lease_s,
+            cache_key=own_key_only(),
+            started_at=func.coalesce(Experiment.started_at, now()),
+            last_seq=func.coalesce(_latest_checkpoint, 0),
+            progress_done=None,
+            progress_total=None,
+            progress_unit=None,
+            progress_stage=None,
+            progress_at=None,
+            progress_eta_s=None,
+            progress_eta_std_err_s=None,
+        )
+        .returning(
+            Experiment.id,
+            Experiment.attempt,
+            Experiment.spec,
+            Experiment.owner_id,
+            Experiment.queue,
+            Experiment.estimated_bytes,
+        )
+    ).one_or_none()
+    if row is None:
+        _put_back(session, experiment_id, dispatch_no, "no memory for it here")
+        return None
+    ledger.begin(session, row, worker)
+    found = checkpoints(session, experiment_id)
+    begun = Claim(experiment_id, row.attempt, row.spec, row.queue or Queue.CPU, found)
+    _delete_records(session, experiment_id, begun.after_seq)
+    details = {"attempt": row.attempt, "worker": worker}
+    if begun.checkpoints:
+        details["resumed_after"] = begun.after_seq
+    note_status(session, experiment_id, Status.RUNNING, **details)
+    return begun
+
+
+def _put_back(session: Session, experiment_id: str, dispatch_no: int, reason: str) -> None:
+    """Return a dispatched experiment to the queue, if this is still its current dispatch."""
+    put_back = session.execute(
+        update(Experiment)
+        .where(
+            Experiment.id == experiment_id,
+            Experiment.status == Status.DISPATCHED,
+            Experiment.dispatch_no == dispatch_no,
+        )
+        .values(status=Status.QUEUED)
+        .returning(Experiment.id)
+    ).one_or_none()
+    if put_back is not None:
+        details = {"unclaimed_dispatch": dispatch_no, "reason": reason}
+        note_status(session, experiment_id, Status.QUEUED, **details)
+
+
+_latest_checkpoint = (
+    select(func.max(Checkpoint.after_seq))
+    .where(Checkpoint.experiment_id == Experiment.id)
+    .scalar_subquery()
+)
+
+
+def checkpoints(session: Session, experiment_id: str) -> Sequence[Checkpoint]:
+    """Return an experiment's checkpoints, the latest first."""
+    query = select(Checkpoint).where(Checkpoint.experiment_id == experiment_id)
+    order = (Checkpoint.after_seq, Checkpoint.attempt, Checkpoint.file)
+    return session.scalars(query.order_by(*(column.desc() for column in order))).all()
+
+
+def _delete_records(session: Session, experiment_id: str, after: int) -> None:
+    """Delete the records after `after`. No block of points spans the position of a checkpoint's
+    snapshot."""
+    sizes.note(session, experiment_id, -sizes.of_records(session, experiment_id, after))
+    series = select(Series.id).where(Series.experiment_id == experiment_id)
+    session.execute(
+        delete(Block).where(Block.series_id.in_(series.scalar_subquery()), Block.last_seq > after)
+    )
+    kept = select(Block.series_id).where(Block.series_id == Series.id).exists()
+    session.execute(delete(Series).where(Series.experiment_id == experiment_id, ~kept))
+    for table in (Metric, Event, Artifact):
+        session.execute(
+            delete(table).where(table.experiment_id == experiment_id, table.seq > after)
+        )
+
+
+def forget_records(session: Session, experiment_id: str) -> None:
+    """Delete the records and unusable checkpoints of a run that restarts."""
+    _delete_records(session, experiment_id, after=0)
+    _forget_checkpoints(session, [experiment_id])
+
+
+def _owned(claim: Claim) -> Update:
+    """The fence: it matches only while this attempt owns its experiment."""
+    return update(Experiment).where(
+        Experiment.id == claim.experiment_id,
+        Experiment.attempt == claim.attempt,
+        Experiment.status == Status.RUNNING,
+    )
+
+
+def heartbeat(session: Session, claim: Claim, lease_s: float, **columns: object) -> DesiredState:
+    """Check the fence, renew the lease and read the owner's wish in one statement. It must be the
+    first in every transaction of a run. Other columns may be set with it. Raises LeaseLost."""
+    desired = session.execute(
+        _owned(claim)
+        .values(lease_expires_at=now() + lease_s, **columns)
+        .returning(Experiment.desired_state)
+    ).scalar_one_or_none()
+    if desired is None:
+        raise _lease_lost(claim)
+    return DesiredState(desired)
+
+
+def _lease_lost(claim: Claim) -> LeaseLost:
+    return LeaseLost(f"attempt {claim.attempt} of {claim.experiment_id} lost its lease")
+
+
+def finish(
+    session: Session,
+    claim: Claim,
+    status: Status,
+    failure: FailureCause | None = None,
+    peak_bytes: int | None = None,
+) -> None:
+    """End the attempt and the experiment. `peak_bytes` is the memory that it used. Raises
+    LeaseLost."""
+    _end(session, claim, status, peak_bytes, finished_at=now(), **_failure_columns(failure))
+
+
+def mark_lost(
+    session: Session, claim: Claim, max_lost: int, peak_bytes: int | None = None
+) -> Status:
+    """Record that this attempt's runner was killed from outside, with the same result as the
+    reaper. Raises LeaseLost."""
+    lost = session.execute(
+        _owned(claim)
+        .values(status=Status.QUEUED, lost=Experiment.lost + 1, lease_expires_at=None)
+        .returning(Experiment.id, Experiment.lost, Experiment.attempt, Experiment.desired_state)
+    ).one_or_none()
+    if lost is None:
+        raise _lease_lost(claim)
+    ledger.end(session, claim.experiment_id, claim.attempt, peak_bytes=peak_bytes)
+    return _after_loss(session, lost, max_lost)
+
+
+def release(session: Session, claim: Claim, peak_bytes: int | None = None) -> Status:
+    """End the attempt before the experiment is finished, at the request of its owner or worker. The
+    experiment becomes paused or cancelled if that is requested, else queued. It is not counted as
+    lost. Raises LeaseLost."""
+    desired = heartbeat(session, claim, lease_s=0)
+    status = UNFINISHED[desired]
+    columns = {"finished_at": now()} if status == Status.CANCELLED else {}
+    _end(session, claim, status, peak_bytes, **columns)
+    return status
+
+
+UNFINISHED = {
+    DesiredState.RUN: Status.QUEUED,
+    DesiredState.PAUSE: Status.PAUSED,
+    DesiredState.CANCEL: Status.CANCELLED,
+}
+"""Next status of an unfinished run, by its owner's wish."""
+
+
+def _end(
+    session: Session, claim: Claim, status: Status, peak_bytes: int | None, **columns: object
+) -> None:
+    ended = session.execute(
+        _owned(claim)
+        .values(status=status, lease_expires_at=None, **columns)
+        .returning(Experiment.id)
+    ).one_or_none()
+    if ended is None:
+        raise _lease_lost(claim)
+    ledger.end(session, claim.experiment_id, claim.attempt, peak_bytes=peak_bytes)
+    if is_terminal(status):
+        _forget_checkpoints(session, [claim.experiment_id])
+    note_status(session, claim.experiment_id, status, attempt=claim.attempt)
+
+
+def _failure_columns(failure: FailureCause | None) -> dict[str, object]:
+    if failure is None:
+        return {}
+    return {"failure_kind": failure.kind, "failure_message": failure.message}
+
+
+def reap(
+    session: Session, dispatch_timeout_s: float, max_lost: int, as_of: float | None = None
+) -> list[tuple[str, Status]]:
+    """Put back what no one will finish: runs whose lease has expired, and dispatches that no one
+    claimed. What another transaction holds is left for the next time: it may be frozen. Returns
+    what was done. To be called only once the database was up for a whole lease, until `as_of`: it
+    may hang from there to this very statement."""
+    clock = now() if as_of is None else literal(as_of)
+    done = []
+    done += [(row.id, _after_loss(session, row, max_lost)) for row in _lose_expired(session, clock)]
+    unclaimed = session.execute(
+        update(Experiment)
+        .where(
+            _free(
+                Experiment.status == Status.DISPATCHED,
+                Experiment.dispatched_at < clock - dispatch_timeout_s,
+            )
+        )
+        .values(status=Status.QUEUED)
+        .returning(Experiment.id, Experiment.dispatch_no)
+    ).all()
+    for row in unclaimed:
+        note_status(session, row.id, Status.QUEUED, unclaimed_dispatch=row.dispatch_no)
+        done.append((row.id, Status.QUEUED))
+    return done
+
+
+def begin_anew(session: Session) -> int:
+    """Requeue everything that was dispatched or running when a backup was made, after a restore,
+    and return how many. It is not counted as lost. Attempt and dispatch numbers continue above all
+    earlier ones, so that the fence stops workers and messages from before."""
+    taken = session.execute(
+        select(Experiment.id, Experiment.attempt, Experiment.lease_expires_at,
+               Experiment.desired_state)
+        .where(Experiment.status.in_((Status.DISPATCHED, Status.RUNNING)))
+    ).all()  # fmt: skip
+    for experiment_id, attempt, lease_expires_at, desired in taken:
+        ledger.end(session, experiment_id, attempt, lease_expires_at)
+        status = UNFINISHED[DesiredState(desired)]
+        columns = {"finished_at": now()} if status == Status.CANCELLED else {}
+        session.execute(
+            update(Experiment)
+            .where(Experiment.id == experiment_id)
+            .values(status=status, lease_expires_at=None, **columns)
+        )
+        note_status(session, experiment_id, status, restored=True)
+    beyond = {
+        "attempt": Experiment.attempt + BEYOND,
+        "dispatch_no": Experiment.dispatch_no + BEYOND,
+    }
+    session.execute(update(Experiment).where(Experiment.status.not_in(TERMINAL)).values(**beyond))
+    return len(taken)
+
+
+BEYOND = 1000
+"""More attempts than an experiment makes between a backup and its restore."""
+
+
+def _lose_expired(
+    session: Session, clock: ColumnElement[float]
+) -> Sequence[Row[str, int, int, str]]:
+    """Requeue the runs whose lease has expired. Their slots are charged until that moment, so that
+    owners do not pay for an outage of the reaper."""
+    leases = session.execute(
+        select(Experiment.id, Experiment.attempt, Experiment.lease_expires_at)
+        .where(Experiment.status == Status.RUNNING, Experiment.lease_expires_at < clock)
+        .with_for_update(skip_locked=True)
+    ).all()
+    for experiment_id, attempt, expired_at in leases:
+        ledger.end(session, experiment_id, attempt, expired_at)
+    return session.execute(
+        update(Experiment)
+        .where(Experiment.id.in_([row.id for row in leases]))
+        .values(status=Status.QUEUED, lost=Experiment.lost + 1, lease_expires_at=None)
+        .returning(Experiment.id, Experiment.lost, Experiment.attempt, Experiment.desired_state)
+    ).all()
+
+
+def _free(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Select an experiment that meets these conditions and that no other transaction has locked. It
+    is locked from then on."""
+    return Experiment.id.in_(
+        select(Experiment.id).where(*conditions).with_for_update(skip_locked=True)
+    )
+
+
+def forget_checkpoints(
+    session: Session, experiment_ids: Sequence[str], after_s: float
+) -> Sequence[str]:
+    """Forget the checkpoints of those of these experiments that ended more than `after_s` seconds
+    ago, and return these experiments. Their files may be deleted."""
+    over = _free(
+        Experiment.id.in_(experiment_ids),
+        Experiment.status.in_(TERMINAL),
+        Experiment.finished_at < now() - after_s,
+    )
+    ended = session.scalars(select(Experiment.id).where(over)).all()
+    _forget_checkpoints(session, ended)
+    return ended
+
+
+def _forget_checkpoints(session: Session, experiment_ids: Sequence[str]) -> None:
+    session.execute(delete(Checkpoint).where(Checkpoint.experiment_id.in_(experiment_ids)))
+
+
+def _after_loss(session: Session, lost: Row[str, int, int, str], max_lost: int) -> Status:
+    """Return the next status of an experiment (id, lost, attempt, desired_state) whose attempt was
+    lost."""
+    status, failure = UNFINISHED[DesiredState(lost.desired_state)], None
+    if status == Status.QUEUED and lost.lost > max_lost:
+        status = Status.FAILED
+        message = f"its worker was lost {lost.lost} times; at most {max_lost} are borne"
+        failure = FailureCause("lost", message)
+    if status != Status.QUEUED:
+        session.execute(
+            update(Experiment)
+            .where(Experiment.id == lost.id)
+            .values(
+                status=status,
+                finished_at=None if status == Status.PAUSED else now(),
+                **_failure_columns(failure),
+            )
+        )
+    note_status(session, lost.id, status, lost_attempt=lost.attempt)
+    return status

@@ -1,0 +1,136 @@
+"""The ledger of slots: which attempt had one, and what that counts by now.
+
+A use of a slot from a to b, of which a second counts w, is at the time t worth the integral over u
+from a to b of w 2^(−(t−u)/h), h the half-life: a running attempt counts from its start, and nothing
+jumps at its end. The lines are only ever added and ended, so that no transaction waits for another
+one here; from time to time ended lines are folded into a number for each user.
+
+Every function takes a session and commits nothing.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, case, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from service.fair_share import FairShare
+from service.tables.engine import insert_new, now
+from service.tables.experiments import Attempt, Queue, Usage
+
+FOLDED_AT_ONCE = 1000
+HOUR_S, DAY_S = 3600.0, 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A use of a slot. `ended_at` is None while it lasts."""
+
+    owner_id: int
+    queue: str
+    started_at: float
+    ended_at: float | None
+
+    def worth(self, fair_share: FairShare, at: float) -> float:
+        """Return the decayed slot-seconds at that time, in seconds of a CPU slot."""
+        ended_at = at if self.ended_at is None else self.ended_at
+        lasted_s = max(0.0, ended_at - self.started_at)
+        grown = -math.expm1(-lasted_s * math.log(2) / fair_share.half_life_s)
+        in_full = grown * fair_share.half_life_s / math.log(2)
+        return slot_weight(fair_share, self.queue) * fair_share.decayed(in_full, at - ended_at)
+
+
+def slot_weight(fair_share: FairShare, queue: str) -> float:
+    """Return the weight of a second of such a slot."""
+    return fair_share.gpu_weight if queue == Queue.GPU else 1.0
+
+
+def begin(session: Session, experiment: Row[*tuple[Any, ...]], worker: str) -> None:
+    """Begin an attempt's use of its slot. `experiment` has the columns id, attempt, owner_id,
+    queue, spec and estimated_bytes."""
+    session.execute(
+        insert(Attempt).values(
+            experiment_id=experiment.id,
+            attempt=experiment.attempt,
+            owner_id=experiment.owner_id,
+            queue=experiment.queue or Queue.CPU,
+            worker=worker,
+            started_at=now(),
+            family=experiment.spec["model"]["family"],
+            estimated_bytes=experiment.estimated_bytes,
+        )
+    )
+
+
+def end(
+    session: Session,
+    experiment_id: str,
+    attempt: int,
+    at: float | None = None,
+    peak_bytes: int | None = None,
+) -> None:
+    """End an attempt's use of its slot, now or at a given time."""
+    ended_at = (
+        now() if at is None else case((Attempt.started_at > at, Attempt.started_at), else_=at)
+    )
+    session.execute(
+        update(Attempt)
+        .where(
+            Attempt.experiment_id == experiment_id,
+            Attempt.attempt == attempt,
+            Attempt.ended_at.is_(None),
+        )
+        .values(ended_at=ended_at, peak_bytes=peak_bytes)
+    )
+
+
+def fold(session: Session, fair_share: FairShare) -> None:
+    """Add ended attempts to their users' usage. Rows locked by other transactions are left for the
+    next time."""
+    ended = session.scalars(
+        select(Attempt)
+        .where(Attempt.folded.is_(False), Attempt.ended_at.is_not(None))
+        .limit(FOLDED_AT_ONCE)
+        .with_for_update(skip_locked=True)
+    ).all()
+    owners = sorted({one.owner_id for one in ended})
+    insert_new(
+        session, Usage, [{"owner_id": owner, "slot_s": 0.0, "as_of": 0.0} for owner in owners]
+    )
+    held = session.scalars(
+        select(Usage).where(Usage.owner_id.in_(owners)).with_for_update(skip_locked=True)
+    ).all()
+    clock: float = session.execute(select(now())).scalar_one()
+    for usage in held:
+        mine = [one for one in ended if one.owner_id == usage.owner_id]
+        before = fair_share.decayed(usage.slot_s, clock - usage.as_of)
+        usage.slot_s = before + decayed_usage(fair_share, map(use_of, mine), clock)
+        usage.as_of = clock
+        for one in mine:
+            one.folded = True
+
+
+def gpu_hours_of_the_day(session: Session) -> dict[int, float]:
+    """Return the hours of GPU slots that users have had within the last 24 hours, by owner."""
+    clock: float = session.execute(select(now())).scalar_one()
+    since = clock - DAY_S
+    began_at = case((Attempt.started_at < since, since), else_=Attempt.started_at)
+    lasted_s = func.sum(func.coalesce(Attempt.ended_at, clock) - began_at)
+    rows = session.execute(
+        select(Attempt.owner_id, lasted_s)
+        .where(Attempt.queue == Queue.GPU)
+        .where(Attempt.ended_at.is_(None) | (Attempt.ended_at > since))
+        .group_by(Attempt.owner_id)
+    )
+    return {owner_id: seconds / HOUR_S for owner_id, seconds in rows}
+
+
+def decayed_usage(fair_share: FairShare, uses: Iterable[Use], at: float) -> float:
+    """Return the total decayed usage."""
+    return math.fsum(use.worth(fair_share, at) for use in uses)
+
+
+def use_of(line: Attempt) -> Use:
+    return Use(line.owner_id, line.queue, line.started_at, line.ended_at)

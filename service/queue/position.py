@@ -1,0 +1,166 @@
+"""Position of a queued experiment, why it waits, and when it may start."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from service.queue import forecast, holds
+from service.queue.schemas import QueuePosition
+from service.queue.shares import MAX_PRIORITY, First, Standing
+from service.queue.snapshot import LAST, QUEUES, QueueSnapshot, QueueSnapshots
+from service.queue.workers import Gpu, Slots
+from service.tables.engine import moment
+from service.tables.experiments import Device, Experiment, Queue, Status
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The properties that determine a position."""
+
+    owner_id: int
+    device: str
+    priority: int
+    id: str
+    memory_bytes: int | None
+
+
+def queue_positions(
+    session: Session,
+    experiments: Sequence[Experiment],
+    queue_snapshots: QueueSnapshots,
+    reader_id: int | None = None,
+) -> dict[str, QueuePosition]:
+    """Return the positions of those of these experiments that are queued, by id. The number of
+    queries does not depend on their number. Reasons are worded for the reader; None is the
+    owner."""
+    queued = [
+        Waiting(one.owner_id, one.device, one.priority, one.id, one.memory_bytes)
+        for one in experiments
+        if one.status == Status.QUEUED
+    ]
+    if not queued:
+        return {}
+    queue_snapshot = queue_snapshots.of(session, {one.owner_id for one in queued})
+    found = {
+        one.id: _queue_position(one, queue_snapshot, reader_id in (None, one.owner_id))
+        for one in queued
+    }
+    reasons = holds.reasons(session, experiments, reader_id)
+    return found | {
+        id: _unknown(found[id].position, reason) for id, reason in reasons.items() if id in found
+    }
+
+
+def position_of_next(
+    session: Session,
+    owner_id: int,
+    device: str,
+    priority: int,
+    memory_bytes: int | None,
+    queue_snapshots: QueueSnapshots,
+) -> QueuePosition:
+    """Return the position of an experiment that would be submitted now."""
+    one = Waiting(owner_id, device, priority, LAST, memory_bytes)
+    return _queue_position(one, queue_snapshots.of(session, {owner_id}))
+
+
+def _position(one: Waiting, queue: Queue, queue_snapshot: QueueSnapshot) -> int:
+    """Return how many start before it, by a simulation of the dispatcher."""
+    own = queue_snapshot.own_before(one.owner_id, First(one.priority, one.id), queue)
+    if queue_snapshot.is_alone(one.owner_id, queue):
+        return own
+    _, jumping = queue_snapshot.queued.get((one.owner_id, queue), (0, 0))
+    if one.priority > MAX_PRIORITY:
+        jumping = max(jumping, own + 1)
+    return queue_snapshot.starts(one.owner_id, queue, jumping).place(own)
+
+
+def _queue_position(
+    one: Waiting, queue_snapshot: QueueSnapshot, is_readers: bool = True
+) -> QueuePosition:
+    wanted = QUEUES[Device(one.device)]
+    served = [queue for queue in wanted if queue in queue_snapshot.slots]
+    positions = {queue: _position(one, queue, queue_snapshot) for queue in served or wanted}
+    position = min(positions.values())
+    if not served:
+        kind = f"{wanted[0].upper()} worker" if len(wanted) == 1 else "worker"
+        return _unknown(position, f"no {kind} is registered")
+    mine = queue_snapshot.standings[one.owner_id]
+    if mine.is_disabled:
+        return _unknown(position, "its owner is disabled: it starts once an admin enables the user")
+    if mine.is_at_limit:
+        reason = f"{mine.running} of your runs are running, your limit is {mine.max_running}"
+        reason = reason if is_readers else "as many of its owner's runs are running as may"
+        return _with_start(position, reason, _start_at_limit(mine, queue_snapshot))
+    served = [queue for queue in served if mine.may_begin(queue)]
+    if not served:
+        hours = f"{mine.gpu_hours:.3g} GPU-hours within the last 24"
+        reason = f"you had {hours}, your limit is {mine.max_gpu_hours:g}"
+        reason = reason if is_readers else "its owner has had the GPU-hours of a day"
+        return _unknown(position, reason)
+    free = [queue for queue in served if mine.under_way[queue] < queue_snapshot.most_slots(queue)]
+    if not free:
+        spare = queue_snapshot.fair_share.spare_slots
+        kinds = " and ".join(queue.upper() for queue in served)
+        reason = f"your runs have all {kinds} workers but {spare}, kept for other users"
+        reason = reason if is_readers else "its owner's runs have all workers but the spare ones"
+        return _with_start(position, reason, _start_at_limit(mine, queue_snapshot))
+    served = free
+    gpu_run_is_first = mine.has_one_place and queue_snapshot.gpu_run_is_first(one.owner_id)
+    if served == [Queue.CPU] and queue_snapshot.gpus and gpu_run_is_first:
+        reason = f"your limit is {mine.max_running}, and your GPU run before it has the last place"
+        reason = reason if is_readers else "a GPU run of its owner's before it has the last place"
+        return _unknown(position, reason)
+    if served == [Queue.GPU] and (used := _no_memory(one, queue_snapshot.gpus)):
+        return _unknown(position, used)
+    starts = [
+        queue_snapshot.forecasts[q].start_after(positions[q], queue_snapshot.slots[q])
+        for q in served
+    ]
+    start = min((s for s in starts if s is not None), default=None)
+    return _with_start(position, _turn(position, served, queue_snapshot.slots), start)
+
+
+def _turn(position: int, served: Sequence[Queue], slots: Mapping[Queue, Slots]) -> str:
+    turn = f"{position} before it" if position else "next in turn"
+    if any(slots[queue].idle for queue in served):
+        return turn
+    busy = " and ".join(f"{slots[queue].workers} {queue.upper()}" for queue in served)
+    total = sum(slots[queue].workers for queue in served)
+    which = f"the only {served[0].upper()} worker is" if total == 1 else f"all {busy} workers are"
+    return f"{which} busy, {turn}"
+
+
+def _no_memory(one: Waiting, gpus: Sequence[Gpu]) -> str | None:
+    """Return why no GPU has enough memory even after our own runs have ended; None if one has."""
+    needed = one.memory_bytes or 0
+    if not gpus or any(gpu.room_without_ours >= needed for gpu in gpus):
+        return None
+    used = [
+        f"GPU {'' if gpu.number is None else gpu.number} is used by a process outside this service "
+        f"({gpu.foreign / GIB:.0f} GiB)"
+        for gpu in gpus
+        if gpu.foreign
+    ]
+    takes = f"the run takes about {needed / GIB:.3g} GiB"
+    return f"{' and '.join(used) or 'no GPU has the memory'}; {takes}"
+
+
+def _start_at_limit(mine: Standing, queue_snapshot: QueueSnapshot) -> float | None:
+    """Return the earliest end of the user's own runs, if the user is at the limit."""
+    ends = [one.ends.get(mine.owner_id) for one in queue_snapshot.forecasts.values()]
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _unknown(position: int, reason: str) -> QueuePosition:
+    return QueuePosition(position=position, reason=reason, estimated_start=None, estimate=reason)
+
+
+def _with_start(position: int, reason: str, start: float | None) -> QueuePosition:
+    estimate = forecast.BASIS if start is not None else forecast.UNKNOWN
+    return QueuePosition(
+        position=position, reason=reason, estimated_start=moment(start), estimate=estimate
+    )

@@ -1,0 +1,129 @@
+"""Bytes that each user keeps in the store, and how many that may be.
+
+Every transaction that stores or deletes bytes of a user adds a row with the change. Rows are
+inserted and folded, never updated, so that no run or submission waits for another one here.
+Checkpoints are few and come and go, so their sizes are added up when they are asked for.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Select, delete, func, insert, select
+from sqlalchemy.orm import Session
+
+from service.fair_share import FairShare
+from service.tables.experiments import UNFINISHED, Checkpoint, Experiment
+from service.tables.kept_bytes import ByteChange
+from service.tables.users import User
+
+FOLDED_FROM = 20
+"""Rows of a user. Fewer are left as they are."""
+FOLDED_AT_ONCE = 5000
+"""Rows. The rest is left for the next time."""
+
+
+_KEPT = func.coalesce(func.sum(ByteChange.bytes), 0)
+_SAVED = func.coalesce(func.sum(Checkpoint.bytes), 0)
+
+
+def note(session: Session, owner_id: int, change: int) -> None:
+    """Count bytes that this transaction stores for a user, or fewer than 0 that it deletes."""
+    if change:
+        session.execute(insert(ByteChange).values(owner_id=owner_id, bytes=change))
+
+
+def kept(session: Session, owner_id: int) -> int:
+    """Return how many bytes a user keeps."""
+    counted = select(_KEPT).where(ByteChange.owner_id == owner_id).scalar_subquery()
+    saved = _checkpoints(_SAVED).where(Experiment.owner_id == owner_id).scalar_subquery()
+    return int(session.execute(select(counted + saved)).scalar_one())
+
+
+def kept_by_user(session: Session) -> dict[int, int]:
+    """Return how many bytes each user keeps; users without any may be missing."""
+    counted = select(ByteChange.owner_id, _KEPT).group_by(ByteChange.owner_id)
+    saved = _checkpoints(Experiment.owner_id, _SAVED).group_by(Experiment.owner_id)
+    found: dict[int, int] = defaultdict(int)
+    for owner_id, total in (*session.execute(counted), *session.execute(saved)):
+        found[owner_id] += int(total)
+    return found
+
+
+def _checkpoints(*columns: Any) -> Select[Any]:
+    """Select from the checkpoints of unfinished experiments; others have none for long."""
+    return (
+        select(*columns)
+        .join_from(Experiment, Checkpoint, Checkpoint.experiment_id == Experiment.id)
+        .where(Experiment.status.in_(UNFINISHED))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that a user keeps, and the limit."""
+
+    kept: int
+    expected: int
+    """Points that the user's unfinished experiments write at most."""
+    most: int | None
+
+    def problem(self, needed: int) -> str | None:
+        """Return a sentence for the user if `needed` more bytes are too many."""
+        if self.most is None or self.kept + self.expected + needed <= self.most:
+            return None
+        unfinished = f", your unfinished experiments may write {self.expected} more"
+        return (
+            f"you keep {self.kept} bytes{unfinished if self.expected else ''}, this needs "
+            f"{needed}, and your limit is {self.most}: delete data sets, experiments or sweeps "
+            "(deleted experiments and sweeps count until the service purges them), or ask an "
+            "administrator for a higher limit"
+        )
+
+
+def limit(session: Session, owner_id: int, fair_share: FairShare) -> int | None:
+    """Return how many bytes a user may keep; None without a limit."""
+    own = session.scalar(select(User.max_bytes).where(User.id == owner_id))
+    return fair_share.max_bytes if own is None else own
+
+
+UNLIMITED = Room(0, 0, None)
+
+
+def room_of(session: Session, owner_id: int, fair_share: FairShare) -> Room:
+    """Return what a user keeps and may keep. Without a limit the sums are not computed."""
+    if (most := limit(session, owner_id, fair_share)) is None:
+        return UNLIMITED
+    expected = select(func.coalesce(func.sum(Experiment.expected_bytes), 0)).where(
+        Experiment.owner_id == owner_id, Experiment.status.in_(UNFINISHED)
+    )
+    return Room(kept(session, owner_id), int(session.execute(expected).scalar_one()), most)
+
+
+def lock(session: Session, owner_id: int) -> None:
+    """Let no other submission or upload of the user pass until the transaction ends. No heartbeat
+    waits for this lock."""
+    session.execute(select(User.id).where(User.id == owner_id).with_for_update(key_share=True))
+
+
+def fold(session: Session, from_rows: int = FOLDED_FROM) -> None:
+    """Replace the rows of each user that has many by one row with their sum. Rows that another
+    transaction holds are left for the next time."""
+    many = (
+        select(ByteChange.owner_id)
+        .group_by(ByteChange.owner_id)
+        .having(func.count() >= from_rows)
+        .scalar_subquery()
+    )
+    rows = session.execute(
+        select(ByteChange.id, ByteChange.owner_id, ByteChange.bytes)
+        .where(ByteChange.owner_id.in_(many))
+        .limit(FOLDED_AT_ONCE)
+        .with_for_update(skip_locked=True)
+    ).all()
+    totals: dict[int, int] = defaultdict(int)
+    for _, owner_id, change in rows:
+        totals[owner_id] += change
+    session.execute(delete(ByteChange).where(ByteChange.id.in_([row.id for row in rows])))
+    for owner_id, total in totals.items():
+        note(session, owner_id, total)

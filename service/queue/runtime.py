@@ -1,0 +1,114 @@
+"""How long a run would take, learned from runs of its family on the machines that it may run on;
+where these have had too few, from those on that kind of slot wherever they ran.
+
+The time of a run is taken for a power of the work that its spec says: log t = a + b log w + noise,
+0 ≤ b ≤ 1, by least squares over the latest runs that succeeded at their first attempt. What they
+differ from that by is the spread. Where the work is not known, or all did as much, b is 0.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Row, select
+from sqlalchemy.orm import Session
+
+from mptcore.specs import ExperimentSpec, stored_spec
+from service.queue import workers
+from service.tables.experiments import DEVICES, Attempt, Device, Experiment, Queue, Status
+
+LEARNED_FROM = 50
+"""Number of recent runs per machine that are used."""
+LOOKED_AT = 200
+MIN_RUNS = 5
+SHARE = 0.8
+"""Share of runs within the interval; as many are below it as above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Seconds: the median and an interval for the middle 80 %, from `runs` runs."""
+
+    median_s: float
+    low_s: float
+    high_s: float
+    runs: int
+    host: str | None = None
+    """The machine; None if it covers all machines with such slots."""
+
+
+def expected_runtime(session: Session, spec: ExperimentSpec, within_s: float) -> Runtime | None:
+    """Return the expected runtime on the slowest of the machines whose workers reported within
+    `within_s` seconds; None until a few runs of the family have ended."""
+    queues = [queue for queue in Queue if Device(spec.compute.device) in DEVICES[queue]]
+    hosts = workers.hosts(session, within_s)
+    found = [one for queue in queues for one in _on(session, spec, queue, hosts[queue])]
+    return max(found, key=lambda one: one.median_s, default=None)
+
+
+def _on(
+    session: Session, spec: ExperimentSpec, queue: Queue, hosts: Collection[str]
+) -> list[Runtime]:
+    """Return the expected runtime of each machine with enough runs, else of all machines together
+    if they have enough."""
+    ran: dict[str | None, list[tuple[float, float]]] = defaultdict(list)
+    for worker, took_s, value in _latest(session, spec, queue):
+        times = _log_work(stored_spec(value)), math.log(max(1e-3, took_s))
+        ran[None].append(times)
+        if (host := worker.rpartition(":")[0]) in hosts:
+            ran[host].append(times)
+    found = {host: learned(of[:LEARNED_FROM], _log_work(spec)) for host, of in ran.items()}
+    known = [replace(one, host=host) for host, one in found.items() if one is not None]
+    return [one for one in known if one.host is not None] or known
+
+
+def _latest(
+    session: Session, spec: ExperimentSpec, queue: Queue
+) -> Sequence[Row[*tuple[Any, ...]]]:
+    return session.execute(
+        select(Attempt.worker, Attempt.ended_at - Attempt.started_at, Experiment.spec)
+        .join(Experiment, Experiment.id == Attempt.experiment_id)
+        .where(
+            Attempt.family == spec.model.family,
+            Attempt.queue == queue,
+            Attempt.attempt == 1,
+            Attempt.ended_at.is_not(None),
+            Experiment.attempt == 1,
+            Experiment.status == Status.SUCCEEDED,
+        )
+        .order_by(Attempt.ended_at.desc())
+        .limit(LOOKED_AT)
+    ).all()
+
+
+def _log_work(spec: ExperimentSpec) -> float:
+    """Return the logarithm of masks × dimensions; 0 if the spec does not tell."""
+    masks, dim = spec.mask_count(), getattr(spec.data, "dim", None)
+    return math.log(masks * dim) if masks and dim else 0.0
+
+
+def learned(ran: Sequence[tuple[float, float]], log_work: float) -> Runtime | None:
+    """Fit the runtime to the logarithms of work and time of each run."""
+    if len(ran) < MIN_RUNS:
+        return None
+    mean_w, mean_t = (math.fsum(column) / len(ran) for column in zip(*ran, strict=True))
+    spread_w = math.fsum((w - mean_w) ** 2 for w, _ in ran)
+    both = math.fsum((w - mean_w) * (t - mean_t) for w, t in ran)
+    slope = min(1.0, max(0.0, both / spread_w)) if spread_w > 0 else 0.0
+    rest = sorted(t - mean_t - slope * (w - mean_w) for w, t in ran)
+    at = mean_t + slope * (log_work - mean_w)
+    low, median, high = (
+        math.exp(at + _quantile(rest, q)) for q in ((1 - SHARE) / 2, 0.5, (1 + SHARE) / 2)
+    )
+    return Runtime(median, low, high, len(ran))
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Return the quantile of sorted values with Weibull's plotting positions, i / (n + 1). For few
+    values the tails are the minimum and the maximum."""
+    place = min(max(share * (len(values) + 1), 1.0), float(len(values))) - 1
+    below = math.floor(place)
+    above = min(below + 1, len(values) - 1)
+    return values[below] + (place - below) * (values[above] - values[below])

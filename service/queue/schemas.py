@@ -1,0 +1,93 @@
+"""Response bodies of queue positions, run times and shares."""
+
+from datetime import datetime
+
+from service.schemas import ResponseModel
+
+
+class RuntimeOut(ResponseModel):
+    """Estimated run time, learned from the family's latest runs on the same kind of slot."""
+
+    median_s: float
+    """Median in seconds."""
+    low_s: float
+    """Lower bound in seconds: one run in ten is shorter."""
+    high_s: float
+    """Upper bound in seconds: one run in ten is longer."""
+    runs: int
+    """Number of runs that the estimate uses."""
+    host: str | None
+    """Machine of these runs: the slowest one that has workers now. null: runs on any machine."""
+
+
+class QueuePosition(ResponseModel):
+    """Queue position of an experiment among those that wait for the same workers."""
+
+    position: int
+    """Number of experiments that run before it."""
+    reason: str
+    """Why it waits."""
+    estimated_start: datetime | None
+    """Estimated start. null: unknown."""
+    estimate: str
+    """Basis of the estimated start, or why there is none."""
+
+
+class Share(ResponseModel):
+    """A user's share of the server, in the terms of Slurm's sshare. Usage is in decayed
+    slot-seconds; a second of a GPU slot counts as several seconds of a CPU slot."""
+
+    raw_shares: int
+    """The user's shares."""
+    norm_shares: float
+    """The user's fraction of all users' shares."""
+    raw_usage: float
+    """The user's decayed slot-seconds."""
+    effectv_usage: float
+    """The user's fraction of all users' usage."""
+    level_fs: float | None
+    """norm_shares / effectv_usage. Above 1: less used than entitled to. null: no usage yet."""
+    fair_share: float
+    """Rank among users: 1 for the next in turn, falling evenly to 1 / users for the last."""
+
+
+class QueuedOut(ResponseModel):
+    """A queued experiment of the caller."""
+
+    id: str
+    """Id of the experiment."""
+    name: str | None
+    """Name of the experiment."""
+    priority: int
+    """Its priority among its owner's experiments."""
+    device: str
+    """Device that its spec asks for."""
+    created_at: datetime
+    """Time of the submission."""
+    queue: QueuePosition
+    """Its queue position."""
+
+
+class QueueOut(ResponseModel):
+    """The caller's usage, limits, share, and queued experiments."""
+
+    running: int
+    """Number of your running experiments."""
+    max_running: int | None
+    """Maximum number of your running experiments. null: no limit."""
+    submitted: int
+    """Number of your experiments that have not ended."""
+    max_submitted: int
+    """Maximum number of your experiments that have not ended. null: no limit."""
+    gpu_hours: float | None
+    """Your hours of GPU slots in the last 24 hours. null: you have no such limit."""
+    max_gpu_hours_a_day: float | None
+    """Maximum hours of GPU slots in 24 hours. null: no limit."""
+    kept_bytes: int
+    """Bytes of your stored specs, records, artifacts and data sets."""
+    max_bytes: int | None
+    """Maximum of `kept_bytes`. null: no limit."""
+    share: Share
+    """Your share of the server."""
+    items: list[QueuedOut]
+    """The first hundred queued experiments, in their order."""

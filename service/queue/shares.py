@@ -1,0 +1,317 @@
+"""Whose turn it is: each user's use of slots against its shares, in Slurm's words.
+
+Every function takes a session and commits nothing.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from sqlalchemy import ScalarSelect, bindparam, func, select
+from sqlalchemy.orm import Session
+
+from service.fair_share import FairShare
+from service.queue.ledger import Use, decayed_usage, gpu_hours_of_the_day
+from service.queue.schemas import Share
+from service.tables.engine import now
+from service.tables.experiments import (
+    DEVICES,
+    Attempt,
+    Device,
+    Experiment,
+    Held,
+    Queue,
+    Status,
+    Usage,
+)
+from service.tables.users import ROLE_SCOPES, Role, Scope, User
+
+MAX_PRIORITY = 100
+"""Priorities above this run before everyone else's, for users whom an admin allows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The next experiment of a user for one device."""
+
+    priority: int
+    id: str
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Order among a user's own experiments: priority, then age."""
+        return -self.priority, self.id
+
+
+Firsts = Mapping[Device, First]
+"""Next experiments of one user, for each device with waiting experiments."""
+
+
+def first_for(firsts: Firsts, queue: Queue) -> First | None:
+    """Return the experiment that a worker of this queue would take."""
+    found = [firsts[device] for device in DEVICES[queue] if device in firsts]
+    return min(found, key=lambda first: first.order, default=None)
+
+
+def gpu_run_is_first(firsts: Firsts) -> bool:
+    """Return whether a GPU run comes before the run that a CPU worker would take."""
+    on_cpu, on_gpu = first_for(firsts, Queue.CPU), firsts.get(Device.CUDA)
+    return on_cpu is not None and on_gpu is not None and on_gpu.order < on_cpu.order
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A user at one moment. `usage_s` are decayed slot-seconds, in seconds of a CPU slot."""
+
+    owner_id: int
+    shares: int
+    is_disabled: bool
+    may_submit: bool
+    """Whether it may have experiments at all: it is neither disabled nor a viewer."""
+    max_running: int | None
+    max_gpu_hours: float | None
+    gpu_hours: float
+    """Hours of GPU slots within the last 24 hours, not decayed; 0 if no user has such a limit."""
+    usage_s: float
+    charged_s: float
+    """The usage, with current runs charged in advance."""
+    under_way: Mapping[Queue, int]
+    """Dispatched or running, on the workers of each queue."""
+    highest: Mapping[Device, int]
+    """Highest waiting priority for each device."""
+
+    @property
+    def level(self) -> float:
+        """The user with the lowest level is next."""
+        return self.charged_s / self.shares
+
+    @property
+    def running(self) -> int:
+        """Runs under way on all workers."""
+        return sum(self.under_way.values())
+
+    @property
+    def is_at_limit(self) -> bool:
+        return self.max_running is not None and self.running >= self.max_running
+
+    @property
+    def has_spent_gpu_hours(self) -> bool:
+        return self.max_gpu_hours is not None and self.gpu_hours >= self.max_gpu_hours
+
+    def may_begin(self, queue: Queue) -> bool:
+        """Return whether another run of this user may start on such a worker: the user is not
+        disabled, and no limit is reached."""
+        if self.is_disabled or self.is_at_limit:
+            return False
+        return not (queue == Queue.GPU and self.has_spent_gpu_hours)
+
+    def could_begin(self, queue: Queue) -> bool:
+        """Return whether a run of this user may start on such a worker once others of its own have
+        ended."""
+        spent = queue == Queue.GPU and self.has_spent_gpu_hours
+        return not (self.is_disabled or self.max_running == 0 or spent)
+
+    @property
+    def has_one_place(self) -> bool:
+        """One slot is left, and a GPU run may be waiting for it."""
+        waits = Device.CUDA in self.highest and not self.has_spent_gpu_hours
+        return waits and self.max_running is not None and self.running + 1 == self.max_running
+
+    def waits_for(self, queue: Queue) -> bool:
+        return any(device in self.highest for device in DEVICES[queue])
+
+    def jumps(self, queue: Queue) -> bool:
+        """Return whether the user's next experiment has a priority above everyone's."""
+        return any(self.highest.get(device, 0) > MAX_PRIORITY for device in DEVICES[queue])
+
+
+def max_slots(standings: Collection[Standing], fair_share: FairShare, workers: int) -> float:
+    """Return how many of so many workers of one kind the runs of one user may have: all but some
+    spare ones, which are for other users. Nothing that runs is interrupted, so a user who came
+    first could keep all of them for as long as a run may last."""
+    alone = sum(one.may_submit for one in standings) < 2
+    return (
+        math.inf if alone or workers <= fair_share.spare_slots else workers - fair_share.spare_slots
+    )
+
+
+def in_turn(session: Session, standings: Iterable[Standing], queue: Queue) -> Iterator[Standing]:
+    """Those who have something for this queue, the next in turn first: who jumps, then who has had
+    least for its shares, then whose experiment is oldest."""
+
+    def turn(one: Standing) -> tuple[bool, float]:
+        return not one.jumps(queue), one.level
+
+    waiting = sorted((one for one in standings if one.waits_for(queue)), key=turn)
+    for _, equals in groupby(waiting, turn):
+        tied = list(equals)
+        if len(tied) > 1:
+            ages = {
+                owner: first_for(found, queue) for owner, found in firsts(session, tied).items()
+            }
+            tied.sort(key=lambda one: getattr(ages.get(one.owner_id), "id", ""))
+        yield from tied
+
+
+def share_of(owner_id: int, standings: list[Standing]) -> Share:
+    """Return a user's share among all users."""
+    mine = next(one for one in standings if one.owner_id == owner_id)
+    norm_shares = mine.shares / sum(one.shares for one in standings)
+    all_usage_s = math.fsum(one.usage_s for one in standings)
+    effectv_usage = mine.usage_s / all_usage_s if all_usage_s else 0.0
+    behind = sum(one.usage_s / one.shares >= mine.usage_s / mine.shares for one in standings)
+    return Share(
+        raw_shares=mine.shares,
+        norm_shares=norm_shares,
+        raw_usage=mine.usage_s,
+        effectv_usage=effectv_usage,
+        level_fs=norm_shares / effectv_usage if effectv_usage else None,
+        fair_share=behind / len(standings),
+    )
+
+
+def standings(session: Session, fair_share: FairShare) -> list[Standing]:
+    """Return the standings of all users. The usage is read in one statement, so that usage folded
+    meanwhile is neither missed nor counted twice."""
+    under_way: dict[int, list[tuple[str, str]]] = {}
+    for owner_id, status, queue in session.execute(_UNDER_WAY):
+        under_way.setdefault(owner_id, []).append((status, queue or Queue.CPU))
+    rows = session.execute(_STANDINGS).all()
+    hours_count = fair_share.max_gpu_hours_a_day is not None or any(
+        row.max_gpu_hours_a_day is not None for row in rows
+    )
+    gpu_hours = gpu_hours_of_the_day(session) if hours_count else {}
+    return [
+        _standing(
+            list(group), under_way.get(owner_id, ()), gpu_hours.get(owner_id, 0.0), fair_share
+        )
+        for owner_id, group in groupby(rows, itemgetter(0))
+    ]
+
+
+def _standing(
+    rows: Sequence[Any],
+    under_way: Sequence[tuple[str, str]],
+    gpu_hours: float,
+    fair_share: FairShare,
+) -> Standing:
+    owner_id, shares, role, disabled_at, max_running, max_gpu_hours, clock = rows[0][:7]
+    slot_s, as_of, *highest = rows[0][7:-3]
+    lines = [row[-3:] for row in rows if row[-3] is not None]
+    uses = [Use(owner_id, *line) for line in lines]
+    folded = 0.0 if slot_s is None else fair_share.decayed(slot_s, clock - as_of)
+    advance = [_in_advance(use, fair_share, clock) for use in uses]
+    advance += [
+        Use(owner_id, queue, clock - fair_share.advance_s, None)
+        for status, queue in under_way
+        if status == Status.DISPATCHED
+    ]
+    return Standing(
+        owner_id=owner_id,
+        shares=shares,
+        is_disabled=disabled_at is not None,
+        may_submit=disabled_at is None and Scope.SUBMIT in ROLE_SCOPES[Role(role)],
+        max_running=fair_share.max_running if max_running is None else max_running,
+        max_gpu_hours=fair_share.max_gpu_hours_a_day if max_gpu_hours is None else max_gpu_hours,
+        gpu_hours=gpu_hours,
+        usage_s=folded + decayed_usage(fair_share, uses, clock),
+        charged_s=folded + decayed_usage(fair_share, advance, clock),
+        under_way=Counter(Queue(queue) for _, queue in under_way),
+        highest={
+            d: priority for d, priority in zip(Device, highest, strict=True) if priority is not None
+        },
+    )
+
+
+def _in_advance(use: Use, fair_share: FairShare, clock: float) -> Use:
+    """Charge a current run for a minimum time. Otherwise many runs that start at once would count
+    nothing."""
+    if use.ended_at is not None:
+        return use
+    return replace(use, started_at=min(use.started_at, clock - fair_share.advance_s))
+
+
+def firsts(session: Session, users: Iterable[Standing]) -> dict[int, dict[Device, First]]:
+    """Return the next experiments of each of these users."""
+    owners = [one.owner_id for one in users]
+    found: dict[int, dict[Device, First]] = {}
+    for owner_id, *looks in session.execute(_FIRSTS, {"owners": owners}):
+        pairs = zip(Device, looks[::2], looks[1::2], strict=True)
+        found[owner_id] = {
+            device: First(priority, first) for device, priority, first in pairs if first is not None
+        }
+    return found
+
+
+# Tables, not classes: what the ORM does with a statement takes longer than the database does.
+_TABLES = User.metadata.tables
+_USERS, _USAGE, _ATTEMPTS, EXPERIMENTS = (
+    _TABLES[one.__tablename__] for one in (User, Usage, Attempt, Experiment)
+)
+
+
+def _highest(device: Device) -> ScalarSelect[int]:
+    """Return the highest priority by one look at the end of the index."""
+    one = EXPERIMENTS.alias()
+    return (
+        select(func.max(one.c.priority))
+        .where(
+            one.c.status == Status.QUEUED,
+            one.c.owner_id == _USERS.c.id,
+            one.c.held == Held.NOT,
+            one.c.device == device,
+        )
+        .correlate(_USERS)
+        .scalar_subquery()
+    )
+
+
+def _oldest(device: Device) -> ScalarSelect[str]:
+    """Return the oldest experiment of the highest priority by another look. No index of plain
+    columns has both orders."""
+    one = EXPERIMENTS.alias()
+    return (
+        select(func.min(one.c.id))
+        .where(
+            one.c.status == Status.QUEUED,
+            one.c.owner_id == _USERS.c.id,
+            one.c.held == Held.NOT,
+            one.c.device == device,
+            one.c.priority == _highest(device),
+        )
+        .correlate(_USERS)
+        .scalar_subquery()
+    )
+
+
+_UNDER_WAY = select(EXPERIMENTS.c.owner_id, EXPERIMENTS.c.status, EXPERIMENTS.c.queue).where(
+    EXPERIMENTS.c.status.in_((Status.DISPATCHED, Status.RUNNING))
+)
+_STANDINGS = (
+    select(
+        _USERS.c.id,
+        _USERS.c.shares,
+        _USERS.c.role,
+        _USERS.c.disabled_at,
+        _USERS.c.max_running,
+        _USERS.c.max_gpu_hours_a_day,
+        now(),
+        _USAGE.c.slot_s,
+        _USAGE.c.as_of,
+        *map(_highest, Device),
+        _ATTEMPTS.c.queue,
+        _ATTEMPTS.c.started_at,
+        _ATTEMPTS.c.ended_at,
+    )
+    .outerjoin(_USAGE, _USAGE.c.owner_id == _USERS.c.id)
+    .outerjoin(_ATTEMPTS, (_ATTEMPTS.c.owner_id == _USERS.c.id) & _ATTEMPTS.c.folded.is_(False))
+    .order_by(_USERS.c.id)
+)
+_FIRSTS = select(
+    _USERS.c.id, *(look for device in Device for look in (_highest(device), _oldest(device)))
+).where(_USERS.c.id.in_(bindparam("owners", expanding=True)))
+"""Built once: idle workers poll ten times a second."""

@@ -1,0 +1,149 @@
+"""What an experiment's owner wants of it, and what becomes of it: its states.
+
+Every function takes a session and commits nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, delete, insert, select, update
+from sqlalchemy.orm import Session
+
+from service.queue import holds
+from service.tables.engine import now
+from service.tables.experiments import (
+    TERMINAL,
+    UNFINISHED,
+    WAITING,
+    DesiredState,
+    Event,
+    Experiment,
+    Status,
+)
+from service.webhooks import store as webhooks
+
+
+def note_status(session: Session, experiment_id: str, status: Status, **details: object) -> None:
+    """Record what an experiment has become. Where it is under way no more, another of its sweep
+    may start. Where it has ended, what waits for it may run, or fails, and so on along the
+    chain."""
+    data = {"status": status, **details}
+    session.add(Event(experiment_id=experiment_id, kind="status", data=data))
+    if status not in holds.OPEN:
+        holds.note_turns_of(session, [experiment_id])
+    if is_terminal(status):
+        webhooks.announce(session, [experiment_id], status)
+        session.flush()  # its event comes before those of what waits for it
+        _note_failed(session, holds.settle(session, [experiment_id], status))
+
+
+def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> None:
+    """Make each of these new experiments wait for others. It runs or fails at once if these have
+    ended since the submission looked at them. Call it at the end of a transaction
+    (`holds.wait_for`)."""
+    for ended_id, status in holds.wait_for(session, waits).items():
+        _note_failed(session, holds.release(session, [ended_id], status))
+
+
+def _note_failed(session: Session, failed: Mapping[str, str]) -> None:
+    """Record that these failed, each because of another experiment."""
+    if failed:
+        events = [
+            {"experiment_id": one, "kind": "status",
+             "data": {"status": Status.FAILED, "after": after}}
+            for one, after in failed.items()
+        ]  # fmt: skip
+        session.execute(insert(Event), events)
+        webhooks.announce(session, [*failed], Status.FAILED)
+
+
+def request(session: Session, experiment_id: str, desired: DesiredState) -> Status | None:
+    """Request that an experiment is cancelled, paused or resumed (RUN): at once if it waits,
+    through its attempt if it runs. Return its status afterwards, or None if its status does not
+    allow the request."""
+    from_states, to_state = AT_ONCE[desired]
+    session.execute(select(Experiment.id).where(Experiment.id == experiment_id).with_for_update())
+    waiting = session.execute(
+        update(Experiment)
+        .where(Experiment.id == experiment_id, Experiment.status.in_(from_states))
+        .values(
+            status=to_state,
+            desired_state=desired,
+            finished_at=now() if to_state == Status.CANCELLED else None,
+        )
+        .returning(Experiment.id)
+    ).one_or_none()
+    if waiting is not None:
+        if to_state == Status.QUEUED:
+            holds.take_turns(session, [experiment_id])
+        note_status(session, experiment_id, to_state)
+        if to_state == Status.QUEUED:
+            _forget_older_statuses(session, experiment_id)
+        return to_state
+    running = session.execute(
+        update(Experiment)
+        .where(
+            Experiment.id == experiment_id,
+            Experiment.status == Status.RUNNING,
+            Experiment.desired_state.in_((desired, DesiredState.RUN, DesiredState.PAUSE)),
+        )
+        .values(desired_state=desired)
+        .returning(Experiment.id)
+    ).one_or_none()
+    return None if running is None else Status.RUNNING
+
+
+MAX_STATUSES = 1000
+"""Maximum number of status events kept: an owner may pause and resume forever."""
+
+
+def _forget_older_statuses(session: Session, experiment_id: str) -> None:
+    own = (Event.experiment_id == experiment_id, Event.kind == "status")
+    newest_first = select(Event.id).where(*own).order_by(Event.id.desc())
+    beyond = newest_first.offset(MAX_STATUSES).limit(1).scalar_subquery()
+    session.flush()
+    forget = delete(Event).where(*own, Event.id <= beyond)
+    session.execute(forget.execution_options(synchronize_session=False))
+
+
+AT_ONCE = {
+    DesiredState.CANCEL: (WAITING, Status.CANCELLED),
+    DesiredState.PAUSE: ((Status.QUEUED, Status.DISPATCHED), Status.PAUSED),
+    DesiredState.RUN: ((Status.PAUSED,), Status.QUEUED),
+}
+"""Waiting states that change at once, and their new status, by desired state."""
+
+
+def is_terminal(status: str) -> bool:
+    return status in TERMINAL
+
+
+class Cancelled(NamedTuple):
+    """Experiments that a request cancelled, by their ids."""
+
+    ids: Sequence[str]
+    at_once: Sequence[str]
+    """Ids that have ended. The others are running, and their attempts end them."""
+
+
+def cancel_all(session: Session, which: ColumnElement[bool]) -> Cancelled:
+    """Cancel all unfinished experiments that meet a condition, in a few statements."""
+    mine = (which, Experiment.status.in_(UNFINISHED))
+    held = select(Experiment.id).where(*mine).order_by(Experiment.id).with_for_update()
+    found = session.scalars(held).all()
+    change = update(Experiment).where(*mine).execution_options(synchronize_session=False)
+    cancelled = session.scalars(
+        change.where(Experiment.status.in_(WAITING))
+        .values(status=Status.CANCELLED, desired_state=DesiredState.CANCEL, finished_at=now())
+        .returning(Experiment.id)
+    ).all()
+    session.execute(change.values(desired_state=DesiredState.CANCEL))
+    data = {"status": Status.CANCELLED}
+    events = [{"experiment_id": one, "kind": "status", "data": data} for one in cancelled]
+    if events:
+        session.execute(insert(Event), events)
+        holds.note_turns_of(session, cancelled)
+        webhooks.announce(session, cancelled, Status.CANCELLED)
+    if awaited := holds.remove_waits(session, cancelled):
+        _note_failed(session, holds.settle(session, awaited, Status.CANCELLED))
+    return Cancelled(found, cancelled)

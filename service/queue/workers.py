@@ -1,0 +1,246 @@
+"""The live workers, which report themselves by heartbeats on the database's clock."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import (
+    Float,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.orm import Session, aliased
+
+from service.tables.engine import insert_new, now
+from service.tables.experiments import Experiment, Queue, Status
+from service.tables.workers import Worker
+
+DISPATCH_LOCK = 7_301_523
+"""Key of PostgreSQL's advisory lock: one dispatcher at a time counts free slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The workers of a queue."""
+
+    workers: int
+    idle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """A worker's report about itself. Sizes are in bytes."""
+
+    host: str
+    queue: Queue
+    memory_free: int
+    gpu: str | None = None
+    gpu_driver: str | None = None
+    gpu_memory_total: int | None = None
+    gpu_memory_free: int | None = None
+    gpu_number: int | None = None
+    gpu_uuid: str | None = None
+    gpu_memory_ours: int | None = None
+    run_memory: int | None = None
+
+
+def beat(session: Session, worker_id: str, vitals: Vitals) -> None:
+    """Record a heartbeat. The first one registers the worker."""
+    columns = {name: getattr(vitals, name) for name in Vitals.__dataclass_fields__}
+    insert_new(session, Worker, [{"id": worker_id, **columns}])
+    session.execute(
+        update(Worker).where(Worker.id == worker_id).values(heartbeat_at=now(), **columns)
+    )
+
+
+def leave(session: Session, worker_id: str) -> None:
+    """Remove a worker that stops."""
+    session.execute(delete(Worker).where(Worker.id == worker_id))
+
+
+def forget_silent(session: Session, after_s: float) -> None:
+    """Delete workers that have been silent for `after_s`, except rows locked by other transactions,
+    which may hang."""
+    silent = select(Worker.id).where(Worker.heartbeat_at < now() - after_s)
+    session.execute(delete(Worker).where(Worker.id.in_(silent.with_for_update(skip_locked=True))))
+
+
+def alive(session: Session, within_s: float) -> Sequence[tuple[Worker, str | None, float]]:
+    """Return the workers with a heartbeat within `within_s` seconds, the experiment that each runs,
+    and the age of the heartbeat."""
+    running = select(Experiment.id).where(
+        Experiment.worker == Worker.id, Experiment.status == Status.RUNNING
+    )
+    age = now() - Worker.heartbeat_at
+    query = select(Worker, running.limit(1).scalar_subquery(), age).where(age <= within_s)
+    return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(Worker.id))]
+
+
+_BUSY = exists().where(Experiment.worker == Worker.id, Experiment.status == Status.RUNNING)
+_ON_THEIR_WAY = (
+    select(func.count())
+    .where(Experiment.status == Status.DISPATCHED, Experiment.queue == Worker.queue)
+    .scalar_subquery()
+)
+_SLOTS = (
+    select(Worker.queue, func.count(), func.sum(case((_BUSY, 0), else_=1)) - _ON_THEIR_WAY)
+    .where(Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float))
+    .group_by(Worker.queue)
+)
+"""Built once: dispatchers poll ten times a second."""
+
+
+def hosts(session: Session, within_s: float) -> dict[Queue, set[str]]:
+    """Return the machines of each queue's workers with a heartbeat within `within_s` seconds."""
+    rows = session.execute(
+        select(Worker.queue, Worker.host).where(Worker.heartbeat_at >= now() - within_s).distinct()
+    )
+    found: dict[Queue, set[str]] = {queue: set() for queue in Queue}
+    for queue, host in rows:
+        found[Queue(queue)].add(host)
+    return found
+
+
+_ALIVE = select(func.count()).where(
+    Worker.queue == bindparam("queue"),
+    Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float),
+)
+
+
+def alive_in(session: Session, queue: Queue, within_s: float) -> int:
+    """Return how many workers of a queue were heard of within so many seconds."""
+    return session.scalar(_ALIVE, {"queue": queue, "within_s": within_s}) or 0
+
+
+def slots(session: Session, within_s: float) -> dict[Queue, Slots]:
+    """Return the number of slots of each queue with workers, and the number of idle ones less the
+    dispatches in transit."""
+    rows = session.execute(_SLOTS, {"within_s": within_s})
+    return {Queue(queue): Slots(count, max(idle, 0)) for queue, count, idle in rows}
+
+
+@dataclass(slots=True)
+class Gpu:
+    """One GPU, as reported by its workers. Sizes are in bytes. `free` is None if unknown."""
+
+    number: int | None
+    free: int | None
+    total: int | None = None
+    ours: int = 0
+    """Memory used by runs of this service."""
+    promised: int = 0
+    """Memory that these runs are expected to allocate yet."""
+    idle: bool = False
+    """True if one of its workers is idle."""
+
+    @property
+    def room(self) -> float:
+        """Room for one more run."""
+        return math.inf if self.free is None else self.free - self.promised
+
+    @property
+    def room_without_ours(self) -> float:
+        """Room for one more run after our own runs have ended."""
+        return math.inf if self.free is None else self.free + self.ours
+
+    @property
+    def foreign(self) -> int:
+        """Memory used by other processes."""
+        if self.free is None or self.total is None:
+            return 0
+        return max(0, self.total - self.free - self.ours)
+
+
+_RUN = aliased(Experiment)
+_GPUS = (
+    select(Worker, _RUN.id, _RUN.memory_bytes)
+    .outerjoin(_RUN, (_RUN.worker == Worker.id) & (_RUN.status == Status.RUNNING))
+    .where(
+        Worker.queue == Queue.GPU,
+        Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float),
+    )
+    .order_by(Worker.heartbeat_at)
+)
+
+
+def gpus(session: Session, within_s: float) -> list[Gpu]:
+    """Return the GPUs of the workers with a heartbeat within `within_s` seconds, each once."""
+    rows = session.execute(_GPUS, {"within_s": within_s})
+    found: dict[str, Gpu] = {}
+    for worker, run_id, expected in rows:
+        key = worker.gpu_uuid or worker.id
+        gpu = found.setdefault(key, Gpu(worker.gpu_number, None))
+        gpu.free, gpu.total = worker.gpu_memory_free, worker.gpu_memory_total  # the latest word
+        ours = worker.gpu_memory_ours or 0
+        gpu.ours += ours
+        gpu.idle |= run_id is None
+        gpu.promised += max(0, (expected or 0) - ours) if run_id is not None else 0
+    return list(found.values())
+
+
+def room_at(session: Session, worker_id: str) -> float:
+    """Return the room for one more run on this worker's GPU. Workers of one GPU ask one at a time,
+    so that two do not both use the last of it."""
+    mine = select(Worker.gpu_uuid).where(Worker.id == worker_id)
+    uuid = session.scalar(mine)
+    if uuid is None:
+        return math.inf
+    session.execute(
+        select(Worker.id).where(Worker.gpu_uuid == uuid).order_by(Worker.id).with_for_update()
+    )
+    run = aliased(Experiment)
+    others = session.execute(
+        select(run.memory_bytes, Worker.gpu_memory_ours)
+        .join(run, (run.worker == Worker.id) & (run.status == Status.RUNNING))
+        .where(Worker.gpu_uuid == uuid, Worker.id != worker_id)
+    )
+    promised = sum(max(0, (expected or 0) - (ours or 0)) for expected, ours in others)
+    free = session.scalar(select(Worker.gpu_memory_free).where(Worker.id == worker_id))
+    return math.inf if free is None else free - promised
+
+
+def least_taken(session: Session, uuids: Sequence[str], within_s: float) -> str:
+    """Return the GPU with the fewest live workers among these; the first of several."""
+    rows = session.execute(
+        select(Worker.gpu_uuid, func.count())
+        .where(Worker.gpu_uuid.in_(uuids), Worker.heartbeat_at >= now() - within_s)
+        .group_by(Worker.gpu_uuid)
+    )
+    taken = {row[0]: row[1] for row in rows}
+    return min(uuids, key=lambda uuid: taken.get(uuid, 0))
+
+
+def largest(session: Session) -> dict[Queue, int | None]:
+    """Return the memory of the largest worker of each queue, including recently silent ones: GPU
+    memory, or what a run may use of main memory. None if a worker does not report it."""
+    found: dict[Queue, int | None] = {}
+    rows = session.execute(select(Worker.queue, Worker.gpu_memory_total, Worker.run_memory))
+    for name, gpu_total, run_memory in rows:
+        queue = Queue(name)
+        size = gpu_total if queue == Queue.GPU else run_memory
+        known = found.get(queue, 0)
+        found[queue] = None if size is None or known is None else max(known, size)
+    return found
+
+
+def lock_dispatching(session: Session) -> None:
+    """Lock until the end of the transaction, so that no two dispatchers count the same slot. SQLite
+    has only one writer anyway."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": DISPATCH_LOCK})
+
+
+def oldest_dispatch_age(session: Session, queue: Queue) -> float:
+    """Return how many seconds the oldest dispatch of a queue has been unclaimed; 0 if there is
+    none."""
+    oldest = select(func.min(Experiment.dispatched_at)).where(
+        Experiment.status == Status.DISPATCHED, Experiment.queue == queue
+    )
+    age = session.scalar(select(now() - oldest.scalar_subquery()))
+    return age or 0.0

@@ -1,0 +1,1 @@
+"""Records of runs: how they are stored, read, downsampled and followed."""

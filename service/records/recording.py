@@ -1,0 +1,258 @@
+"""Store the records of a run in batches, behind the fence."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from service.queue import sizes
+from service.queue.lease import Claim, checkpoints, forget_records, heartbeat
+from service.tables.engine import insert_new, now
+from service.tables.experiments import (
+    Artifact,
+    Attempt,
+    Block,
+    Checkpoint,
+    DesiredState,
+    Event,
+    Metric,
+    Series,
+)
+
+SeriesKey = tuple[str, str]
+"""Name and canonical labels of a series."""
+
+
+def canonical(labels: dict[str, Any]) -> str:
+    """Return labels as canonical text: equal labels have equal text."""
+    return json.dumps(labels, sort_keys=True, separators=(",", ":"))
+
+
+class Eta(NamedTuple):
+    """Approximate seconds until a run is done, and their standard error."""
+
+    mean_s: float
+    std_err_s: float
+
+
+@dataclass
+class Batch:
+    """Records as the runner wrote them, grouped by kind."""
+
+    points: dict[SeriesKey, list[dict[str, Any]]] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    logs: list[dict[str, Any]] = field(default_factory=list)
+    artifacts: list[dict[str, Any]] = field(default_factory=list)
+    restarts: bool = False
+    """All records are sent again from the first, so the stored ones are deleted."""
+    checkpoint: dict[str, Any] | None = None
+    """A checkpoint ends the batch, so that no block spans it."""
+    progress: dict[str, Any] | None = None
+    eta: Eta | None = None
+    """Estimate of the remaining time at that progress."""
+    environment: dict[str, Any] | None = None
+    """The latest environment of the attempt."""
+    last_seq: int = 0
+    size: int = 0
+    """Number of records. A checkpoint and an environment count as one each."""
+
+    def add(self, record: dict[str, Any]) -> None:
+        match record["record"]:
+            case "point":
+                key = (record["series"], canonical(record["labels"]))
+                self.points.setdefault(key, []).append(record)
+            case "metric":
+                self.metrics.append(record)
+            case "log":
+                self.logs.append(record)
+            case "artifact":
+                self.artifacts.append(record)
+            case "progress":
+                self.progress = record
+            case "checkpoint":
+                self.checkpoint = record
+            case "environment":
+                self.environment = {k: v for k, v in record.items() if k not in ("seq", "record")}
+            case "restart":
+                self.restarts = True
+        self.last_seq = record["seq"] or self.last_seq  # some have none of their own
+        self.size += 1
+
+
+def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> DesiredState:
+    """Store a batch. Storing it again changes nothing. Raises LeaseLost."""
+    moved = batch.last_seq or batch.restarts
+    columns: dict[str, object] = {"last_seq": batch.last_seq} if moved else {}
+    if batch.progress is not None:
+        columns |= {f"progress_{key}": batch.progress[key] for key in ("done", "total", "unit")}
+        columns |= {
+            "progress_stage": batch.progress.get("stage"),
+            "progress_at": now(),
+            "progress_eta_s": batch.eta and batch.eta.mean_s,
+            "progress_eta_std_err_s": batch.eta and batch.eta.std_err_s,
+        }
+    desired = heartbeat(session, claim, lease_s, **columns)
+    if batch.restarts:
+        forget_records(session, claim.experiment_id)
+    if batch.environment is not None:
+        _keep_environment(session, claim, batch.environment)
+    experiment_id = claim.experiment_id
+    metrics = [_metric_row(experiment_id, one) for one in batch.metrics]
+    artifacts = [_artifact_row(claim, one) for one in batch.artifacts]
+    stored = _insert_points(session, experiment_id, batch)
+    stored += insert_new(session, Metric, metrics, sizes.METRIC_BYTES)
+    stored += insert_new(session, Artifact, artifacts, sizes.ARTIFACT_BYTES)
+    if batch.checkpoint is not None:
+        insert_new(session, Checkpoint, [_checkpoint_row(claim, batch.checkpoint)])
+        _forget_older_checkpoints(session, experiment_id)
+    logs = _log_rows(session, experiment_id, batch.logs)
+    stored += insert_new(session, Event, logs, sizes.LOG_BYTES)
+    sizes.note(session, experiment_id, stored)
+    return desired
+
+
+def _keep_environment(session: Session, claim: Claim, environment: dict[str, Any]) -> None:
+    attempt = (Attempt.experiment_id == claim.experiment_id) & (Attempt.attempt == claim.attempt)
+    session.execute(update(Attempt).where(attempt).values(environment=environment))
+
+
+KEPT_CHECKPOINTS = 2
+"""Number of checkpoints kept. If the latest is broken, the previous one is used."""
+
+
+def _forget_older_checkpoints(session: Session, experiment_id: str) -> None:
+    for old in checkpoints(session, experiment_id)[KEPT_CHECKPOINTS:]:
+        session.delete(old)
+
+
+def _insert_points(session: Session, experiment_id: str, batch: Batch) -> int:
+    """Insert the points that are not stored yet, and return their bytes."""
+    if not batch.points:
+        return 0
+    ids = _series_ids(session, experiment_id)
+    if missing := [key for key in batch.points if key not in ids]:  # a try in vain takes an id too
+        rows = [
+            {"experiment_id": experiment_id, "name": name, "labels": labels}
+            for name, labels in missing
+        ]
+        insert_new(session, Series, rows)
+        ids = _series_ids(session, experiment_id)
+    blocks = [
+        _block_row(ids[key], some)
+        for key, points in batch.points.items()
+        for some in _with_few_reasons(points)
+    ]
+    return insert_new(session, Block, blocks, sizes.BLOCK_BYTES)
+
+
+MAX_REASONS = 255
+"""Maximum number of reasons in a block, which stores one byte per point."""
+
+
+def _with_few_reasons(points: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
+    """Split points so that each part has at most MAX_REASONS reasons."""
+    begin, reasons = 0, set[str]()
+    for i, point in enumerate(points):
+        if "reason" not in point:
+            continue
+        reason = point["reason"]
+        if reason not in reasons and len(reasons) == MAX_REASONS:
+            yield points[begin:i]
+            begin, reasons = i, set[str]()
+        reasons.add(reason)
+    yield points[begin:]
+
+
+def _series_ids(session: Session, experiment_id: str) -> dict[SeriesKey, int]:
+    series = session.execute(
+        select(Series.name, Series.labels, Series.id).where(Series.experiment_id == experiment_id)
+    )
+    return {(name, labels): series_id for name, labels, series_id in series}
+
+
+def _block_row(series_id: int, points: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    reasons = sorted({point["reason"] for point in points if "reason" in point})
+    code = {reason: i + 1 for i, reason in enumerate(reasons)}
+    return {
+        "series_id": series_id,
+        "first_seq": points[0]["seq"],
+        "last_seq": points[-1]["seq"],
+        "count": len(points),
+        "seq": np.array([point["seq"] for point in points], dtype="<i4").tobytes(),
+        **{name: _column([point[name] for point in points]) for name in COLUMNS},
+        "reason": bytes(code.get(point.get("reason"), 0) for point in points),
+        "reasons": reasons,
+    }
+
+
+COLUMNS = ("x", "value", "std_err", "n")
+
+
+def _column(values: list[float | None]) -> bytes:
+    return np.array(values, dtype="<f8").tobytes()  # None becomes NaN
+
+
+MAX_LOGS = 10_000
+"""Maximum number of log lines kept for a run, so that a line for every step does not fill the
+disk."""
+LAST_LOG = f"this run has logged {MAX_LOGS} times: what it logs from here on is not kept"
+
+
+def _log_rows(
+    session: Session, experiment_id: str, logs: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return rows for the log lines that are still kept. A resumed run repeats their record
+    numbers. The first line beyond the limit is replaced by a note."""
+    if not logs:
+        return []
+    earlier = select(func.count()).where(
+        Event.experiment_id == experiment_id, Event.seq < logs[0]["seq"], Event.kind == "log"
+    )
+    room = MAX_LOGS - (session.scalar(earlier) or 0)
+    kept = [*logs[: max(0, room)]]
+    if 0 <= room < len(logs):
+        kept.append({**logs[room], "level": "warning", "message": LAST_LOG})
+    return [_log_row(experiment_id, log) for log in kept]
+
+
+def _log_row(experiment_id: str, log: dict[str, Any]) -> dict[str, Any]:
+    data = {"level": log["level"], "message": log["message"]}
+    return {"experiment_id": experiment_id, "kind": "log", "data": data, "seq": log["seq"]}
+
+
+def _artifact_row(claim: Claim, artifact: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: artifact[name] for name in ("seq", "file", "media_type", "sha256")}
+    size = artifact.get("bytes")  # which the supervisor adds
+    return {
+        "experiment_id": claim.experiment_id,
+        "attempt": claim.attempt,
+        "bytes": size,
+        **kept,
+    }
+
+
+def _checkpoint_row(claim: Claim, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "experiment_id": claim.experiment_id,
+        "after_seq": checkpoint["after"],
+        "attempt": claim.attempt,
+        "file": f"{claim.attempt}/{checkpoint['file']}",
+        "sha256": checkpoint["sha256"],
+        "bytes": checkpoint.get("bytes"),
+    }
+
+
+def _metric_row(experiment_id: str, metric: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "experiment_id": experiment_id,
+        "name": metric["name"],
+        "labels": canonical(metric["labels"]),
+        "seq": metric["seq"],
+        "value": metric["value"],
+        "std_err": metric["std_err"],
+        "reason": metric.get("reason"),
+    }

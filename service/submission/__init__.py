@@ -1,0 +1,1 @@
+"""Submit experiments: one, many, a sweep, or again."""

@@ -1,0 +1,72 @@
+"""Requests that were sent with an Idempotency-Key: each is carried out once."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from http import HTTPStatus
+from typing import Any
+
+from sqlalchemy import Text, cast, delete, func, select
+from sqlalchemy.orm import Session
+
+from service.queue import quota
+from service.refusals import ApiError
+from service.tables.engine import insert_new, now
+from service.tables.requests import KeptRequest
+
+KEPT_S = 30 * 86_400.0
+"""Lifetime of an idempotency key."""
+
+
+@dataclass(frozen=True)
+class IdempotentRequest:
+    """A request with an idempotency key: its method and path, and its body as it was sent."""
+
+    key: str
+    target: str
+    body: bytes
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(b"%s\n%s" % (self.target.encode(), self.body)).hexdigest()
+
+    def check_same(self, kept: KeptRequest) -> None:
+        """Raises ApiError where the kept request is another one."""
+        if kept.sha256 not in (self.sha256, self.target):
+            detail = "another request was sent under this Idempotency-Key"
+            raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)
+
+
+def find(session: Session, owner_id: int, request: IdempotentRequest) -> KeptRequest | None:
+    """Return the request that was carried out under this key."""
+    return session.get(KeptRequest, (owner_id, request.key))
+
+
+def claim(session: Session, owner_id: int, request: IdempotentRequest) -> KeptRequest:
+    """Return the row of the key, locked until the transaction ends. A concurrent request with the
+    same key waits here. `made` is empty if the key is new."""
+    which = {"owner_id": owner_id, "idempotency_key": request.key}
+    insert_new(session, KeptRequest, [{**which, "sha256": request.sha256, "made": []}])
+    return session.scalars(select(KeptRequest).filter_by(**which).with_for_update()).one()
+
+
+def keep(session: Session, kept: KeptRequest, request: IdempotentRequest, made: list[Any]) -> None:
+    """Store what a request has made under the key that it has claimed, and count the bytes. The
+    key of a request that made nothing stays free."""
+    if kept.made:  # all of that is deleted
+        quota.note(session, kept.owner_id, -len(json.dumps(kept.made)))
+        kept.created_at = session.execute(select(now())).scalar_one()
+    if not made:
+        session.delete(kept)
+        return
+    kept.sha256, kept.made = request.sha256, made
+    quota.note(session, kept.owner_id, len(json.dumps(made)))
+
+
+def purge(session: Session) -> None:
+    """Delete old keys."""
+    old = delete(KeptRequest).where(KeptRequest.created_at < now() - KEPT_S)
+    size = func.length(cast(KeptRequest.made, Text))
+    for owner_id, freed in session.execute(old.returning(KeptRequest.owner_id, size)):
+        quota.note(session, owner_id, -freed)

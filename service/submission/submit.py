@@ -1,0 +1,242 @@
+"""Submit experiments: one or many, new or again, alone or as points of a sweep.
+
+All experiments of a request are stored in one transaction and in a few statements, or none is.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+from uuid6 import uuid7
+
+from service.accounts import audit
+from service.accounts.users import Caller
+from service.experiments import store
+from service.experiments.preparation import (
+    BESIDE,
+    Prepared,
+    PreparedExperiment,
+    Submissions,
+    prepare,
+)
+from service.fair_share import FairShare
+from service.queue import holds, quota, states
+from service.queue.sizes import of_texts
+from service.settings import Settings
+from service.submission import idempotency
+from service.submission.idempotency import IdempotentRequest
+from service.sweeps import store as sweeps
+from service.tables.audit import AuditEntry
+from service.tables.engine import Database
+from service.tables.experiments import Event, Experiment, Held, Status
+from service.tables.requests import KeptRequest
+from service.tables.sweeps import Sweep, SweepPoint
+
+# Tables, not classes: for thousands of rows the ORM takes as long as the database does.
+_EXPERIMENTS, _EVENTS, _POINTS = (
+    Experiment.metadata.tables[table.__tablename__] for table in (Experiment, Event, SweepPoint)
+)
+
+
+Read = Callable[[Session], Submissions]
+"""Reads the submissions of a request. It is called again where something has changed since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The experiment of a submission. `cached_from` is its id too if it existed before."""
+
+    id: str
+    cached_from: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The outcome of each submission of a request. A request for a sweep that was sent before has
+    the sweep and the number of its first point alone."""
+
+    outcomes: Sequence[Outcome]
+    sweep_id: str = ""
+    first: int = 0
+
+    def kept(self) -> list[Any]:
+        """Return what is kept under an idempotency key."""
+        return [self.sweep_id, self.first] if self.sweep_id else [*map(asdict, self.outcomes)]
+
+
+@contextmanager
+def submitted(
+    database: Database,
+    settings: Settings,
+    user: Caller,
+    read: Read,
+    *,
+    request: IdempotentRequest | None = None,
+    sweep: Callable[[Session], Sweep] | None = None,
+) -> Iterator[tuple[Session, Accepted]]:
+    """Submit what `read` returns, and yield the transaction and what became of it. A request that
+    was accepted before under its key is not checked again. `sweep` returns the sweep of the new
+    points, or of the experiments that are retried, and locks it. Raises ApiError."""
+    if request is not None:
+        with database.snapshot() as session:
+            kept = idempotency.find(session, user.id, request)
+            before = _accepted_before(session, user, request, kept)
+            if before is not None:
+                yield session, before
+                return
+    with database.snapshot() as session:
+        submissions = read(session)
+        prepared = prepare(session, settings, submissions)
+    with database.transaction() as session:
+        if request is not None:
+            kept = idempotency.claim(session, user.id, request)
+            before = _accepted_before(session, user, request, kept)
+            if before is not None:
+                yield session, before
+                return
+        into = None if sweep is None else sweep(session)
+        if not _is_unchanged(session, user, submissions, prepared, into):
+            submissions = read(session)
+            prepared = prepare(session, settings, submissions)
+        accepted = insert_all(
+            session,
+            submissions.owner_id,
+            prepared.experiments,
+            by=user,
+            fair_share=settings.share,
+            sweep=into,
+        )
+        if request is not None:
+            assert kept is not None
+            idempotency.keep(session, kept, request, accepted.kept())
+        yield session, accepted
+
+
+def _accepted_before(
+    session: Session, user: Caller, request: IdempotentRequest, kept: KeptRequest | None
+) -> Accepted | None:
+    """Return what the same request made before. Where all of that is deleted, the key is free.
+    Raises ApiError."""
+    if kept is None or not kept.made:
+        return None
+    if isinstance(kept.made[0], str):
+        before = Accepted((), *kept.made)
+        there = sweeps.find_readable(session, user.id, before.sweep_id, user.is_admin) is not None
+    else:
+        before = Accepted([Outcome(one["id"], one["cached_from"]) for one in kept.made])
+        there = bool(store.readable_ids(session, user, [one.id for one in before.outcomes]))
+    if not there:
+        return None
+    request.check_same(kept)
+    return before
+
+
+def _is_unchanged(
+    session: Session,
+    user: Caller,
+    submissions: Submissions,
+    prepared: Prepared,
+    sweep: Sweep | None,
+) -> bool:
+    """Return whether nothing has changed that the prepared experiments rest on."""
+    cached = {one.cached_from for one in prepared.experiments if one.cached_from is not None}
+    old = [one.retry_of for one in prepared.experiments if one.retry_of is not None]
+    return (
+        prepared.inputs.is_unchanged(session, submissions.owner_id)
+        and (not cached or store.readable_ids(session, user, [*cached]) == cached)
+        and _is_retryable(session, old, sweep)
+    )
+
+
+def _is_retryable(session: Session, old: Sequence[Experiment], sweep: Sweep | None) -> bool:
+    """Return whether old experiments are as they were, and still points of their sweep."""
+    if not old:
+        return True
+    names = ("id", *BESIDE)
+    query = select(*(getattr(Experiment, name) for name in names)).where(
+        Experiment.id.in_([one.id for one in old]), Experiment.deleted_at.is_(None)
+    )
+    if sweep is not None:
+        point = select(SweepPoint).filter_by(sweep_id=sweep.id)
+        query = query.where(point.where(SweepPoint.experiment_id == Experiment.id).exists())
+    rows = {row.id: tuple(row) for row in session.execute(query)}
+    return rows == {one.id: tuple(getattr(one, name) for name in names) for one in old}
+
+
+def insert_all(
+    session: Session,
+    owner_id: int,
+    experiments: Sequence[PreparedExperiment],
+    *,
+    by: Caller,
+    fair_share: FairShare,
+    sweep: Sweep | None = None,
+) -> Accepted:
+    """Insert experiments into the queue, with their events, and as points into their sweep. The
+    audit log gets a line for each experiment outside a sweep. Raises ApiError if the owner would
+    have too many."""
+    new = [one for one in experiments if one.cached_from is None]
+    ids = [uuid7().hex for _ in new]
+    rows = [
+        {**one.columns, **_of_sweep(sweep, one), "id": id, "owner_id": owner_id}
+        for id, one in zip(ids, new, strict=True)
+    ]
+    if rows:
+        _check_and_count(session, owner_id, rows, fair_share)
+        session.execute(insert(_EXPERIMENTS), rows)
+        status = {"kind": "status", "data": {"status": Status.QUEUED}}
+        session.execute(insert(_EVENTS), [{"experiment_id": id, **status} for id in ids])
+    successors = {row["retry_of"]: row["id"] for row in rows if row["retry_of"]}
+    holds.take_places(session, successors)
+    if sweep is None and rows:
+        retries = ({"retry_of": row["retry_of"]} if row["retry_of"] else {} for row in rows)
+        lines = zip(ids, retries, strict=True)
+        action = "experiment.submitted"
+        session.execute(
+            insert(AuditEntry), [audit.line(by, action, id, **details) for id, details in lines]
+        )
+    made = iter(ids)
+    outcomes = [Outcome(one.cached_from or next(made), one.cached_from) for one in experiments]
+    accepted = Accepted(outcomes)
+    if sweep is not None and outcomes and not successors:
+        accepted = Accepted(outcomes, sweep.id, _insert_points(session, sweep, outcomes))
+    # The last statements: the ends of the experiments that these wait for wait from here on.
+    states.wait_for(session, {id: one.unfinished for id, one in zip(ids, new, strict=True)})
+    return accepted
+
+
+def _of_sweep(sweep: Sweep | None, one: PreparedExperiment) -> dict[str, Any]:
+    """Return the columns that a new point of a sweep has from the sweep."""
+    if sweep is None or one.retry_of is not None:
+        return {}
+    held = one.columns["held"] or (Held.NOT if sweep.concurrency is None else Held.SWEEP)
+    columns = {name: getattr(sweep, name) for name in ("tags", "priority", "visibility")}
+    spec_bytes = one.columns["spec_bytes"] + of_texts(None, sweep.tags, None)
+    return {**columns, "sweep_id": sweep.id, "held": held, "spec_bytes": spec_bytes}
+
+
+def _check_and_count(
+    session: Session, owner_id: int, rows: Sequence[dict[str, Any]], fair_share: FairShare
+) -> None:
+    """Check the owner's limits, and count the bytes of the specs. Raises ApiError."""
+    highest = max(row["priority"] for row in rows)
+    spec_bytes = sum(row["spec_bytes"] for row in rows)
+    needed = spec_bytes + sum(row["expected_bytes"] for row in rows)
+    store.check_limits(session, owner_id, highest, len(rows), fair_share, needed)
+    quota.note(session, owner_id, spec_bytes)
+
+
+def _insert_points(session: Session, sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
+    """Append points to a sweep, and return the number of the first."""
+    first = sweeps.next_point(session, sweep.id)
+    rows = [
+        {"sweep_id": sweep.id, "point": point, "experiment_id": one.id}
+        for point, one in enumerate(outcomes, first)
+    ]
+    session.execute(insert(_POINTS), rows)
+    if sweep.concurrency is not None:
+        holds.note_turns(session, [sweep.id])
+    return first

@@ -1,0 +1,39 @@
+"""The table of uploads."""
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, ForeignKey, String, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from service.tables.engine import Base, now
+from service.tables.users import User
+from service.tables.visibility import Owned
+
+
+class Dataset(Owned, Base):
+    """A file in the store, `datasets/<id>/data.<format>`. `n` and `dim` are those of its first
+    array; an .npz has the shapes of all in `arrays`, a table its column names in `columns`. Text
+    has no `dim`; `n` then counts texts, and `columns` names those that hold them."""
+
+    __tablename__ = "datasets"
+    __table_args__ = (UniqueConstraint("owner_id", "sha256", "format", "copy"),)
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), index=True)
+    owner: Mapped[User] = relationship(lazy="raise")
+    name: Mapped[str] = mapped_column(String(200))
+    format: Mapped[str] = mapped_column(String(16))
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    n: Mapped[int]
+    dim: Mapped[int | None]
+    arrays: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    columns: Mapped[list[str] | None] = mapped_column(JSON)
+    created_at: Mapped[float] = mapped_column(default=now())
+    copy: Mapped[int] = mapped_column(default=0, server_default="0")
+    """0, except for identical bytes that older versions stored as another data set."""
+
+    @property
+    def file(self) -> str:
+        """Name of the file in its folder."""
+        return f"data.{self.format}"

@@ -1,0 +1,405 @@
+"""The database: engine, clock, and the two kinds of transaction."""
+
+import json
+import os
+import re
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from psycopg.pq import Format
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    Float,
+    Integer,
+    MetaData,
+    Table,
+    create_engine,
+    event,
+    make_url,
+    select,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import ExceptionContext, ExecutionContext
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+)
+from sqlalchemy.exc import TimeoutError as NoConnectionFree
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import DeclarativeBase, Session
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from service import timings
+from service.revisions import NewerTables, NotMigrated, WrongEncoding, newest_revision
+
+TRANSIENT_DB_ERRORS = (OperationalError, InterfaceError, NoConnectionFree)
+"""What passes: the database does not answer, fails over, is full, locked or overloaded. Nothing was
+committed, or it is not known. Every long-lived loop logs these and goes on; the API answers 503.
+All other errors are defects. `_by_nature` puts each error of a driver on its side."""
+
+PASSING_STATES = ("08", "28", "40", "53", "55", "57", "58", "25006", "25P03", "25P04")
+"""Transient SQLSTATEs and their classes: connection, login, serialization and deadlock, resources,
+locks, operator intervention, system; read-only, and timeouts of transactions."""
+PASSING_CODES = frozenset(
+    getattr(sqlite3, f"SQLITE_{name}")
+    for name in ("BUSY", "LOCKED", "NOMEM", "READONLY", "INTERRUPT", "IOERR", "FULL", "CANTOPEN",
+                 "PROTOCOL")
+)  # fmt: skip
+
+
+MIN_FREE_BYTES = 1 << 20
+"""With less on its disk, an SQLite database takes no more transactions for long."""
+
+
+TIMEOUTS = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
+NO_TIMEOUTS = "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
+"""Options for migrations, which may take any time."""
+
+
+class Base(DeclarativeBase):
+    """Base of all tables. Times are seconds since 1970 in UTC by the database's clock, so that
+    arithmetic is the same on SQLite and PostgreSQL and needs no time zones."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+LargeId = BigInteger().with_variant(Integer, "sqlite")
+"""Ids of rows that are inserted several times a second: of 32 bits they would be used up within
+months. SQLite's integers have 64 bits."""
+
+
+class now(FunctionElement[float]):  # reads as the SQL function it is
+    """The database's clock at this statement."""
+
+    type = Float()
+    inherit_cache = True
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(element: now, compiler: SQLCompiler, **kw: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(now, "postgresql")
+def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
+    return "extract(epoch from clock_timestamp())::float8"
+
+
+class Database:
+    """The engine. Store functions receive a session and never commit; `transaction` commits,
+    `snapshot` does not."""
+
+    def __init__(self, url: str, connections: int = 2, timeouts: str = TIMEOUTS):
+        """Open at most `connections` at once and keep them open, for a loop with one or two
+        threads. `timeouts` are PostgreSQL's."""
+        self.engine = _engine(url, connections, timeouts)
+        self._reader = _reader(self.engine)
+        self._trouble: str | None = None
+        event.listen(self.engine, "handle_error", self._note_trouble)
+
+    def close(self) -> None:
+        """Close unused connections."""
+        self.engine.dispose()
+
+    def check_tables(self) -> None:
+        """Raises NotMigrated where the tables are of another version, or where a table or a column
+        that this process knows is missing."""
+        self.check_revision()
+        with self.snapshot() as session:
+            for table in Base.metadata.sorted_tables:
+                session.execute(select(table).limit(0))
+
+    def check_revision(self) -> None:
+        """Raises NotMigrated where the tables are older than this version's, and NewerTables where
+        they are newer."""
+        with self.snapshot() as session:
+            revision = session.scalar(_REVISION)
+        if revision is None or revision < newest_revision():
+            raise NotMigrated
+        if revision > newest_revision():
+            raise NewerTables(revision)
+
+    def check_encoding(self) -> None:
+        """Raises WrongEncoding where the database cannot store all text."""
+        if self.engine.dialect.name == "postgresql":
+            with self.snapshot() as session:
+                encoding = session.scalar(text("SHOW server_encoding"))
+            if encoding != "UTF8":
+                raise WrongEncoding(str(encoding), str(self.engine.url.database))
+
+    def check_writable(self) -> str | None:
+        """Return why nothing can be written, as far as that is known: the last write failed and so
+        does another one, or the disk of an SQLite database is full."""
+        path = self.engine.url.database
+        if self.engine.dialect.name == "sqlite" and path:
+            if shutil.disk_usage(os.path.dirname(path)).free < MIN_FREE_BYTES:
+                return DISK_FULL
+        if self._trouble is not None:
+            try:
+                with self.transaction() as session:
+                    for statement in _PROBE[self.engine.dialect.name]:
+                        session.execute(statement)
+            except TRANSIENT_DB_ERRORS as error:
+                return write_trouble(error) or "the database does not answer"
+        return self._trouble
+
+    def _note_trouble(self, context: ExceptionContext) -> None:
+        if isinstance(context.sqlalchemy_exception, DBAPIError):
+            self._trouble = write_trouble(context.sqlalchemy_exception) or self._trouble
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """Begin a transaction that writes. It is committed at the end of the block, or rolled back
+        on an error."""
+        with Session(self.engine, expire_on_commit=False) as session:
+            with session.begin():
+                yield session
+                session.flush()
+                began = time.perf_counter()
+            timings.add("database", time.perf_counter() - began)
+            self._trouble = None
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Session]:
+        """Begin a read. On SQLite it is a transaction without a lock. On PostgreSQL each statement
+        sees what is committed when it begins, inside or outside a transaction."""
+        with Session(self._reader, expire_on_commit=False) as session:
+            yield session
+
+
+_REVISION = text("SELECT max(version_num) FROM alembic_version")
+
+_WRITE = text("UPDATE alembic_version SET version_num = version_num")
+_PROBE = {
+    "postgresql": (
+        text("CREATE TEMP TABLE probe ON COMMIT DROP AS SELECT generate_series(1, 10000)"),
+        _WRITE,
+    ),
+    "sqlite": (
+        text("CREATE TABLE probe AS SELECT zeroblob(1000000)"),
+        text("DROP TABLE probe"),
+        _WRITE,
+    ),
+}
+"""Statements that need a megabyte or so of free space, and change nothing."""
+
+DISK_FULL = "the disk of the database is full"
+READ_ONLY = "the database can only be read"
+DISK_ERROR = "the disk of the database has errors or is read-only"
+CANNOT_OPEN = "the file of the database cannot be opened: its disk may be read-only or missing"
+TROUBLES = {
+    sqlite3.SQLITE_FULL: DISK_FULL,
+    "53100": DISK_FULL,
+    sqlite3.SQLITE_READONLY: READ_ONLY,
+    "25006": READ_ONLY,
+    sqlite3.SQLITE_IOERR: DISK_ERROR,
+    "58030": DISK_ERROR,
+    sqlite3.SQLITE_CANTOPEN: CANNOT_OPEN,
+}
+"""Why a database refuses to write, by SQLite's code or PostgreSQL's SQLSTATE."""
+
+
+def write_trouble(error: BaseException) -> str | None:
+    """Return why a database refused to write, where its disk or a permission is the cause."""
+    cause = getattr(error, "orig", None)
+    state = getattr(cause, "sqlstate", None)
+    return TROUBLES.get(state or getattr(cause, "sqlite_errorcode", 0) & 0xFF)
+
+
+def insert_new(
+    session: Session,
+    table: type[Base],
+    rows: Sequence[dict[str, Any]],
+    size: ColumnElement[int] | None = None,
+) -> int:
+    """Insert rows, and skip those whose key exists. Return the sum of `size` over the new rows."""
+    if not rows:
+        return 0
+    assert isinstance(table.__table__, Table)
+    name = session.get_bind().dialect.name
+    insert = postgresql.insert if name == "postgresql" else sqlite.insert
+    statement = insert(table.__table__).on_conflict_do_nothing()
+    if size is not None:
+        return sum(session.scalars(statement.returning(size), list(rows)))
+    session.execute(statement, list(rows))
+    return 0
+
+
+def _engine(url: str, connections: int, timeouts: str) -> Engine:
+    name = make_url(url).get_backend_name()
+    far = name == "postgresql"  # a connection may have been lost, which a file cannot be
+    engine = create_engine(
+        url,
+        json_serializer=_storable_json,
+        pool_pre_ping=far,
+        poolclass=TimedPool,
+        pool_size=connections,
+        max_overflow=0,
+        pool_timeout=10,
+        connect_args={**POSTGRESQL_OPTIONS, "options": timeouts} if far else {},
+    )
+    event.listen(engine, "handle_error", _by_nature)
+    event.listen(engine, "before_cursor_execute", _begin_timing)
+    event.listen(engine, "after_cursor_execute", _end_timing)
+    event.listen(engine, "before_cursor_execute", _with_storable_text, retval=True)
+    if far:
+        event.listen(engine, "before_cursor_execute", _in_binary)
+    if name == "sqlite":
+        event.listen(engine, "connect", _open_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+class TimedPool(QueuePool):
+    """Adds to the request that waits for a connection how long it does."""
+
+    def _do_get(self) -> ConnectionPoolEntry:
+        with timings.timed("connection"):
+            return super()._do_get()
+
+
+def _begin_timing(connection: Connection, *_: object) -> None:
+    connection.info["began"] = time.perf_counter()
+
+
+def _end_timing(connection: Connection, *_: object) -> None:
+    timings.add("database", time.perf_counter() - connection.info["began"])
+
+
+def _by_nature(context: ExceptionContext) -> Exception | None:
+    """Return the error to raise instead of the driver's. The driver's classes do not separate
+    transient errors from defects: PostgreSQL reports a read-only server as InternalError, SQLite a
+    missing table as OperationalError."""
+    error = context.sqlalchemy_exception
+    if not isinstance(error, DBAPIError) or error.orig is None:
+        return None
+    if _lacks_a_table(error.orig):
+        return NotMigrated()
+    parts = (error.statement, error.params, error.orig)
+    passing = _is_passing(error)
+    if passing and not isinstance(error, TRANSIENT_DB_ERRORS):
+        return OperationalError(*parts, connection_invalidated=error.connection_invalidated)
+    if not passing and isinstance(error, TRANSIENT_DB_ERRORS):
+        return ProgrammingError(*parts)
+    return None
+
+
+def _is_passing(error: DBAPIError) -> bool:
+    if isinstance(error.orig, sqlite3.Error):
+        return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in PASSING_CODES
+    state = getattr(error.orig, "sqlstate", None)
+    if state is None:  # said by the driver: it has no connection, or lost it
+        return isinstance(error, TRANSIENT_DB_ERRORS)
+    return str(state).startswith(PASSING_STATES)
+
+
+def _lacks_a_table(error: BaseException) -> bool:
+    if isinstance(error, sqlite3.OperationalError):
+        return re.search("no such (table|column)|has no column", str(error)) is not None
+    return getattr(error, "sqlstate", None) in ("42P01", "42703")
+
+
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+"""PostgreSQL cannot store NUL. Half of a surrogate pair has no UTF-8 encoding."""
+
+
+def storable(value: Any) -> Any:
+    """Replace characters in text or JSON that cannot be stored by U+FFFD."""
+    match value:
+        case str():
+            return UNSTORABLE.sub("\ufffd", value)
+        case dict():
+            return {storable(key): storable(part) for key, part in value.items()}
+        case list() | tuple():
+            return type(value)(storable(part) for part in value)
+    return value
+
+
+def _storable_json(value: Any) -> str:
+    text = json.dumps(value)
+    suspect = "\\u0000" in text or "\\ud" in text
+    return json.dumps(storable(value)) if suspect else text
+
+
+def _with_storable_text(
+    connection: Connection, cursor: object, statement: str, parameters: Any, *_: object
+) -> tuple[str, Any]:
+    """Replace such characters in all text of a statement. Crashing runners, libraries and file
+    names may contain them."""
+    return statement, storable(parameters)
+
+
+IN_BINARY = {"mpt_in_binary": True}
+"""Execution options for statements that read much binary data. PostgreSQL's text format needs twice
+the bytes and time."""
+
+
+def _in_binary(
+    connection: Connection,
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: ExecutionContext | None,
+    many: bool,
+) -> None:
+    if context is not None and context.execution_options.get("mpt_in_binary"):
+        cursor.format = Format.BINARY
+
+
+def _reader(engine: Engine) -> Engine:
+    """Return an engine for reading that shares the connections and sends no BEGIN or ROLLBACK to
+    PostgreSQL."""
+    if engine.dialect.name == "postgresql":
+        return engine.execution_options(isolation_level="AUTOCOMMIT")
+    return engine.execution_options(mpt_reads=True)
+
+
+POSTGRESQL_OPTIONS = {
+    "client_encoding": "utf8",  # else psycopg gives bytes for the text of an SQL_ASCII database
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,  # a connection that no one answers is given up, in ms
+    "keepalives_idle": 5,
+}
+
+
+def _open_sqlite(connection: Any, record: object) -> None:
+    connection.isolation_level = None  # transactions begin where _begin_sqlite says so
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",  # what is committed is on the disk
+        "foreign_keys=ON",
+        "busy_timeout=30000",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """Take the write lock when a write transaction begins. Upgrading a read transaction would fail
+    whatever the timeout."""
+    reads = connection.get_execution_options().get("mpt_reads", False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def moment(seconds: float | None) -> datetime | None:
+    """Convert a time of the database to a date with a time zone."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,392 @@
+"""Tables of experiments and of their records."""
+
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+    text,
+)
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from service.tables.engine import Base, now
+from service.tables.sweeps import Sweep
+from service.tables.users import User
+from service.tables.visibility import Owned
+
+
+class Status(StrEnum):
+    """Status of an experiment."""
+
+    QUEUED = "queued"
+    DISPATCHED = "dispatched"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
+UNFINISHED = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING, Status.PAUSED)
+WAITING = (Status.QUEUED, Status.DISPATCHED, Status.PAUSED)
+
+
+class DesiredState(StrEnum):
+    """What the owner wants of a running experiment."""
+
+    RUN = "run"
+    PAUSE = "pause"
+    CANCEL = "cancel"
+
+
+class Queue(StrEnum):
+    """Type of worker for an experiment."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+class Device(StrEnum):
+    """Device that an experiment asks for. "auto" is a GPU, or a CPU if no GPU is idle."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    AUTO = "auto"
+
+
+class Held(StrEnum):
+    """Why a queued experiment must not be chosen yet; "" if it may be."""
+
+    NOT = ""
+    AFTER = "after"
+    """Not all experiments that it comes after have succeeded."""
+    SWEEP = "sweep"
+    """Its sweep has reached its limit of concurrent runs."""
+
+
+DEVICES = {Queue.CPU: (Device.CPU, Device.AUTO), Queue.GPU: (Device.CUDA, Device.AUTO)}
+"""Devices that the workers of each queue accept."""
+
+
+def _device_of_spec(context: Any) -> str:
+    device: str = context.get_current_parameters()["spec"]["compute"]["device"]
+    return device
+
+
+def _family_of_spec(context: Any) -> str:
+    family: str = context.get_current_parameters()["spec"]["model"]["family"]
+    return family
+
+
+def _inside(name: str, column: str) -> Index:
+    """GIN index for PostgreSQL: elements of a list, and values of an object's fields."""
+    inside = text(f"({column}::jsonb) jsonb_path_ops")
+    return Index(name, inside, postgresql_using="gin").ddl_if(dialect="postgresql")
+
+
+class Experiment(Owned, Base):
+    """One spec and its run. `attempt` is the fence: it increases with every claim, and a write of
+    an older attempt matches no row. `last_seq` is the last committed record."""
+
+    __tablename__ = "experiments"
+    __table_args__ = (
+        Index("ix_experiments_owner_id_id", "owner_id", "id"),
+        Index("ix_experiments_created_at_id", "created_at", "id"),
+        Index("ix_experiments_owner_id_created_at_id", "owner_id", "created_at", "id"),
+        Index("ix_experiments_owner_id_finished_at_id", "owner_id", "finished_at", "id"),
+        Index("ix_experiments_owner_id_name_id", "owner_id", "name", "id"),
+        Index(
+            "ix_experiments_owner_id_family_created_at_id", "owner_id", "family", "created_at", "id"
+        ),
+        Index("ix_experiments_queue", "status", "owner_id", "held", "device", "priority", "id"),
+        Index(
+            "ix_experiments_queued",
+            "created_at",
+            sqlite_where=text("status = 'queued'"),
+            postgresql_where=text("status = 'queued'"),
+        ),
+        Index(
+            "ix_experiments_sweep",
+            *("sweep_id", "status", "held", "id"),
+            sqlite_where=text("sweep_id IS NOT NULL"),
+            postgresql_where=text("sweep_id IS NOT NULL"),
+        ),
+        Index(
+            "ix_experiments_shared",
+            "created_at",
+            "id",
+            sqlite_where=text("visibility = 'lab'"),
+            postgresql_where=text("visibility = 'lab'"),
+        ),
+        Index(
+            "ix_experiments_deleted_at",
+            "deleted_at",
+            sqlite_where=text("deleted_at IS NOT NULL"),
+            postgresql_where=text("deleted_at IS NOT NULL"),
+        ),
+        _inside("ix_experiments_tags", "tags"),
+        _inside("ix_experiments_spec", "spec"),
+        Index(
+            "ix_experiments_cache_key",
+            "cache_key",
+            sqlite_where=text("cache_key IS NOT NULL"),
+            postgresql_where=text("cache_key IS NOT NULL"),
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    """A UUID of version 7: ids increase with time."""
+    owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
+    owner: Mapped[User] = relationship(lazy="raise")
+    pinned: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Protects the experiment against removal by age, by quotas, and by its owner."""
+    deleted_at: Mapped[float | None]
+    """Time of the deletion. The experiment is hidden from then on; rows and files are removed
+    later."""
+    name: Mapped[str | None] = mapped_column(String(200))
+    tags: Mapped[list[str]] = mapped_column(JSON)
+    note: Mapped[str | None] = mapped_column(Text)
+    priority: Mapped[int]
+    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
+    device: Mapped[str] = mapped_column(String(8), default=_device_of_spec)
+    """The spec's device, indexed for the queue."""
+    family: Mapped[str] = mapped_column(String(32), default=_family_of_spec)
+    """The family of the spec's model, indexed likewise."""
+    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Expected memory of a run on its device, as corrected by earlier runs; null if unknown."""
+    estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Memory estimated from the spec alone."""
+    spec_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """Length of the spec as it is stored."""
+    expected_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """Bytes of the points that a run writes at most."""
+    retry_of: Mapped[str | None] = mapped_column(String(32))
+    sweep_id: Mapped[str | None] = mapped_column(ForeignKey(Sweep.id))
+    """The sweep for which it was created."""
+    comes_after: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """Experiments that had to succeed first."""
+    held: Mapped[str] = mapped_column(String(8), default=Held.NOT, server_default="")
+    cache_key: Mapped[str | None] = mapped_column(String(64))
+    """Key of the result cache; null if unknown."""
+
+    status: Mapped[str] = mapped_column(String(16), default=Status.QUEUED)
+    desired_state: Mapped[str] = mapped_column(String(16), default=DesiredState.RUN)
+    queue: Mapped[str | None] = mapped_column(String(16))
+    dispatch_no: Mapped[int] = mapped_column(default=0)
+    attempt: Mapped[int] = mapped_column(default=0)
+    lost: Mapped[int] = mapped_column(default=0)
+    worker: Mapped[str | None] = mapped_column(String(200))
+    lease_expires_at: Mapped[float | None]
+
+    created_at: Mapped[float] = mapped_column(default=now())
+    dispatched_at: Mapped[float | None]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+
+    last_seq: Mapped[int] = mapped_column(default=0)
+    progress_done: Mapped[int | None] = mapped_column(BigInteger)
+    progress_total: Mapped[int | None] = mapped_column(BigInteger)
+    progress_unit: Mapped[str | None] = mapped_column(String(32))
+    progress_stage: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    progress_at: Mapped[float | None]
+    progress_eta_s: Mapped[float | None]
+    """Approximate seconds from `progress_at` to the end."""
+    progress_eta_std_err_s: Mapped[float | None]
+    failure_kind: Mapped[str | None] = mapped_column(String(16))
+    failure_message: Mapped[str | None] = mapped_column(Text)
+
+
+class Wait(Base):
+    """One experiment waits for another to succeed. The row is deleted when that has succeeded, or
+    with either experiment. Ended experiments neither wait nor are waited for."""
+
+    __tablename__ = "waits"
+
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
+    after_id: Mapped[str] = mapped_column(
+        ForeignKey("experiments.id"), primary_key=True, index=True
+    )
+
+
+class Tally(Base):
+    """Part of the counters of experiments that have ended; a counter is the sum over all rows.
+
+    Triggers on `experiments` (migration 0022) add a row when one ends, and one with `present` -1
+    when it is deleted. So no transaction waits for another one's, and none can forget to count.
+    The reaper folds the rows of equal `status` and `failure_kind` into one. Times are in
+    seconds."""
+
+    __tablename__ = "tallies"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    status: Mapped[str] = mapped_column(String(16))
+    """Empty for those that were purged before it was kept."""
+    failure_kind: Mapped[str] = mapped_column(String(16))
+    """Empty where it did not fail."""
+    number: Mapped[int] = mapped_column(BigInteger)
+    present: Mapped[int] = mapped_column(BigInteger)
+    """Number of them that have a row."""
+    lost: Mapped[int] = mapped_column(BigInteger)
+    waits: Mapped[int] = mapped_column(BigInteger)
+    waits_s: Mapped[float]
+    runs: Mapped[int] = mapped_column(BigInteger)
+    runs_s: Mapped[float]
+
+
+TELLING_BYTES = 64 * 2**20
+"""Smaller estimates of memory are not compared with what was measured: torch itself dominates."""
+_TELLING = text(f"peak_bytes IS NOT NULL AND estimated_bytes >= {TELLING_BYTES}")
+
+
+class Attempt(Base):
+    """The ledger: which attempt used which kind of slot, and when. A row is added by the claim and
+    ended in the transaction that ends the attempt. `folded` rows are included in `usage`."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (
+        Index("ix_attempts_folded_owner_id", "folded", "owner_id"),
+        Index("ix_attempts_queue_ended_at", "queue", "ended_at"),
+        Index("ix_attempts_family_queue_ended_at", "family", "queue", "ended_at"),
+        Index(
+            "ix_attempts_telling",
+            *("family", "queue", "ended_at"),
+            sqlite_where=_TELLING,
+            postgresql_where=_TELLING,
+        ),
+    )
+
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
+    queue: Mapped[str] = mapped_column(String(16))
+    worker: Mapped[str] = mapped_column(String(200))
+    started_at: Mapped[float]
+    ended_at: Mapped[float | None]
+    folded: Mapped[bool] = mapped_column(default=False)
+    family: Mapped[str] = mapped_column(String(32))
+    estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Estimated from the spec alone. The family learns from the ratio of peak and estimate."""
+    peak_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Peak memory: main memory on a CPU, GPU memory on a GPU."""
+    environment: Mapped[dict[str, Any] | None] = mapped_column(
+        JSON(none_as_null=True), deferred=True
+    )
+    """Environment of the computation as reported by the runner; null before that."""
+
+
+class Usage(Base):
+    """Usage of a user's folded attempts, decayed to `as_of`: slot-seconds in seconds of a CPU
+    slot."""
+
+    __tablename__ = "usage"
+
+    owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), primary_key=True)
+    slot_s: Mapped[float] = mapped_column(default=0.0)
+    as_of: Mapped[float] = mapped_column(default=0.0)
+
+
+class Checkpoint(Base):
+    """A point to resume a run from: a file below the experiment's checkpoint directory. Several may
+    follow the same record."""
+
+    __tablename__ = "checkpoints"
+
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
+    file: Mapped[str] = mapped_column(String(500), primary_key=True)
+    """The attempt that saved it, a slash, and the name. Names increase within an attempt."""
+    attempt: Mapped[int]
+    after_seq: Mapped[int]
+    sha256: Mapped[str] = mapped_column(String(64))
+    bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Null where it was saved before sizes were."""
+    created_at: Mapped[float] = mapped_column(default=now())
+
+
+class Artifact(Base):
+    """A file left by a run, in the directory of the attempt that recorded it."""
+
+    __tablename__ = "artifacts"
+
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
+    file: Mapped[str] = mapped_column(String(200), primary_key=True)
+    attempt: Mapped[int]
+    seq: Mapped[int]
+    media_type: Mapped[str] = mapped_column(String(100))
+    sha256: Mapped[str] = mapped_column(String(64))
+    bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Null where it was recorded before sizes were, until the sweeper has measured it."""
+
+
+class Event(Base):
+    """An event: kind "status" with {status, …} or "log" with {level, message}. Ids are never
+    reused, not even those of deleted rows, so that a reader can continue after the last id."""
+
+    __tablename__ = "events"
+    __table_args__ = (UniqueConstraint("experiment_id", "seq"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"))
+    at: Mapped[float] = mapped_column(default=now())
+    kind: Mapped[str] = mapped_column(String(16))
+    data: Mapped[dict[str, Any]] = mapped_column(JSON)
+    seq: Mapped[int | None]
+    """The record that caused it, if any."""
+
+
+class Series(Base):
+    """A named series of points. `labels` is canonical JSON."""
+
+    __tablename__ = "series"
+    __table_args__ = (UniqueConstraint("experiment_id", "name", "labels"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"))
+    name: Mapped[str] = mapped_column(String(64))
+    labels: Mapped[str] = mapped_column(String(1000))
+
+
+class Block(Base):
+    """Points of one series that were committed together: columns of little-endian float64, NaN
+    where a number is missing. `seq` is the record number of each point as little-endian int32;
+    null, in blocks of before it was kept, where they are taken as evenly spaced. `reason` has a
+    byte for each point: 0, or 1 + the index in `reasons` of why a number is missing."""
+
+    __tablename__ = "blocks"
+
+    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), primary_key=True)
+    first_seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    last_seq: Mapped[int]
+    count: Mapped[int]
+    seq: Mapped[bytes | None] = mapped_column(LargeBinary)
+    x: Mapped[bytes] = mapped_column(LargeBinary)
+    value: Mapped[bytes] = mapped_column(LargeBinary)
+    std_err: Mapped[bytes] = mapped_column(LargeBinary)
+    n: Mapped[bytes] = mapped_column(LargeBinary)
+    reason: Mapped[bytes] = mapped_column(LargeBinary)
+    reasons: Mapped[list[str]] = mapped_column(JSON)
+
+
+class Metric(Base):
+    """One number of a whole run. `labels` is canonical JSON."""
+
+    __tablename__ = "metrics"
+    __table_args__ = (
+        Index("ix_metrics_name_value_experiment_id", "name", "value", "experiment_id"),
+    )
+
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    labels: Mapped[str] = mapped_column(String(1000), primary_key=True)
+    seq: Mapped[int]
+    value: Mapped[float | None]
+    std_err: Mapped[float | None]
+    reason: Mapped[str | None] = mapped_column(String(500))

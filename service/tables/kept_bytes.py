@@ -1,0 +1,17 @@
+"""Table of changes to the bytes that users keep."""
+
+from sqlalchemy import BigInteger
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.tables.engine import Base, LargeId
+
+
+class ByteChange(Base):
+    """A change of the bytes that a user keeps. The sum of a user's rows is what the user keeps
+    beside checkpoints."""
+
+    __tablename__ = "byte_changes"
+
+    id: Mapped[int] = mapped_column(LargeId, primary_key=True)
+    owner_id: Mapped[int] = mapped_column(index=True)
+    bytes: Mapped[int] = mapped_column(BigInteger)

@@ -1,0 +1,26 @@
+"""Table of requests that carried an idempotency key."""
+
+from typing import Any
+
+from sqlalchemy import JSON, ForeignKey, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.tables.engine import Base, now
+from service.tables.users import User
+
+
+class KeptRequest(Base):
+    """A request that was carried out under an idempotency key, and what it made."""
+
+    __tablename__ = "requests"
+
+    owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), primary_key=True)
+    """The user who sent it."""
+    idempotency_key: Mapped[str] = mapped_column(String(200), primary_key=True)
+    sha256: Mapped[str] = mapped_column(String(64))
+    """Digest of method, path and body. Requests of versions before migration 0026 have their method
+    and path in its place."""
+    made: Mapped[list[Any]] = mapped_column(JSON)
+    """What the answer is made of. Empty only within the transaction that carries the request out.
+    """
+    created_at: Mapped[float] = mapped_column(default=now())

@@ -1,0 +1,55 @@
+"""Tables of sweeps."""
+
+from typing import Any
+
+from sqlalchemy import JSON, ForeignKey, Index, String, Text
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from service.tables.engine import Base, LargeId, now
+from service.tables.users import User
+from service.tables.visibility import Owned
+
+
+class Sweep(Owned, Base):
+    """A spec, its swept fields, and settings for all of its points."""
+
+    __tablename__ = "sweeps"
+    __table_args__ = (Index("ix_sweeps_owner_id_id", "owner_id", "id"),)
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
+    owner: Mapped[User] = relationship(lazy="raise")
+    deleted_at: Mapped[float | None]
+    name: Mapped[str | None] = mapped_column(String(200))
+    tags: Mapped[list[str]] = mapped_column(JSON)
+    note: Mapped[str | None] = mapped_column(Text)
+    priority: Mapped[int]
+    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
+    """The base spec as it was sent. It may be incomplete without the fields of a point."""
+    fields: Mapped[list[str]] = mapped_column(JSON)
+    """Dotted paths of the swept fields."""
+    comes_after: Mapped[list[str]] = mapped_column(JSON)
+    concurrency: Mapped[int | None]
+    """Maximum number of concurrent runs; null: the owner's limit alone."""
+    created_at: Mapped[float] = mapped_column(default=now())
+
+
+class SweepPoint(Base):
+    """The experiment that computes a point: created for it, its last retry, or an earlier one with
+    the same spec."""
+
+    __tablename__ = "sweep_points"
+
+    sweep_id: Mapped[str] = mapped_column(ForeignKey(Sweep.id), primary_key=True)
+    point: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), index=True)
+
+
+class Turn(Base):
+    """A note for the dispatcher: a run of this sweep has ended, or may be let go, or its limit has
+    changed. Rows are inserted and deleted, never updated: no transaction waits for another here."""
+
+    __tablename__ = "turns"
+
+    id: Mapped[int] = mapped_column(LargeId, primary_key=True)
+    sweep_id: Mapped[str] = mapped_column(String(32))

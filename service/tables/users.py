@@ -1,0 +1,82 @@
+"""Tables of users and API keys."""
+
+from enum import StrEnum
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ForeignKey,
+    LargeBinary,
+    String,
+    false,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.tables.engine import Base, now
+
+
+class Role(StrEnum):
+    """Role of a user: an admin may do everything, a viewer may only read."""
+
+    ADMIN = "admin"
+    MEMBER = "member"
+    VIEWER = "viewer"
+
+
+class Scope(StrEnum):
+    """Permission of a key, within its user's role."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    """Submit, retry, validate, upload, and change names, tags, visibility and the like."""
+    CANCEL = "cancel"
+    """Cancel, pause, resume, delete; revoke your own keys."""
+    ADMIN = "admin"
+    """Users, everyone's keys, the audit log; and all of the above on everyone's objects."""
+    METRICS = "metrics"
+
+
+ROLE_SCOPES: dict[Role, tuple[Scope, ...]] = {
+    Role.ADMIN: tuple(Scope),
+    Role.MEMBER: (Scope.READ, Scope.SUBMIT, Scope.CANCEL, Scope.METRICS),
+    Role.VIEWER: (Scope.READ, Scope.METRICS),
+}
+
+
+class User(Base):
+    """A user, who owns experiments."""
+
+    __tablename__ = "users"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(100), unique=True)
+    """Never changes, because the audit log refers to it."""
+    created_at: Mapped[float] = mapped_column(default=now())
+    role: Mapped[str] = mapped_column(String(16), default=Role.MEMBER, server_default="member")
+    disabled_at: Mapped[float | None]
+    """Time since which the user's keys are refused."""
+    shares: Mapped[int] = mapped_column(default=1, server_default="1")
+    """Slurm's RawShares: while both wait, a user with 2 shares gets twice as much as one with 1."""
+    max_running: Mapped[int | None]
+    max_submitted: Mapped[int | None]
+    max_gpu_hours_a_day: Mapped[float | None]
+    max_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Overrides the limits of the settings."""
+    may_jump: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Allows priorities above 100, which run before everyone else's."""
+
+
+class ApiKey(Base):
+    """An API key. Only the SHA-256 of its secret is stored."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
+    name: Mapped[str | None] = mapped_column(String(200))
+    secret_sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
+    scopes: Mapped[list[str]] = mapped_column(JSON)
+    created_at: Mapped[float] = mapped_column(default=now())
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+    last_used_at: Mapped[float | None]

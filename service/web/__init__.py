@@ -1,0 +1,1 @@
+"""All of the service that speaks HTTP. Nothing else imports FastAPI."""

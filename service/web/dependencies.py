@@ -1,0 +1,242 @@
+"""Dependencies of handlers: the database, the settings, the user."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import (
+    AsyncExitStack,
+    asynccontextmanager,
+)
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated
+
+from cachetools import TTLCache
+from fastapi import BackgroundTasks, Depends, Header, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.dependencies.models import Dependant
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.orm import Session
+
+from service.accounts.sign_ins import COOKIE, caller_of_cookie
+from service.accounts.users import USE_NOTED_S, Caller, KeyRefused, caller_of_key, note_use, parsed
+from service.limiter import FairLimiter
+from service.queue.snapshot import QueueSnapshots
+from service.refusals import ApiError
+from service.settings import Settings
+from service.streams.poller import Poller
+from service.submission.idempotency import IdempotentRequest
+from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.users import ROLE_SCOPES, Scope
+from service.web.csrf import check_own_page
+from service.web.rates import shown
+
+log = logging.getLogger(__name__)
+
+NotedKeys = TTLCache[str, None]
+
+
+def noted_keys() -> NotedKeys:
+    """Return a cache of the key ids whose use this process has recorded lately. While the row is
+    locked, at most one thread for each key waits to record it."""
+    return TTLCache(10_000, ttl=USE_NOTED_S)
+
+
+_bearer = HTTPBearer(auto_error=False, description="An API key, mpt_<id>_<secret>_<checksum>")
+
+
+# Async, though it waits for nothing: a plain function costs a change of threads.
+async def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+SettingsDep = Annotated[Settings, Depends(_settings)]
+
+USERS_PART = 3
+"""One user's requests read with a third of a process's connections at most."""
+
+
+@asynccontextmanager
+async def reading(request: Request) -> AsyncIterator[Database]:
+    """Yield the database to one of a few concurrent readers of a user. Otherwise the slow requests
+    of one user would use all threads and connections. Waiting readers hold neither."""
+    async with _one_of(request.app.state.readers, request):
+        yield request.app.state.database
+
+
+async def _readable(request: Request) -> AsyncIterator[Database]:
+    async with reading(request) as database:
+        yield database
+
+
+async def _writable(request: Request) -> AsyncIterator[Database]:
+    """Yield the database to one of a few concurrent writers. Otherwise writers that wait for a lock
+    would use all threads and connections, and block the readers. Waiting writers hold neither."""
+    async with _one_of(request.app.state.writers, request):
+        yield request.app.state.database
+
+
+@asynccontextmanager
+async def _one_of(places: FairLimiter, request: Request) -> AsyncIterator[None]:
+    """Hold a place while the block runs. Raises ApiError (503) if none becomes free for long."""
+    settings: Settings = request.app.state.settings
+    caller: Caller | None = getattr(request.state, "caller", None)
+    async with AsyncExitStack() as held:
+        try:
+            async with asyncio.timeout(settings.write_wait_s):
+                await held.enter_async_context(places.one(None if caller is None else caller.id))
+        except TimeoutError:
+            detail = "too many requests wait for their turn; nothing was changed, try again"
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, headers={"Retry-After": "2"}
+            ) from None
+        yield
+
+
+DatabaseDep = Annotated[Database, Depends(_readable, scope="function")]
+"""For plain handlers that read."""
+WriterDep = Annotated[Database, Depends(_writable, scope="function")]
+"""For plain handlers that write."""
+
+
+async def authenticate(request: Request) -> Caller:
+    """Find whose key the request carries, or whose browser is signed in, and keep the caller in the
+    request's state; else raise ApiError (401). Nothing of the body is read for this. A key is
+    looked up at every request: a revoked key is refused from that moment on, in any process."""
+    credentials = await _bearer(request)
+    key = None if credentials is None else credentials.credentials
+    cookie = request.cookies.get(COOKIE)
+    if key is None and cookie is None:
+        raise unauthorized("give a valid API key: Authorization: Bearer mpt_…")
+    database, rates = request.app.state.database, request.app.state.rates
+    try:
+        if key is not None:
+            parsed(key)  # what is mistyped costs no look
+            user, unnoted = await run_in_threadpool(_look_up, database, caller_of_key, key)
+        else:
+            assert cookie is not None
+            check_own_page(request)
+            user, unnoted = await run_in_threadpool(_look_up, database, caller_of_cookie, cookie)
+    except KeyRefused as refused:
+        rates.forget(shown(request.headers))
+        raise unauthorized(str(refused)) from None
+    rates.know(shown(request.headers), user.id)
+    request.state.caller, request.state.unnoted = user, unnoted
+    return user
+
+
+async def current_user(
+    request: Request,
+    documented: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    after: BackgroundTasks,
+) -> Caller:
+    """Return the caller that `authenticate` found, and note later that the key was used."""
+    user: Caller = request.state.caller
+    noted: NotedKeys = request.app.state.noted_keys
+    if request.state.unnoted and user.key_id not in noted:
+        noted[user.key_id] = None
+        after.add_task(_note_use, request.app.state.database, user.key_id)
+    return user
+
+
+Find = Callable[[Session, str], tuple[Caller, bool]]
+
+
+def _look_up(database: Database, find: Find, credential: str) -> tuple[Caller, bool]:
+    with database.snapshot() as session:
+        return find(session, credential)
+
+
+def _note_use(database: Database, key_id: str) -> None:
+    try:
+        with database.transaction() as session:
+            note_use(session, key_id)
+    except TRANSIENT_DB_ERRORS as error:
+        log.warning("the use of a key cannot be noted, the database is away: %s", error)
+
+
+def unauthorized(detail: str) -> ApiError:
+    headers = {"WWW-Authenticate": "Bearer"}
+    return ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers=headers)
+
+
+UserDep = Annotated[Caller, Depends(current_user)]
+
+
+@dataclass(frozen=True)
+class WithScope:
+    """Dependency of a handler that is for keys with this scope."""
+
+    scope: Scope
+
+    async def __call__(self, user: UserDep) -> Caller:
+        return user
+
+
+def scopes_of(handler: Dependant) -> frozenset[Scope]:
+    """Return the scopes that a handler asks for."""
+    own = [handler.call.scope] if isinstance(handler.call, WithScope) else []
+    return frozenset(own).union(*map(scopes_of, handler.dependencies))
+
+
+def check_scopes(user: Caller, scopes: frozenset[Scope]) -> None:
+    """Raise ApiError (403) where the caller's key lacks one of the scopes."""
+    for scope in scopes - user.scopes:
+        raise _forbidden(user, scope)
+
+
+def _forbidden(user: Caller, scope: Scope) -> ApiError:
+    if scope in ROLE_SCOPES[user.role]:
+        detail = f"this API key lacks the scope {scope}: ask an admin for one that has it"
+        return ApiError(HTTPStatus.FORBIDDEN, "scope_missing", detail)
+    detail = f"this needs the scope {scope}, which a {user.role} cannot have: ask an admin"
+    return ApiError(HTTPStatus.FORBIDDEN, "role_insufficient", detail)
+
+
+Reader = Annotated[Caller, Depends(WithScope(Scope.READ))]
+Submitter = Annotated[Caller, Depends(WithScope(Scope.SUBMIT))]
+Canceller = Annotated[Caller, Depends(WithScope(Scope.CANCEL))]
+Admin = Annotated[Caller, Depends(WithScope(Scope.ADMIN))]
+Scraper = Annotated[Caller, Depends(WithScope(Scope.METRICS))]
+"""The caller. StrictRoute has checked that the key has the scope; else the answer is 403."""
+
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        description="Key of your choice. A repeated request with the same key is not done again.",
+    ),
+]
+
+
+async def _idempotent(
+    request: Request,
+    idempotency_key: IdempotencyKey = None,
+) -> IdempotentRequest | None:
+    if idempotency_key is None:
+        return None
+    target = f"{request.method} {request.scope['path']}"
+    return IdempotentRequest(idempotency_key, target, await request.body())
+
+
+Idempotency = Annotated[IdempotentRequest | None, Depends(_idempotent)]
+"""The request itself if it has an Idempotency-Key."""
+
+
+async def _queue_snapshots(request: Request) -> QueueSnapshots:
+    queue_snapshots: QueueSnapshots = request.app.state.queue_snapshots
+    return queue_snapshots
+
+
+QueueSnapshotsDep = Annotated[QueueSnapshots, Depends(_queue_snapshots)]
+
+
+async def _poller(request: Request) -> Poller:
+    poller: Poller = request.app.state.poller
+    return poller
+
+
+PollerDep = Annotated[Poller, Depends(_poller)]

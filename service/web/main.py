@@ -1,0 +1,145 @@
+"""The application: `uvicorn --factory service.web.main:create_app`."""
+
+import asyncio
+import re
+from collections import Counter, defaultdict
+from functools import cache
+from typing import Any, ClassVar
+
+from asgi_correlation_id import CorrelationIdMiddleware
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.routing import BaseRoute
+
+from service.limiter import FairLimiter
+from service.queue.snapshot import QueueSnapshots
+from service.settings import Settings
+from service.streams.poller import Poller
+from service.tables.engine import Database
+from service.web import contract, health
+from service.web.access_log import AccessLog
+from service.web.bodies import Bodies, StrictRoute
+from service.web.dependencies import USERS_PART, current_user, noted_keys
+from service.web.errors import ProblemDocument, install_handlers
+from service.web.headers import AnswerHeaders, guard_origins
+from service.web.meters import Meters
+from service.web.rates import RateLimits, Rates
+from service.web.routes import (
+    administration,
+    cancelling,
+    curves,
+    datasets,
+    experiment_queries,
+    experiment_results,
+    experiments,
+    monitoring,
+    presets,
+    queue,
+    retention,
+    streams,
+    sweeps,
+    webhooks,
+)
+from service.web.ui import pages, sign_in
+
+ERRORS: dict[int | str, dict[str, object]] = {
+    "4XX": {"model": ProblemDocument, "description": "What was wrong, as RFC 9457"},
+    "503": {"model": ProblemDocument, "description": "Not now: Retry-After says when"},
+}
+
+ROUTERS = (
+    experiments.custom,
+    cancelling.router,
+    experiments.batches,
+    experiments.router,
+    experiment_queries.custom,
+    experiment_queries.router,
+    sweeps.router,
+    experiment_results.router,
+    curves.router,
+    curves.custom,
+    streams.router,
+    webhooks.router,
+    datasets.router,
+    presets.custom,
+    presets.router,
+    monitoring.router,
+    administration.router,
+    queue.router,
+    retention.router,
+    sign_in.router,
+)
+"""Routers that require a key."""
+
+
+class Service(FastAPI):
+    """FastAPI, whose OpenAPI document is built and rendered once per process: that takes half a
+    second, and each unknown path is compared with those in it."""
+
+    _document: ClassVar[dict[str, Any] | None] = None
+    _rendered: ClassVar[bytes | memoryview | None] = None
+
+    def openapi(self) -> dict[str, Any]:
+        if Service._document is None:
+            Service._document = contract.complete(super().openapi())
+        return Service._document
+
+    @staticmethod
+    async def document(request: Request) -> Response:
+        if Service._rendered is None:
+            Service._rendered = JSONResponse(request.app.openapi()).body
+        return Response(Service._rendered, media_type="application/json")
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The service on the database that the settings name, which must be migrated."""
+    settings = settings or Settings()
+    app = Service(title="MPT Lab", version="1", openapi_url=None, redirect_slashes=False)
+    app.add_route("/openapi.json", Service.document, include_in_schema=False)
+    app.state.settings = settings
+    app.state.database = Database(settings.url, settings.api_connections)
+    app.state.queue_snapshots = QueueSnapshots(
+        settings.worker_silent_s, settings.share, settings.places_for_s, app.state.database
+    )
+    app.state.poller = Poller(app.state.database, settings)
+    app.state.bodies = Bodies()
+    app.state.writers = FairLimiter(settings.api_writers, of_user=settings.api_writers - 1)
+    connections = settings.api_connections
+    app.state.readers = FairLimiter(connections, of_user=connections // USERS_PART)
+    app.state.noted_keys = noted_keys()
+    app.state.uploads = asyncio.Semaphore(settings.max_uploads)
+    app.state.uploads_of = Counter[int]()  # by user
+    app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
+    app.state.inspecting = defaultdict[int, asyncio.Lock](asyncio.Lock)  # one of each user at once
+    app.state.rates = Rates(settings)
+    app.state.refused_sign_ins = sign_in.Refusals()
+    app.add_middleware(RateLimits, rates=app.state.rates)
+    app.state.meters = Meters()
+    app.add_middleware(AccessLog, meters=app.state.meters)
+    guard_origins(app, settings)
+    app.add_middleware(
+        CorrelationIdMiddleware, header_name="X-Request-ID", validator=_is_request_id
+    )
+    app.add_middleware(AnswerHeaders)  # the last added is the first to see a request
+    install_handlers(app)
+    app.router.routes += _routes()
+    return app
+
+
+@cache
+def _routes() -> list[BaseRoute]:
+    """Of every application in a process: FastAPI takes a tenth of a second to prepare them."""
+    found = APIRouter(responses=ERRORS)
+    found.include_router(pages.router)
+    for router in (health.router, sign_in.public):
+        found.include_router(router)
+    for router in ROUTERS:
+        assert issubclass(router.route_class, StrictRoute)
+        assert router.route_class.needs_key
+        found.include_router(router, dependencies=[Depends(current_user)])
+    return found.routes
+
+
+def _is_request_id(given: str) -> bool:
+    """Return whether a caller's request id is safe to log. Otherwise the request gets a new id."""
+    return re.fullmatch(r"[A-Za-z0-9._-]{1,128}", given) is not None

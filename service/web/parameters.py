@@ -1,0 +1,79 @@
+"""Query parameters: a route refuses those that it does not know, and more than MAX_PARAMETERS."""
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Annotated, Any, get_args, get_origin
+
+from fastapi import Depends, Path, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+
+from mptcore.specs import Problem
+from mptcore.specs.parsing.suggestions import meant
+from service.refusals import invalid
+
+MAX_PARAMETERS = 200
+"""Query parameters of one request."""
+
+
+# Async, though it waits for nothing: a plain function costs a change of threads.
+async def free_parameters(request: Request) -> dict[str, list[str]]:
+    """Return the query parameters that the route does not name, with all values given."""
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute)
+    named = _named(route.dependant)
+    free: dict[str, list[str]] = {}
+    for key, value in request.query_params.multi_items():
+        if key not in named:
+            free.setdefault(key, []).append(value)
+    return free
+
+
+FreeParameters = Annotated[dict[str, list[str]], Depends(free_parameters)]
+"""For a handler that takes any query parameter, and checks them itself."""
+
+
+class QueryParameters:
+    """The query parameters that a handler takes."""
+
+    def __init__(self, handler: Dependant):
+        self._named = _named(handler)
+        self._takes_any = any(part.call is free_parameters for part in handler.dependencies)
+
+    def check(self, request: Request) -> None:
+        """Refuse too many parameters, those that the handler does not take, and those that are
+        given again where only one value would count. Raise ApiError."""
+        query: bytes = request.scope["query_string"]
+        if not query:
+            return
+        if query.count(b"&") >= MAX_PARAMETERS:
+            raise invalid([Problem("/query", f"at most {MAX_PARAMETERS} parameters")])
+        times = Counter(key for key, _ in request.query_params.multi_items())
+        problems = []
+        for key, count in times.items():
+            if key not in self._named and not self._takes_any:
+                problems.append(Problem(f"/query/{key}", _not_known(key, self._named)))
+            elif count > 1 and not self._named.get(key, True):
+                problems.append(Problem(f"/query/{key}", f"given {count} times, may be given once"))
+        if problems:
+            raise invalid(problems)
+
+
+def _not_known(key: str, named: Collection[str]) -> str:
+    known = f"the parameters are {', '.join(sorted(named))}" if named else "there are none"
+    return f"not a query parameter of this route: {meant(key, named)}{known}"
+
+
+def _named(dependant: Dependant) -> dict[str, bool]:
+    """Return the named parameters, and whether each may be given several times."""
+    named = {one.alias: _is_list(one.field_info.annotation) for one in dependant.query_params}
+    for part in dependant.dependencies:
+        named |= _named(part)
+    return named
+
+
+def _is_list(annotation: Any) -> bool:
+    return any(get_origin(one) is list for one in (annotation, *get_args(annotation)))
+
+
+ExperimentId = Annotated[str, Path(max_length=100, description="Id of the experiment.")]

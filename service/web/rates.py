@@ -1,0 +1,183 @@
+"""How often one may ask: a user over all its keys, and who shows no key that is known to serve by
+the address.
+
+Requests are counted before anything else is done with them. Those of a key that this process has
+lately known to serve count for its user; all others count for the address that they come from, so
+that guessing keys, or sending what is refused before a key is looked at, soon ends.
+"""
+
+import hashlib
+import logging
+import math
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address
+
+from cachetools import TLRUCache, TTLCache
+from limits import RateLimitItemPerSecond
+from limits.aio.storage import MemoryStorage, RedisStorage
+from limits.errors import StorageError
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.refusals import ApiError
+from service.settings import Settings
+from service.web.errors import problem_response
+
+log = logging.getLogger(__name__)
+
+WINDOW_S = 10
+"""Shorter than a client's patience: who is told to wait gets through in the end."""
+KNOWN_S = 60.0
+"""A key that served counts for its user for so long, and then once for its address."""
+REDIS_TIMEOUT_S = 0.5
+REDIS_ASLEEP_S = 5.0
+"""Redis that did not answer is left alone for so long."""
+PROBE = "/healthz"
+
+
+@dataclass(frozen=True, slots=True)
+class RateState:
+    """What one has left of a limit after a request."""
+
+    policy: str
+    most: int
+    asked: int
+    reset_s: int
+
+    @property
+    def exceeded(self) -> bool:
+        return self.asked > self.most
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """draft-ietf-httpapi-ratelimit-headers-10, and Retry-After where it is exceeded."""
+        left = max(0, self.most - self.asked)
+        told = {
+            "RateLimit-Policy": f'"{self.policy}";q={self.most};w={WINDOW_S}',
+            "RateLimit": f'"{self.policy}";r={left};t={self.reset_s}',
+        }
+        return {**told, "Retry-After": str(self.reset_s)} if self.exceeded else told
+
+
+class Rates:
+    """The counts: in Redis for all API processes of a lab, else in this process, and there too
+    while Redis does not answer."""
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+        self._near = MemoryStorage()
+        self._far = _redis(settings)
+        self._far_asleep_until = 0.0
+        self._ends_at: TLRUCache[str, float] = TLRUCache(10_000, lambda _, end, now: end, time.time)
+        """Of the windows that count, by their keys, until then: not to be asked at each request."""
+        self._known: TTLCache[bytes, int] = TTLCache(10_000, ttl=KNOWN_S)
+
+    def know(self, credential: str, user_id: int) -> None:
+        """The user's key has served."""
+        self._known[_digest(credential)] = user_id
+
+    def forget(self, credential: str) -> None:
+        """It was refused."""
+        self._known.pop(_digest(credential), None)
+
+    async def count(self, credential: str, address: str | None) -> RateState:
+        """Count a request for whom it is of."""
+        user_id = self._known.get(_digest(credential))
+        if user_id is not None:
+            return await self._count("user", str(user_id), self._settings.rate_per_user)
+        return await self._count("address", network(address), self._settings.rate_per_address)
+
+    async def count_probe(self, address: str | None) -> RateState:
+        """Count a request for the health of this process: in this process, apart from all others,
+        so that a load balancer's probes are answered whatever else comes from its address."""
+        most = self._settings.rate_per_address
+        return await self._hit(self._near, "health", _key("health", network(address), most), most)
+
+    async def _count(self, policy: str, name: str, most: int) -> RateState:
+        key = _key(policy, name, most)
+        if self._far is not None and time.monotonic() >= self._far_asleep_until:
+            try:
+                return await self._hit(self._far, policy, key, most)
+            except (StorageError, OSError) as error:
+                log.warning("requests are counted in this process, for Redis is away: %s", error)
+                self._far_asleep_until = time.monotonic() + REDIS_ASLEEP_S
+        return await self._hit(self._near, policy, key, most)
+
+    async def _hit(
+        self, storage: MemoryStorage | RedisStorage, policy: str, key: str, most: int
+    ) -> RateState:
+        asked = await storage.incr(key, WINDOW_S)
+        ends_at = self._ends_at.get(key)
+        if ends_at is None:
+            ends_at = self._ends_at[key] = await storage.get_expiry(key)
+        reset_s = min(WINDOW_S, max(1, math.ceil(ends_at - time.time())))
+        return RateState(policy, most, asked, reset_s)
+
+
+def _redis(settings: Settings) -> RedisStorage | None:
+    url = settings.broker_url or ""
+    if not url.startswith(("redis://", "rediss://")):
+        return None
+    return RedisStorage(
+        f"async+{url}",
+        wrap_exceptions=True,
+        implementation="redispy",
+        socket_timeout=REDIS_TIMEOUT_S,
+        socket_connect_timeout=REDIS_TIMEOUT_S,
+    )
+
+
+def shown(headers: Headers) -> str:
+    """What a request shows of whom it is of: a key, or a browser's cookies."""
+    return headers.get("Authorization") or headers.get("Cookie", "")
+
+
+def _digest(credential: str) -> bytes:
+    return hashlib.sha256(credential.encode()).digest()
+
+
+def _key(policy: str, name: str, most: int) -> str:
+    return RateLimitItemPerSecond(most, WINDOW_S, namespace="MPT").key_for(policy, name)
+
+
+def network(address: str | None) -> str:
+    """Return an address, or for IPv6 the network of 2^64 that belongs to one holder."""
+    try:
+        parsed = ip_address(address or "")
+    except ValueError:
+        return address or "here"  # of a Unix socket
+    if isinstance(parsed, IPv6Address):
+        return parsed.exploded[:19]
+    return str(parsed)
+
+
+class RateLimits:
+    """ASGI middleware: 429 for who asks too often, and headers that say how much is left."""
+
+    def __init__(self, app: ASGIApp, rates: Rates):
+        self.app = app
+        self.rates = rates
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        address = scope["client"][0] if scope.get("client") else None
+        if scope["path"] == PROBE:
+            standing = await self.rates.count_probe(address)
+        else:
+            standing = await self.rates.count(shown(Headers(scope=scope)), address)
+        scope.setdefault("state", {})["headers"] = standing.headers
+        if standing.exceeded:
+            return await _too_many(standing)(scope, receive, send)
+        await self.app(scope, receive, send)
+
+
+def _too_many(standing: RateState) -> ASGIApp:
+    whose = "you" if standing.policy == "user" else "your address, without a key that serves,"
+    detail = (
+        f"{whose} may ask {standing.most} times in {WINDOW_S} s: "
+        f"nothing was changed, ask again in {standing.reset_s} s"
+    )
+    return problem_response(ApiError(HTTPStatus.TOO_MANY_REQUESTS, "rate_exceeded", detail))

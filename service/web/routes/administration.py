@@ -1,0 +1,337 @@
+"""Routes for users, keys and the audit log."""
+
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from pydantic import Field
+from sqlalchemy.orm import Session
+
+from mptcore.specs import Problem
+from service.accounts import accounts, audit
+from service.accounts.permission import check_has_key
+from service.accounts.users import Caller
+from service.refusals import ApiError, invalid
+from service.schemas import Line, Page, RequestModel, ResponseModel
+from service.tables.audit import AuditEntry
+from service.tables.engine import moment
+from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
+from service.web.bodies import JsonBody, StrictRoute
+from service.web.dependencies import Admin, Canceller, DatabaseDep, Reader, UserDep, WriterDep
+from service.web.pagination import Cursor, Limit, page, read_number_cursor
+
+router = APIRouter(prefix="/v1", tags=["users"], route_class=StrictRoute)
+
+NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+UserName = Annotated[str, Path(pattern=NAME, description="Name of the user.")]
+KeyId = Annotated[
+    str, Path(pattern="^[0-9A-Za-z]{1,16}$", description="Id of the key. It is not secret.")
+]
+AnyScope = Annotated[Scope, Field(strict=False)]
+DAY_S = 86_400.0
+STANDING = (
+    *("shares", "max_running", "max_submitted", "max_gpu_hours_a_day", "max_bytes"),
+    "may_jump",
+)
+"""Fields of a user that affect the queue and the store."""
+
+
+class NewUser(RequestModel):
+    name: Annotated[str, Field(pattern=NAME)]
+    """Lower-case letters, digits, dots, underscores and dashes. The name never changes."""
+    role: Role = Field(default=Role.MEMBER, strict=False)
+    """Role of the user: `admin`, `member` or `viewer`."""
+
+
+class UserChanges(RequestModel):
+    """Changes to a user. Omitted fields stay as they are."""
+
+    role: Role | None = Field(default=None, strict=False)
+    """Role of the user: `admin`, `member` or `viewer`."""
+    active: bool | None = None
+    """False disables the user: keys are refused, and queued experiments do not start until the user
+    is active again. Experiments that are running go on."""
+    shares: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Weight in fair sharing: a user with 2 gets twice the slots of a user with 1."""
+    max_running: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Maximum number of running experiments. null: the server's limit; 0: none start."""
+    max_submitted: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Maximum number of experiments that have not ended. null: the server's limit; 0: none."""
+    max_gpu_hours_a_day: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """Maximum hours of GPU slots in 24 hours. null: the server's limit; 0: none."""
+    max_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
+    """Maximum number of stored bytes. null: the server's limit; 0: none."""
+    may_jump: bool = False
+    """True if the user may submit with priorities above 100, which run before everyone else's."""
+
+
+class NewKey(RequestModel):
+    name: Line | None = None
+    """Purpose of the key."""
+    scopes: Annotated[list[AnyScope], Field(min_length=1, max_length=20)] | None = None
+    """Scopes of the key, at most those of the user's role. Default: all scopes of the role."""
+    lasts_days: Annotated[float, Field(gt=0, le=36_500)] | None = None
+    """Days until the key expires. null: never."""
+
+
+class UserOut(ResponseModel):
+    """A user and the user's limits."""
+
+    name: str
+    """Name of the user."""
+    role: Role
+    """`admin`, `member` or `viewer`."""
+    active: bool
+    """False if the user is disabled: keys are refused, and queued experiments do not start."""
+    created_at: datetime
+    """Time of creation."""
+    shares: int
+    """Weight in fair sharing."""
+    max_running: int | None
+    """Maximum number of running experiments. null: the server's limit."""
+    max_submitted: int | None
+    """Maximum number of experiments that have not ended. null: the server's limit."""
+    max_gpu_hours_a_day: float | None
+    """Maximum hours of GPU slots in 24 hours. null: the server's limit."""
+    max_bytes: int | None
+    """Maximum number of stored bytes. null: the server's limit."""
+    may_jump: bool
+    """True if priorities above 100 are allowed."""
+
+
+class UserList(ResponseModel):
+    items: list[UserOut]
+    """Users, by name."""
+
+
+class KeyOut(ResponseModel):
+    """An API key. Its secret is not stored."""
+
+    id: str
+    """Id of the key. It is not secret."""
+    name: str | None
+    """Purpose of the key."""
+    scopes: list[Scope]
+    """Permissions of the key."""
+    created_at: datetime
+    """Time of creation."""
+    expires_at: datetime | None
+    """Expiry. null: never."""
+    revoked_at: datetime | None
+    """Time at which it was revoked. null: it is valid."""
+    last_used_at: datetime | None
+    """Latest use, precise to a minute. null: never used."""
+
+
+class KeyList(ResponseModel):
+    items: list[KeyOut]
+    """Keys, revoked keys included."""
+
+
+class MadeKey(KeyOut):
+    key: str
+    """Text of the key. Only this answer has it."""
+
+
+class Me(ResponseModel):
+    """The caller, and the permissions of the key."""
+
+    name: str
+    """Name of the user."""
+    role: Role
+    """`admin`, `member` or `viewer`."""
+    key_id: str
+    """Id of the key."""
+    scopes: list[Scope]
+    """Permissions of the key."""
+
+
+class AuditOut(ResponseModel):
+    """An entry of the audit log."""
+
+    id: int
+    """Number of the entry."""
+    at: datetime
+    """Time of the action."""
+    actor: str
+    """Name of the user or process that acted."""
+    key_id: str | None
+    """Id of the key. null: a process of the service acted."""
+    action: str
+    """Action, as object.verb."""
+    object_id: str
+    """Id of the object."""
+    details: dict[str, Any]
+    """Further details, by name."""
+
+
+class AuditPage(Page):
+    """A page of the audit log."""
+
+    items: list[AuditOut]
+    """Entries, newest first."""
+
+
+@router.get("/me")
+async def get_me(user: UserDep) -> Me:
+    """Return the owner and the permissions of the key. Keys with any scope may call it."""
+    scopes = [scope for scope in Scope if scope in user.scopes]
+    return Me(name=user.name, role=user.role, key_id=user.key_id, scopes=scopes)
+
+
+@router.get("/users")
+def list_users(database: DatabaseDep, user: Admin) -> UserList:
+    """List all users, by name."""
+    with database.snapshot() as session:
+        return UserList(items=[_user_out(one) for one in accounts.listed(session)])
+
+
+@router.post("/users", status_code=HTTPStatus.CREATED)
+def add_user(new: JsonBody[NewUser], database: WriterDep, user: Admin) -> UserOut:
+    """Add a user, who has no key yet. A signed-in browser adds none."""
+    check_has_key(user)
+    with database.transaction() as session:
+        added = accounts.add(session, new.name, new.role)
+        if added is None:
+            detail = f"there is a user {new.name} already: choose another name"
+            raise ApiError(HTTPStatus.CONFLICT, "name_taken", detail)
+        audit.note(session, user, "user.added", new.name, role=new.role)
+        return _user_out(added)
+
+
+@router.patch("/users/{name}")
+def change_user(
+    name: UserName, changes: JsonBody[UserChanges], database: WriterDep, user: Admin
+) -> UserOut:
+    """Change a user's role, shares or limits, or disable or enable the user. While a user is
+    disabled, keys and browsers are refused and queued experiments do not start; running ones go
+    on. A signed-in browser changes none."""
+    check_has_key(user)
+    wanted = changes.model_dump(exclude_unset=True)
+    standing = {name: wanted[name] for name in STANDING if name in wanted}
+    with database.transaction() as session:
+        found = _find(session, name)
+        try:
+            accounts.change(session, found, changes.role, changes.active, standing)
+        except accounts.LastAdmin:
+            detail = f"{name} is the last admin: make another user one first"
+            raise ApiError(HTTPStatus.CONFLICT, "last_admin", detail) from None
+        audit.note(session, user, "user.changed", name, **wanted)
+        return _user_out(found)
+
+
+@router.get("/users/{name}/keys")
+def list_keys(name: UserName, database: DatabaseDep, user: Reader) -> KeyList:
+    """List a user's keys, including revoked ones: your own or, for an admin, anyone's."""
+    with database.snapshot() as session:
+        found = _find_self(session, user, name)
+        return KeyList(items=[_key_out(one) for one in accounts.keys(session, found)])
+
+
+@router.post("/users/{name}/keys", status_code=HTTPStatus.CREATED)
+def add_key(name: UserName, new: JsonBody[NewKey], database: WriterDep, user: Admin) -> MadeKey:
+    """Make a key, which is shown in this answer and never again. A signed-in browser makes none."""
+    check_has_key(user)
+    with database.transaction() as session:
+        owner = _find(session, name)
+        lasts_s = None if new.lasts_days is None else new.lasts_days * DAY_S
+        scopes = _scopes(Role(owner.role), new.scopes)
+        made, key = accounts.add_key(session, owner, name=new.name, scopes=scopes, lasts_s=lasts_s)
+        audit.note(session, user, "key.added", made.id, user=name, scopes=made.scopes)
+        return MadeKey(**dict(_key_out(made)), key=key)
+
+
+@router.delete("/users/{name}/keys/{key_id}", status_code=HTTPStatus.NO_CONTENT)
+def revoke_key(name: UserName, key_id: KeyId, database: WriterDep, user: Canceller) -> None:
+    """Revoke a key: your own or, for an admin, anyone's. Later requests with it are refused."""
+    with database.transaction() as session:
+        revoked = accounts.revoke(session, _find_self(session, user, name), key_id)
+        if revoked is None:
+            detail = f"{name} has no key {key_id}: `mpt admin key list {name}` shows them"
+            raise ApiError(HTTPStatus.NOT_FOUND, "not_found", detail)
+        if revoked:
+            audit.note(session, user, "key.revoked", key_id, user=name)
+
+
+@router.get("/audit")
+def list_audit(
+    database: DatabaseDep,
+    user: Admin,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    actor: Annotated[
+        str | None, Query(max_length=100, description="Name of the user or process that acted.")
+    ] = None,
+    object_id: Annotated[str | None, Query(max_length=100, description="Id of the object.")] = None,
+) -> AuditPage:
+    """List who did what to which object, newest first; optionally of one actor, or about one
+    object."""
+    before = read_number_cursor(cursor)
+    with database.snapshot() as session:
+        found = audit.newest(
+            session, limit=limit + 1, before=before, actor=actor, object_id=object_id
+        )
+    kept, next_cursor = page(found, limit)
+    return AuditPage(items=[_audit_out(one) for one in kept], next_cursor=next_cursor)
+
+
+def _scopes(role: Role, wanted: list[Scope] | None) -> tuple[Scope, ...]:
+    allowed = ROLE_SCOPES[role]
+    too_much = [scope for scope in wanted or () if scope not in allowed]
+    if too_much:
+        detail = f"a {role} may have {', '.join(allowed)}; not {', '.join(too_much)}"
+        raise invalid([Problem("/scopes", detail)])
+    return allowed if wanted is None else tuple(wanted)
+
+
+def _find(session: Session, name: str) -> User:
+    found = accounts.find(session, name)
+    if found is None:
+        raise _no_user(name)
+    return found
+
+
+def _find_self(session: Session, user: Caller, name: str) -> User:
+    """Return the named user. Callers other than admins find only themselves."""
+    if name != user.name and not user.is_admin:
+        raise _no_user(name)
+    return _find(session, name)
+
+
+def _no_user(name: str) -> ApiError:
+    detail = f"you know no user {name}: `mpt admin user list` shows an admin all"
+    return ApiError(HTTPStatus.NOT_FOUND, "not_found", detail)
+
+
+def _user_out(user: User) -> UserOut:
+    return UserOut(
+        name=user.name,
+        role=Role(user.role),
+        active=user.disabled_at is None,
+        created_at=_moment(user.created_at),
+        **{name: getattr(user, name) for name in STANDING},
+    )
+
+
+def _key_out(key: ApiKey) -> KeyOut:
+    return KeyOut(
+        id=key.id,
+        name=key.name,
+        scopes=[Scope(scope) for scope in key.scopes],
+        created_at=_moment(key.created_at),
+        expires_at=moment(key.expires_at),
+        revoked_at=moment(key.revoked_at),
+        last_used_at=moment(key.last_used_at),
+    )
+
+
+def _audit_out(entry: AuditEntry) -> AuditOut:
+    columns = ("id", "actor", "key_id", "action", "object_id", "details")
+    return AuditOut(at=_moment(entry.at), **{name: getattr(entry, name) for name in columns})
+
+
+def _moment(seconds: float) -> datetime:
+    found = moment(seconds)
+    assert found is not None
+    return found

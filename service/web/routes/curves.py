@@ -1,0 +1,166 @@
+"""Routes of curves: of one experiment, and of many at once."""
+
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Path, Query, Response
+from sqlalchemy.orm import Session
+
+from mptcore.specs import Problem
+from service.accounts.users import Caller
+from service.experiments.finding import find, find_all
+from service.queue.states import is_terminal
+from service.records.curves import TooFewPoints, hold_still, labels_of, read_curves
+from service.records.schemas import CurvesOut, CurvesWanted, ManyCurvesOut
+from service.records.selection import Wanted, check_selection
+from service.refusals import invalid
+from service.tables.engine import Database
+from service.tables.experiments import Experiment
+from service.web.bodies import JsonBody, StrictRoute
+from service.web.curve_formats import MEDIA_TYPES, Answer, Format, FormatDep, written
+from service.web.dependencies import DatabaseDep, Reader
+from service.web.etags import NOT_MODIFIED, IfNoneMatch, etag, is_known, not_modified, tagged
+from service.web.parameters import ExperimentId, FreeParameters
+
+router = APIRouter(prefix="/v1/experiments", tags=["curves"], route_class=StrictRoute)
+custom = APIRouter(tags=["curves"], route_class=StrictRoute)
+
+MaxPoints = Annotated[
+    int, Query(ge=2, le=1_000_000, description="Maximum number of points of all series.")
+]
+After = Annotated[
+    int, Query(ge=0, le=2**31 - 1, description="`last_seq` of an answer, to get later points.")
+]
+FORMATS: dict[str, dict[str, object]] = {
+    MEDIA_TYPES[format]: {} for format in Format if format != Format.JSON
+}
+"""Descriptions of the formats other than JSON in the OpenAPI document."""
+
+
+class Asked(NamedTuple):
+    """Parameters of a request for one experiment's curves."""
+
+    labels: Wanted
+    format: Format
+    max_points: int
+    after: int
+    series: str | None
+
+
+@router.get(
+    "/{experiment_id}/curves",
+    response_model=CurvesOut,
+    responses={200: {"content": FORMATS}, **NOT_MODIFIED},
+)
+def get_curves(
+    experiment_id: ExperimentId,
+    database: DatabaseDep,
+    user: Reader,
+    labels: FreeParameters,
+    format: FormatDep,
+    if_none_match: IfNoneMatch = None,
+    max_points: MaxPoints = 100_000,
+    after: After = 0,
+) -> Response:
+    """Return all series with at most `max_points` points in total. Every other query parameter is a
+    label with its value, for example ?seed=44, or with several values, ?seed=4&seed=44."""
+    asked = Asked(labels, format, max_points, after, None)
+    return _answer(experiment_id, database, user, asked, if_none_match)
+
+
+@router.get(
+    "/{experiment_id}/curves/{series}",
+    response_model=CurvesOut,
+    responses={200: {"content": FORMATS}, **NOT_MODIFIED},
+)
+def get_curve(
+    experiment_id: ExperimentId,
+    series: Annotated[
+        str, Path(max_length=64, pattern="^[a-z_]+$", description="Name of the series.")
+    ],
+    database: DatabaseDep,
+    user: Reader,
+    labels: FreeParameters,
+    format: FormatDep,
+    if_none_match: IfNoneMatch = None,
+    max_points: MaxPoints = 100_000,
+    after: After = 0,
+) -> Response:
+    """Return the series with one name; other query parameters are labels, as for all curves. Until
+    the experiment has ended, a series that it may still record is empty instead of unknown."""
+    asked = Asked(labels, format, max_points, after, series)
+    return _answer(experiment_id, database, user, asked, if_none_match)
+
+
+def _answer(
+    experiment_id: str, database: Database, user: Caller, asked: Asked, if_none_match: str | None
+) -> Response:
+    with database.snapshot() as session:
+        hold_still(session)
+        experiment = find(session, user, experiment_id)
+        tag = _tag(experiment, asked)
+        if is_known(tag, if_none_match):
+            return not_modified(tag)
+        answer = _curves(session, experiment, asked)
+    return tagged(written(answer, asked.format), tag)
+
+
+def _tag(experiment: Experiment, asked: Asked) -> str:
+    """Return the ETag of the recorded points. They stay the same up to a record number until
+    another attempt starts."""
+    at = (experiment.id, experiment.attempt, experiment.last_seq, experiment.status)
+    return etag(*at, sorted(asked.labels.items()), *asked[1:])
+
+
+def _curves(session: Session, experiment: Experiment, asked: Asked) -> Answer:
+    names = None if asked.series is None else [asked.series]
+    known = labels_of(session, [experiment.id])[experiment.id]
+    check_selection(known, is_terminal(experiment.status), names, asked.labels)
+    try:
+        found = read_curves(
+            session,
+            [experiment.id],
+            names=names,
+            labels=asked.labels,
+            after=asked.after,
+            max_points=asked.max_points,
+        )
+    except TooFewPoints as error:
+        raise invalid([Problem("/query/max_points", str(error))]) from None
+    # A run that was put back stands before `after`.
+    last_seqs = {experiment.id: max(experiment.last_seq, asked.after)}
+    return Answer([experiment], found, last_seqs, batch=False)
+
+
+@custom.post(
+    "/v1/curves:batchGet",
+    response_model=ManyCurvesOut,
+    responses={200: {"content": FORMATS}},
+)
+def batch_get_curves(
+    wanted: JsonBody[CurvesWanted], database: DatabaseDep, user: Reader, format: FormatDep
+) -> Response:
+    """Return the curves of up to 1,000 experiments: all or none. If some do not exist, the 404
+    names them."""
+    labels = {key: _texts(value) for key, value in wanted.labels.items()}
+    with database.snapshot() as session:
+        hold_still(session)
+        experiments = find_all(session, user, wanted.ids)
+        known = [one for of in labels_of(session, wanted.ids).values() for one in of]
+        ended = all(is_terminal(one.status) for one in experiments)
+        check_selection(known, ended, wanted.series, labels, where="/labels")
+        try:
+            found = read_curves(
+                session,
+                wanted.ids,
+                names=wanted.series,
+                labels=labels,
+                max_points=wanted.max_points,
+            )
+        except TooFewPoints as error:
+            raise invalid([Problem("/max_points", str(error))]) from None
+    last_seqs = {one.id: one.last_seq for one in experiments}
+    return written(Answer(experiments, found, last_seqs, batch=True), format)
+
+
+def _texts(value: object) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list) else [str(value)]

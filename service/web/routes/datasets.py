@@ -1,0 +1,293 @@
+"""Routes of uploads."""
+
+import shutil
+from dataclasses import dataclass
+from datetime import datetime
+from http import HTTPStatus
+from pathlib import Path as FilePath
+from typing import Annotated
+
+from anyio import CancelScope
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from pydantic import Field
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+from uuid6 import uuid7
+
+from mptcore.specs import Problem
+from service.accounts import audit
+from service.accounts.permission import check_whose, not_found, writable
+from service.accounts.users import Caller
+from service.datasets import quota, store
+from service.datasets.files import inspect, move
+from service.queue.quota import Room, note, room_of
+from service.refusals import ApiError, invalid
+from service.schemas import Page, RequestModel, ResponseModel
+from service.settings import Settings
+from service.tables.datasets import Dataset
+from service.tables.engine import Database, moment
+from service.tables.visibility import Visibility, Whose
+from service.web.bodies import JsonBody, StrictRoute
+from service.web.dependencies import (
+    Canceller,
+    DatabaseDep,
+    Reader,
+    SettingsDep,
+    Submitter,
+    WriterDep,
+)
+from service.web.pagination import Cursor, Limit, WhoseQuery, page, read_cursor
+from service.web.receiving import receive
+
+router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=StrictRoute)
+
+FileName = Annotated[
+    str,
+    Query(
+        pattern=r"^[A-Za-z0-9 ._()-]{1,150}\.(npy|npz|csv|parquet|txt|jsonl)$",
+        description="File name. Its ending is the format.",
+    ),
+]
+DatasetId = Annotated[str, Path(max_length=100, description="Id of the upload.")]
+
+
+class DatasetOut(ResponseModel):
+    """An upload. A spec names it by its `id`: numbers as the data source `upload`, texts as
+    `text`."""
+
+    id: str
+    """Id of the upload."""
+    owner: str
+    """Name of the owner."""
+    visibility: Visibility
+    """`private`, or `lab`: everyone in the lab may read it and compute with it."""
+    name: str
+    """File name."""
+    format: str
+    """Format: npy, npz, csv, parquet, txt or jsonl."""
+    bytes: int
+    """Size of the file in bytes."""
+    sha256: str
+    """SHA-256 of the file, in hexadecimal."""
+    n: int
+    """Number of observations; for text the number of lines or rows."""
+    dim: int | None
+    """Number of dimensions. null: text."""
+    arrays: dict[str, list[int]] | None
+    """Shapes of the arrays of an .npz file, by name. null: another format."""
+    columns: list[str] | None
+    """Names of the columns of a table. null: not a table."""
+    created_at: datetime
+    """Time of the upload."""
+
+
+class DatasetChanges(RequestModel):
+    """Changes to an upload. Omitted fields stay as they are."""
+
+    visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
+    """`private`, or `lab`: everyone in the lab may read it and compute with it."""
+
+
+class DatasetPage(Page):
+    """A page of uploads."""
+
+    items: list[DatasetOut]
+    """Uploads, newest first."""
+
+
+@router.post(
+    "",
+    status_code=HTTPStatus.CREATED,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+            },
+        }
+    },
+    responses={200: {"model": DatasetOut, "description": "You have sent these bytes before"}},
+)
+async def upload(
+    name: FileName,
+    request: Request,
+    response: Response,
+    settings: SettingsDep,
+    user: Submitter,
+    visibility: Annotated[
+        Visibility, Query(description="`private`, or `lab`: everyone in the lab may use it.")
+    ] = Visibility.PRIVATE,
+) -> DatasetOut:
+    """Upload a file (the raw body) of numbers, N observations × D dimensions, or of text. If the
+    same bytes were uploaded before, the answer is the existing data set under its first name."""
+    if request.headers.get("Content-Type", "").startswith("multipart/"):
+        detail = "the body is the file itself, and no form: curl --data-binary @FILE, not -F"
+        raise invalid([Problem("/header/Content-Type", detail)])
+    if request.app.state.uploads.locked():
+        detail = f"{settings.max_uploads} uploads are under way, which is the most: try again"
+        headers = {"Retry-After": "5"}
+        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_uploads", detail, headers=headers)
+    database: Database = request.app.state.database
+    dataset = Dataset(
+        id=uuid7().hex,
+        owner_id=user.id,
+        visibility=visibility,
+        name=name,
+        format=name.rsplit(".", 1)[1],
+    )
+    folder = settings.all_incoming / dataset.id
+    settled = True
+    one_of_few = quota.one_of_few(request.app.state.uploads_of, user.id, settings.max_user_uploads)
+    with one_of_few:
+        async with request.app.state.uploads:
+            try:
+                room = await run_in_threadpool(_room, database, settings, user)
+                folder.mkdir(parents=True)
+                received = await receive(request, folder / dataset.file, settings, room)
+                dataset.bytes, dataset.sha256 = received.bytes, received.sha256
+                arrival = _Arrival(database, settings, dataset, user, folder / dataset.file)
+                kept = await run_in_threadpool(arrival.known)
+                if kept is None:
+                    own_turn = request.app.state.inspecting[user.id]
+                    async with own_turn, request.app.state.inspections:
+                        kept = await run_in_threadpool(arrival.accept)
+            except BaseException:
+                # What was put in its place may have a row, or none: the sweep will see.
+                settled = not settings.datasets(dataset.id).exists()
+                raise
+            finally:  # also where the caller went away
+                if settled:
+                    with CancelScope(shield=True):
+                        await run_in_threadpool(shutil.rmtree, folder, ignore_errors=True)
+    if kept.id != dataset.id:
+        response.status_code = HTTPStatus.OK
+    return kept
+
+
+def _room(database: Database, settings: Settings, user: Caller) -> Room:
+    with database.snapshot() as session:
+        return room_of(session, user.id, settings.share)
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """A received file, and the row that it may become."""
+
+    database: Database
+    settings: Settings
+    dataset: Dataset
+    by: Caller
+    file: FilePath
+
+    def known(self) -> DatasetOut | None:
+        """Return the existing data set with these bytes. The new file replaces the old one, which
+        may be damaged. A concurrent delete waits for the lock and then finds the file in its place:
+        if it were moved after the delete, it would stay there without a row."""
+        with self.database.transaction() as session:
+            first = store.lock_same(
+                session, self.dataset.owner_id, self.dataset.sha256, self.dataset.format
+            )
+            if first is None:
+                return None
+            move(self.file, self.settings.datasets(first.id) / first.file)
+            return _out(first)
+
+    def accept(self) -> DatasetOut:
+        """Inspect the file and store it. Raises ApiError."""
+        found = inspect(self.file, self.settings.limits.elements)
+        for name in ("n", "dim", "arrays", "columns"):
+            setattr(self.dataset, name, found.get(name))
+        place = self.settings.datasets(self.dataset.id) / self.dataset.file
+        try:
+            with self.database.transaction() as session:
+                quota.store_bytes(session, self.settings.share, self.by.id, self.dataset.bytes)
+                move(self.file, place)
+                session.add(self.dataset)
+                audit.note(session, self.by, "dataset.uploaded", self.dataset.id)
+                session.flush()
+                session.refresh(self.dataset, [*COLUMNS, "owner"])
+                return _out(self.dataset)
+        except IntegrityError:  # another upload of these bytes was first
+            move(place, self.file)
+            place.parent.rmdir()
+            first = self.known()
+            if first is None:
+                detail = "the data set of these bytes was deleted meanwhile: upload them again"
+                raise ApiError(HTTPStatus.CONFLICT, "deleted_meanwhile", detail) from None
+            return first
+
+
+@router.get("")
+def list_datasets(
+    database: DatabaseDep,
+    user: Reader,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    whose: WhoseQuery = Whose.MINE,
+) -> DatasetPage:
+    """List the caller's uploads or, with `whose=lab`, those shared with the lab, newest first."""
+    check_whose(whose, user)
+    before = read_cursor(cursor)
+    with database.snapshot() as session:
+        found = store.newest(session, user.id, whose=whose, limit=limit + 1, before=before)
+    kept, next_cursor = page(found, limit)
+    return DatasetPage(items=[_out(one) for one in kept], next_cursor=next_cursor)
+
+
+@router.get("/{dataset_id}")
+def get_dataset(dataset_id: DatasetId, database: DatabaseDep, user: Reader) -> DatasetOut:
+    with database.snapshot() as session:
+        found = _readable(session, user, dataset_id)
+    if found is None:
+        raise not_found(WHAT)
+    return _out(found)
+
+
+@router.patch("/{dataset_id}")
+def change_dataset(
+    dataset_id: DatasetId, changes: JsonBody[DatasetChanges], database: WriterDep, user: Submitter
+) -> DatasetOut:
+    """Share an upload with the lab, or make it private."""
+    wanted = changes.model_dump(exclude_unset=True)
+    with database.transaction() as session:
+        found = writable(user, _readable(session, user, dataset_id), WHAT)
+        for name, value in wanted.items():
+            setattr(found, name, value)
+        audit.note(session, user, "dataset.changed", dataset_id, **wanted)
+        return _out(found)
+
+
+@router.delete("/{dataset_id}", status_code=HTTPStatus.NO_CONTENT)
+def delete_dataset(
+    dataset_id: DatasetId, database: WriterDep, settings: SettingsDep, user: Canceller
+) -> None:
+    """Delete an upload. Queued experiments that use it will fail with that reason."""
+    with database.transaction() as session:
+        found = writable(user, _readable(session, user, dataset_id), WHAT)
+        if store.remove(session, found.id):
+            note(session, found.owner_id, -found.bytes)
+        audit.note(session, user, "dataset.deleted", dataset_id)
+    shutil.rmtree(settings.datasets(dataset_id), ignore_errors=True)
+
+
+WHAT = "data set"
+COLUMNS = ("name", "format", "bytes", "sha256", "n", "dim", "arrays", "columns", "created_at")
+
+
+def _readable(session: Session, user: Caller, dataset_id: str) -> Dataset | None:
+    if not dataset_id.isalnum():
+        return None
+    return store.find_readable(session, user.id, dataset_id, user.is_admin)
+
+
+def _out(dataset: Dataset) -> DatasetOut:
+    created_at = moment(dataset.created_at)
+    assert created_at is not None
+    names = ("id", "name", "format", "bytes", "sha256", "n", "dim", "arrays", "columns")
+    return DatasetOut(
+        created_at=created_at,
+        owner=dataset.owner.name,
+        visibility=Visibility(dataset.visibility),
+        **{name: getattr(dataset, name) for name in names},
+    )

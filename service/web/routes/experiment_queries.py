@@ -1,0 +1,178 @@
+"""Routes that read experiments: a page of them, or one."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from pydantic import Field
+from sqlalchemy.orm import Session
+
+from mptcore.specs import Problem
+from service.accounts.permission import check_whose
+from service.accounts.users import Caller
+from service.experiments.finding import find, find_all
+from service.experiments.listing import page_of
+from service.experiments.schemas import (
+    ExperimentOut,
+    ExperimentPage,
+    ExperimentWithMetrics,
+    Fields,
+    ListedWithMetrics,
+)
+from service.experiments.views import (
+    attempt_out,
+    experiment_out,
+    metric_out,
+    summary_out,
+    with_metrics,
+)
+from service.queue import states
+from service.queue.position import queue_positions
+from service.queue.snapshot import QueueSnapshots
+from service.records import results
+from service.refusals import invalid
+from service.schemas import RequestModel, ResponseModel
+from service.streams.changes import Subject
+from service.tables.engine import Database
+from service.tables.experiments import Experiment
+from service.web.bodies import JsonBody, StrictRoute
+from service.web.dependencies import DatabaseDep, PollerDep, QueueSnapshotsDep, Reader, reading
+from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
+from service.web.listing_parameters import WantedDep
+from service.web.media_types import as_json
+from service.web.pagination import Limit, LongCursor
+from service.web.parameters import ExperimentId
+from service.web.waiting import Read, WaitDep, awaited
+
+router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
+
+MAX_SPECS = 50
+"""Maximum number of specs on a page. A spec may be as large as a request body."""
+custom = APIRouter(tags=["experiments"], route_class=StrictRoute)
+
+
+class ExperimentsWanted(RequestModel):
+    """A request for several experiments."""
+
+    ids: Annotated[
+        list[Annotated[str, Field(max_length=100)]], Field(min_length=1, max_length=MAX_SPECS)
+    ]
+    """Ids of the experiments, each once."""
+
+
+class ManyExperimentsOut(ResponseModel):
+    """Several experiments."""
+
+    items: list[ListedWithMetrics]
+    """Experiments in the order of the ids, with specs and metrics."""
+
+
+@router.get("", response_model=ExperimentPage)
+def list_experiments(
+    database: DatabaseDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Reader,
+    wanted: WantedDep,
+    limit: Limit = 50,
+    cursor: LongCursor = None,
+    fields: Annotated[
+        Fields, Query(description="`summary`, or `full` with specs.")
+    ] = Fields.SUMMARY,
+    metrics: Annotated[
+        list[str], Query(max_length=20, description="Names of metrics to include.")
+    ] = [],  # noqa: B006 (FastAPI copies it)
+) -> Response:
+    """List the caller's experiments or, with `whose=lab`, those shared with the lab, newest first.
+    Specs are included with `fields=full`, on pages of at most 50. `metrics` names the metrics to
+    include. All filters must match; a filter given several times matches any of its values."""
+    check_whose(wanted.whose, user)
+    full = fields == Fields.FULL
+    if full and limit > MAX_SPECS:
+        detail = f"at most {MAX_SPECS} with fields=full, not {limit}"
+        raise invalid([Problem("/query/limit", detail)])
+    with database.snapshot() as session:
+        found = page_of(session, user.id, wanted, limit=limit, cursor=cursor, with_spec=full)
+        waiting = queue_positions(session, found.items, queue_snapshots, user.id)
+        known = results.metrics_of(session, [one.id for one in found.items], metrics)
+    out = experiment_out if full else summary_out
+    items = [out(one, waiting.get(one.id)) for one in found.items]
+    if metrics:
+        items = [with_metrics(item, known[item.id]) for item in items]
+    next_cursor = found.next_cursor
+    return as_json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
+
+
+@custom.post("/v1/experiments:batchGet", response_model=ManyExperimentsOut)
+def batch_get_experiments(
+    wanted: JsonBody[ExperimentsWanted],
+    database: DatabaseDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Reader,
+) -> Response:
+    """Return up to 50 experiments: all or none. If some do not exist, the 404 names them."""
+    with database.snapshot() as session:
+        found = find_all(session, user, wanted.ids, whole=True)
+        waiting = queue_positions(session, found, queue_snapshots, user.id)
+        metrics = results.metrics_of(session, wanted.ids, None)
+    items = [
+        ListedWithMetrics.model_construct(
+            **dict(experiment_out(one, waiting.get(one.id))),
+            metrics=[metric_out(metric) for metric in metrics[one.id]],
+        )
+        for one in found
+    ]
+    return as_json(ManyExperimentsOut.model_construct(items=items))
+
+
+@router.get("/{experiment_id:id}", response_model=ExperimentWithMetrics, responses=NOT_MODIFIED)
+async def get_experiment(
+    experiment_id: ExperimentId,
+    request: Request,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Reader,
+    poller: PollerDep,
+    wait_s: WaitDep,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Return an experiment with its status, its metrics so far, and the environments of its
+    attempts. With `Prefer: wait=N` the answer is sent when the experiment has ended or, with
+    If-None-Match, when it has changed; after N seconds at the latest."""
+
+    def read(session: Session) -> tuple[Response, bool]:
+        experiment = find(session, user, experiment_id)
+        answer = by_content(
+            as_json(_whole(session, experiment, queue_snapshots, user)), if_none_match
+        )
+        changed = if_none_match is not None and answer.status_code != HTTPStatus.NOT_MODIFIED
+        return answer, changed or states.is_terminal(experiment.status)
+
+    if wait_s > 0:
+        return await awaited(poller, Subject("experiment", experiment_id), user, wait_s, read)
+    async with reading(request) as database:
+        return await run_in_threadpool(_read_now, database, read)
+
+
+def _read_now(database: Database, read: Read) -> Response:
+    with database.snapshot() as session:
+        return read(session)[0]
+
+
+def _whole(
+    session: Session, experiment: Experiment, queue_snapshots: QueueSnapshots, user: Caller
+) -> ExperimentWithMetrics:
+    answer = to_response(session, experiment, queue_snapshots, user)
+    found = results.metrics(session, experiment.id) if experiment.last_seq else []
+    begun = results.attempts(session, experiment.id) if experiment.attempt else []
+    metrics, attempts = map(metric_out, found), map(attempt_out, begun)
+    return ExperimentWithMetrics.model_construct(
+        **dict(answer), metrics=[*metrics], attempts=[*attempts]
+    )
+
+
+def to_response(
+    session: Session, experiment: Experiment, queue_snapshots: QueueSnapshots, reader: Caller
+) -> ExperimentOut:
+    """Return an experiment as its reader may see it, with its queue position."""
+    waiting = queue_positions(session, [experiment], queue_snapshots, reader.id)
+    return experiment_out(experiment, waiting.get(experiment.id))

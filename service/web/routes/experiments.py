@@ -1,0 +1,306 @@
+"""Routes that queue experiments, change them and control them."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Response
+from sqlalchemy.orm import Session
+
+from service.accounts import audit
+from service.accounts.users import Caller
+from service.experiments import deletion, store
+from service.experiments.finding import find, find_deleted, find_own
+from service.experiments.preparation import Submissions, prepare, retry_entry
+from service.experiments.schemas import Changes, ExperimentOut, Validation
+from service.experiments.unresolved import SubmissionBody, resolve_sizes
+from service.queue import states
+from service.queue.position import position_of_next
+from service.queue.runtime import expected_runtime
+from service.queue.schemas import RuntimeOut
+from service.queue.snapshot import QueueSnapshots
+from service.refusals import ApiError
+from service.submission.submit import Accepted, submitted
+from service.sweeps.schemas import Batch, BatchOut, Made
+from service.tables.engine import Database
+from service.tables.experiments import DesiredState, Status
+from service.web.bodies import JsonBody, LargeRoute, StrictRoute
+from service.web.dependencies import (
+    Canceller,
+    DatabaseDep,
+    Idempotency,
+    QueueSnapshotsDep,
+    SettingsDep,
+    Submitter,
+    WriterDep,
+)
+from service.web.parameters import ExperimentId
+from service.web.routes.experiment_queries import to_response
+
+log = logging.getLogger(__name__)
+
+router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
+
+
+Submit = Callable[..., AbstractContextManager[tuple[Session, Accepted]]]
+
+
+async def _submit(
+    database: WriterDep, settings: SettingsDep, user: Submitter, request: Idempotency
+) -> Submit:
+    return partial(submitted, database, settings, user, request=request)
+
+
+SubmitDep = Annotated[Submit, Depends(_submit)]
+"""Submits for the caller, under the request's Idempotency-Key: see `submitted`."""
+
+
+@router.post(
+    "",
+    status_code=HTTPStatus.ACCEPTED,
+    responses={200: {"model": ExperimentOut, "description": "One that computed the same before"}},
+)
+def submit(
+    sent: JsonBody[SubmissionBody],
+    submitted: SubmitDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Submitter,
+    response: Response,
+) -> ExperimentOut:
+    """Queue an experiment: 202. Where one that you may read has computed the same: 200 and that
+    one, whose `cached_from` says so; nothing is queued, and no limit counts. With an
+    Idempotency-Key, the same request sent again gets the answer of the first one; another request
+    under the same key is refused."""
+    read = partial(resolve_sizes, owner_id=user.id, sent=[sent])
+    with submitted(read) as (session, accepted):
+        (made,) = accepted.outcomes
+        answer = to_response(session, find(session, user, made.id), queue_snapshots, user)
+    if made.cached_from is None:
+        log.info("submitted", extra={"experiment_id": answer.id})
+    else:
+        response.status_code = HTTPStatus.OK
+    response.headers["Location"] = answer.urls.self
+    return answer.model_copy(update={"cached_from": made.cached_from})
+
+
+# The paths of custom methods have no slash, hence no prefix that FastAPI could add them to.
+custom = APIRouter(tags=["experiments"], route_class=StrictRoute)
+batches = APIRouter(tags=["experiments"], route_class=LargeRoute)
+
+
+@batches.post("/v1/experiments:batch", status_code=HTTPStatus.ACCEPTED)
+def submit_batch(batch: JsonBody[Batch], submitted: SubmitDep, user: Submitter) -> BatchOut:
+    """Queue up to a thousand experiments: all, or none if one is refused. The Idempotency-Key
+    applies to the whole request."""
+    sent, pointer = batch.experiments, "/experiments/{}"
+    with submitted(partial(resolve_sizes, owner_id=user.id, sent=sent, pointer=pointer)) as made:
+        outcomes = made[1].outcomes
+    return BatchOut(
+        items=[
+            Made(id=one.id, url=f"/v1/experiments/{one.id}", cached_from=one.cached_from)
+            for one in outcomes
+        ]
+    )
+
+
+@custom.post("/v1/experiments:validate")
+def validate(
+    sent: JsonBody[SubmissionBody],
+    database: DatabaseDep,
+    settings: SettingsDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Submitter,
+) -> Validation:
+    """Return what a submission would become. Nothing is stored."""
+    with database.snapshot() as session:
+        submissions = resolve_sizes(session, user.id, [sent])
+        (one,) = prepare(session, settings, submissions).experiments
+        submission = submissions.entries[0].submission
+        spec, memory_bytes = submission.spec, one.columns["memory_bytes"]
+        runtime = expected_runtime(session, spec, settings.worker_silent_s)
+        device, priority = spec.compute.device, submission.priority
+        place = position_of_next(session, user.id, device, priority, memory_bytes, queue_snapshots)
+    return Validation(
+        spec=spec,
+        masks=spec.mask_count(),
+        points=spec.point_count().total,
+        memory_bytes=memory_bytes,
+        runtime=None if runtime is None else RuntimeOut(**asdict(runtime)),
+        cached_from=one.cached_from,
+        queue_position=place.position,
+        queue_reason=place.reason,
+        estimated_start=place.estimated_start,
+        estimate=place.estimate,
+    )
+
+
+WEIGHTY = ("priority", "visibility", "pinned")
+"""Changes whose new values are written to the audit log."""
+
+
+@router.patch("/{experiment_id:id}")
+def change(
+    experiment_id: ExperimentId,
+    changes: JsonBody[Changes],
+    database: WriterDep,
+    settings: SettingsDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Submitter,
+) -> ExperimentOut:
+    """Change the fields beside the spec: name, tags, note, priority, visibility, pinned."""
+    wanted = changes.model_dump(exclude_unset=True)
+    with database.transaction() as session:
+        experiment = find_own(session, user, experiment_id)
+        store.change(session, experiment, wanted, settings.share)
+        # Its texts are the owner's, and long.
+        weighty = {name: wanted[name] for name in WEIGHTY if name in wanted}
+        audit.note(session, user, "experiment.changed", experiment_id, fields=[*wanted], **weighty)
+        session.flush()
+        return to_response(session, experiment, queue_snapshots, user)
+
+
+@router.delete("/{experiment_id:id}", status_code=HTTPStatus.NO_CONTENT)
+def delete(experiment_id: ExperimentId, database: WriterDep, user: Canceller) -> None:
+    """Delete an experiment. It is hidden at once, and its files are removed later. A waiting one is
+    cancelled first. A running one must be cancelled before, and a pinned one unpinned: 409.
+    Accepted runs that start from it can still do so."""
+    with database.transaction() as session:
+        experiment = find_own(session, user, experiment_id)
+        if experiment.pinned:
+            detail = "it is pinned: set pinned to false first"
+            raise ApiError(HTTPStatus.CONFLICT, "pinned", detail)
+        if not deletion.remove(session, experiment):
+            detail = "it is running: cancel it first, and delete it once it has ended"
+            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
+        audit.note(session, user, "experiment.deleted", experiment_id)
+
+
+@router.post("/{experiment_id}:undelete")
+def undelete(
+    experiment_id: ExperimentId,
+    database: WriterDep,
+    settings: SettingsDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Canceller,
+) -> ExperimentOut:
+    """Bring back an experiment that was deleted, as long as its files are kept
+    (`MPT_PURGE_AFTER_S`). What waited when it was deleted is cancelled, and may be retried."""
+    with database.transaction() as session:
+        if find_deleted(session, user, experiment_id) is not None:
+            if not deletion.restore(session, experiment_id, settings.purge_after_s):
+                detail = "it was deleted too long ago: its files are being removed"
+                raise ApiError(HTTPStatus.GONE, "purged", detail)
+            audit.note(session, user, "experiment.undeleted", experiment_id)
+        experiment = find_own(session, user, experiment_id)
+        session.refresh(experiment)
+        return to_response(session, experiment, queue_snapshots, user)
+
+
+@router.post("/{experiment_id}:cancel", status_code=HTTPStatus.ACCEPTED)
+def cancel(
+    experiment_id: ExperimentId,
+    database: WriterDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Canceller,
+) -> ExperimentOut:
+    """Cancel an experiment: at once if it waits, within a heartbeat and the kill grace if it runs.
+    An ended experiment is not changed: 409, except if it is already cancelled."""
+    return _request(
+        database, queue_snapshots, user, experiment_id, DesiredState.CANCEL, Status.CANCELLED
+    )
+
+
+@router.post("/{experiment_id}:pause", status_code=HTTPStatus.ACCEPTED)
+def pause(
+    experiment_id: ExperimentId,
+    database: WriterDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Canceller,
+) -> ExperimentOut:
+    """Pause an experiment. A running one saves a checkpoint and frees its slot."""
+    return _request(
+        database, queue_snapshots, user, experiment_id, DesiredState.PAUSE, Status.PAUSED
+    )
+
+
+@router.post("/{experiment_id}:resume", status_code=HTTPStatus.ACCEPTED)
+def resume(
+    experiment_id: ExperimentId,
+    database: WriterDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Canceller,
+) -> ExperimentOut:
+    """Return a paused experiment to the queue. It continues from its checkpoint."""
+    return _request(database, queue_snapshots, user, experiment_id, DesiredState.RUN, Status.QUEUED)
+
+
+@router.post("/{experiment_id}:retry", status_code=HTTPStatus.ACCEPTED)
+def retry(
+    experiment_id: ExperimentId,
+    submitted: SubmitDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Submitter,
+    response: Response,
+) -> ExperimentOut:
+    """Queue a new experiment with the spec of one that failed or was cancelled. The Idempotency-Key
+    works as for a submission."""
+
+    def read(session: Session) -> Submissions:
+        old = find_own(session, user, experiment_id)
+        if old.status not in (Status.FAILED, Status.CANCELLED):
+            detail = f"only what failed or was cancelled is retried; this is {old.status}"
+            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
+        return Submissions(old.owner_id, [retry_entry(old)])
+
+    with submitted(read) as (session, accepted):
+        (made,) = accepted.outcomes
+        answer = to_response(session, find(session, user, made.id), queue_snapshots, user)
+    response.headers["Location"] = answer.urls.self
+    return answer
+
+
+DONE = {
+    DesiredState.CANCEL: "cancelled",
+    DesiredState.PAUSE: "paused",
+    DesiredState.RUN: "resumed",
+}
+"""Names of the actions in the audit log."""
+
+ALLOWED_ACTIONS = {
+    Status.QUEUED: "it may be paused or cancelled",
+    Status.DISPATCHED: "it may be paused or cancelled",
+    Status.RUNNING: "it ends soon, and may then be retried or deleted",
+    Status.PAUSED: "it may be resumed, cancelled or deleted",
+    Status.SUCCEEDED: "it has ended, and may only be deleted",
+    Status.FAILED: "it has ended, and may be retried or deleted",
+    Status.CANCELLED: "it has ended, and may be retried or deleted",
+}
+"""Actions that the owner may request, by status."""
+
+
+def _request(
+    database: Database,
+    queue_snapshots: QueueSnapshots,
+    user: Caller,
+    experiment_id: str,
+    desired: DesiredState,
+    already: Status,
+) -> ExperimentOut:
+    with database.transaction() as session:
+        find_own(session, user, experiment_id)
+        accepted = states.request(session, experiment_id, desired)
+        experiment = find(session, user, experiment_id)
+        if accepted is None and experiment.status != already:
+            what = "is being cancelled" if experiment.status == Status.RUNNING else "is"
+            detail = (
+                f"the experiment {what} {experiment.status}: "
+                f"{ALLOWED_ACTIONS[Status(experiment.status)]}"
+            )
+            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
+        if accepted is not None:
+            audit.note(session, user, f"experiment.{DONE[desired]}", experiment_id)
+        return to_response(session, experiment, queue_snapshots, user)

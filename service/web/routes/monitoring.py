@@ -1,0 +1,258 @@
+"""Routes of workers and of metrics for Prometheus."""
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from datetime import datetime
+from itertools import groupby
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+from sqlalchemy.orm import Session
+
+from service.experiments import store
+from service.queue import worker_samples, workers
+from service.records.curves import hold_still
+from service.records.statistics import expired_leases, oldest_queued_s, statistics
+from service.schemas import ResponseModel
+from service.settings import Settings
+from service.tables.engine import moment
+from service.tables.experiments import Queue
+from service.tables.workers import Worker
+from service.web.bodies import StrictRoute
+from service.web.dependencies import DatabaseDep, Reader, Scraper, SettingsDep
+from service.web.meters import Meters
+
+router = APIRouter(tags=["monitoring"], route_class=StrictRoute)
+
+SILENT_S = 60.0
+"""A worker that has been silent for longer is not shown."""
+STRETCHES = 72
+"""At most so many make up a history."""
+
+
+class WorkerOut(ResponseModel):
+    """A worker."""
+
+    id: str
+    """Id of the worker."""
+    host: str
+    """Name of its machine."""
+    queue: Queue
+    """Queue that it serves: `cpu` or `gpu`."""
+    busy: bool
+    """True if it runs an experiment."""
+    experiment_id: str | None
+    """Id of the experiment that it runs. null: none, or you may not read it."""
+    memory_free: int
+    """Free main memory of the machine, in bytes."""
+    gpu: str | None
+    """Name of its GPU. null: none."""
+    gpu_driver: str | None
+    """Version of the GPU driver. null: no GPU."""
+    gpu_memory_total: int | None
+    """Memory of the GPU in bytes. null: no GPU."""
+    gpu_memory_free: int | None
+    """Free memory of the GPU in bytes. null: no GPU."""
+    started_at: datetime
+    """Time of its start."""
+    silent_s: float
+    """Seconds since its last sign of life."""
+
+
+class WorkerList(ResponseModel):
+    items: list[WorkerOut]
+    """Workers."""
+
+
+class WorkerPast(ResponseModel):
+    """History of a worker. Each list has an item for each interval of the answer; null: no sign of
+    life."""
+
+    id: str
+    """Id of the worker."""
+    busy: list[float | None]
+    """Fraction of the interval in which it ran experiments."""
+    memory_free: list[int | None]
+    """Minimum of free memory in bytes, of the GPU if it has one, else of the machine."""
+    memory_total: int | None
+    """Memory of the GPU in bytes. null: no GPU."""
+
+
+class WorkerHistory(ResponseModel):
+    """History of the workers, in equal intervals."""
+
+    stretch_s: int
+    """Length of an interval in seconds."""
+    at: list[datetime]
+    """Start of each interval."""
+    items: list[WorkerPast]
+    """Workers."""
+
+
+@router.get("/v1/workers")
+def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
+    """List the workers with a sign of life within a minute."""
+    with database.snapshot() as session:
+        found = workers.alive(session, SILENT_S)
+        running = [experiment_id for _, experiment_id, _ in found if experiment_id]
+        open_ids = store.readable_ids(session, user, running)
+    return WorkerList(items=[_worker_out(*row, open_ids) for row in found])
+
+
+@router.get("/v1/workers/history")
+def get_worker_history(
+    database: DatabaseDep,
+    user: Reader,
+    hours: Annotated[int, Query(ge=1, le=24, description="Hours to show.")] = 6,
+) -> WorkerHistory:
+    """Return how busy the workers were, and their free memory, over the last hours. It includes
+    workers that have left."""
+    together = -(-hours * 60 // STRETCHES)
+    with database.snapshot() as session:
+        last = worker_samples.last_minute(session) // together
+        stretches = range(last - hours * 60 // together + 1, last + 1)
+        rows = worker_samples.past(session, stretches.start * together, together)
+    by_worker = groupby(rows, lambda row: row.worker_id)
+    return WorkerHistory(
+        stretch_s=together * worker_samples.MINUTE_S,
+        at=[_moment(one * together * worker_samples.MINUTE_S) for one in stretches],
+        items=[_past(worker_id, list(own), stretches) for worker_id, own in by_worker],
+    )
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {"content": {"text/plain": {}}, "description": "The text format of Prometheus"}
+    },
+)
+def metrics(
+    request: Request, database: DatabaseDep, settings: SettingsDep, user: Scraper
+) -> Response:
+    """For Prometheus. What is said of experiments, workers and the store comes from the database:
+    any API process answers alike. Requests and waits are those of the process that answers."""
+    registry = CollectorRegistry()
+    with database.snapshot() as session:
+        hold_still(session)  # a counter that falls by one is taken for one that began anew
+        registry.register(_Metrics([*_families(session), *_disk(settings)]))
+    meters: Meters = request.app.state.meters
+    own = meters.text(request.app.state.poller.looked_at)
+    return Response(generate_latest(registry) + own, media_type=CONTENT_TYPE_LATEST)
+
+
+class _Metrics(Collector):
+    def __init__(self, families: list[Metric]):
+        self.families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families
+
+
+def _past(
+    worker_id: str, rows: Sequence[worker_samples.Past], stretches: Sequence[int]
+) -> WorkerPast:
+    known = {row.stretch: row for row in rows}
+    found = [known.get(one) for one in stretches]
+    return WorkerPast(
+        id=worker_id,
+        busy=[None if one is None else one.busy for one in found],
+        memory_free=[None if one is None else one.memory_free for one in found],
+        memory_total=rows[-1].memory_total,
+    )
+
+
+def _moment(seconds: float) -> datetime:
+    found = moment(seconds)
+    assert found is not None
+    return found
+
+
+def _worker_out(
+    worker: Worker, experiment_id: str | None, silent_s: float, open_ids: Set[str]
+) -> WorkerOut:
+    columns = ("id", "host", "memory_free", "gpu", "gpu_driver")
+    memory = ("gpu_memory_total", "gpu_memory_free")
+    return WorkerOut(
+        **{name: getattr(worker, name) for name in (*columns, *memory)},
+        queue=Queue(worker.queue),
+        busy=experiment_id is not None,
+        experiment_id=experiment_id if experiment_id in open_ids else None,
+        started_at=_moment(worker.started_at),
+        silent_s=round(silent_s, 3),
+    )
+
+
+def _families(session: Session) -> Iterator[Metric]:
+    found = statistics(session)
+    yield _by_label(GaugeMetricFamily, "mpt_experiments", "experiments by status", "status",
+                    found.by_status)  # fmt: skip
+    about = "age of the oldest queued experiment"
+    yield GaugeMetricFamily("mpt_queue_oldest_seconds", about, value=oldest_queued_s(session))
+    about = "from submission to the first start"
+    yield SummaryMetricFamily("mpt_wait_seconds", about, found.waits, found.waits_s)
+    about = "from the first start to the end"
+    yield SummaryMetricFamily("mpt_run_seconds", about, found.runs, found.runs_s)
+    yield _by_label(CounterMetricFamily, "mpt_failures", "failed experiments by kind", "kind",
+                    found.failures)  # fmt: skip
+    yield CounterMetricFamily("mpt_leases_lost", "attempts that were lost", value=found.lost)
+    yield _leases_expired(session)
+    alive = workers.alive(session, SILENT_S)
+    yield _workers(alive)
+    yield _gpu_memory(alive)
+
+
+def _by_label(
+    family: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    about: str,
+    label: str,
+    values: Mapping[str, int],
+) -> Metric:
+    made = family(name, about, labels=[label])
+    for value, number in values.items():
+        made.add_metric([value], number)
+    return made
+
+
+def _leases_expired(session: Session) -> Metric:
+    about = "runs whose lease has expired, and that no reaper has put back"
+    return GaugeMetricFamily("mpt_leases_expired", about, value=expired_leases(session))
+
+
+def _disk(settings: Settings) -> Iterator[Metric]:
+    disk = shutil.disk_usage(settings.store)
+    about = "of the disk that the store lies on"
+    yield GaugeMetricFamily("mpt_store_size_bytes", f"size {about}", value=disk.total)
+    yield GaugeMetricFamily("mpt_store_free_bytes", f"free bytes {about}", value=disk.free)
+
+
+Alive = Sequence[tuple[Worker, str | None, float]]
+
+
+def _workers(alive: Alive) -> Metric:
+    family = GaugeMetricFamily("mpt_workers", "live workers", labels=["queue", "busy"])
+    found = [(worker.queue, run is not None) for worker, run, _ in alive]
+    for queue in Queue:
+        for busy in (False, True):
+            family.add_metric([queue, str(busy).lower()], found.count((queue.value, busy)))
+    return family
+
+
+def _gpu_memory(alive: Alive) -> Metric:
+    """By experiment, while it runs: as many series as there are GPU workers."""
+    about = "memory of a GPU that a run has"
+    labels = ["experiment", "worker", "gpu"]
+    family = GaugeMetricFamily("mpt_run_gpu_memory_bytes", about, labels=labels)
+    for worker, run, _ in alive:
+        if run is not None and worker.gpu_memory_ours is not None:
+            family.add_metric([run, worker.id, worker.gpu_uuid or ""], worker.gpu_memory_ours)
+    return family

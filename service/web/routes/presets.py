@@ -1,0 +1,221 @@
+"""Routes of the paper's experiments: specs, published results, and verdicts."""
+
+import math
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from sqlalchemy.orm import Session
+
+from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
+from mptcore.specs import ExperimentSpec, Problem
+from mptcore.specs.parsing.suggestions import meant
+from service.experiments import store
+from service.experiments.preset_runs import ran, runs_of_presets
+from service.experiments.schemas import ExperimentSummary
+from service.experiments.views import metric_out, summary_out
+from service.queue.position import queue_positions
+from service.records import results
+from service.records.curves import read_series
+from service.refusals import ApiError, invalid
+from service.schemas import ResponseModel
+from service.tables.experiments import Experiment, Status
+from service.web.bodies import StrictRoute
+from service.web.dependencies import DatabaseDep, QueueSnapshotsDep, Reader, SettingsDep
+
+router = APIRouter(prefix="/v1/presets", tags=["presets"], route_class=StrictRoute)
+custom = APIRouter(tags=["presets"], route_class=StrictRoute)
+
+PresetName = Annotated[str, Path(max_length=64, description="Name of the preset.")]
+ALL_POINTS = 10_000_000
+
+
+class PresetOut(ResponseModel):
+    """A table or figure of the paper."""
+
+    name: str
+    """Name of the preset."""
+    title: str
+    """Title."""
+    statement: str
+    """Claim of the paper, in words."""
+    published: dict[str, list[float]]
+    """Published numbers, by name."""
+    specs: list[ExperimentSpec]
+    """Specs to submit, in this order."""
+
+
+class PresetList(ResponseModel):
+    items: list[PresetOut]
+    """Presets."""
+
+
+class PresetRuns(ResponseModel):
+    """Experiments that ran a preset's specs."""
+
+    name: str
+    """Name of the preset."""
+    runs: list[ExperimentSummary | None]
+    """An experiment for each spec of the preset. null: no experiment ran it."""
+
+
+class PresetRunsList(ResponseModel):
+    items: list[PresetRuns]
+    """Experiments, by preset."""
+
+
+class ComparisonOut(ResponseModel):
+    """A measured figure beside the published one."""
+
+    what: str
+    """Name of the figure."""
+    published: float
+    """Published value."""
+    measured: float | None
+    """Value of the experiments. null: missing."""
+    low: float | None
+    """Lowest value that agrees. null: no bound."""
+    high: float | None
+    """Highest value that agrees. null: no bound."""
+    agrees: bool
+    """True if the measured value is between `low` and `high`."""
+
+
+class VerdictOut(ResponseModel):
+    """Comparison of experiments with the paper."""
+
+    verdict: str
+    """`agrees`, `differs` or `incomplete`."""
+    comparisons: list[ComparisonOut]
+    """A comparison for each published figure."""
+    missing: str | None
+    """Missing parts of the comparison. null: nothing."""
+
+
+@router.get("")
+def list_presets(user: Reader) -> PresetList:
+    """List the paper's tables and figures."""
+    return PresetList(items=[_out(preset) for preset in PRESETS.values()])
+
+
+@custom.get("/v1/presets:runs")
+def list_preset_runs(
+    database: DatabaseDep, settings: SettingsDep, queue_snapshots: QueueSnapshotsDep, user: Reader
+) -> PresetRunsList:
+    """Return for each spec of each preset your newest experiment that ran it, even if it was not
+    submitted as a preset; else the newest that is shared with you and has succeeded."""
+    with database.snapshot() as session:
+        found = runs_of_presets(session, settings, user)
+        made = {one.id: one for runs in found.values() for one in runs if one is not None}
+        waiting = queue_positions(session, list(made.values()), queue_snapshots, user.id)
+    return PresetRunsList(
+        items=[
+            PresetRuns(
+                name=name,
+                runs=[one and summary_out(one, waiting.get(one.id)) for one in runs],
+            )
+            for name, runs in found.items()
+        ]
+    )
+
+
+@router.get("/{name}")
+def get_preset(name: PresetName, user: Reader) -> PresetOut:
+    return _out(_find(name))
+
+
+@router.get("/{name}/verdict")
+def get_verdict(
+    name: PresetName,
+    experiment: Annotated[
+        list[str],
+        Query(
+            max_length=100, description="Ids of experiments, in the order of the preset's specs."
+        ),
+    ],
+    database: DatabaseDep,
+    user: Reader,
+) -> VerdictOut:
+    """Return whether the results of experiments agree with the published ones. The caller must be
+    allowed to read the experiments."""
+    preset = _find(name)
+    with database.snapshot() as session:
+        found = [store.find_readable(session, user.id, one, user.is_admin) for one in experiment]
+        problems = list(_unfit(preset, found))
+        results = [] if problems else [_results(session, one) for one in found]
+    if problems:
+        raise invalid(problems)
+    verdict = preset.verdict(results)
+    comparisons = [_comparison_out(one) for one in verdict.comparisons]
+    return VerdictOut(verdict=verdict.verdict, comparisons=comparisons, missing=verdict.missing)
+
+
+def _unfit(preset: Preset, found: Sequence[Experiment | None]) -> Iterator[Problem]:
+    """Yield why experiments are not results of a preset."""
+    wanted, given = len(preset.specs), len(found)
+    if wanted != given:
+        detail = f"{preset.name} has {wanted} specs: give {wanted} experiments that ran them, in "
+        yield Problem("/query/experiment", f"{detail}their order, not {given}")
+        return
+    for i, (one, spec) in enumerate(zip(found, preset.specs, strict=True)):
+        if why := _no_result_of(one, spec):
+            yield Problem(f"/query/experiment/{i}", why)
+
+
+def _no_result_of(experiment: Experiment | None, spec: ExperimentSpec) -> str | None:
+    """Return why an experiment is not a result of a spec; None if it is."""
+    if experiment is None:
+        return "no experiment of yours, nor one that is shared with the lab"
+    if experiment.status != Status.SUCCEEDED:
+        return f"it is {experiment.status}: a verdict needs what has succeeded"
+    if not ran(experiment, spec):
+        return "it ran another spec than the preset's at this place"
+    return None
+
+
+def _results(session: Session, experiment: Experiment | None) -> Results:
+    assert experiment is not None
+    series = read_series(session, experiment.id, max_points=ALL_POINTS)
+    metrics = [metric_out(metric) for metric in results.metrics(session, experiment.id)]
+    return Results(
+        {
+            (one.name, frozenset(one.labels.items())): Curve(
+                one.x, one.value, one.std_err, [int(n) for n in one.n]
+            )
+            for one in series
+        },
+        {(m.name, frozenset(m.labels.items())): (m.value, m.std_err) for m in metrics},
+    )
+
+
+def _find(name: str) -> Preset:
+    if name not in PRESETS:
+        detail = f"there is no preset {name}: {meant(name, PRESETS)}there are {', '.join(PRESETS)}"
+        raise ApiError(HTTPStatus.NOT_FOUND, "not_found", detail)
+    return PRESETS[name]
+
+
+def _out(preset: Preset) -> PresetOut:
+    return PresetOut(
+        name=preset.name,
+        title=preset.title,
+        statement=preset.statement,
+        published={key: list(values) for key, values in preset.published.items()},
+        specs=list(preset.specs),
+    )
+
+
+def _comparison_out(one: Comparison) -> ComparisonOut:
+    return ComparisonOut(
+        what=one.what,
+        published=one.published,
+        measured=_finite(one.measured),
+        low=_finite(one.low),
+        high=_finite(one.high),
+        agrees=one.agrees,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,96 @@
+"""Routes of users' positions in the queue."""
+
+from fastapi import APIRouter
+
+from service.accounts import accounts
+from service.experiments import store
+from service.queue import quota, shares
+from service.queue.position import queue_positions
+from service.queue.schemas import QueuedOut, QueueOut, QueuePosition, Share
+from service.schemas import ResponseModel
+from service.tables.engine import moment
+from service.tables.experiments import Experiment
+from service.web.bodies import StrictRoute
+from service.web.dependencies import Admin, DatabaseDep, QueueSnapshotsDep, Reader
+
+router = APIRouter(tags=["queue"], route_class=StrictRoute)
+
+SHOWN = 100
+
+
+class UsageOut(ResponseModel):
+    """A user's usage of the server."""
+
+    name: str
+    """Name of the user."""
+    running: int
+    """Number of running experiments."""
+    kept_bytes: int
+    """Bytes of stored specs, records, artifacts and data sets."""
+    share: Share
+    """The user's share of the server."""
+
+
+class UsageList(ResponseModel):
+    items: list[UsageOut]
+    """Users, those with the most recent usage first."""
+
+
+@router.get("/v1/queue")
+def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: Reader) -> QueueOut:
+    """Return the caller's share of the server, limits, and queued experiments in order."""
+    fair_share = queue_snapshots.fair_share
+    with database.snapshot() as session:
+        standings = shares.standings(session, fair_share)
+        waiting = store.next_in_turn(session, user.id, SHOWN)
+        found = queue_positions(session, waiting, queue_snapshots)
+        submitted, most = store.submitted_of(session, user.id, fair_share)
+        kept_bytes = quota.kept(session, user.id)
+        max_bytes = quota.limit(session, user.id, fair_share)
+    mine = next(one for one in standings if one.owner_id == user.id)
+    return QueueOut(
+        running=mine.running,
+        max_running=mine.max_running,
+        submitted=submitted,
+        max_submitted=most,
+        gpu_hours=None if mine.max_gpu_hours is None else mine.gpu_hours,
+        max_gpu_hours_a_day=mine.max_gpu_hours,
+        kept_bytes=kept_bytes,
+        max_bytes=max_bytes,
+        share=shares.share_of(user.id, standings),
+        items=[_queued_out(one, found[one.id]) for one in waiting if one.id in found],
+    )
+
+
+def _queued_out(one: Experiment, place: QueuePosition) -> QueuedOut:
+    created_at = moment(one.created_at)
+    assert created_at is not None
+    return QueuedOut(
+        id=one.id,
+        name=one.name,
+        priority=one.priority,
+        device=one.device,
+        created_at=created_at,
+        queue=place,
+    )
+
+
+@router.get("/v1/usage")
+def get_usage(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: Admin) -> UsageList:
+    """Return how users share the server, those with the most recent usage first."""
+    with database.snapshot() as session:
+        names = {one.id: one.name for one in accounts.listed(session)}
+        standings = shares.standings(session, queue_snapshots.fair_share)
+        kept = quota.kept_by_user(session)
+    standings.sort(key=lambda one: -one.usage_s)
+    return UsageList(
+        items=[
+            UsageOut(
+                name=names[one.owner_id],
+                running=one.running,
+                kept_bytes=kept[one.owner_id],
+                share=shares.share_of(one.owner_id, standings),
+            )
+            for one in standings
+        ]
+    )

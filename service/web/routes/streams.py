@@ -1,0 +1,149 @@
+"""Routes of events: a page as JSON, or a stream."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+
+from service.accounts.users import Caller
+from service.records.events import EventCursor, EventOut
+from service.refusals import ApiError
+from service.schemas import ResponseModel
+from service.streams.poller import Poller
+from service.streams.sources import PAGE, ManyExperiments, OneExperiment, Source
+from service.tables.engine import TRANSIENT_DB_ERRORS
+from service.web.bodies import StrictRoute
+from service.web.dependencies import PollerDep, Reader
+from service.web.media_types import as_json
+from service.web.parameters import ExperimentId
+from service.web.routes.sweeps import SweepId
+from service.web.stream_parameters import MEDIA_TYPES, Asked, AskedDep, EventForm
+
+log = logging.getLogger(__name__)
+
+router = APIRouter(prefix="/v1", tags=["events"], route_class=StrictRoute)
+
+PING_S = 15.0
+AWAY_S = 1.0
+"""Pause between retries while the database is unavailable."""
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {MEDIA_TYPES[EventForm.STREAM]: {"schema": {"type": "string"}}}}
+}
+
+
+class EventPage(ResponseModel):
+    """A page of events."""
+
+    items: list[EventOut]
+    """Events, oldest first."""
+    last_id: str
+    """Pass it as `after` to get later events. It is given even if there are no events."""
+    more: bool
+    """True if more events are available already."""
+    ended: bool
+    """True if no more events will come."""
+
+
+@router.get("/experiments/{experiment_id}/events", response_model=EventPage, responses=STREAMED)
+async def get_events(
+    experiment_id: ExperimentId, asked: AskedDep, poller: PollerDep, user: Reader
+) -> Response:
+    """Return the events of an experiment: status, log, progress and points. With `Accept:
+    text/event-stream` a stream continues until the experiment has ended."""
+    return await _answer(poller, user, OneExperiment(user, experiment_id, asked.kinds), asked)
+
+
+@router.get("/sweeps/{sweep_id}/events", response_model=EventPage, responses=STREAMED)
+async def get_sweep_events(
+    sweep_id: SweepId, asked: AskedDep, poller: PollerDep, user: Reader
+) -> Response:
+    """Return the events of all experiments of a sweep, with notices instead of points. A stream
+    ends when all have ended."""
+    return await _answer(poller, user, ManyExperiments(user, sweep_id, asked.kinds), asked)
+
+
+@router.get("/events", response_model=EventPage, responses=STREAMED)
+async def get_own_events(asked: AskedDep, poller: PollerDep, user: Reader) -> Response:
+    """Return the events of all the caller's own experiments. A stream continues until the client
+    disconnects."""
+    return await _answer(poller, user, ManyExperiments(user, None, asked.kinds), asked)
+
+
+async def _answer(poller: Poller, user: Caller, source: Source, asked: Asked) -> Response:
+    if asked.form == EventForm.STREAM:
+        return await _stream(poller, user, source, asked.after)
+    until = 0
+    if source.needs_horizon:
+        until = await poller.known_horizon(source.subject, user)
+    ask = partial(source.read, after=asked.after, until=until, limit=asked.limit)
+    reading = await poller.read(user, ask)
+    return as_json(
+        EventPage.model_construct(
+            items=reading.events,
+            last_id=str(reading.place),
+            more=not reading.whole,
+            ended=reading.over,
+        )
+    )
+
+
+async def _stream(
+    poller: Poller, user: Caller, source: Source, after: EventCursor | None
+) -> Response:
+    # What is not there is said before the stream begins.
+    await poller.read(user, source.check)
+    if not poller.has_room(user):
+        detail = "you have as many event streams open as you may: close one, or follow a sweep"
+        headers = {"Retry-After": "10"}
+        raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_streams", detail, headers=headers)
+    return EventSourceResponse(
+        followed(poller, user, source, after), headers={"X-Accel-Buffering": "no"}
+    )
+
+
+async def followed(
+    poller: Poller, user: Caller, source: Source, place: EventCursor | None
+) -> AsyncIterator[bytes]:
+    """Yield events as server-sent events, until there are no more or the server stops."""
+    with poller.listening(source.subject, user) as listener:
+        while source.needs_horizon and poller.horizon is None and not listener.cut:
+            if not await listener.wait(PING_S):
+                yield KEEPALIVE_COMMENT
+        while not listener.cut:
+            if listener.refused:
+                yield _end("refused", place)
+                return
+            try:
+                ask = partial(source.read, after=place, until=poller.horizon or 0, limit=PAGE)
+                reading = await poller.read(user, ask)
+            except ApiError:
+                yield _end("refused", place)
+                return
+            except TRANSIENT_DB_ERRORS as error:
+                log.warning("the database is away: %s", error)
+                yield KEEPALIVE_COMMENT
+                await asyncio.sleep(AWAY_S)
+                continue
+            place = reading.place
+            for event in reading.events:
+                yield _framed(event)
+            if reading.over:
+                yield _end("ended", place)
+                return
+            while reading.whole and not await listener.wait(PING_S):
+                yield KEEPALIVE_COMMENT
+
+
+def _framed(event: EventOut) -> bytes:
+    return format_sse_event(data_str=event.model_dump_json(), event=event.kind, id=event.id)
+
+
+def _end(reason: str, place: EventCursor | None) -> bytes:
+    """Return the last event of a stream, which tells the client not to reconnect."""
+    told = None if place is None else str(place)
+    return format_sse_event(data_str=f'{{"reason":"{reason}"}}', event="end", id=told)

@@ -1,0 +1,325 @@
+"""Routes of sweeps."""
+
+import json
+import logging
+from collections.abc import Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, NoReturn
+
+from fastapi import APIRouter, Path, Query, Response
+from sqlalchemy.orm import Session
+
+from mptcore.specs import Problem, SpecError
+from service.accounts import audit
+from service.accounts.permission import check_whose, not_found, writable
+from service.accounts.users import Caller
+from service.datasets.sizes import Uploads
+from service.experiments.preparation import Entry, Submissions, retry_entry
+from service.experiments.schemas import Submission
+from service.queue import holds, states
+from service.queue.snapshot import QueueSnapshots
+from service.refusals import ApiError, invalid
+from service.settings import Settings
+from service.sweeps import store
+from service.sweeps.ends import estimated_end
+from service.sweeps.expansion import (
+    MAX_FIELDS,
+    MAX_POINTS,
+    Point,
+    check_stored,
+    field_problems,
+    in_request,
+    specs_of,
+)
+from service.sweeps.schemas import (
+    Added,
+    CsvForm,
+    MorePoints,
+    Retried,
+    SweepChanges,
+    SweepOut,
+    SweepPage,
+    SweepSubmission,
+    Table,
+    TableFormat,
+)
+from service.sweeps.views import as_csv, long_csv, pooled_csv, summary_out, sweep_out, table
+from service.tables.experiments import Experiment
+from service.tables.sweeps import Sweep
+from service.tables.visibility import Whose
+from service.web.bodies import JsonBody, LargeRoute
+from service.web.dependencies import (
+    Canceller,
+    DatabaseDep,
+    QueueSnapshotsDep,
+    Reader,
+    SettingsDep,
+    Submitter,
+    WriterDep,
+)
+from service.web.media_types import as_json
+from service.web.pagination import Cursor, Limit, WhoseQuery, page, read_cursor
+from service.web.routes.experiments import SubmitDep
+
+log = logging.getLogger(__name__)
+
+router = APIRouter(prefix="/v1/sweeps", tags=["sweeps"], route_class=LargeRoute)
+
+SweepId = Annotated[str, Path(max_length=100, description="Id of the sweep.")]
+
+
+@router.post("", status_code=HTTPStatus.ACCEPTED)
+def submit_sweep(
+    submission: JsonBody[SweepSubmission],
+    submitted: SubmitDep,
+    settings: SettingsDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Submitter,
+    response: Response,
+) -> SweepOut:
+    """Queue an experiment for each point of a sweep: at most 10,000; all, or none if one is
+    refused. Errors name the point, and point to its value in the request."""
+    points = [*submission.points()]
+    sweep = store.new(user.id, submission)
+
+    def read(session: Session) -> Submissions:
+        return _submissions(session, settings, sweep, submission, points)
+
+    def add(session: Session) -> Sweep:
+        audit.note(session, user, "sweep.submitted", sweep.id, points=len(points))
+        return store.add(session, sweep, settings.share)
+
+    with submitted(read, sweep=add) as (session, accepted):
+        answer = _out(session, queue_snapshots, _find(session, user, accepted.sweep_id), user)
+    log.info("sweep submitted", extra={"sweep_id": answer.id, "points": answer.points})
+    response.headers["Location"] = answer.urls.self
+    return answer
+
+
+@router.get("")
+def list_sweeps(
+    database: DatabaseDep,
+    user: Reader,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    whose: WhoseQuery = Whose.MINE,
+) -> SweepPage:
+    """List the caller's sweeps or, with `whose=lab`, those shared with the lab, newest first."""
+    check_whose(whose, user)
+    before = read_cursor(cursor)
+    with database.snapshot() as session:
+        found = store.newest(session, user.id, whose=whose, limit=limit + 1, before=before)
+        kept, next_cursor = page(found, limit)
+        counts = store.counts(session, [one.id for one in kept], user)
+    items = [summary_out(one, counts.get(one.id, {})) for one in kept]
+    return SweepPage(items=items, next_cursor=next_cursor)
+
+
+@router.get("/{sweep_id:id}")
+def get_sweep(
+    sweep_id: SweepId, database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: Reader
+) -> SweepOut:
+    """Return how many points of a sweep have which status, its progress, and its expected end."""
+    with database.snapshot() as session:
+        return _out(session, queue_snapshots, _find(session, user, sweep_id), user)
+
+
+@router.get(
+    "/{sweep_id}/table", response_model=Table, responses={200: {"content": {"text/csv": {}}}}
+)
+def get_table(
+    sweep_id: SweepId,
+    database: DatabaseDep,
+    user: Reader,
+    format: Annotated[TableFormat, Query(description="Format of the answer.")] = TableFormat.JSON,
+    form: Annotated[
+        CsvForm,
+        Query(
+            description="Rows of a CSV: `points`; `pooled` over points that differ only in seeds; "
+            "`long`, a row for each value."
+        ),
+    ] = CsvForm.POINTS,
+) -> Response:
+    """Return a row for each point: the swept fields, status, and metrics over seeds. `format=csv`
+    is for a spreadsheet: `form=long` has a row for each value of a metric, `form=pooled` a row for
+    all points that differ only in their seeds. Points whose experiment was deleted or is not open
+    to you are left out."""
+    with database.snapshot() as session:
+        sweep = _find(session, user, sweep_id)
+        points = store.points(session, sweep_id, user)
+        metrics = store.metrics(session, sweep_id)
+        made = table(sweep, points, metrics)
+    if format == TableFormat.JSON:
+        return as_json(made)
+    match form:
+        case CsvForm.POINTS:
+            text = as_csv(made)
+        case CsvForm.POOLED:
+            text = pooled_csv(made)
+        case CsvForm.LONG:
+            text = long_csv(made, metrics)
+    return Response(text, media_type="text/csv")
+
+
+@router.post("/{sweep_id}/points", status_code=HTTPStatus.ACCEPTED)
+def add_points(
+    sweep_id: SweepId,
+    more: JsonBody[MorePoints],
+    submitted: SubmitDep,
+    settings: SettingsDep,
+    user: Submitter,
+) -> Added:
+    """Add points to a sweep, with the same base spec."""
+    points = [*more.points()]
+
+    def read(session: Session) -> Submissions:
+        return _submissions(session, settings, _find_own(session, user, sweep_id), more, points)
+
+    def extend(session: Session) -> Sweep:
+        sweep = _find_own(session, user, sweep_id)
+        if store.next_point(session, sweep.id) + len(points) > MAX_POINTS:
+            detail = f"a sweep has at most {MAX_POINTS} points"
+            raise invalid([Problem("", detail)])
+        fields = [*dict.fromkeys([*sweep.fields, *more.fields()])]
+        if len(fields) > max(MAX_FIELDS, len(sweep.fields)):
+            raise invalid(field_problems(fields, ""))
+        sweep.fields = fields
+        audit.note(session, user, "sweep.extended", sweep.id, points=len(points))
+        return sweep
+
+    with submitted(read, sweep=extend) as (_, accepted):
+        return Added(first=accepted.first, count=len(points))
+
+
+@router.patch("/{sweep_id:id}")
+def change_sweep(
+    sweep_id: SweepId,
+    changes: JsonBody[SweepChanges],
+    database: WriterDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Submitter,
+) -> SweepOut:
+    """Change the fields beside a sweep's spec. Priority and visibility also apply to its
+    experiments."""
+    wanted = changes.model_dump(exclude_unset=True)
+    with database.transaction() as session:
+        sweep = _find_own(session, user, sweep_id)
+        for name, value in wanted.items():
+            setattr(sweep, name, value)
+        session.flush()
+        store.change_all(session, sweep, wanted)
+        if "concurrency" in wanted:
+            holds.limit(session, sweep)
+        weighty = {n: wanted[n] for n in wanted if n not in ("name", "tags", "note")}
+        audit.note(session, user, "sweep.changed", sweep_id, fields=[*wanted], **weighty)
+        session.flush()
+        return _out(session, queue_snapshots, sweep, user)
+
+
+@router.delete("/{sweep_id:id}", status_code=HTTPStatus.NO_CONTENT)
+def delete_sweep(sweep_id: SweepId, database: WriterDep, user: Canceller) -> None:
+    """Delete a sweep and the experiments created for it. Waiting ones are cancelled first. If one
+    is running it must be cancelled before, and a pinned one unpinned: 409."""
+    with database.transaction() as session:
+        sweep = _find_own(session, user, sweep_id)
+        what = store.obstacle(session, sweep)
+        if what == "running":
+            detail = "some of it is running: cancel it first, and delete it once that has ended"
+            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
+        if what == "pinned":
+            detail = "an experiment of it is pinned: set pinned to false first"
+            raise ApiError(HTTPStatus.CONFLICT, "pinned", detail)
+        store.remove(session, sweep)
+        audit.note(session, user, "sweep.deleted", sweep_id)
+
+
+@router.post("/{sweep_id}:cancel", status_code=HTTPStatus.ACCEPTED)
+def cancel_sweep(
+    sweep_id: SweepId, database: WriterDep, queue_snapshots: QueueSnapshotsDep, user: Canceller
+) -> SweepOut:
+    """Cancel all of a sweep's experiments that have not ended: waiting ones at once, running ones
+    within a heartbeat and the kill grace."""
+    with database.transaction() as session:
+        sweep = _find_own(session, user, sweep_id)
+        count = len(states.cancel_all(session, Experiment.sweep_id == sweep.id).ids)
+        audit.note(session, user, "sweep.cancelled", sweep_id, experiments=count)
+        session.flush()
+        return _out(session, queue_snapshots, sweep, user)
+
+
+@router.post("/{sweep_id}:retry", status_code=HTTPStatus.ACCEPTED)
+def retry_sweep(sweep_id: SweepId, submitted: SubmitDep, user: Submitter) -> Retried:
+    """Queue a new experiment for each point that failed or was cancelled. It replaces the old one
+    in the sweep. A second request finds nothing to retry."""
+
+    def read(session: Session) -> Submissions:
+        sweep = _find_own(session, user, sweep_id)
+        old = store.retryable(session, sweep)
+        entries = [retry_entry(one, partial(_refuse_retry, one)) for one in old]
+        return Submissions(sweep.owner_id, entries)
+
+    def lock(session: Session) -> Sweep:
+        sweep = _find_own(session, user, sweep_id)
+        store.next_point(session, sweep.id)  # of two requests the second finds nothing to retry
+        return sweep
+
+    with submitted(read, sweep=lock) as (session, accepted):
+        count = len(accepted.outcomes)
+        audit.note(session, user, "sweep.retried", sweep_id, experiments=count)
+    return Retried(count=count)
+
+
+def _refuse_retry(old: Experiment, problem: Problem) -> NoReturn:
+    """Refuse to retry a sweep for a problem of one of its experiments. Raises ApiError."""
+    detail = f"{old.id} cannot run again: {problem.detail}"
+    raise ApiError(HTTPStatus.CONFLICT, "not_retryable", detail)
+
+
+def _submissions(
+    session: Session, settings: Settings, sweep: Sweep, more: MorePoints, points: Sequence[Point]
+) -> Submissions:
+    """Return the submissions of a sweep's points. Raises ApiError, before any spec is made where
+    they would be too large."""
+    size = len(json.dumps(sweep.spec))
+    if size > settings.max_body_bytes:
+        detail = f"at most {settings.max_body_bytes} bytes, as of one experiment, not {size}"
+        raise invalid([Problem("/spec", detail)])
+    uploads = Uploads(session, sweep.owner_id)
+    try:
+        check_stored(more.estimated_bytes(sweep.spec), len(points))
+        specs = specs_of(sweep.spec, points, settings.limits, uploads.with_sizes)
+    except SpecError as error:
+        raise invalid(error) from None
+    after, cache = sweep.comes_after, more.cache
+    submissions = [
+        Submission.model_construct(spec=spec, after=after, cache=cache) for spec in specs
+    ]
+    entries = [
+        Entry(submission, partial(in_request, i, point))
+        for i, (submission, point) in enumerate(zip(submissions, points, strict=True))
+    ]
+    return Submissions(sweep.owner_id, entries)
+
+
+def _find(session: Session, user: Caller, sweep_id: str) -> Sweep:
+    found = _readable(session, user, sweep_id)
+    if found is None:
+        raise not_found("sweep")
+    return found
+
+
+def _find_own(session: Session, user: Caller, sweep_id: str) -> Sweep:
+    return writable(user, _readable(session, user, sweep_id), "sweep")
+
+
+def _readable(session: Session, user: Caller, sweep_id: str) -> Sweep | None:
+    if not sweep_id.isalnum():
+        return None
+    return store.find_readable(session, user.id, sweep_id, user.is_admin)
+
+
+def _out(session: Session, queue_snapshots: QueueSnapshots, sweep: Sweep, user: Caller) -> SweepOut:
+    counts = store.counts(session, [sweep.id], user).get(sweep.id, {})
+    running = store.progress(session, sweep.id)
+    return sweep_out(sweep, counts, running, estimated_end(session, queue_snapshots, sweep))

@@ -1,0 +1,192 @@
+"""Routes of webhooks."""
+
+from datetime import datetime
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from pydantic import AnyUrl, Field, ValidationError
+from sqlalchemy import Row
+from uuid6 import uuid7
+
+from mptcore.specs import Problem
+from service.accounts import audit
+from service.accounts.permission import check_has_key, not_found
+from service.refusals import ApiError, invalid
+from service.schemas import RequestModel, ResponseModel
+from service.settings import Settings
+from service.tables.engine import moment
+from service.tables.webhooks import Webhook
+from service.web.bodies import JsonBody, StrictRoute
+from service.web.dependencies import (
+    Canceller,
+    DatabaseDep,
+    Reader,
+    SettingsDep,
+    Submitter,
+    WriterDep,
+)
+from service.webhooks import store
+from service.webhooks.sending import is_public, key_of, new_secret
+
+router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], route_class=StrictRoute)
+
+WebhookId = Annotated[str, Path(max_length=100, description="Id of the webhook.")]
+MAX_WEBHOOKS = 10
+"""Maximum number of webhooks of a user."""
+MAX_OF_A_URL = 2000
+SECRET_BYTES = range(24, 65)
+
+
+class Ending(StrEnum):
+    """Final status of an experiment."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class NewWebhook(RequestModel):
+    """A URL to notify when your experiments end."""
+
+    url: Annotated[str, Field(max_length=MAX_OF_A_URL)]
+    """URL for POST requests: https and public, unless the administrator allows others."""
+    secret: Annotated[str, Field(max_length=100)] | None = None
+    """Secret that signs requests: `whsec_` and 24 to 64 bytes in base64. null: a new one."""
+    statuses: Annotated[
+        list[Annotated[Ending, Field(strict=False)]], Field(min_length=1, max_length=3)
+    ] = Field([*Ending])
+    """Final statuses to notify about."""
+
+
+class WebhookOut(ResponseModel):
+    """A webhook and the state of its notifications."""
+
+    id: str
+    """Id of the webhook."""
+    url: str
+    """URL for POST requests."""
+    statuses: list[Ending]
+    """Final statuses to notify about."""
+    created_at: datetime
+    """Time of creation."""
+    pending: int
+    """Number of notifications to send."""
+    given_up: int
+    """Number of notifications in the last week that could not be delivered in 28 hours."""
+    last_delivered_at: datetime | None
+    """Time of the latest delivery. null: none yet."""
+    last_error: str | None
+    """Latest error of a notification that is pending or given up. null: none."""
+
+
+class MadeWebhook(WebhookOut):
+    secret: str
+    """Secret that signs requests. Only this answer has it."""
+
+
+class WebhookList(ResponseModel):
+    items: list[WebhookOut]
+    """Webhooks."""
+
+
+@router.post("", status_code=HTTPStatus.CREATED)
+def add_webhook(
+    new: JsonBody[NewWebhook], database: WriterDep, settings: SettingsDep, user: Submitter
+) -> MadeWebhook:
+    """Add a URL to notify when your experiments end from now on. Signed-in browsers cannot add
+    webhooks, because these would outlive the sign-out."""
+    check_has_key(user)
+    if problems := [*_url_problems(new.url, settings), *_secret_problems(new.secret)]:
+        raise invalid(problems)
+    secret = new.secret or new_secret()
+    with database.transaction() as session:
+        if len(store.of_owner(session, user.id)) >= MAX_WEBHOOKS:
+            detail = f"you have {MAX_WEBHOOKS} webhooks, which is the most: delete one first"
+            raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
+        webhook = Webhook(
+            id=uuid7().hex,
+            owner_id=user.id,
+            url=str(AnyUrl(new.url)),  # as every reader understands it
+            secret=secret,
+            statuses=",".join(dict.fromkeys(new.statuses)),
+        )
+        session.add(webhook)
+        audit.note(session, user, "webhook.added", webhook.id)
+        session.flush()
+        session.refresh(webhook)
+    return MadeWebhook(**_out(webhook, None, None).model_dump(), secret=secret)
+
+
+@router.get("")
+def list_webhooks(database: DatabaseDep, user: Reader) -> WebhookList:
+    """List your webhooks and the state of their deliveries."""
+    with database.snapshot() as session:
+        found = store.of_owner(session, user.id)
+        ids = [one.id for one in found]
+        standings, errors = store.standings(session, ids), store.last_errors(session, ids)
+    items = [_out(one, standings.get(one.id), errors.get(one.id)) for one in found]
+    return WebhookList(items=items)
+
+
+@router.delete("/{webhook_id}", status_code=HTTPStatus.NO_CONTENT)
+def delete_webhook(webhook_id: WebhookId, database: WriterDep, user: Canceller) -> None:
+    """Delete a webhook. Pending deliveries are dropped. An admin may delete anyone's."""
+    with database.transaction() as session:
+        found = store.find(session, webhook_id, None if user.is_admin else user.id)
+        if found is None:
+            raise not_found("webhook")
+        store.remove(session, found)
+        audit.note(session, user, "webhook.deleted", webhook_id)
+
+
+def _url_problems(text: str, settings: Settings) -> list[Problem]:
+    schemes = ("https", "http") if settings.webhooks_by_http else ("https",)
+    try:
+        url = AnyUrl(text)
+    except ValidationError:
+        return [Problem("/url", "not a URL")]
+    if len(str(url)) > MAX_OF_A_URL:
+        return [Problem("/url", f"a URL of up to {MAX_OF_A_URL} characters as it is sent")]
+    if url.scheme not in schemes or not url.host:
+        return [Problem("/url", f"a URL with a host that begins with {' or '.join(schemes)}")]
+    if url.username or url.password or url.fragment:
+        return [Problem("/url", "a URL without a name, a password and a fragment")]
+    if not settings.webhooks_to_private and not _may_be_public(url.host.strip("[]")):
+        detail = f"{url.host} is not a public address, and only an administrator allows others"
+        return [Problem("/url", detail)]
+    return []
+
+
+def _may_be_public(host: str) -> bool:
+    """Return whether a host may be public. The addresses of a name are checked at delivery."""
+    try:
+        return is_public(host)
+    except ValueError:
+        return True
+
+
+def _secret_problems(secret: str | None) -> list[Problem]:
+    if secret is None:
+        return []
+    try:
+        fits = len(key_of(secret)) in SECRET_BYTES
+    except ValueError:
+        fits = False
+    return [] if fits else [Problem("/secret", "whsec_ and 24 to 64 bytes in base64")]
+
+
+def _out(webhook: Webhook, standing: Row[*tuple[Any, ...]] | None, error: str | None) -> WebhookOut:
+    created_at = moment(webhook.created_at)
+    assert created_at is not None
+    return WebhookOut(
+        id=webhook.id,
+        url=webhook.url,
+        statuses=[Ending(one) for one in webhook.statuses.split(",")],
+        created_at=created_at,
+        pending=standing.pending if standing else 0,
+        given_up=standing.given_up if standing else 0,
+        last_delivered_at=moment(standing.last_delivered_at) if standing else None,
+        last_error=error,
+    )

@@ -1,0 +1,127 @@
+"""The pages of the dashboard and the files they load. No page contains data."""
+
+import hashlib
+import posixpath
+import re
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, HTMLResponse, Response
+from jinja2 import Environment, PackageLoader, select_autoescape
+
+from service.refusals import ApiError
+from service.web.headers import PAGE, PAGE_FILE
+from service.web.ui.help import documents
+from service.web.ui.sign_in import SIGN_IN_PAGE
+
+router = APIRouter(include_in_schema=False)
+
+STATIC = Path(__file__).parent / "static"
+FILES = {
+    file.relative_to(STATIC).as_posix(): file
+    for file in sorted(STATIC.rglob("*"))
+    if file.is_file()
+}
+"""Files by name, below /static/EDITION/."""
+
+
+def _edition() -> str:
+    """Return a string that changes with every file, so that browsers may cache the files."""
+    digest = hashlib.sha256()
+    for name, file in FILES.items():
+        digest.update(name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+EDITION = _edition()
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+}
+"""Media types, independent of the machine's configuration."""
+
+PAGES = {
+    "/": ("experiments", "Experiments"),
+    "/experiments/{experiment_id}": ("experiment", "Experiment"),
+    "/compare": ("compare", "Compare"),
+    "/sweeps": ("sweeps", "Sweeps"),
+    "/sweeps/{sweep_id}": ("sweep", "Sweep"),
+    "/new": ("new", "New"),
+    "/paper": ("paper", "The paper"),
+    "/lab": ("lab", "The lab"),
+    SIGN_IN_PAGE: ("sign-in", "Sign in"),
+}
+"""Name and title of each page. Scripts use the name."""
+NAVIGATION = {path: PAGES[path][1] for path in ("/", "/sweeps", "/paper", "/lab")} | {
+    "/help": "Help"
+}
+
+_templates = Environment(
+    loader=PackageLoader("service.web.ui"), autoescape=select_autoescape(), trim_blocks=True
+)
+
+
+def _scripts(name: str, known: list[str]) -> list[str]:
+    """Return a script and all its imports, each once, so that a browser can request all at once
+    instead of one after the other."""
+    if name not in known:
+        known.append(name)
+        for target in re.findall(r'from "(\..*?)"', FILES[name].read_text()):
+            _scripts(posixpath.normpath(posixpath.join(posixpath.dirname(name), target)), known)
+    return known
+
+
+SCRIPTS = {
+    name: _scripts(f"pages/{name}.js", _scripts("main.js", [])) for name, _ in PAGES.values()
+}
+"""Scripts of each page."""
+
+
+def _page(request: Request) -> HTMLResponse:
+    name, title = PAGES[request.scope["route"].path]
+    return _framed(request, "page.html", name=name, title=title, scripts=SCRIPTS[name])
+
+
+def _framed(request: Request, template: str, **what: Any) -> HTMLResponse:
+    text = _templates.get_template(template).render(
+        links=NAVIGATION, here=request.url.path, files=f"/static/{EDITION}", **what
+    )
+    return HTMLResponse(text, headers=PAGE)
+
+
+for path in PAGES:
+    router.add_api_route(path, _page, methods=["GET"])
+
+
+@router.get("/docs")
+def documentation() -> HTMLResponse:
+    """Show the API's own documentation."""
+    text = _templates.get_template("docs.html").render(files=f"/static/{EDITION}")
+    return HTMLResponse(text, headers=PAGE)
+
+
+@router.get("/help")
+@router.get("/help/{name}")
+def help_page(request: Request) -> HTMLResponse:
+    """Show a document."""
+    document = documents().get(request.url.path)
+    if document is None:
+        raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "there is no such page: /help lists them")
+    return _framed(
+        request, "help.html", name="help", title=document.title, document=document,
+        documents=documents(),
+    )  # fmt: skip
+
+
+@router.get("/static/{edition}/{name:path}")
+def static_file(edition: str, name: str) -> Response:
+    """Return one of FILES. A request for another edition gets this one without caching."""
+    file = FILES.get(name)
+    if file is None:
+        raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "the pages have no such file")
+    headers = PAGE_FILE if edition == EDITION else {}
+    return FileResponse(file, media_type=MEDIA_TYPES.get(file.suffix), headers=headers)

@@ -1,0 +1,211 @@
+"""The routes by which a browser signs in and out. The audit has a line for each."""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Self
+
+from cachetools import TTLCache
+from fastapi import APIRouter, Request, Response
+from pydantic import Field, model_validator
+from sqlalchemy.orm import Session
+
+from service.accounts import audit, sign_ins
+from service.accounts.permission import check_has_key
+from service.accounts.sign_ins import COOKIE, LASTS_S
+from service.accounts.users import Caller, KeyRefused, caller_of_key
+from service.schemas import RequestModel, ResponseModel
+from service.tables.engine import Database, moment
+from service.web.bodies import JsonBody, PublicRoute, StrictRoute
+from service.web.dependencies import DatabaseDep, UserDep, WriterDep, unauthorized
+
+router = APIRouter(prefix="/v1", tags=["sign-in"], route_class=StrictRoute)
+"""Routes that require a key or a signed-in browser."""
+public = APIRouter(prefix="/v1", tags=["sign-in"], route_class=PublicRoute)
+"""Routes for browsers that are not signed in."""
+
+SIGN_IN_PAGE = "/sign-in"
+
+
+class SignInWith(RequestModel):
+    """A key or a code: exactly one of the two."""
+
+    key: Annotated[str, Field(max_length=200)] | None = None
+    """API key."""
+    code: Annotated[str, Field(max_length=200)] | None = None
+    """Code of POST /v1/sign-in-codes."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.key is None) == (self.code is None):
+            raise ValueError("give key or code, one of the two")
+        return self
+
+
+class Code(RequestModel):
+    """The code of a sign-in link."""
+
+    code: Annotated[str, Field(max_length=200)]
+    """Code of POST /v1/sign-in-codes."""
+
+
+class SignInPreview(ResponseModel):
+    """Preview of a sign-in by a code."""
+
+    name: str
+    """User that the code signs in."""
+    signed_in_as: str | None
+    """User that is signed in now, and would be signed out. null: nobody."""
+
+
+class SignInCodeOut(ResponseModel):
+    """A code that signs one browser in, once, within ten minutes."""
+
+    code: str
+    """The code."""
+    path: str
+    """Page to open in the browser. The code is after #, so that logs do not contain it."""
+    expires_at: datetime
+    """Time at which the code expires."""
+
+
+@public.post("/sign-in", status_code=HTTPStatus.NO_CONTENT)
+def sign_in(
+    body: JsonBody[SignInWith], database: WriterDep, request: Request, response: Response
+) -> None:
+    """Sign this browser in. The answer sets a cookie with the permissions of the key, valid as long
+    as the key, and for a week at most."""
+    try:
+        with database.transaction() as session:
+            caller = _caller(session, body)
+            _end(session, request.cookies.get(COOKIE, ""))
+            cookie = sign_ins.begin(session, caller.key_id)
+            given = "key" if body.code is None else "code"
+            audit.note(session, caller, "sign_in.begun", caller.key_id, given=given)
+    except KeyRefused as refused:
+        _note_refusal(database, request, str(refused))
+        raise unauthorized(str(refused)) from None
+    _set(response, request, cookie)
+
+
+@public.post("/sign-in:preview")
+def preview(body: JsonBody[Code], database: DatabaseDep, request: Request) -> SignInPreview:
+    """Say whom a code would sign in, and leave the code valid: a page asks before it signs in by a
+    link, which may come from anyone."""
+    with database.snapshot() as session:
+        try:
+            name = sign_ins.holder_of_code(session, body.code).name
+        except KeyRefused as refused:
+            raise unauthorized(str(refused)) from None
+        current = _name_of(session, request.cookies.get(COOKIE, ""))
+    return SignInPreview(name=name, signed_in_as=current)
+
+
+@public.post("/sign-out", status_code=HTTPStatus.NO_CONTENT)
+def sign_out(database: WriterDep, request: Request, response: Response) -> None:
+    """Sign this browser out, if it is signed in."""
+    cookie = request.cookies.get(COOKIE)
+    if cookie is not None:
+        with database.transaction() as session:
+            _end(session, cookie)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+
+
+@router.post("/sign-in:renew", status_code=HTTPStatus.NO_CONTENT)
+def renew(database: WriterDep, user: UserDep, request: Request, response: Response) -> None:
+    """Another cookie for a browser whose cookie is older than an hour; the old one serves a minute
+    longer."""
+    cookie = request.cookies.get(COOKIE)
+    renewed = _renewed(database, cookie) if cookie is not None else None
+    if renewed is not None:
+        _set(response, request, renewed)
+
+
+@router.post("/sign-in-codes", status_code=HTTPStatus.CREATED)
+def make_code(database: WriterDep, user: UserDep) -> SignInCodeOut:
+    """Make a code that signs one browser in with the caller's key, once, within ten minutes. A
+    signed-in browser makes none."""
+    check_has_key(user)
+    with database.transaction() as session:
+        made = sign_ins.new_code(session, user.key_id)
+        audit.note(session, user, "sign_in_code.made", user.key_id)
+    expires_at = moment(made.expires_at)
+    assert expires_at is not None
+    return SignInCodeOut(code=made.code, path=f"{SIGN_IN_PAGE}#{made.code}", expires_at=expires_at)
+
+
+def _caller(session: Session, given: SignInWith) -> Caller:
+    """Return the user whom a key or a code signs in. Raises KeyRefused."""
+    if given.code is not None:
+        return sign_ins.take_code(session, given.code)
+    assert given.key is not None
+    return caller_of_key(session, given.key)[0]
+
+
+def _name_of(session: Session, cookie: str) -> str | None:
+    try:
+        return sign_ins.caller_of_cookie(session, cookie)[0].name
+    except KeyRefused:
+        return None
+
+
+def _end(session: Session, cookie: str) -> None:
+    caller = sign_ins.end(session, cookie)
+    if caller is not None:
+        audit.note(session, caller, "sign_in.ended", caller.key_id)
+
+
+REFUSALS_AN_HOUR = 20
+"""Refused sign-ins that one process writes to the audit: anyone may cause them, and a line of the
+audit stays for ever."""
+
+
+class Refusals:
+    """Counts refused sign-ins, and decides which of them the audit gets."""
+
+    def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
+        self._lock = threading.Lock()
+        self._written = TTLCache[object, None](REFUSALS_AN_HOUR, ttl=3600.0, timer=timer)
+        self._unwritten = 0
+
+    def next(self) -> int | None:
+        """Count one. Return how many were left out since the last line, None to leave out this
+        one, too."""
+        with self._lock:
+            self._written.expire()
+            if len(self._written) == self._written.maxsize:
+                self._unwritten += 1
+                return None
+            self._written[object()] = None
+            left_out, self._unwritten = self._unwritten, 0
+            return left_out
+
+
+def _note_refusal(database: Database, request: Request, reason: str) -> None:
+    refusals: Refusals = request.app.state.refused_sign_ins
+    left_out = refusals.next()
+    if left_out is not None:
+        address = request.client.host if request.client else ""
+        with database.transaction() as session:
+            details = {"reason": reason, "left_out_before": left_out}
+            audit.note(session, PROCESS, "sign_in.refused", address[:100], **details)
+
+
+PROCESS = "api"
+"""The audit's actor where no user is known."""
+
+
+def _renewed(database: Database, cookie: str) -> str | None:
+    with database.transaction() as session:
+        return sign_ins.renew(session, cookie)
+
+
+def _set(response: Response, request: Request, cookie: str) -> None:
+    """`Secure` where the browser's own connection is, which its Origin says: a proxy may have ended
+    TLS."""
+    over_tls = request.headers.get("Origin", "").startswith("https:")
+    response.set_cookie(
+        COOKIE, cookie, max_age=int(LASTS_S), httponly=True, samesite="strict", secure=over_tls
+    )

@@ -1,0 +1,195 @@
+// Curves with error bands, by uPlot. A missing value is a gap.
+
+import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { bandSeries, endsOf } from "./bands.js";
+import { save, svgOf } from "./drawing.js";
+import { number, withError } from "./format.js";
+
+const COLOURS = 8;
+const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
+const HEIGHT = 320;
+const FEW_POINTS = 32;
+const MAX_BANDS = 24; // of more curves they would hide each other
+const MOVES = [
+  ["‹", "To the left", 1, -0.25],
+  ["−", "Zoom out", 2, 0],
+  ["+", "Zoom in", 0.5, 0],
+  ["›", "To the right", 1, 0.25],
+];
+
+const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** The colour of the series of a number: told apart by the colour-blind, the same on every page. */
+export const colourOf = (index) => token(`--series-${(index % COLOURS) + 1}`);
+
+/** Lines of uPlot: for each series the two ends of its band and its value, on one common x. */
+export function dataOf(series, lines) {
+  const tables = series.map((one) => [one.x, ...endsOf(one), one.value]);
+  const data = tables.length ? window.uPlot.join(tables) : [[]];
+  return [...data, ...lines.map((line) => data[0].map(() => line.y))];
+}
+
+/** A colour and a dash by the place of a series, unless it says them. */
+const lookOf = ({ colour, dash }, index) => ({
+  stroke: colourOf(colour ?? index),
+  dash: DASHES[(dash ?? Math.floor(index / COLOURS)) % DASHES.length],
+});
+const levelLook = ({ colour }) => ({ stroke: colour === undefined ? token("--muted") : colourOf(colour), dash: [6, 4] });
+
+function seriesOf({ series, lines, xLabel }) {
+  const curves = series.flatMap((one, index) => {
+    const { label, x, dots = false } = one;
+    const look = lookOf(one, index);
+    const error = (plot, at, i) => (plot.data[at - 2][i] === null ? null : (plot.data[at - 2][i] - plot.data[at][i]) / 2);
+    const value = (plot, v, at, i) => (i === null ? "" : withError(plot.data[at][i], error(plot, at, i)));
+    const points = { show: dots || x.length <= FEW_POINTS, size: 5 };
+    const paths = dots ? { paths: () => null } : {};
+    return [...bandSeries(look.stroke, !dots && series.length <= MAX_BANDS), { label, ...look, ...paths, width: 1.5, value, points }];
+  });
+  const levels = lines.map((line) => ({
+    label: line.label,
+    ...levelLook(line),
+    width: 1.5,
+    points: { show: false },
+    value: (plot, v) => number(v, 6),
+  }));
+  return [{ label: xLabel, value: (plot, v) => number(v, 6) }, ...curves, ...levels];
+}
+
+export function optionsOf(shown, width) {
+  const { series, xLabel, yLabel, logX, logY } = shown;
+  const axis = {
+    stroke: token("--muted"),
+    grid: { stroke: token("--line"), width: 1 },
+    ticks: { stroke: token("--line") },
+    font: `12px ${token("--font")}`,
+    labelFont: `12px ${token("--font")}`,
+    labelSize: 20,
+    values: (plot, ticks) => ticks.map((v) => (v === null ? "" : number(v, 6))),
+  };
+  const isCurve = (at) => at > 0 && at % 3 === 0 && at <= 3 * series.length;
+  /** A band is hidden with its curve. */
+  const onShow = (plot, at, { show }) => {
+    if (show !== undefined && isCurve(at)) [at - 2, at - 1].forEach((end) => plot.setSeries(end, { show }));
+  };
+  return {
+    width,
+    height: HEIGHT,
+    series: seriesOf(shown),
+    hooks: { setSeries: [onShow] },
+    scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1 } },
+    axes: [
+      { ...axis, label: xLabel, size: 34 },
+      { ...axis, label: yLabel, size: 64 },
+    ],
+    cursor: { drag: { x: true, y: true, uni: 24 }, focus: { prox: 24 } },
+    focus: { alpha: 0.35 },
+    legend: { live: true },
+  };
+}
+
+/** New points in a chart that is there. Who has zoomed in stays there. */
+function update(plot, data) {
+  const xs = plot.data[0];
+  const { min, max } = plot.scales.x;
+  const zoomed = xs.length > 1 && (min > xs[0] || max < xs[xs.length - 1]);
+  plot.setData(data, !zoomed);
+}
+
+function usePlot(props) {
+  const place = useRef(null);
+  const plot = useRef(null);
+  const { series, lines, logX, logY } = props;
+  const shape = JSON.stringify([series.map((one) => [one.label, one.colour]), lines, logX, logY]);
+  useEffect(() => {
+    const width = () => Math.max(240, place.current.clientWidth);
+    const make = () => {
+      plot.current?.destroy();
+      plot.current = new window.uPlot(optionsOf(props, width()), dataOf(series, lines), place.current);
+    };
+    make();
+    const observer = new ResizeObserver(() => {
+      if (width() !== plot.current.width) plot.current.setSize({ width: width(), height: HEIGHT });
+    });
+    observer.observe(place.current);
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    scheme.addEventListener("change", make);
+    return () => {
+      observer.disconnect();
+      scheme.removeEventListener("change", make);
+      plot.current.destroy();
+      plot.current = null;
+    };
+  }, [shape]);
+  useEffect(() => {
+    if (plot.current) update(plot.current, dataOf(series, lines));
+  }, [series]);
+  return [place, plot];
+}
+
+/** Another section of x: so many times as wide, moved by a part of its width. */
+export function move(plot, times, by) {
+  const isLog = plot.scales.x.distr === 3;
+  const bent = (value) => (isLog ? Math.log(value) : value);
+  const straight = (value) => (isLog ? Math.exp(value) : value);
+  const xs = plot.data[0];
+  const [first, last, low, high] = [xs[0], xs[xs.length - 1], plot.scales.x.min, plot.scales.x.max].map(bent);
+  const width = Math.min(last - first, times * (high - low));
+  const start = Math.max(first, Math.min((low + high - width) / 2 + by * width, last - width));
+  plot.setScale("x", { min: straight(start), max: straight(start + width) });
+}
+
+/** What of a chart is seen, for a file. */
+function drawingOf(title, { series, lines, xLabel, yLabel }, plot) {
+  const { min, max } = plot.scales.x;
+  const curves = series.map((one, i) => ({ ...one, ...lookOf(one, i), ends: one.dots ? null : endsOf(one), at: 3 * i + 3 }));
+  const levels = lines.map((line, i) => ({ ...line, ...levelLook(line), x: [min, max], value: [line.y, line.y], ends: null, at: 3 * series.length + 1 + i }));
+  const seen = [...curves, ...levels].filter(({ at }) => plot.series[at].show);
+  return { title, xLabel, yLabel, token, curves: seen.map(({ stroke, ...one }) => ({ ...one, colour: stroke })) };
+}
+
+export const isPositive = (values) => values.every((value) => value === null || value > 0);
+
+/** What the chart says to those who do not see it. */
+export function summaryOf(title, series) {
+  const ends = series.slice(0, 12).map(({ label, value }) => {
+    const known = value.filter((one) => one !== null);
+    return `${label}: ${known.length} points, from ${number(known[0])} to ${number(known[known.length - 1])}`;
+  });
+  return `${title}. ${ends.join("; ")}`;
+}
+
+/**
+ * `series` are `{label, colour?, dash?, dots?, x, value, std_err}`, with `dots` in place of a curve, `lines` `{label, y, colour?}`. The bands
+ * are two standard errors wide on either side.
+ */
+export function Chart({ title, series, lines = [], xLabel, yLabel, children }) {
+  const [logX, setLogX] = useState(false);
+  const [logY, setLogY] = useState(false);
+  const mayLogX = series.every((one) => isPositive(one.x));
+  const mayLogY = series.every((one) => isPositive(one.value)) && isPositive(lines.map((one) => one.y));
+  const shown = { series, lines, xLabel, yLabel, logX: logX && mayLogX, logY: logY && mayLogY };
+  const [place, plot] = usePlot(shown);
+  const showAll = () => plot.current.setData(plot.current.data, true);
+  const download = () => save(`${title}.svg`, "image/svg+xml", svgOf(plot.current, drawingOf(title, shown, plot.current)));
+  const toggle = (name, on, set, may) => html`<label class="row small">
+    <input type="checkbox" checked=${on && may} disabled=${!may} onChange=${(event) => set(event.target.checked)} />
+    log ${name}
+  </label>`;
+  return html`<section class="card chart">
+    <div class="row spread">
+      <h2>${title}</h2>
+      <div class="row">
+        ${toggle("x", logX, setLogX, mayLogX)}
+        ${toggle("y", logY, setLogY, mayLogY)}
+        <span class="row tight" role="group" aria-label="Section">
+          ${MOVES.map(([sign, name, times, by]) => html`<button type="button" class="quiet" aria-label=${name} title=${name} onClick=${() => move(plot.current, times, by)}>${sign}</button>`)}
+          <button type="button" class="quiet" onClick=${showAll} title="Drag in the chart to zoom in">Whole</button>
+        </span>
+        <button type="button" class="quiet" onClick=${download}>SVG</button>
+        ${children}
+      </div>
+    </div>
+    <div ref=${place} role="img" aria-label=${summaryOf(title, series)}></div>
+  </section>`;
+}

@@ -1,0 +1,143 @@
+// Reading curves: the whole once, then only what came since.
+
+import { get, oneAtATime, post, withQuery } from "./api.js";
+import { labelText, titleOf } from "./format.js";
+import { overSeeds } from "./means.js";
+
+const MAX_POINTS = 20_000;
+
+const ABOUT = {
+  score: ["Score by mask size", "mask size m", "S(m), nats"],
+  score_by_rate: ["Score by masking rate", "masking rate", "nats per token"],
+  score_by_rate_interim: ["Score by masking rate on the way, not final", "masks", "nats per token"],
+  score_difference: ["Difference of scores", "mask size m", "nats"],
+  convergence: ["Cumulative score less LML", "masks of each size P", "nats"],
+  loss: ["Loss", "epoch", "nats"],
+  mpt: ["MPT score in training", "epoch", "nats"],
+  elbo: ["ELBO in training", "epoch", "nats"],
+  lml: ["LML in training", "epoch", "nats"],
+  bias: ["Bias of a fixed mask size", "mask size m0", "D·S(m0) − LML, nats"],
+};
+const LML_BELONGS_TO = new Set(["mpt", "elbo", "lml"]);
+
+const DIFFERENCE_BY_RATE = ["Difference of scores", "masking rate", "nats per token"];
+
+/** Title, x label and y label of a chart. */
+export function aboutSeries(name, isByRate = false) {
+  if (name === "score_difference" && isByRate) return DIFFERENCE_BY_RATE;
+  return ABOUT[name] ?? [name, "", ""];
+}
+
+/** Whether x is a masking rate, at most 1; mask sizes are whole numbers from 1 on. */
+export const isByRate = ({ x }) => x.some((one) => one < 1);
+
+/**
+ * A function that gives an experiment's curves as of now: it asks for the whole at its first call,
+ * unless the `first` answer is given.
+ */
+export function curvesOf(id, first = null) {
+  let known = first && begun(first);
+  return oneAtATime(async () => {
+    const isWhole = known === null || known.points > 2 * MAX_POINTS;
+    const after = isWhole ? null : known.lastSeq;
+    const path = withQuery(`/v1/experiments/${id}/curves`, { max_points: MAX_POINTS, after });
+    const answer = await get(path);
+    known = isWhole ? begun(answer) : grown(known, answer);
+    return known;
+  });
+}
+
+const keyOf = (one) => `${one.name} ${JSON.stringify(one.labels)}`;
+
+function begun(answer) {
+  return state(answer, answer.series);
+}
+
+/** Another object for each series that grew, so that charts see it. */
+function grown(known, answer) {
+  const added = new Map(answer.series.map((one) => [keyOf(one), one]));
+  const series = known.series.map((one) => {
+    const more = added.get(keyOf(one));
+    added.delete(keyOf(one));
+    return more?.x.length ? joined(one, more) : one;
+  });
+  return state(answer, [...series, ...added.values()]);
+}
+
+function joined(one, more) {
+  const columns = ["x", "value", "std_err"].map((name) => [name, [...one[name], ...more[name]]]);
+  return { ...one, sampled: one.sampled || more.sampled, ...Object.fromEntries(columns) };
+}
+
+function state(answer, series) {
+  const points = series.reduce((total, one) => total + one.x.length, 0);
+  return { lastSeq: answer.last_seq, partial: answer.partial, series, points };
+}
+
+/** The charts of one experiment: `[{key, about, name, series}]`, in the order of names and labels. */
+export function chartsOf(series) {
+  return charts(series.map((one) => ({ from: one, shown: drawn(one) })));
+}
+
+/** The charts of several experiments: a chart for each name of a series, a colour for each experiment. */
+export function chartsOfMany(experiments, curves) {
+  return charts(curves.flatMap((item, index) => {
+    const dashes = new Map();
+    const title = titleOf(experiments[index]);
+    return item.series.map((one) => {
+      const dash = dashes.get(one.name) ?? 0;
+      dashes.set(one.name, dash + 1);
+      const labels = labelText(one.labels);
+      return { from: one, shown: { ...drawn(one), colour: index, dash, label: labels ? `${title}, ${labels}` : title } };
+    });
+  }));
+}
+
+/** Series of one name share a chart, but what is by mask size and what is by rate do not. */
+function charts(found) {
+  const groups = new Map();
+  for (const { from, shown } of found) {
+    const about = aboutSeries(from.name, isByRate(from));
+    const key = `${from.name} ${about[1]}`;
+    const chart = groups.get(key) ?? { key, about, name: from.name, series: [] };
+    chart.series.push(shown);
+    groups.set(key, chart);
+  }
+  return [...groups.values()];
+}
+
+function drawn(one) {
+  const { x, value, std_err } = ascending(one);
+  return { label: labelText(one.labels) || one.name, x, value, std_err };
+}
+
+function ascending(one) {
+  if (one.x.every((x, i) => i === 0 || one.x[i - 1] < x)) return one;
+  const order = one.x.map((_, i) => i).sort((a, b) => one.x[a] - one.x[b]);
+  const pick = (values) => order.map((i) => values[i]);
+  return { x: pick(one.x), value: pick(one.value), std_err: pick(one.std_err) };
+}
+
+/** The levels that a curve is to reach, where known: each model's LML, or 0 for what is told less it. */
+export function levelsOf(name, metrics, label = "LML") {
+  if (name === "convergence" || name === "score_difference") return [{ label: "0", y: 0 }];
+  if (!LML_BELONGS_TO.has(name)) return [];
+  const means = overSeeds(metrics.filter((one) => one.name === "lml")).filter(({ value }) => value !== null);
+  return means.map(({ labels, value }) => ({ label: [label, labelText(labels)].filter(Boolean).join(", "), y: value }));
+}
+
+/** The same of many experiments, in the order of their ids: the first call is one request. */
+export function curvesOfMany(ids) {
+  let readers = null;
+  let shown = [];
+  return async () => {
+    if (readers === null) {
+      const { items } = await post("/v1/curves:batchGet", { ids, max_points: 10 * MAX_POINTS });
+      shown = items.map(begun);
+      readers = items.map((item) => curvesOf(item.experiment_id, item));
+    } else {
+      shown = await Promise.all(shown.map((one, i) => (one.partial ? readers[i]() : one)));
+    }
+    return shown;
+  };
+}

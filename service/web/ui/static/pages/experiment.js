@@ -1,0 +1,146 @@
+// One experiment: where it stands, its curves and metrics, and what may be done with it.
+
+import { html, useMemo } from "../vendor/preact-htm.js";
+import { Actions } from "../actions.js";
+import { get } from "../api.js";
+import { Attempts } from "../attempts.js";
+import { Chart } from "../chart.js";
+import { chartsOf, curvesOf, levelsOf } from "../curves.js";
+import { dateTime, duration, titleOf } from "../format.js";
+import { History } from "../history.js";
+import { useLive } from "../live.js";
+import { MetricTable } from "../metrics.js";
+import { Loading, Missing, Progress, Scroll, Status, Tags, When } from "../parts.js";
+import { SpecCopies, SpecSummary } from "../spec.js";
+
+const MAX_POINTS = 1_000_000;
+
+function Standing({ experiment }) {
+  const { queue, failure, desired_state: desired, status } = experiment;
+  const asked = status === "running" && desired !== "run" && { pause: "pausing", cancel: "cancelling" }[desired];
+  return html`<section class="card stack" aria-labelledby="standing">
+    <div class="row"><h2 id="standing">Status</h2><${Status} of=${status} />${asked && html`<span class="muted">${asked}…</span>`}</div>
+    <${Progress} experiment=${experiment} />
+    ${queue && html`<p>${queue.reason}.
+      <span class="muted"> ${queue.position} before it${queue.estimated_start && `; may start ${dateTime(queue.estimated_start)}`}.</span>
+    </p>`}
+    ${failure && html`<div class="notice error"><strong>${failure.kind}</strong><pre>${failure.message}</pre></div>`}
+    <${Facts} experiment=${experiment} />
+  </section>`;
+}
+
+function Facts({ experiment }) {
+  const { started_at: started, finished_at: finished } = experiment;
+  const ran = started && finished && duration((Date.parse(finished) - Date.parse(started)) / 1000);
+  const facts = [
+    ["Owner", experiment.owner],
+    ["Created", html`<${When} at=${experiment.created_at} />`],
+    ["Started", started && html`<${When} at=${started} />`],
+    ["Finished", finished && html`<${When} at=${finished} />`],
+    ["Took", ran],
+    ["Attempts", experiment.attempt > 1 && experiment.attempt],
+    ["Worker", experiment.worker],
+    ["Priority", experiment.priority || null],
+    ["Visible to", experiment.visibility === "lab" ? "the lab" : "its owner"],
+    ["Pinned", experiment.pinned && "yes"],
+    ["Sweep", experiment.sweep && html`<a href=${`/sweeps/${experiment.sweep}`}>the sweep it is a point of</a>`],
+    ["Retry of", experiment.retry_of && html`<a href=${`/experiments/${experiment.retry_of}`}>an earlier one</a>`],
+    ["After", experiment.after.length > 0 && experiment.after.map((id) => html`<a href=${`/experiments/${id}`}>${id.slice(-6)}</a> `)],
+    ["Id", html`<span class="mono">${experiment.id}</span>`],
+  ];
+  return html`<dl class="facts">
+    ${facts.filter(([, value]) => value).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}
+  </dl>`;
+}
+
+function Curves({ experiment, curves }) {
+  const charts = useMemo(() => chartsOf(curves.series), [curves]);
+  if (!charts.length) {
+    const when = experiment.terminal ? "It left no curves." : "Curves appear here as soon as there are points.";
+    return html`<div class="card empty"><p>${when}</p></div>`;
+  }
+  return charts.map(({ key, about: [title, xLabel, yLabel], name, series }) => {
+    const csv = `/v1/experiments/${experiment.id}/curves/${name}?format=csv&max_points=${MAX_POINTS}`;
+    return html`<${Chart} key=${key} title=${title} series=${series} xLabel=${xLabel} yLabel=${yLabel}
+      lines=${levelsOf(name, experiment.metrics)}>
+      <a class="button quiet" href=${csv} download=${`${experiment.id}-${name}.csv`}>CSV</a>
+    <//>`;
+  });
+}
+
+function Artifacts({ experiment }) {
+  const path = `/v1/experiments/${experiment.id}/artifacts`;
+  const { data } = useLive(() => get(path), [path, experiment.last_seq], () => true);
+  if (!data?.items.length) return null;
+  const pictures = data.items.filter((one) => one.media_type.startsWith("image/"));
+  return html`<section class="card">
+    <h2>Files</h2>
+    <ul class="list">${data.items.map((one) => html`<li class="wrap"><a href=${one.url} download>${one.name}</a> <span class="muted small">${one.media_type}</span></li>`)}</ul>
+    ${pictures.map((one) => html`<img class="picture" src=${one.url} alt=${one.name} loading="lazy" />`)}
+  </section>`;
+}
+
+function Downloads({ id, ended }) {
+  const curves = `/v1/experiments/${id}/curves?max_points=${MAX_POINTS}`;
+  const files = [
+    ["Curves, CSV", `${curves}&format=csv`, "curves.csv"],
+    ["Curves, JSON", curves, "curves.json"],
+    ["Curves, Arrow", `${curves}&format=arrow`, "curves.arrow"],
+    ["Metrics, JSON", `/v1/experiments/${id}/metrics`, "metrics.json"],
+    ...(ended ? [["All of it, zip", `/v1/experiments/${id}/bundle`, "bundle.zip"]] : []),
+  ];
+  return html`<section class="card">
+    <h2>Download</h2>
+    <ul class="list">${files.map(([text, href, name]) => html`<li><a href=${href} download=${`${id}-${name}`}>${text}</a></li>`)}</ul>
+  </section>`;
+}
+
+function Spec({ experiment }) {
+  return html`<section class="card stack">
+    <div class="row spread">
+      <h2>Spec</h2>
+      <div class="row"><a class="button" href=${`/new?from=${experiment.id}`}>Run again with changes</a></div>
+    </div>
+    <${SpecSummary} spec=${experiment.spec} />
+    <details><summary>As JSON</summary><pre tabindex="0">${JSON.stringify(experiment.spec, null, 2)}</pre></details>
+    <${SpecCopies} spec=${experiment.spec} />
+  </section>`;
+}
+
+export default function Experiment({ me, may }) {
+  const id = location.pathname.split("/")[2];
+  const one = useLive(() => get(`/v1/experiments/${id}`), [id], (data) => data.terminal);
+  const reader = useMemo(() => curvesOf(id), [id]);
+  const curves = useLive(reader, [reader], (data) => !data.partial);
+  if (one.error) return html`<${Missing} error=${one.error} />`;
+  if (!one.data) return html`<${Loading} />`;
+  const experiment = one.data;
+  document.title = `${titleOf(experiment)} · MPT Lab`;
+  return html`<div class="stack">
+    <div class="row spread">
+      <div class="grow">
+        <h1>${titleOf(experiment)}</h1>
+        <div><${Tags} of=${experiment.tags} /></div>
+      </div>
+      <${Actions} experiment=${experiment} me=${me} may=${may} onDone=${() => { one.refresh(); curves.refresh(); }} />
+    </div>
+    ${experiment.note && html`<p class="wrap">${experiment.note}</p>`}
+    <div class="columns three">
+      <div class="first"><${Standing} experiment=${experiment} /></div>
+      <div class="main stack">
+        ${curves.data && html`<${Curves} experiment=${experiment} curves=${curves.data} />`}
+        ${experiment.metrics.length > 0 && html`<section class="card flush">
+          <h2>Metrics</h2>
+          <${Scroll} label="Metrics"><${MetricTable} metrics=${experiment.metrics} /><//>
+        </section>`}
+        <${Spec} experiment=${experiment} />
+        <${Attempts} experiment=${experiment} />
+        <${History} id=${id} />
+      </div>
+      <div class="last stack">
+        <${Downloads} id=${id} ended=${experiment.terminal} />
+        <${Artifacts} experiment=${experiment} />
+      </div>
+    </div>
+  </div>`;
+}

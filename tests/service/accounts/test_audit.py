@@ -1,0 +1,121 @@
+"""Who did what is written with the deed, and no one changes it."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from service.accounts import audit
+from service.settings import Settings
+from service.tables.engine import Database
+from tests.service.accounts.test_users import admin, bearer, member, place, processes
+from tests.support.ppca_spec import ppca_spec
+
+pytestmark = pytest.mark.usefixtures("inspected_here")
+
+__all__ = ["admin", "place", "processes"]  # fixtures
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE audit SET actor = 'other'", "DELETE FROM audit", "TRUNCATE audit"],
+)
+def test_the_audit_is_append_only(either: Database, statement: str) -> None:
+    with either.transaction() as session:
+        audit.note(session, "a test", "test.done", "1")
+    with pytest.raises(DBAPIError, match=r"append-only|syntax error"):
+        with either.transaction() as session:
+            session.execute(text(statement))
+    with either.snapshot() as session:
+        (entry, *_) = audit.newest(session, limit=1)
+        assert (entry.actor, entry.action) == ("a test", "test.done")
+
+
+def test_sqlite_replaces_no_line(settings: Settings, database: Database) -> None:
+    """By a connection of someone else's, without our settings; a new line is still accepted."""
+    with database.transaction() as session:
+        audit.note(session, "a test", "test.done", "1")
+    columns = "id, at, actor, action, object_id, details"
+    with closing(sqlite3.connect(settings.store / "mptlab.sqlite3")) as raw, raw:
+        (last,) = raw.execute("SELECT max(id) FROM audit").fetchone()
+        values = "1.0, 'forged', 'test.done', '1', '{}'"
+        for insert in ("INSERT OR REPLACE", "REPLACE", "INSERT OR IGNORE"):
+            with pytest.raises(sqlite3.DatabaseError, match="append-only"):
+                raw.execute(f"{insert} INTO audit ({columns}) VALUES ({last}, {values})")
+        upsert = "ON CONFLICT (id) DO UPDATE SET actor = 'forged'"
+        with pytest.raises(sqlite3.DatabaseError, match="append-only"):
+            raw.execute(f"INSERT INTO audit ({columns}) VALUES ({last}, {values}) {upsert}")
+    with database.transaction() as session:
+        audit.note(session, "a test", "test.done", "2")
+    with database.snapshot() as session:
+        assert {one.actor for one in audit.newest(session, limit=2)} == {"a test"}
+
+
+def test_each_deed_is_written_with_who_did_it(admin: TestClient) -> None:
+    made = member(admin)
+    own = bearer(made["key"])
+    spec = {"spec": ppca_spec()}
+    one = admin.post("/v1/experiments", json=spec, headers=own).json()["id"]
+    path = f"/v1/experiments/{one}"
+    admin.post("/v1/experiments", json=spec | {"priority": "1"}, headers=own)  # refused
+    admin.get(path, headers=own)
+    admin.patch(path, json={"name": "n", "pinned": False}, headers=own)
+    admin.post(f"{path}:pause", headers=own)
+    admin.post(f"{path}:resume", headers=own)
+    admin.post(f"{path}:cancel")
+    admin.post(f"{path}:cancel")  # cancelled already
+    again = admin.post(f"{path}:retry", headers=own).json()["id"]
+    admin.delete(path, headers=own)
+    upload = admin.post("/v1/datasets?name=a.txt", content=b"a line\n", headers=own).json()["id"]
+    admin.patch(f"/v1/datasets/{upload}", json={"visibility": "lab"}, headers=own)
+    admin.delete(f"/v1/datasets/{upload}", headers=own)
+    admin.patch("/v1/users/ann", json={"role": "viewer"})
+    admin.delete(f"/v1/users/ann/keys/{made['id']}")
+
+    items = admin.get("/v1/audit").json()["items"][::-1]
+    bootstrap = items.pop(0)
+    assert (bootstrap["actor"], bootstrap["key_id"]) == ("mpt migrate", None)
+    while items[0]["actor"] == "mpt migrate":  # the store of another database
+        items.pop(0)
+    found = [(entry["actor"], entry["action"], entry["object_id"]) for entry in items]
+    assert found == [
+        ("local", "user.added", "ann"),
+        ("local", "key.added", made["id"]),
+        ("ann", "experiment.submitted", one),
+        ("ann", "experiment.changed", one),
+        ("ann", "experiment.paused", one),
+        ("ann", "experiment.resumed", one),
+        ("local", "experiment.cancelled", one),
+        ("ann", "experiment.submitted", again),
+        ("ann", "experiment.deleted", one),
+        ("ann", "dataset.uploaded", upload),
+        ("ann", "dataset.changed", upload),
+        ("ann", "dataset.deleted", upload),
+        ("local", "user.changed", "ann"),
+        ("local", "key.revoked", made["id"]),
+    ]
+    assert {entry["key_id"] for entry in items if entry["actor"] == "ann"} == {made["id"]}
+    (changed,) = (entry for entry in items if entry["action"] == "experiment.changed")
+    assert changed["details"] == {"fields": ["name", "pinned"], "pinned": False}
+    (about,) = admin.get("/v1/audit", params={"object_id": upload, "limit": 1}).json()["items"]
+    assert about["action"] == "dataset.deleted"
+    by_ann = admin.get("/v1/audit?actor=ann").json()["items"]
+    assert len(by_ann) == 9
+
+
+def test_pages_of_the_audit(admin: TestClient) -> None:
+    for name in ("a", "b", "c"):
+        admin.post("/v1/users", json={"name": name})
+    seen: list[str] = []
+    cursor = None
+    while len(seen) < 3:
+        query = {"limit": 1, **({"cursor": cursor} if cursor else {})}
+        page = admin.get("/v1/audit", params=query).json()
+        seen += [entry["object_id"] for entry in page["items"]]
+        cursor = page["next_cursor"]
+    assert seen == ["c", "b", "a"]
+    for bad in ("x", "YQ", "OTk5OTk5OTk5OTk5OTk5OTk5OTk5"):  # "a", and a number of 21 digits
+        assert admin.get(f"/v1/audit?cursor={bad}").status_code == 422

@@ -1,0 +1,88 @@
+"""Cancelling all experiments that match filters."""
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from service.tables.experiments import DesiredState, Status
+from service.tables.webhooks import Delivery, Webhook
+from service.web.routes import cancelling
+from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
+from tests.support.ppca_spec import ppca_spec
+from tests.support.stored import change, row, status_events
+
+__all__ = ["admin", "place", "processes"]  # fixtures
+URL = "/v1/experiments:cancel"
+
+
+def submitted(api: TestClient, count: int, key: str | None = None, **beside: Any) -> list[str]:
+    headers = {} if key is None else bearer(key)
+    body = {"experiments": [{"spec": ppca_spec(), "cache": False, **beside}] * count}
+    answer = api.post("/v1/experiments:batch", json=body, headers=headers)
+    assert answer.status_code == 202, answer.text
+    return [one["id"] for one in answer.json()["items"]]
+
+
+def test_an_administrator_ends_a_users_backlog(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by single cancels: events, webhooks, what waits for them, and a line of the audit each."""
+    monkeypatch.setattr(cancelling, "MAX_CANCELLED", 3)
+    database = database_of(admin)
+    key = member(admin)["key"]
+    theirs, mine = submitted(admin, 4, key), submitted(admin, 1)
+    (after,) = submitted(admin, 1, key, after=[theirs[3]], tags=["later"])
+    change(database, theirs[0], status=Status.RUNNING)
+    change(database, theirs[1], status=Status.SUCCEEDED)
+    owner_id = row(database, after).owner_id
+    with database.transaction() as session:
+        session.add(Webhook(id="w", owner_id=owner_id, url="", secret="", statuses="cancelled"))
+    where: dict[str, Any] = {"whose": "all", "owner": "ann"}
+    answer = admin.post(URL, params=where)
+    assert (answer.status_code, answer.json()) == (202, {"cancelled": 2, "ending": 1, "more": True})
+    assert row(database, theirs[0]).desired_state == DesiredState.CANCEL
+    assert [row(database, one).status for one in (*theirs[1:], *mine)] == [
+        "succeeded", "cancelled", "cancelled", "queued"
+    ]  # fmt: skip
+    assert row(database, after).status == Status.FAILED
+    assert [one["status"] for one in status_events(database, theirs[2])] == ["queued", "cancelled"]
+    with database.snapshot() as session:
+        assert set(session.scalars(select(Delivery.experiment_id))) == set(theirs[2:])
+    done = [one for one in admin.get("/v1/audit").json()["items"] if "cancelled" in one["action"]]
+    assert {(one["actor"], one["object_id"]) for one in done} == {
+        ("local", one) for one in (theirs[0], *theirs[2:])
+    }
+    assert admin.post(URL, params=where).json() == {"cancelled": 0, "ending": 0, "more": False}
+
+
+def test_filters_are_those_of_the_list(admin: TestClient) -> None:
+    kept, tagged, paused = (submitted(admin, 1, tags=[tag])[0] for tag in "abc")
+    change(database_of(admin), paused, status=Status.PAUSED)
+    for query, count in (
+        ({"tag": "b", "status": "paused"}, 0),
+        ({"tag": "b"}, 1),
+        ({"filter": f'id = "{paused}"'}, 1),
+    ):
+        assert admin.post(URL, params=query).json()["cancelled"] == count
+    assert row(database_of(admin), kept).status == Status.QUEUED
+    assert row(database_of(admin), tagged).status == Status.CANCELLED
+
+
+@pytest.mark.parametrize("query", [{}, {"whose": "lab"}, {"order_by": "name"}, {"q": " "}])
+def test_without_a_filter_nothing_is_cancelled(admin: TestClient, query: dict[str, str]) -> None:
+    (one,) = submitted(admin, 1)
+    assert admin.post(URL, params=query).json()["errors"][0]["pointer"] == "/query"
+    assert row(database_of(admin), one).status == Status.QUEUED
+
+
+def test_what_is_shared_with_a_member_is_not_cancelled(admin: TestClient) -> None:
+    key = member(admin)["key"]
+    (one,) = submitted(admin, 1, visibility="lab")
+    for whose in ("lab", "mine"):
+        answer = admin.post(URL, params={"whose": whose, "status": "queued"}, headers=bearer(key))
+        assert answer.json() == {"cancelled": 0, "ending": 0, "more": False}
+    refused = admin.post(URL, params={"whose": "all", "owner": "local"}, headers=bearer(key))
+    assert refused.status_code == 422
+    assert row(database_of(admin), one).status == Status.QUEUED

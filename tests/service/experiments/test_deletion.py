@@ -1,0 +1,420 @@
+"""What is deleted, by its owner or by age and quota: no one sees it, and in time it is gone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import ForeignKey, event, func, select, update
+
+from service.experiments import deletion
+from service.operations import retention
+from service.queue import ledger
+from service.records.recording import record
+from service.settings import Settings
+from service.tables.engine import Base, Database, now
+from service.tables.experiments import TERMINAL, Artifact, Block, Experiment, Series, Status
+from service.tables.users import User
+from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
+from tests.service.web.test_api import points
+from tests.support.attempts import claim_next, submitted
+from tests.support.invariants import bytes_agree
+from tests.support.ppca_spec import ppca_spec
+from worker.sweeper import Sweeper
+
+__all__ = ["admin", "place", "processes"]  # fixtures
+
+TRAINED = ppca_spec(model__init="random", train={"objective": "lml", "epochs": 1})
+
+
+def submit(
+    api: TestClient, spec: dict[str, Any] | None = None, headers: dict[str, str] | None = None
+) -> str:
+    answer = api.post(
+        "/v1/experiments", json={"spec": spec or ppca_spec(), "cache": False}, headers=headers
+    )
+    assert answer.status_code == 202, answer.text
+    experiment_id: str = answer.json()["id"]
+    return experiment_id
+
+
+def becomes(api: TestClient, experiment_id: str, status: Status, ago_s: float = 0.0) -> None:
+    """As if it had ended so long ago."""
+    values = {"status": status, "finished_at": now() - ago_s if status in TERMINAL else None}
+    with database_of(api).transaction() as session:
+        session.execute(update(Experiment).where(Experiment.id == experiment_id).values(**values))
+
+
+def leave_file(api: TestClient, settings: Settings, experiment_id: str, size: int) -> Path:
+    folder = settings.artifacts(experiment_id, 1)
+    folder.mkdir(parents=True)
+    (folder / "weights.safetensors").write_bytes(bytes(size))
+    columns = {"file": "weights.safetensors", "attempt": 1, "seq": 1, "media_type": "x"}
+    with database_of(api).transaction() as session:
+        session.add(Artifact(experiment_id=experiment_id, sha256="0", **columns))
+    return folder
+
+
+def rows(database: Database) -> dict[str, int]:
+    """How many each table has."""
+    with database.snapshot() as session:
+        return {
+            name: session.scalar(select(func.count()).select_from(table)) or 0
+            for name, table in Base.metadata.tables.items()
+        }
+
+
+def started_from(experiment_id: str) -> dict[str, Any]:
+    return ppca_spec(
+        model__init="experiment", model__experiment=experiment_id, model__noise_precision=...
+    )
+
+
+def test_what_is_deleted_is_seen_by_no_one(admin: TestClient) -> None:
+    one = submit(admin, TRAINED)
+    admin.patch(f"/v1/experiments/{one}", json={"visibility": "lab"})
+    becomes(admin, one, Status.SUCCEEDED)
+    own = bearer(member(admin)["key"])
+    assert admin.get(f"/v1/experiments/{one}", headers=own).status_code == 200
+    assert admin.delete(f"/v1/experiments/{one}").status_code == 204
+    unknown = "0" * 32
+    for headers in ({}, own):
+        for path in ("", "/curves", "/metrics", "/artifacts", "/artifacts/a", "/curves/score"):
+            answer = admin.get(f"/v1/experiments/{one}{path}", headers=headers)
+            assert answer.status_code == 404
+        for whose in ("mine", "lab"):
+            listed = admin.get(f"/v1/experiments?whose={whose}", headers=headers)
+            assert listed.json()["items"] == []
+        refused = admin.post("/v1/experiments", json={"spec": started_from(one)}, headers=headers)
+        assert refused.status_code == 422
+        nothing = admin.post(
+            "/v1/experiments", json={"spec": started_from(unknown)}, headers=headers
+        )
+        assert refused.json()["errors"] == nothing.json()["errors"]
+    for method, verb in (("post", ":cancel"), ("post", ":retry"), ("delete", "")):
+        answer = admin.request(method, f"/v1/experiments/{one}{verb}")
+        assert answer.status_code == 404
+    assert admin.patch(f"/v1/experiments/{one}", json={}).status_code == 404
+    assert admin.get("/v1/experiments?whose=all").json()["items"] == []
+
+
+def test_what_is_deleted_is_brought_back_while_its_files_are_kept(
+    admin: TestClient, settings: Settings
+) -> None:
+    headers = bearer(member(admin)["key"])
+    one = submit(admin, headers=headers)
+    path = f"/v1/experiments/{one}"
+    assert admin.delete(path, headers=headers).status_code == 204
+    admin.post("/v1/users", json={"name": "bob"})
+    other = bearer(admin.post("/v1/users/bob/keys", json={}).json()["key"])
+    assert admin.post(f"{path}:undelete", headers=other).status_code == 404
+    for _ in range(2):  # sent again it does no harm
+        answer = admin.post(f"{path}:undelete", headers=headers)
+        assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
+    assert admin.get(path, headers=headers).json()["id"] == one
+    assert [line["action"] for line in audited(admin, one)].count("experiment.undeleted") == 1
+    admin.delete(path, headers=headers)
+    deleted_ago(admin, one, settings.purge_after_s - deletion.RESTORE_MARGIN_S - 60)
+    assert admin.post(f"{path}:undelete").status_code == 200  # by an admin
+    admin.delete(path, headers=headers)
+    deleted_ago(admin, one, settings.purge_after_s - deletion.RESTORE_MARGIN_S)
+    answer = admin.post(f"{path}:undelete", headers=headers)
+    assert (answer.status_code, answer.json()["reason"]) == (410, "purged")
+    assert admin.get(path, headers=headers).status_code == 404
+    assert admin.post("/v1/experiments/%00:undelete").status_code == 404
+
+
+def audited(api: TestClient, object_id: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = api.get(f"/v1/audit?object_id={object_id}").json()["items"]
+    return found
+
+
+def deleted_ago(api: TestClient, experiment_id: str, ago_s: float) -> None:
+    own = update(Experiment).where(Experiment.id == experiment_id)
+    with database_of(api).transaction() as session:
+        session.execute(own.values(deleted_at=now() - ago_s))
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_what_runs_is_cancelled_before_it_is_deleted(admin: TestClient, status: Status) -> None:
+    one = submit(admin)
+    becomes(admin, one, status)
+    answer = admin.delete(f"/v1/experiments/{one}")
+    with database_of(admin).snapshot() as session:
+        experiment = session.get_one(Experiment, one)
+    if status == Status.RUNNING:
+        assert (answer.status_code, answer.json()["reason"]) == (409, "wrong_state")
+        assert "cancel it first" in answer.json()["detail"]
+        assert (experiment.status, experiment.desired_state) == ("running", "run")
+        assert experiment.deleted_at is None
+    else:
+        assert answer.status_code == 204
+        ended = status if status in TERMINAL else Status.CANCELLED
+        assert experiment.status == ended
+        assert experiment.deleted_at is not None
+
+
+def test_what_is_pinned_stays(admin: TestClient, place: Settings) -> None:
+    one = submit(admin)
+    assert admin.patch(f"/v1/experiments/{one}", json={"pinned": True}).json()["pinned"]
+    becomes(admin, one, Status.SUCCEEDED, ago_s=1000)
+    leave_file(admin, place, one, 10)
+    answer = admin.delete(f"/v1/experiments/{one}")
+    assert (answer.status_code, answer.json()["reason"]) == (409, "pinned")
+    strict = place.model_copy(update={"keep_s": 1.0, "keep_user_bytes": 1, "purge_after_s": 0.0})
+    Sweeper(database_of(admin), strict).sweep()
+    assert admin.get(f"/v1/experiments/{one}").status_code == 200
+    admin.patch(f"/v1/experiments/{one}", json={"pinned": False})
+    assert admin.delete(f"/v1/experiments/{one}").status_code == 204
+
+
+def test_a_deleted_ones_key_is_free(admin: TestClient) -> None:
+    headers = {"Idempotency-Key": "nightly"}
+    first = submit(admin, headers=headers)
+    assert submit(admin, headers=headers) == first
+    admin.delete(f"/v1/experiments/{first}")
+    second = submit(admin, headers=headers)
+    assert second != first
+    assert submit(admin, headers=headers) == second
+
+
+def test_a_purge_leaves_nothing_of_it_and_all_of_others(admin: TestClient, place: Settings) -> None:
+    database = database_of(admin)
+    kept = submit(admin)
+    becomes(admin, kept, Status.SUCCEEDED)
+    kept_files = leave_file(admin, place, kept, 1)
+    before = rows(database)
+    one = submit(admin)
+    claim = claim_next(database)
+    batch = points(9)
+    batch.add({"seq": 10, "record": "metric", "name": "lml", "labels": {}, "value": 0.0,
+               "std_err": None})  # fmt: skip
+    batch.add({"seq": 11, "record": "log", "level": "info", "message": "m"})
+    batch.add({"seq": None, "record": "checkpoint", "file": "c", "sha256": "0", "after": 11})
+    with database.transaction() as session:
+        record(session, claim, batch, lease_s=60)
+        ledger.end(session, one, claim.attempt)
+    files = leave_file(admin, place, one, 1)
+    more = {name for name, number in rows(database).items() if number > before[name]}
+    assert more == {"experiments", "series", "blocks", "metrics", "events", "artifacts",
+                    "checkpoints", "audit", "attempts", "byte_changes"}  # fmt: skip
+    becomes(admin, one, Status.FAILED)
+    admin.delete(f"/v1/experiments/{one}")
+    patient = place.model_copy(update={"purge_after_s": 60.0})
+    Sweeper(database, patient).sweep()
+    assert files.exists()
+    Sweeper(database, place.model_copy(update={"purge_after_s": 0.0})).sweep()
+    assert not files.exists()
+    assert kept_files.exists()
+    counted = before["tallies"] + 2  # that it ended, and that it is gone
+    uncounted = {"audit": 0, "byte_changes": 0}
+    assert rows(database) | uncounted == before | uncounted | {"tallies": counted, "usage": 1}
+    with database.snapshot() as session:
+        assert bytes_agree(session)
+    assert admin.get("/v1/audit?limit=1").json()["items"][0]["action"] == "experiment.purged"
+
+
+def test_every_table_of_an_experiments_is_purged() -> None:
+    """A table that is added and names experiments is to be purged with them, or a purge fails."""
+    naming = {
+        table.name
+        for table in Base.metadata.tables.values()
+        for column in table.columns
+        for key in column.foreign_keys
+        if isinstance(key, ForeignKey) and key.target_fullname == "experiments.id"
+    }
+    assert naming == {table.__tablename__ for table in deletion.RECORDS}
+    assert {key.target_fullname for key in Block.__table__.foreign_keys} == {"series.id"}
+    assert Series in deletion.RECORDS
+
+
+@pytest.mark.parametrize("part", ["model", "baseline"])
+def test_what_an_unfinished_run_starts_from_is_purged_after_it(
+    admin: TestClient, place: Settings, part: str
+) -> None:
+    trained = submit(admin, TRAINED)
+    becomes(admin, trained, Status.SUCCEEDED)
+    files = leave_file(admin, place, trained, 1)
+    if part == "model":
+        later = submit(admin, started_from(trained))
+    else:
+        base = {"family": "ppca", "latent_dim": 2, "init": "experiment", "experiment": trained}
+        later = submit(admin, {**ppca_spec(), "baseline": base})
+    admin.delete(f"/v1/experiments/{trained}")
+    sweeper = Sweeper(database_of(admin), place.model_copy(update={"purge_after_s": 0.0}))
+    for status in (Status.QUEUED, Status.RUNNING, Status.PAUSED):
+        becomes(admin, later, status)
+        sweeper.sweep()
+        assert files.exists()
+    becomes(admin, later, Status.FAILED)
+    sweeper.sweep()
+    assert not files.exists()
+
+
+def test_age_removes_what_ended_long_ago(admin: TestClient, place: Settings) -> None:
+    ages = {Status.SUCCEEDED: 100.0, Status.FAILED: 100.0, Status.CANCELLED: 10.0}
+    ids = {}
+    for status in (*ages, Status.QUEUED, Status.RUNNING, Status.PAUSED):
+        ids[status] = submit(admin)
+        becomes(admin, ids[status], status, ago_s=ages.get(status, 0.0))
+    sweeper = Sweeper(database_of(admin), place)  # off by default
+    sweeper.sweep()
+    assert len(admin.get("/v1/experiments").json()["items"]) == 6
+    Sweeper(database_of(admin), place.model_copy(update={"keep_s": 50.0})).sweep()
+    left = {one["status"] for one in admin.get("/v1/experiments").json()["items"]}
+    assert left == {"cancelled", "queued", "running", "paused"}
+    (entry, *_) = admin.get(f"/v1/audit?object_id={ids[Status.FAILED]}").json()["items"]
+    assert (entry["actor"], entry["action"]) == ("sweeper", "experiment.deleted")
+
+
+def test_a_quota_removes_each_users_oldest(admin: TestClient, place: Settings) -> None:
+    own = bearer(member(admin)["key"])
+    anns, locals_ = ([submit(admin, headers=h) for _ in range(3)] for h in (own, {}))
+    for number, one in enumerate((*anns, *locals_)):
+        becomes(admin, one, Status.SUCCEEDED, ago_s=100.0 - number)
+        leave_file(admin, place, one, 40 if one in anns else 30)
+    limited = place.model_copy(update={"keep_user_bytes": 90})
+    planned = [*retention.planned(database_of(admin), limited)]
+    assert [(one.experiment_id, one.owner, one.bytes) for one in planned] == [(anns[0], "ann", 40)]
+    admin.app.state.settings = limited  # type: ignore[attr-defined]
+    told = admin.get("/v1/retention").json()
+    freed = {"owner": "ann", "why": planned[0].why, "count": 1, "bytes": 40}
+    assert told == {"delete": [freed], "purge": []}
+    Sweeper(database_of(admin), limited).sweep()
+    left = [one["id"] for one in admin.get("/v1/experiments?whose=all").json()["items"]]
+    assert sorted(left) == sorted([*anns[1:], *locals_])
+    assert [*retention.planned(database_of(admin), limited)] == []
+
+
+def test_pinned_files_count_against_the_quota_and_stay(admin: TestClient, place: Settings) -> None:
+    pinned, older, newer = (submit(admin) for _ in range(3))
+    for number, one in enumerate((pinned, older, newer)):
+        becomes(admin, one, Status.SUCCEEDED, ago_s=100.0 - number)
+        leave_file(admin, place, one, 40)
+    admin.patch(f"/v1/experiments/{pinned}", json={"pinned": True})
+    limited = place.model_copy(update={"keep_user_bytes": 90})
+    planned = [*retention.planned(database_of(admin), limited)]
+    assert [one.experiment_id for one in planned] == [older]
+
+
+def test_a_sweep_says_what_it_would_free(
+    admin: TestClient, place: Settings, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    old, deleted, fresh = (submit(admin) for _ in range(3))
+    for one, ago_s in ((old, 200_000.0), (deleted, 0.0), (fresh, 0.0)):
+        becomes(admin, one, Status.SUCCEEDED, ago_s)
+        leave_file(admin, place, one, 1000)
+    admin.delete(f"/v1/experiments/{deleted}")
+    strict = place.model_copy(update={"keep_s": 86_400.0, "purge_after_s": 0.0})
+    monkeypatch.setattr(retention, "begin", lambda: strict)
+
+    def lines(*arguments: str) -> list[str]:
+        monkeypatch.setattr("sys.argv", ["sweep", *arguments])
+        retention.main()
+        return capsys.readouterr().out.splitlines()
+
+    before = rows(database_of(admin))
+    assert lines("--dry-run") == [
+        "would delete 1 experiment (1,000 bytes of files) of local: ended more than 1 days ago",
+        "would delete 1 experiment (1,000 bytes of files) in all",
+        "would purge 1 experiment (1,000 bytes of files) of local: deleted more than 0 days ago",
+        "would purge 1 experiment (1,000 bytes of files) in all",
+    ]
+    assert rows(database_of(admin)) == before
+    assert place.all_artifacts(deleted).exists()
+    assert lines()[1] == "deletes 1 experiment (1,000 bytes of files) in all"
+    assert not place.all_artifacts(deleted).exists()
+    assert [one["id"] for one in admin.get("/v1/experiments").json()["items"]] == [fresh]
+    assert lines("--dry-run")[0] == "would delete 0 experiments (0 bytes of files) in all"
+
+
+def test_a_purge_leaves_counters_as_they_are(admin: TestClient, place: Settings) -> None:
+    """One that falls would be read as one that began again, and its rate as a burst."""
+    for status, values in (
+        (Status.FAILED, {"failure_kind": "oom", "lost": 2, "started_at": now() - 20}),
+        (Status.FAILED, {"failure_kind": "oom", "lost": 1}),
+        (Status.SUCCEEDED, {"started_at": now() - 50}),
+    ):
+        one = submit(admin)
+        with database_of(admin).transaction() as session:
+            more = {"created_at": now() - 100, **values}
+            session.execute(update(Experiment).where(Experiment.id == one).values(**more))
+        becomes(admin, one, status)
+        admin.delete(f"/v1/experiments/{one}")
+
+    def counters() -> dict[str, float]:
+        text = admin.get("/metrics").text
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        counted = ("mpt_failures_total", "mpt_leases", "mpt_wait", "mpt_run")
+        return {name: float(value) for name, value in lines if name.startswith(counted)}
+
+    before = counters()
+    assert before['mpt_failures_total{kind="oom"}'] == 2
+    assert before["mpt_leases_lost_total"] == 3
+    assert before["mpt_wait_seconds_count"] == 2
+    assert before["mpt_wait_seconds_sum"] == pytest.approx(130, abs=5)
+    assert before["mpt_run_seconds_sum"] == pytest.approx(70, abs=5)
+    Sweeper(database_of(admin), place.model_copy(update={"purge_after_s": 0.0})).sweep()
+    assert rows(database_of(admin))["experiments"] == 0
+    assert counters() == pytest.approx(before)
+
+
+@pytest.fixture
+def ended(either: Database) -> list[str]:
+    """Seven experiments of two users that ended long ago, the last one first: the third is pinned,
+    the fourth is deleted."""
+    with either.transaction() as session:
+        session.add(User(id=2, name="ann"))
+    ids = [submitted(either) for _ in range(7)]
+    with either.transaction() as session:
+        for number, one in enumerate(ids):
+            ended = {"status": Status.SUCCEEDED, "finished_at": 1000.0 - number // 2}
+            owner = {"owner_id": 1 + number % 2, "pinned": number == 2}
+            session.execute(update(Experiment).where(Experiment.id == one).values(**ended, **owner))
+            columns = {"file": "a", "attempt": 1, "seq": 1, "media_type": "x", "sha256": "0"}
+            session.add(Artifact(experiment_id=one, **columns))
+        assert deletion.remove_ended(session, [ids[3]])
+    return ids
+
+
+def test_retention_goes_in_pages(
+    either: Database, ended: list[str], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No statement reads or changes more than a page, however many experiments are due."""
+    monkeypatch.setattr(deletion, "PAGE", 2)
+    monkeypatch.setattr(retention, "DELETED_AT_ONCE", 2)
+    statements: list[str] = []
+    event.listen(either.engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
+    strict = settings.model_copy(
+        update={"keep_s": 60.0, "keep_user_bytes": 10**9, "purge_after_s": 0.0}
+    )
+    old = [*retention.planned(either, strict)]
+    assert [one.experiment_id for one in old] == [ended[i] for i in (6, 4, 0, 5, 1)]
+    assert {one.owner for one in old} == {"local", "ann"}
+    retention.delete(either, old)
+    assert len([one for one in statements if one.startswith("UPDATE experiments")]) == 3
+    deleted = [one.experiment_id for one in retention.purgeable(either, strict)]
+    assert sorted(deleted) == sorted(set(ended) - {ended[2]})
+    reads = [one for one in statements if one.startswith("SELECT experiments.id")]
+    assert len(reads) > 10
+    assert all("LIMIT" in one for one in reads)
+
+
+def test_files_are_counted_in_pages(
+    either: Database, ended: list[str], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota looks at all of a user's files: neither at deleted ones, nor at what goes by age."""
+    monkeypatch.setattr(deletion, "PAGE", 2)
+    for one in ended:
+        folder = settings.artifacts(one, 1)
+        folder.mkdir(parents=True)
+        (folder / "a").write_bytes(bytes(10))
+
+    def planned(**limits: float) -> list[str]:
+        limited = settings.model_copy(update=limits)
+        return [one.experiment_id for one in retention.planned(either, limited)]
+
+    assert planned(keep_user_bytes=20) == [ended[6], ended[4]]
+    assert planned(keep_user_bytes=10) == [ended[i] for i in (6, 4, 5, 0)]
+    assert len(planned(keep_user_bytes=0, keep_s=60.0)) == 5

@@ -1,0 +1,37 @@
+"""The hub's cache keeps to its size, by what was read longest ago."""
+
+from pathlib import Path
+
+import pytest
+
+from service.experiments import hub
+from service.experiments.hub import UNUSED_S, trim_hub_cache
+from service.settings import Settings
+from tests.support.hub import cached
+
+
+@pytest.fixture
+def cache(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(hub._hub("constants"), "HF_HUB_CACHE", str(settings.store / "hub" / "hub"))
+    return settings.store / "hub" / "hub"
+
+
+def test_what_was_read_longest_ago_goes_first(settings: Settings, cache: Path) -> None:
+    oldest = cached(cache, "a", 1000, 3 * UNUSED_S)
+    old = cached(cache, "b", 1000, 2 * UNUSED_S)
+    new = cached(cache, "c", 1000, 60)
+    trim_hub_cache(settings.model_copy(update={"hub_cache_bytes": 3000}))
+    assert oldest.exists()
+    trim_hub_cache(settings.model_copy(update={"hub_cache_bytes": 2000}))
+    assert (oldest.exists(), old.exists(), new.exists()) == (False, True, True)
+    trim_hub_cache(settings.model_copy(update={"hub_cache_bytes": 0}))
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_a_cache_outside_of_the_store_is_left_alone(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub._hub("constants"), "HF_HUB_CACHE", str(tmp_path / "mine"))
+    mine = cached(tmp_path / "mine", "a", 1000, 3 * UNUSED_S)
+    trim_hub_cache(settings.model_copy(update={"hub_cache_bytes": 0}))
+    assert mine.exists()

@@ -1,0 +1,418 @@
+"""Bytes that users keep: counted as they are stored and deleted, and refused beyond a limit."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import event, select, text, update
+
+from service.experiments import store
+from service.experiments.schemas import Submission
+from service.fair_share import FairShare
+from service.operations import retention
+from service.queue import holds, lease, quota, states
+from service.queue.sizes import POINT_BYTES
+from service.records.recording import Batch, record
+from service.refusals import ApiError
+from service.settings import Settings
+from service.tables.engine import Database, now
+from service.tables.experiments import Attempt, DesiredState, Experiment, Status
+from service.tables.kept_bytes import ByteChange
+from service.tables.requests import KeptRequest
+from service.tables.users import User
+from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
+from tests.support import stored
+from tests.support.attempts import claim_next, claimed, submitted
+from tests.support.invariants import bytes_agree
+from tests.support.ppca_spec import ppca_spec
+from tests.support.records import point
+from tests.support.uploads import GOOD, npy
+
+__all__ = ["admin", "place", "processes"]  # fixtures
+
+Line = dict[str, Any]
+METRIC: Line = {
+    "record": "metric",
+    "name": "lml",
+    "labels": {},
+    "value": None,
+    "std_err": None,
+}
+LOG: Line = {"record": "log", "level": "info", "message": "“later”"}
+ARTIFACT: Line = {
+    "record": "artifact",
+    "file": "a",
+    "media_type": "x",
+    "sha256": "0",
+    "bytes": 1000,
+}
+RESTART: Line = {"record": "restart", "seq": None}
+
+
+def write(database: Database, claim: lease.Claim, *records: dict[str, Any]) -> None:
+    batch = Batch()
+    for one in records:
+        batch.add(one)
+    with database.transaction() as session:
+        record(session, claim, batch, 60)
+
+
+def everything(first: int) -> list[dict[str, Any]]:
+    kinds = ({**METRIC, "reason": "é"}, LOG, ARTIFACT)
+    points = [point(first), {**point(first + 1), "value": None, "reason": "late"}]
+    return [*points, *({**one, "seq": first + i} for i, one in enumerate(kinds, 2))]
+
+
+def counted(database: Database) -> int:
+    """The bytes of the first user, which are what the tables hold."""
+    with database.snapshot() as session:
+        assert bytes_agree(session)
+        return quota.kept(session, 1)
+
+
+def test_each_record_counts_once(either: Database) -> None:
+    claim = claimed(either)
+    spec = counted(either)
+    assert spec == len(json.dumps(claim.spec))
+    write(either, claim, *everything(1))
+    stored = counted(either)
+    assert stored > spec + 1000 + 2 * POINT_BYTES
+    write(either, claim, *everything(1))  # the answer to the first did not arrive
+    assert counted(either) == stored
+    with either.transaction() as session:
+        batch = Batch()
+        batch.add(point(9))
+        record(session, claim, batch, 60)
+        session.rollback()
+    assert counted(either) == stored
+    write(either, claim, RESTART)
+    assert counted(either) == spec
+
+
+def test_a_lost_attempts_records_count_up_to_its_checkpoint(either: Database) -> None:
+    first = claimed(either)
+    checkpoint = {"seq": None, "record": "checkpoint", "after": 2, "file": "c", "sha256": "0"}
+    write(either, first, point(1), point(2), checkpoint)
+    kept = counted(either)
+    write(either, first, *everything(3))
+    with either.transaction() as session:
+        lease.mark_lost(session, first, max_lost=3)
+    second = claim_next(either)
+    assert second.after_seq == 2
+    assert counted(either) == kept
+
+
+def checkpoint(file: str, size: int) -> dict[str, Any]:
+    return {"seq": None, "record": "checkpoint", "after": 0, "file": file, "sha256": "0",
+            "bytes": size}  # fmt: skip
+
+
+def test_the_checkpoints_that_are_kept_count(either: Database) -> None:
+    """Two of each experiment, until it ends."""
+    claim = claimed(either)
+    spec = counted(either)
+    for file, kept in (("1", 100), ("2", 100 + 30), ("3", 30 + 7)):
+        write(either, claim, checkpoint(file, {"1": 100, "2": 30, "3": 7}[file]))
+        assert counted(either) == spec + kept
+    with either.transaction() as session:
+        session.execute(update(Experiment).values(desired_state=DesiredState.PAUSE))
+        lease.release(session, claim)
+    assert counted(either) == spec + 37
+    with either.transaction() as session:
+        states.request(session, claim.experiment_id, DesiredState.CANCEL)
+    assert counted(either) == spec
+
+
+def test_a_restart_drops_the_bytes_of_checkpoints(either: Database) -> None:
+    claim = claimed(either)
+    spec = counted(either)
+    write(either, claim, checkpoint("1", 100))
+    write(either, claim, RESTART)
+    assert counted(either) == spec
+
+
+def test_a_heartbeat_without_records_counts_nothing(either: Database) -> None:
+    claim = claimed(either)
+    statements: list[str] = []
+    event.listen(either.engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
+    write(either, claim)
+    assert not [one for one in statements if "byte_changes" in one]
+    write(either, claim, *everything(1))
+    assert len([one for one in statements if "byte_changes" in one]) == 1
+
+
+def test_no_run_waits_for_a_submission(lab: Settings) -> None:
+    """Neither a claim, whose attempt refers to the user, nor a batch needs the lock that a user's
+    submissions and uploads take."""
+    database = Database(lab.url, timeouts="-c lock_timeout=2s")
+    submitted(database)
+    with database.transaction() as session:
+        quota.lock(session, 1)
+        write(database, claim_next(database), *everything(1))
+    counted(database)
+    database.close()
+
+
+def test_folding_keeps_the_sums(either: Database) -> None:
+    with either.transaction() as session:
+        session.add(User(id=2, name="ann"))
+        session.flush()
+        for i in range(quota.FOLDED_FROM):
+            quota.note(session, 1, 10 + i)
+            quota.note(session, 2, 1 if i % 2 else -1)
+        quota.note(session, 3, 5)
+        before = quota.kept_by_user(session)
+        quota.fold(session)
+        rows = session.scalars(select(ByteChange.owner_id).order_by(ByteChange.owner_id)).all()
+        assert rows == [1, 3]  # those of 2 come to nothing
+        assert quota.kept_by_user(session) == {k: v for k, v in before.items() if v}
+
+
+def test_what_another_transaction_holds_is_not_folded(lab: Settings) -> None:
+    database = Database(lab.url, connections=3, timeouts="-c lock_timeout=2s")
+    with database.transaction() as session:
+        for _ in range(quota.FOLDED_FROM):
+            quota.note(session, 1, 1)
+    with database.transaction() as one, database.transaction() as other:
+        quota.fold(one)
+        quota.fold(other)
+    with database.snapshot() as session:
+        assert quota.kept(session, 1) == quota.FOLDED_FROM
+    database.close()
+
+
+def test_measured_later(admin: TestClient, place: Settings) -> None:
+    """Artifacts that were recorded before sizes were, once their run has ended."""
+    database = database_of(admin)
+    claim = claimed(database)
+    write(database, claim, {**ARTIFACT, "seq": 1, "bytes": None})
+    before = counted(database)
+    file = place.artifacts(claim.experiment_id, 1) / "a"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(bytes(77))
+    retention.measure_artifacts(database, place)
+    assert counted(database) == before
+    with database.transaction() as session:
+        lease.finish(session, claim, Status.SUCCEEDED)
+    for _ in range(2):
+        retention.measure_artifacts(database, place)
+        assert counted(database) == before + 77
+
+
+def purge(database: Database, place: Settings) -> None:
+    with database.transaction() as session:
+        session.execute(update(Experiment).values(finished_at=now(), status=Status.CANCELLED))
+    at_once = place.model_copy(update={"purge_after_s": 0.0})
+    retention.purge(database, at_once, retention.purgeable(database, at_once))
+
+
+@pytest.mark.usefixtures("inspected_here")
+def test_deleting_counts_down(admin: TestClient, place: Settings) -> None:
+    """Uploads at once, experiments and sweeps when they are purged."""
+    database = database_of(admin)
+    body = {"spec": ppca_spec(model__init="random"), "grid": {"seeds": [[1], [2]]}}
+    made = admin.post("/v1/sweeps", json=body).json()
+    write(database, claim_next(database), *everything(1))
+    of_sweep = counted(database)
+    data = admin.post("/v1/datasets", params={"name": "a.npy"}, content=npy(GOOD)).json()
+    assert counted(database) == of_sweep + data["bytes"]
+    assert admin.delete(f"/v1/datasets/{data['id']}").status_code == 204
+    assert admin.delete(f"/v1/datasets/{data['id']}").status_code == 404
+    assert counted(database) == of_sweep
+    with database.transaction() as session:
+        session.execute(update(Experiment).values(status=Status.CANCELLED, lease_expires_at=None))
+    assert admin.delete(f"/v1/sweeps/{made['id']}").status_code == 204
+    assert counted(database) == of_sweep
+    with database.transaction() as session:
+        session.execute(update(Attempt).values(ended_at=now()))
+    purge(database, place)
+    assert counted(database) == 0
+
+
+def refused(api: TestClient, path: str, body: Any, **more: Any) -> None:
+    answer = api.post(path, json=body, **more)
+    assert (answer.status_code, answer.json()["reason"]) == (409, "storage_quota"), answer.text
+    assert "and your limit is " in answer.json()["detail"]
+
+
+def test_every_door_is_closed_to_a_user_without_room(admin: TestClient) -> None:
+    headers = bearer(member(admin)["key"])
+    spec = ppca_spec(model__init="random")
+    one = {"spec": spec, "cache": False}
+    sweep_body = {"spec": spec, "grid": {"seeds": [[5], [6]]}, "cache": False}
+    old = admin.post("/v1/experiments", json=one, headers=headers).json()["id"]
+    made = admin.post("/v1/sweeps", json=sweep_body, headers=headers).json()["id"]
+    for path in (f"/v1/experiments/{old}:cancel", f"/v1/sweeps/{made}:cancel"):
+        assert admin.post(path, headers=headers).is_success
+    assert admin.patch("/v1/users/ann", json={"max_bytes": 0}).json()["max_bytes"] == 0
+    kept = counted_of_all(admin)
+    for path, body in (
+        ("/v1/experiments", one),
+        ("/v1/experiments:batch", {"experiments": [one, one]}),
+        ("/v1/sweeps", sweep_body),
+        (f"/v1/sweeps/{made}/points", {"grid": {"seeds": [[7]]}}),
+        (f"/v1/experiments/{old}:retry", None),
+        (f"/v1/sweeps/{made}:retry", None),
+    ):
+        refused(admin, path, body, headers=headers)
+    upload = "/v1/datasets?name=a.npy"
+    answer = admin.post(upload, headers=headers, content=npy(GOOD))
+    assert (answer.status_code, answer.json()["reason"]) == (409, "storage_quota")
+    assert counted_of_all(admin) == kept
+    admin.patch("/v1/users/ann", json={"max_bytes": None})
+    assert admin.post(f"/v1/sweeps/{made}:retry", headers=headers).is_success
+
+
+def counted_of_all(api: TestClient) -> dict[int, int]:
+    with database_of(api).snapshot() as session:
+        assert bytes_agree(session)
+        return quota.kept_by_user(session)
+
+
+def test_what_may_yet_be_written_counts(either: Database) -> None:
+    """A limit that one experiment and its points fit into takes a second one only when the first
+    has ended with less."""
+    submission = Submission.model_validate({"spec": ppca_spec()})
+    spec = len(json.dumps(submission.spec.model_dump(mode="json")))
+    points = submission.spec.point_count().total * POINT_BYTES
+    assert points > 0
+    fair_share = FairShare(max_bytes=2 * spec + 2 * points - 1)
+
+    def submit(fair_share: FairShare) -> str:
+        with either.transaction() as session:
+            return stored.submit(session, 1, submission, fair_share=fair_share).id
+
+    with pytest.raises(ApiError, match=f"this needs {spec + points}, and your limit is "):
+        submit(FairShare(max_bytes=spec + points - 1))
+    first = submit(FairShare(max_bytes=spec + points))
+    with pytest.raises(ApiError, match=f"unfinished experiments may write {points} more"):
+        submit(fair_share)
+    with either.transaction() as session:
+        ended = update(Experiment).where(Experiment.id == first)
+        session.execute(ended.values(status=Status.CANCELLED))
+    submit(fair_share)
+
+
+def test_a_users_own_limit_goes_before_the_labs(either: Database) -> None:
+    with either.transaction() as session:
+        for own, lab, most in ((None, None, None), (None, 7, 7), (0, 7, 0), (9, None, 9)):
+            session.execute(update(User).where(User.id == 1).values(max_bytes=own))
+            assert quota.limit(session, 1, FairShare(max_bytes=lab)) == most
+
+
+def test_what_is_kept_is_shown(admin: TestClient) -> None:
+    submitted(database_of(admin))
+    kept = counted(database_of(admin))
+    queue = admin.get("/v1/queue").json()
+    assert (queue["kept_bytes"], queue["max_bytes"]) == (kept, None)
+    admin.patch("/v1/users/local", json={"max_bytes": 10**12})
+    assert admin.get("/v1/queue").json()["max_bytes"] == 10**12
+    member(admin)
+    items = admin.get("/v1/usage").json()["items"]
+    assert {one["name"]: one["kept_bytes"] for one in items} == {"local": kept, "ann": 0}
+
+
+def test_texts_beside_a_spec_count(admin: TestClient, place: Settings) -> None:
+    database = database_of(admin)
+    spec = {"spec": ppca_spec(), "cache": False}
+    admin.post("/v1/experiments", json=spec)
+    bare = counted(database)
+    texts = {"name": "a" * 10, "tags": ["b" * 20], "note": "c" * 40}
+    one = admin.post("/v1/experiments", json={**spec, **texts}).json()["urls"]["self"]
+    assert counted(database) == 2 * bare + 70
+    admin.post("/v1/experiments:batch", json={"experiments": [{**spec, **texts}]})
+    assert counted(database) == 3 * bare + 140
+    for changes, more in (({"note": "d" * 1000}, 960), ({"note": None, "tags": []}, -1020)):
+        before = counted(database)
+        assert admin.patch(one, json=changes).is_success
+        assert counted(database) == before + more
+    admin.patch("/v1/users/local", json={"max_bytes": 0})
+    answer = admin.patch(one, json={"note": "e"})
+    assert (answer.status_code, answer.json()["reason"]) == (409, "storage_quota")
+    assert admin.patch(one, json={"name": None}).is_success
+    with database.transaction() as session:
+        session.execute(update(Experiment).values(status=Status.CANCELLED, deleted_at=1.0))
+    purge(database, place)
+    assert counted(database) == 0
+
+
+def test_two_changes_at_once_count_once(lab: Settings) -> None:
+    database = Database(lab.url, connections=3)
+    one = submitted(database)
+
+    def shorten() -> None:
+        with database.transaction() as session:
+            experiment = store.find(session, 1, one)
+            assert experiment is not None
+            looked.wait()
+            store.change(session, experiment, {"note": None}, FairShare())
+
+    with database.transaction() as session:
+        experiment = store.find(session, 1, one)
+        assert experiment is not None
+        store.change(session, experiment, {"note": "a" * 100}, FairShare())
+    looked = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(shorten) for _ in range(2)]:
+            done.result()
+    counted(database)
+    database.close()
+
+
+def test_what_a_request_made_counts_until_its_key_is_forgotten(
+    admin: TestClient, place: Settings
+) -> None:
+    database = database_of(admin)
+    spec = {"spec": ppca_spec()}
+    headers = {"Idempotency-Key": "k"}
+    path = "/v1/experiments:batch"
+    with_key = admin.post(path, json={"experiments": [spec]}, headers=headers)
+    after_key = counted(database)
+    with database.snapshot() as session:
+        kept = session.scalars(select(KeptRequest)).one()
+    assert len(json.dumps(kept.made)) > 50
+    with database.transaction() as session:
+        session.execute(update(KeptRequest).values(created_at=0))
+    retention.purge(database, place, [])
+    assert counted(database) == after_key - len(json.dumps(kept.made))
+    (made,) = with_key.json()["items"]
+    claim = claim_next(database)
+    assert claim.experiment_id == made["id"]
+    with database.transaction() as session:
+        lease.finish(session, claim, Status.SUCCEEDED)
+    before = counted(database)
+    again = admin.post(path, json={"experiments": [spec]}, headers=headers)
+    assert again.json()["items"][0]["cached_from"] == made["id"]
+    with database.snapshot() as session:
+        kept = session.scalars(select(KeptRequest)).one()
+    assert counted(database) == before + len(json.dumps(kept.made))
+    admin.delete(made["url"])
+    assert admin.post(path, json={"experiments": [spec] * 2}, headers=headers).status_code == 202
+    with database.snapshot() as session:
+        assert bytes_agree(session)
+
+
+def test_a_sweep_that_the_cache_answers_needs_room_too(admin: TestClient) -> None:
+    database = database_of(admin)
+    admin.post("/v1/experiments", json={"spec": ppca_spec()})
+    claim = claim_next(database)
+    with database.transaction() as session:
+        lease.finish(session, claim, Status.SUCCEEDED)
+    admin.patch("/v1/users/local", json={"max_bytes": 0})
+    body = {"spec": ppca_spec(), "list": [{"seeds": ppca_spec()["seeds"]}]}
+    refused(admin, "/v1/sweeps", body)
+
+
+@pytest.mark.parametrize("table", ["byte_changes", "turns"])
+def test_ids_of_notes_pass_32_bits(lab: Settings, table: str) -> None:
+    database = Database(lab.url)
+    submitted(database)
+    with database.transaction() as session:
+        session.execute(text(f"SELECT setval('{table}_id_seq', {2**31})"))
+        quota.note(session, 1, 1)
+        holds.note_turns(session, ["a"])
+        assert session.scalar(text(f"SELECT max(id) FROM {table}")) == 2**31 + 1
+    database.close()

@@ -1,0 +1,63 @@
+"""Many experiments at once: all or none, and none that is not the caller's to see."""
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.accounts.users import ensure_key
+from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import Status
+from service.web.routes.experiment_queries import MAX_SPECS
+from tests.support.attempts import submitted
+from tests.support.filled_lab import end, metrics, running
+from tests.support.stored import change
+
+URL = "/v1/experiments:batchGet"
+
+
+@pytest.fixture
+def ids(database: Database) -> list[str]:
+    """One that has ended with metrics, one that runs, one that waits."""
+    claim, seq = running(database, "ended")
+    metrics(database, claim, seq, -60.0)
+    end(database, claim, Status.SUCCEEDED)
+    return [claim.experiment_id, running(database, "runs")[0].experiment_id, submitted(database)]
+
+
+def test_many_are_as_one_by_one(api: TestClient, ids: list[str]) -> None:
+    order = [ids[2], ids[0], ids[1]]
+    items = api.post(URL, json={"ids": order}).json()["items"]
+    each: list[Any] = [api.get(f"/v1/experiments/{one}").json() for one in order]
+    assert items == [{k: v for k, v in one.items() if k != "attempts"} for one in each]
+    assert [len(one["metrics"]) for one in items] == [0, 4, 0]
+    assert [one["queue"] is None for one in items] == [False, True, True]
+
+
+def test_all_or_none(
+    api: TestClient, database: Database, settings: Settings, ids: list[str]
+) -> None:
+    with database.transaction() as session:
+        other, _ = ensure_key(session, "other", settings.store / "other")
+    change(database, ids[1], owner_id=other.id)
+    change(database, ids[2], owner_id=other.id, visibility="lab")
+    assert api.post(URL, json={"ids": [ids[0], ids[2]]}).status_code == 200
+    with TestClient(api.app, headers=_bearer(settings)) as stranger:
+        answer = stranger.post(URL, json={"ids": [ids[1], ids[0], "0"]})
+        assert answer.status_code == 404
+        assert [one["pointer"] for one in answer.json()["errors"]] == ["/ids/1", "/ids/2"]
+
+
+def _bearer(settings: Settings) -> dict[str, str]:
+    return {"Authorization": f"Bearer {(settings.store / 'other').read_text().strip()}"}
+
+
+@pytest.mark.parametrize(
+    ("ids", "pointer"), [([], "/ids"), (["a", "a"], "/ids/1"), ([*map(str, range(51))], "/ids")]
+)
+def test_what_is_no_list_of_some(api: TestClient, ids: list[str], pointer: str) -> None:
+    answer = api.post(URL, json={"ids": ids})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == pointer
+    assert MAX_SPECS == 50

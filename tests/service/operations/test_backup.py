@@ -1,0 +1,343 @@
+"""A backup that is made while a run goes on, the loss of all, and the restore: real processes on
+either database."""
+
+import os
+import shutil
+import signal
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select, text
+
+from mptlab import Client
+from service.experiments.schemas import Submission
+from service.operations import backup
+from service.operations.backup import BackupFailed
+from service.queue import lease, states
+from service.queue.dispatch import dispatch_next
+from service.queue.lease import LeaseLost
+from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import Attempt, DesiredState, Event, Experiment, Status
+from tests.support import stored
+from tests.support.forks import fork
+from tests.support.invariants import Record
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import Lab, environment, wait_until
+from tests.support.servers import PostgreSQL
+from tests.support.undisturbed import undisturbed_records
+
+LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=12_000)
+ROWS = b"0.1,0.2,0.3\n0.4,0.5,0.7\n0.7,0.8,0.9\n0.3,0.1,0.2\n"
+LEFT_OUT = ("incoming/half/data.csv", "hub/models/weights")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def there(request: pytest.FixtureRequest) -> Settings:
+    """The settings of a service on either database."""
+    settings: Settings = request.getfixturevalue("settings" if request.param == "sqlite" else "lab")
+    return settings
+
+
+@pytest.fixture
+def elsewhere(there: Settings, request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """The same, on an empty database and a store that is not there."""
+    url = None
+    if there.database_url is not None:
+        postgresql: PostgreSQL = request.getfixturevalue("postgresql")
+        name = f"restored_{uuid.uuid4().hex}"
+        postgresql.create(name)
+        url = postgresql.url(name)
+    return Settings(store=tmp_path / "new", database_url=url, redis_url=there.redis_url)
+
+
+@contextmanager
+def service(settings: Settings) -> Iterator[tuple[Lab, Client]]:
+    """All processes of a service while the block runs; then they are killed."""
+    lab = Lab(settings, settings.store / "lab.log", fork)
+    if settings.database_url is None:
+        lab.start("api", "api", "--port", str(lab.port))
+        lab.start("worker", "-m", "worker.local")
+    else:
+        lab.start_all()
+    try:
+        with lab.client() as client:
+            yield lab, client
+    finally:
+        family = lab.family()
+        for process in family:
+            process.send_signal(signal.SIGKILL)
+        psutil.wait_procs(family, timeout=20)
+
+
+@pytest.fixture
+def mpt(there: Settings, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL's client programs are at hand where its database is used."""
+    if there.database_url is None:
+        return
+    postgresql: PostgreSQL = request.getfixturevalue("postgresql")
+    folder = postgresql.program("pg_dump").parent
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def run_mpt(settings: Settings, folder: Path, *words: str) -> str:
+    """The command on these settings: what it says that is no line of a log."""
+    said = folder / "said"
+    status = fork(words, environment(settings), said).wait()
+    assert status == 0, said.read_text()
+    lines = said.read_text().splitlines(True)
+    return "".join(line for line in lines if not line.startswith("{"))
+
+
+@cache
+def undisturbed() -> list[Record]:
+    return undisturbed_records(LONG)
+
+
+def points(client: Client, experiment_id: str) -> list[tuple[float, float]]:
+    (series,) = client.curves(experiment_id, "score")
+    return list(zip(series["x"], series["value"], strict=True))
+
+
+def starts(settings: Settings, experiment_id: str) -> list[dict[str, Any]]:
+    with closing(Database(settings.url)) as database, database.snapshot() as session:
+        mine = select(Event.data).where(Event.experiment_id == experiment_id)
+        told = session.scalars(mine.order_by(Event.id)).all()
+    return [data for data in told if data.get("status") == "running"]
+
+
+def known_checkpoints(settings: Settings, experiment_id: str) -> int:
+    with closing(Database(settings.url)) as database, database.snapshot() as session:
+        return len(lease.checkpoints(session, experiment_id))
+
+
+def running(session: Any) -> lease.Claim:
+    """An experiment that was submitted, dispatched and claimed."""
+    stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+    chosen = dispatch_next(session)
+    assert chosen is not None
+    claim = lease.claim(session, chosen.experiment_id, chosen.dispatch_no, worker="w", lease_s=60)
+    assert claim is not None
+    return claim
+
+
+def suspend_runs(lab: Lab) -> None:
+    """Have none come to its end. A run is the child of a warm parent, which is that of a worker."""
+    for process in lab.family():
+        for parent in process.children():
+            for run in parent.children():
+                if not run.children():
+                    run.suspend()
+
+
+@pytest.mark.usefixtures("mpt")
+def test_all_is_lost_and_restored(there: Settings, elsewhere: Settings, tmp_path: Path) -> None:
+    """The run goes on from its checkpoint and gives what it gives undisturbed; keys, uploads and
+    what had ended are there."""
+    (tmp_path / "rows.csv").write_bytes(ROWS)
+    folder = str(tmp_path / "backup")
+    with service(there) as (lab, client):
+        key = client.add_key("local")["key"]
+        ended = client.wait(client.submit(ppca_spec())["id"], timeout_s=150)
+        dataset = client.upload(tmp_path / "rows.csv")["id"]
+        run = client.submit(LONG)["id"]
+        wait_until(lambda: known_checkpoints(there, run) > 0, what="a checkpoint")
+        suspend_runs(lab)
+        assert run_mpt(there, tmp_path, "backup", folder) == ""
+    shutil.rmtree(there.store)
+
+    assert "missing" not in run_mpt(elsewhere, tmp_path, "restore", folder)
+    with service(elsewhere) as (_, client):
+        again = client.wait(run, timeout_s=150)
+        assert (again["status"], again["attempt"]) == ("succeeded", lease.BEYOND + 2)
+        assert points(client, run) == [
+            (one["x"], one["value"])
+            for one in undisturbed()
+            if one["record"] == "point" and one["series"] == "score"
+        ]
+        assert client.get(ended["id"])["metrics"] == ended["metrics"]
+        assert client.curves(ended["id"], "score")
+        upload = {"source": "upload", "dataset": dataset, "n": 4, "dim": 3}
+        model = {"family": "ppca", "latent_dim": 1, "init": "maximum_likelihood"}
+        spec = {**ppca_spec(), "data": upload, "model": model}
+        assert client.wait(client.submit(spec)["id"], timeout_s=150)["status"] == "succeeded"
+        with Client(client.url, key) as other:
+            assert other.me()["name"] == "local"
+    first, second = starts(elsewhere, run)
+    assert "resumed_after" not in first
+    assert second["resumed_after"] > 0
+
+
+@pytest.mark.usefixtures("mpt")
+def test_what_ran_is_put_back_behind_a_fence(
+    there: Settings, elsewhere: Settings, tmp_path: Path
+) -> None:
+    """No worker that outlived the loss writes on; what its owner wants is done; no loss is counted
+    and no slot is used any more."""
+    with closing(Database(there.url)) as database:
+        with database.transaction() as session:
+            claims = [running(session) for _ in range(3)]
+            for claim, desired in zip(claims, DesiredState, strict=True):
+                if desired != DesiredState.RUN:
+                    assert states.request(session, claim.experiment_id, desired) == Status.RUNNING
+            stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+            dispatched = dispatch_next(session)
+            assert dispatched is not None
+        backup.save(there, tmp_path / "backup")
+    assert backup.restore(elsewhere, tmp_path / "backup") == []
+    with closing(Database(elsewhere.url)) as database:
+        with database.transaction() as session:
+            found = [session.get_one(Experiment, claim.experiment_id) for claim in claims]
+            wanted = dict(zip(DesiredState, (one.status for one in found), strict=True))
+            assert wanted == lease.UNFINISHED
+            assert [one.lost for one in found] == [0, 0, 0]
+            assert session.get_one(Experiment, dispatched.experiment_id).status == Status.QUEUED
+            assert session.scalars(select(Attempt).where(Attempt.ended_at.is_(None))).all() == []
+            stale = lease.claim(
+                session, dispatched.experiment_id, dispatched.dispatch_no, worker="w", lease_s=60
+            )
+            assert stale is None
+            anew = [dispatch_next(session) for _ in range(2)]
+            for one in anew:
+                assert one is not None
+                lease.claim(session, one.experiment_id, one.dispatch_no, worker="v", lease_s=60)
+        for attempt in (1, 2):  # 2 began after the backup
+            late = lease.Claim(claims[0].experiment_id, attempt, {})
+            with pytest.raises(LeaseLost), database.transaction() as session:
+                lease.heartbeat(session, late, 60)
+
+
+def test_an_earlier_backup_is_brought_up_to_date(settings: Settings, tmp_path: Path) -> None:
+    """What is there already is not copied again; what is cut off or changed is."""
+    for name in ("artifacts/a/1/kept", "artifacts/a/1/changed", *LEFT_OUT):
+        file = settings.store / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("first")
+    folder = tmp_path / "backup"
+    backup.save(settings, folder)
+    kept = folder / "store/artifacts/a/1/kept"
+    before = kept.stat()
+    (settings.store / "artifacts/a/1/changed").write_text("other")
+    backup.save(settings, folder)
+    assert (kept.stat().st_ino, kept.stat().st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
+    assert (folder / "store/artifacts/a/1/changed").read_text() == "other"
+    assert not any((folder / "store" / name).exists() for name in LEFT_OUT)
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_files_are_copied_before_the_database_and_after(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes and what comes while the database is copied: it may name both."""
+    for name in ("old", "new"):
+        settings.checkpoints(name).mkdir(parents=True)
+    old, new = settings.checkpoints("old") / "file", settings.checkpoints("new") / "file"
+    old.touch()
+
+    def save(*_: object) -> None:
+        old.unlink()
+        new.touch()
+
+    monkeypatch.setattr(backup, "_save_database", save)
+    backup.save(settings, tmp_path / "backup")
+    saved = tmp_path / "backup" / "store" / "checkpoints"
+    assert (saved / "old" / "file").exists()
+    assert (saved / "new" / "file").exists()
+
+
+def test_a_repeated_backup_loses_what_the_store_has_lost(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its end: a backup that fails, or a hard link of an older one, still has the file."""
+    for name in ("gone", "changed"):
+        settings.checkpoints(name).mkdir(parents=True)
+        (settings.checkpoints(name) / "file").write_text("first")
+    folder, older = tmp_path / "backup", tmp_path / "older"
+    backup.save(settings, folder)
+    older.mkdir()
+    saved = folder / "store" / "checkpoints"
+    for name in ("gone", "changed"):
+        os.link(saved / name / "file", older / name)
+    (saved / "gone" / "file.backup-part").touch()
+    shutil.rmtree(settings.checkpoints("gone"))
+    (settings.checkpoints("changed") / "file").write_text("another")
+    with monkeypatch.context() as failing:
+        failing.setattr(backup, "_save_database", refuse)
+        with pytest.raises(BackupFailed):
+            backup.save(settings, folder)
+    assert (saved / "gone" / "file").exists()
+    backup.save(settings, folder)
+    assert sorted(path.name for path in saved.iterdir()) == ["changed"]
+    assert (saved / "changed" / "file").read_text() == "another"
+    assert {path.read_text() for path in older.iterdir()} == {"first"}
+    assert sorted(path.name for path in folder.iterdir()) == ["database.sqlite3", "store"]
+
+
+def refuse(*_: object) -> None:
+    raise BackupFailed("pg_dump failed")
+
+
+def test_what_is_damaged_is_told(api: TestClient, settings: Settings, tmp_path: Path) -> None:
+    made = api.post("/v1/datasets", params={"name": "rows.csv"}, content=ROWS).json()["id"]
+    folder = tmp_path / "backup"
+    backup.save(settings, folder)
+    place = f"datasets/{made}/data.csv"
+    (folder / "store" / place).write_text("other")
+    new = Settings(store=tmp_path / "new", database_url=None)
+    assert backup.restore(new, folder) == [place]
+
+
+@pytest.mark.usefixtures("mpt")
+@pytest.mark.parametrize("taken", ["store", "database"])
+def test_nothing_is_written_over(
+    there: Settings, elsewhere: Settings, tmp_path: Path, taken: str
+) -> None:
+    folder = tmp_path / "backup"
+    backup.save(there, folder)
+    if taken == "store":
+        elsewhere.store.mkdir()
+        (elsewhere.store / "api-key").touch()
+    else:
+        if there.database_url is None:
+            elsewhere.store.mkdir()
+        with closing(Database(elsewhere.url)) as database, database.transaction() as session:
+            Experiment.metadata.create_all(session.connection())
+    with pytest.raises(BackupFailed, match="empty"):
+        backup.restore(elsewhere, folder)
+
+
+def test_without_the_client_programs(
+    lab: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what to do; the files can be saved alone."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BackupFailed, match="pg_dump is not installed here"):
+        backup.save(lab, tmp_path / "backup")
+    with pytest.raises(BackupFailed, match="first, then dump the database"):
+        backup.finish_store(lab, tmp_path / "files")
+    backup.save_store(lab, tmp_path / "files")
+    assert (tmp_path / "files/store/api-key").read_bytes() == lab.key_file.read_bytes()
+
+
+def test_a_backup_of_a_newer_version_is_refused(settings: Settings, tmp_path: Path) -> None:
+    backup.save(settings, tmp_path / "backup")
+    with closing(Database(f"sqlite:///{tmp_path}/backup/database.sqlite3")) as saved:
+        with saved.transaction() as session:
+            session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(BackupFailed, match="newer version of MPT Lab"):
+        backup.restore(Settings(store=tmp_path / "new", database_url=None), tmp_path / "backup")
+
+
+def test_a_store_without_a_database(tmp_path: Path) -> None:
+    empty = Settings(store=tmp_path / "mistyped", database_url=None)
+    with pytest.raises(BackupFailed, match="does MPT_STORE name the store"):
+        backup.save(empty, tmp_path / "backup")
+    with pytest.raises(BackupFailed, match="holds no whole backup"):
+        backup.restore(empty, tmp_path / "backup")

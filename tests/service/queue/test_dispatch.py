@@ -1,0 +1,132 @@
+"""What is chosen to run next, and what is passed over."""
+
+import time
+
+import pytest
+
+from service.queue import workers
+from service.queue.dispatch import Dispatch, _dispatch, dispatch_next
+from service.queue.workers import Vitals
+from service.tables.engine import Database
+from service.tables.experiments import Held, Queue
+from tests.support.attempts import submitted
+from tests.support.ppca_spec import ppca_spec
+from tests.support.stored import change, row, status_events
+
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _the_statement_is_made_anew() -> None:
+    """For each test, so that `make mutants` knows them all to reach it."""
+    _dispatch.cache_clear()
+
+
+def waiting(database: Database, device: str, gib: float | None = None, priority: int = 0) -> str:
+    spec = ppca_spec(compute__device=device)
+    experiment_id = submitted(database, spec, priority=priority)
+    change(database, experiment_id, memory_bytes=None if gib is None else int(gib * GIB))
+    return experiment_id
+
+
+def dispatch(database: Database, queue: Queue = Queue.CPU) -> Dispatch | None:
+    with database.transaction() as session:
+        return dispatch_next(session, queue)
+
+
+def chosen(database: Database, queue: Queue = Queue.CPU) -> str | None:
+    dispatched = dispatch(database, queue)
+    return None if dispatched is None else dispatched.experiment_id
+
+
+def idle_gpu(database: Database, free: float, ours: float = 0.0, name: str = "g") -> None:
+    """A GPU of which runs on another worker have `ours`; sizes in GiB."""
+    vitals = Vitals(
+        "host",
+        Queue.GPU,
+        1,
+        gpu_uuid=name,
+        gpu_memory_free=int(free * GIB),
+        gpu_memory_ours=int(ours * GIB),
+    )
+    with database.transaction() as session:
+        workers.beat(session, name, vitals)
+
+
+@pytest.mark.parametrize("queue", Queue)
+def test_a_dispatch_is_written_down(database: Database, queue: Queue) -> None:
+    """Under a new number each time."""
+    one = waiting(database, "auto")
+    change(database, one, dispatch_no=4)
+    other = waiting(database, "auto")
+    assert dispatch(database, queue) == Dispatch(one, 5, queue)
+    found = row(database, one)
+    assert (found.status, found.queue, found.dispatch_no) == ("dispatched", queue, 5)
+    assert found.dispatched_at == pytest.approx(time.time(), abs=60)
+    assert status_events(database, one)[-1] == {"status": "dispatched", "dispatch_no": 5}
+    assert (row(database, other).status, row(database, other).dispatch_no) == ("queued", 0)
+
+
+@pytest.mark.parametrize(
+    ("queue", "own", "others"), [(Queue.CPU, "cpu", "cuda"), (Queue.GPU, "cuda", "cpu")]
+)
+def test_the_oldest_of_the_highest_priority_of_both_devices(
+    database: Database, queue: Queue, own: str, others: str
+) -> None:
+    """A worker takes what asks for its device and what asks for any, by one order."""
+    low = waiting(database, own, priority=-1)
+    first, second = waiting(database, "auto"), waiting(database, own)
+    third, fourth = waiting(database, own), waiting(database, "auto")
+    urgent = waiting(database, "auto", priority=1)
+    most_urgent = waiting(database, own, priority=2)
+    waiting(database, others, priority=3)
+    order = [most_urgent, urgent, first, second, third, fourth, low, None]
+    assert [chosen(database, queue) for _ in order] == order
+
+
+@pytest.mark.parametrize("held", [held for held in Held if held != Held.NOT])
+def test_what_is_held_is_passed_over(database: Database, held: Held) -> None:
+    """However urgent it is."""
+    first, second = waiting(database, "cpu", priority=1), waiting(database, "cpu")
+    change(database, first, held=held)
+    assert chosen(database) == second
+
+
+@pytest.mark.parametrize("status", ["paused", "running", "dispatched", "succeeded"])
+def test_only_what_is_queued_is_chosen(database: Database, status: str) -> None:
+    change(database, waiting(database, "cpu", priority=1), status=status)
+    queued = waiting(database, "cpu")
+    assert [chosen(database), chosen(database)] == [queued, None]
+
+
+@pytest.mark.parametrize(
+    ("free", "takes", "may"), [(60, 60, True), (60, 61, False), (0, None, True), (0, 1, False)]
+)
+def test_no_run_on_a_gpu_without_the_memory_for_it(
+    database: Database, free: float, takes: float | None, may: bool
+) -> None:
+    """Of the idle GPU that has most. What a run takes that says nothing is not known."""
+    idle_gpu(database, free)
+    if free:
+        idle_gpu(database, free - 1, name="smaller")
+    run = waiting(database, "cuda", takes)
+    assert chosen(database, Queue.GPU) == (run if may else None)
+
+
+@pytest.mark.parametrize(("large", "waits"), [(60, False), (60.1, True), (80, True), (80.1, False)])
+@pytest.mark.parametrize("gib", [1, None])
+def test_a_gpu_is_kept_for_what_fits_once_our_own_runs_have_ended(
+    database: Database, large: float, waits: bool, gib: float | None
+) -> None:
+    """60 GiB are free and ours have 20: what fits into 80 waits for these to end, and nothing goes
+    before it; what does not is waited for by no one."""
+    idle_gpu(database, 60, ours=20)
+    first, behind = waiting(database, "cuda", large), waiting(database, "cuda", gib)
+    expected = None if waits else first if large == 60 else behind
+    assert chosen(database, Queue.GPU) == expected
+
+
+def test_what_a_run_takes_that_is_not_known_waits_for_no_one(database: Database) -> None:
+    idle_gpu(database, 0, ours=20)
+    run = waiting(database, "cuda")
+    assert chosen(database, Queue.GPU) == run

@@ -1,0 +1,449 @@
+"""Fair share between users, through the real dispatch with a fake clock."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from service.accounts.users import ensure_key
+from service.fair_share import FairShare
+from service.queue import lease, ledger
+from service.queue.dispatch import dispatch_next
+from service.queue.shares import share_of, standings
+from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import Attempt, Experiment, Status, Usage
+from service.tables.users import User
+from tests.support.fairness import starved
+from tests.support.invariants import check
+from tests.support.ppca_spec import ppca_spec
+from tests.support.shared_lab import SharedLab
+
+JOB_S = 100.0
+
+
+def test_one_of_another_starts_within_the_length_of_one(either: Database) -> None:
+    lab = SharedLab(either, FairShare(spare_slots=0), cpus=2)
+    flooder, other = 1, lab.user("other")
+    lab.submit(flooder, 1000, JOB_S, priority=100)
+    lab.run(10.5 * JOB_S)
+    (one,) = lab.submit(other, 1, JOB_S, priority=-100)
+    asked_at = lab.time
+    lab.run(JOB_S)
+    (started_at,) = (at for at, _, experiment in lab.starts if experiment == one)
+    assert started_at - asked_at <= JOB_S
+    assert len([owner for _, owner, _ in lab.starts if owner == flooder]) >= 20
+
+
+def test_parts_are_as_shares(database: Database) -> None:
+    """1 : 2 : 4 over ten half-lives, within 5 %."""
+    half_life_s = 3000.0
+    lab = SharedLab(database, FairShare(half_life_s=half_life_s, advance_s=10))
+    users = {lab.user(f"of {n}", shares=n): n for n in (1, 2, 4)}
+    for user in users:
+        lab.submit(user, 300, half_life_s / 35)
+    lab.run(10 * half_life_s)
+    used = lab.used_s()
+    for user, of in users.items():
+        assert used[user] / sum(used.values()) == pytest.approx(of / 7, rel=0.05)
+
+
+def test_shares_of_short_runs_lag_by_one_advance_and_no_more(database: Database) -> None:
+    """A run under way is charged `advance_s` at once, however short it is. So what two users of
+    2 and 1 shares have had differs from that by one advance at most, and the ratio converges."""
+    fair_share = FairShare(spare_slots=0)
+    lab = SharedLab(database, fair_share, cpus=2)
+    double, single = lab.user("double", shares=2), lab.user("single")
+    for user in (double, single):
+        lab.submit(user, 300, 10.0)
+    ratios = []
+    for until_s in (60.0, 200.0, 600.0, 2000.0):
+        lab.run(until_s - lab.time)
+        used = lab.used_s()
+        ratios.append(used[double] / used[single])
+        assert abs(used[double] / 2 - used[single]) <= fair_share.advance_s
+    assert ratios[0] < 1.7
+    assert ratios == sorted(ratios)
+    assert ratios[-1] == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize("queue", ["cpu", "gpu"])
+def test_one_user_leaves_a_worker_of_each_kind_to_the_others(either: Database, queue: str) -> None:
+    """However long its runs are: another user that comes starts at once."""
+    lab = SharedLab(either, FairShare(), cpus=3, gpus=3)
+    first, second = lab.user("first"), lab.user("second")
+    device = "cuda" if queue == "gpu" else "cpu"
+    lab.submit(first, 5, 1000 * JOB_S, device)
+    lab.run(JOB_S)
+    assert len(lab.starts) == 2
+    lab.submit(second, 5, JOB_S, device)
+    lab.run(2.5 * JOB_S)
+    assert Counter(owner for _, owner, _ in lab.starts) == {first: 2, second: 3}
+
+
+@pytest.mark.parametrize(
+    ("others", "workers", "spare", "starts"),
+    [
+        ([], 3, 1, 3),
+        ([{"role": "viewer"}], 3, 1, 3),
+        ([{"disabled_at": 1.0}], 3, 1, 3),
+        ([{}], 3, 1, 2),
+        ([{}], 3, 2, 1),
+        ([{}], 3, 3, 3),
+        ([{}], 3, 0, 3),
+        ([{}], 1, 1, 1),
+    ],
+)
+def test_workers_are_spared_for_others_where_there_are_any(
+    database: Database, others: list[dict[str, Any]], workers: int, spare: int, starts: int
+) -> None:
+    lab = SharedLab(database, FairShare(spare_slots=spare), cpus=workers)
+    for columns in others:
+        lab.user("other", **columns)
+    lab.submit(1, 5, JOB_S)
+    lab.run(1)
+    assert len(lab.starts) == starts
+
+
+def test_many_keys_of_one_user_gain_nothing(
+    api: TestClient, settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("a", "b", "c", "d")]
+    with database.transaction() as session:
+        for file in files:
+            ensure_key(session, "one" if file.name == "d" else "many", file)
+    for file in files:
+        headers = {"Authorization": f"Bearer {file.read_text().strip()}"}
+        for _ in range(12):
+            answer = api.post("/v1/experiments", json={"spec": ppca_spec()}, headers=headers)
+            assert answer.status_code == 202
+    lab = SharedLab(database, FairShare())
+    with database.snapshot() as session:
+        names = dict(session.execute(select(User.id, User.name)).all())
+        for one in session.scalars(select(Experiment)):
+            lab.lengths[one.id], lab.owners[one.id] = JOB_S, one.owner_id
+    lab.run(16 * JOB_S - 1)
+    assert Counter(names[owner] for _, owner, _ in lab.starts) == {"many": 8, "one": 8}
+
+
+def test_priority_orders_ones_own_runs_alone(either: Database) -> None:
+    lab = SharedLab(either, FairShare())
+    mild, loud = lab.user("mild"), lab.user("loud")
+    mine = lab.submit(mild, 2, JOB_S)
+    low, high = lab.submit(loud, 1, JOB_S, priority=99), lab.submit(loud, 1, JOB_S, priority=100)
+    lab.run()
+    assert [one for _, _, one in lab.starts] == [mine[0], *high, mine[1], *low]
+
+
+def test_what_an_administrator_lets_jump_goes_first(either: Database) -> None:
+    lab = SharedLab(either, FairShare())
+    jumper = lab.user("jumper", may_jump=True)
+    lab.submit(jumper, 5, JOB_S)
+    lab.run(4.5 * JOB_S)
+    waiting = lab.submit(1, 1, JOB_S)
+    urgent = lab.submit(jumper, 1, JOB_S, priority=101)
+    lab.run()
+    assert [one for _, _, one in lab.starts[-2:]] == [*urgent, *waiting]
+
+
+def test_what_is_under_way_counts_before_it_ends(either: Database) -> None:
+    """Of four slots that are free at once, each of two users has two; and one whose long runs have
+    not ended yet is not taken for one who has had nothing, and given the next two."""
+    lab = SharedLab(either, FairShare(), cpus=4)
+    first, second = lab.user("first"), lab.user("second")
+    lab.submit(first, 4, 1000 * JOB_S)
+    lab.submit(second, 4, JOB_S)
+    lab.run(1)
+    assert Counter(owner for _, owner, _ in lab.starts) == {first: 2, second: 2}
+    lab.run(1.5 * JOB_S)
+    assert Counter(owner for _, owner, _ in lab.starts) == {first: 3, second: 3}
+
+
+def test_what_is_on_its_way_to_a_worker_counts(either: Database) -> None:
+    """A dispatcher that fills four slots in one transaction deals them out."""
+    lab = SharedLab(either, FairShare())
+    users = [lab.user("first"), lab.user("second")]
+    for user in users:
+        lab.submit(user, 4, JOB_S)
+    with either.transaction() as session:
+        chosen = [dispatch_next(session, fair_share=lab.fair_share) for _ in range(4)]
+    owners = Counter(lab.owners[one.experiment_id] for one in chosen if one is not None)
+    assert owners == dict.fromkeys(users, 2)
+
+
+def test_the_limit_of_running_ones_under_concurrent_dispatchers(either: Database) -> None:
+    lab = SharedLab(either, FairShare(max_running=3))
+    capped = lab.user("capped", max_running=2)
+    for owner in (1, capped):
+        lab.submit(owner, 20, JOB_S)
+
+    def dispatch(_: int) -> int | None:
+        with either.transaction() as session:
+            chosen = dispatch_next(session, fair_share=lab.fair_share)
+            return None if chosen is None else lab.owners[chosen.experiment_id]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = Counter(pool.map(dispatch, range(12)))
+    assert found == {1: 3, capped: 2, None: 7}
+
+
+@pytest.mark.parametrize("columns", [{"disabled_at": 1.0}, {"max_running": 0}])
+def test_nothing_of_a_held_user_starts_until_it_may(
+    either: Database, columns: dict[str, Any]
+) -> None:
+    """What runs when the user is disabled goes on, and what is queued waits, whatever its priority;
+    others are not held up."""
+    lab = SharedLab(either, FairShare(), cpus=2)
+    held, other = lab.user("held", may_jump=True), lab.user("other")
+    runs = lab.submit(held, 1, JOB_S)
+    lab.run(1)
+
+    def change(**values: Any) -> None:
+        with either.transaction() as session:
+            session.execute(update(User).where(User.id == held).values(**values))
+
+    change(**columns)
+    queued = lab.submit(held, 2, JOB_S, priority=101)
+    free = lab.submit(other, 3, JOB_S)
+    lab.run()
+    assert [one for _, _, one in lab.starts] == [*runs, *free]
+    assert set(lab.waiting()) == set(queued)
+    with either.snapshot() as session:
+        assert session.get_one(Experiment, runs[0]).status == Status.SUCCEEDED
+    change(**dict.fromkeys(columns, None))
+    lab.run()
+    assert {one for _, _, one in lab.starts[4:]} == set(queued)
+
+
+def test_the_limit_of_submitted_ones_under_concurrent_requests(either: Database) -> None:
+    lab = SharedLab(either, FairShare(max_submitted=3))
+
+    def submit(_: int) -> str:
+        try:
+            lab.submit(1, 1, JOB_S)
+        except Exception as refusal:
+            return str(refusal)
+        return "accepted"
+
+    with ThreadPoolExecutor(2) as pool:
+        found = Counter(pool.map(submit, range(8)))
+    refusal = "3 of your experiments have not ended, and your limit is 3"
+    assert found == {"accepted": 3, refusal: 5}
+
+
+def test_the_last_place_is_kept_for_the_gpu_run_that_comes_before(either: Database) -> None:
+    """A free CPU slot is filled from behind only where that delays no GPU run."""
+    lab = SharedLab(either, FairShare(), cpus=2, gpus=1)
+    other, capped = lab.user("other"), lab.user("capped", max_running=2)
+    lab.submit(other, 1, JOB_S, device="cuda")
+    lab.run(1)
+    (on_gpu,) = lab.submit(capped, 1, JOB_S, device="cuda")
+    lab.submit(capped, 3, 10 * JOB_S)
+    lab.run(JOB_S)
+    started = {one: at for at, _, one in lab.starts}
+    assert started[on_gpu] == JOB_S
+    assert len(started) == 3  # one CPU run went beside it
+
+
+def test_gpu_hours_of_a_day_are_limited(either: Database) -> None:
+    """Who has had them begins no other run on a GPU until enough of them is a day ago, and keeps
+    the CPU; of a run that began before the day's begin only what is within it counts."""
+    hour_s, day_s = 3600.0, 86_400.0
+    lab = SharedLab(either, FairShare(max_gpu_hours_a_day=10), cpus=1, gpus=1)
+    free, limited = lab.user("free", max_gpu_hours_a_day=1000), lab.user("limited")
+    lab.submit(free, 60, hour_s, device="cuda")
+    lab.submit(limited, 30, hour_s, device="cuda")
+    (on_cpu,) = lab.submit(limited, 1, hour_s, priority=-1)
+    lab.run(22 * hour_s)
+    starts = [at for at, owner, one in lab.starts if owner == limited and one != on_cpu]
+    assert len(starts) == 10
+    assert any(one == on_cpu for _, _, one in lab.starts)
+    lab.run(starts[0] + day_s + 0.5 * hour_s - lab.time)
+    with either.snapshot() as session:
+        hours = ledger.gpu_hours_of_the_day(session)[limited]
+    assert hours == pytest.approx(had_s(starts, lab.time, hour_s) / hour_s)
+    assert 9 < hours < 10  # half of the first is more than a day ago
+    lab.run(28 * hour_s)
+    starts = [at for at, owner, one in lab.starts if owner == limited and one != on_cpu]
+    first_ended = starts[0] + hour_s
+    assert starts[10] >= day_s
+    assert all(had_s(starts, at, hour_s) < 10 * hour_s for at in starts)
+    assert starts[10] <= first_ended + day_s
+
+
+def had_s(starts: list[float], at: float, length_s: float) -> float:
+    """Of slots within the day before, by the runs that had begun before."""
+    ends = [(max(s, at - 86_400), min(s + length_s, at)) for s in starts if s < at]
+    return sum(max(0.0, end - begin) for begin, end in ends)
+
+
+def test_the_last_place_is_kept_for_no_gpu_run_without_hours(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=1, gpus=1)
+    spent = lab.user("spent", max_running=1, max_gpu_hours_a_day=JOB_S / 3600)
+    lab.submit(spent, 2, JOB_S, device="cuda", priority=1)
+    (on_cpu,) = lab.submit(spent, 1, JOB_S)
+    lab.run(2.5 * JOB_S)
+    assert [one for _, _, one in lab.starts][1] == on_cpu
+
+
+def test_the_ledger_adds_up_however_it_is_folded(either: Database) -> None:
+    """At any time: the integral of decayed use over all attempts, with the GPU's weight."""
+    fair_share = FairShare(half_life_s=500, gpu_weight=7)
+    lab = SharedLab(either, fair_share, cpus=2, gpus=1)
+    generator = random.Random(1)
+    users = [1, lab.user("second")]
+    for _ in range(15):
+        device = generator.choice(["cpu", "cuda", "auto"])
+        lab.submit(generator.choice(users), 1, generator.uniform(1, 300), device)
+    for _ in range(8):
+        lab.run(generator.uniform(1, 120))
+        with either.transaction() as session:
+            if generator.random() < 0.5:
+                ledger.fold(session, fair_share)
+            found = {one.owner_id: one.usage_s for one in standings(session, fair_share)}
+            lines = session.scalars(select(Attempt)).all()
+        for user in users:
+            mine = [ledger.use_of(line) for line in lines if line.owner_id == user]
+            expected = sum(_integral(use, lab.clock.now, half_life_s=500) for use in mine)
+            assert found[user] == pytest.approx(expected, rel=1e-4)
+    with either.snapshot() as session:
+        assert session.scalar(select(func.count()).where(Attempt.folded))
+        assert session.scalar(select(func.count()).select_from(Usage)) == 2
+
+
+def _integral(use: ledger.Use, clock: float, half_life_s: float) -> float:
+    """By the midpoint rule, of a thousand steps."""
+    end = clock if use.ended_at is None else use.ended_at
+    step_s = (end - use.started_at) / 1000
+    middles = (use.started_at + (i + 0.5) * step_s for i in range(1000))
+    decayed = sum(2 ** ((middle - clock) / half_life_s) for middle in middles)
+    return (7 if use.queue == "gpu" else 1) * step_s * decayed
+
+
+ENDINGS: dict[str, Callable[[Session, lease.Claim], object]] = {
+    "finished": lambda session, claim: lease.finish(session, claim, Status.SUCCEEDED),
+    "failed": lambda session, claim: lease.finish(
+        session, claim, Status.FAILED, lease.FailureCause("error", "why")
+    ),
+    "handed back": lease.release,
+    "killed": lambda session, claim: lease.mark_lost(session, claim, max_lost=3),
+    "expired": lambda session, claim: _expire_and_reap(session),
+}
+
+
+def _expire_and_reap(session: Session) -> None:
+    session.execute(update(Experiment).values(lease_expires_at=Experiment.lease_expires_at - 1e9))
+    lease.reap(session, dispatch_timeout_s=60, max_lost=3)
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_however_an_attempt_ends_its_line_ends_with_it(either: Database, how: str) -> None:
+    lab = SharedLab(either, FairShare())
+    (one,) = lab.submit(1, 1, JOB_S)
+    lab.run(1)
+    with either.transaction() as session:
+        claim = lease.Claim(one, 1, {})
+        ENDINGS[how](session, claim)
+        ledger.fold(session, lab.fair_share)
+    counts = check(either, {one: []}, settled=False, fair_share=lab.fair_share)
+    assert counts.clean, str(counts)
+    with either.snapshot() as session:
+        assert session.scalar(select(Attempt.folded)) is True
+
+
+def test_a_user_does_not_pay_for_a_reaper_that_was_away(either: Database) -> None:
+    lab = SharedLab(either, FairShare())
+    lab.submit(1, 1, JOB_S)
+    lab.run(1)
+    with either.transaction() as session:
+        session.execute(update(Experiment).values(lease_expires_at=lab.clock.now + 10))
+    lab.clock.now += 10_000
+    with either.transaction() as session:
+        lease.reap(session, dispatch_timeout_s=60, max_lost=3)
+        (mine,) = standings(session, lab.fair_share)
+    assert mine.usage_s < 12
+
+
+def test_a_share_in_the_words_of_slurm(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=1)
+    heavy, light = lab.user("heavy", shares=3), lab.user("light")
+    lab.submit(heavy, 2, JOB_S)
+    lab.submit(light, 1, JOB_S)
+    lab.run()
+    with either.snapshot() as session:
+        everyone = standings(session, lab.fair_share)
+    found = share_of(heavy, everyone)
+    assert (found.raw_shares, found.norm_shares) == (3, 0.6)
+    assert found.raw_usage == pytest.approx(200, rel=1e-3)
+    assert found.effectv_usage == pytest.approx(2 / 3, rel=1e-3)
+    assert found.level_fs == pytest.approx(0.9, rel=1e-3)
+    ranks = {one: share_of(one, everyone).fair_share for one in (1, heavy, light)}
+    assert ranks == pytest.approx({1: 1, heavy: 2 / 3, light: 1 / 3})
+    assert share_of(1, everyone).level_fs is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_one_starves(seed: int, database: Database) -> None:
+    """tests.chaos.fairness runs a thousand of these."""
+    assert starved(database, seed) == []
+
+
+def test_above_100_is_not_for_everyone(api: TestClient, database: Database) -> None:
+    body = {"spec": ppca_spec(), "priority": 101}
+    refused = api.post("/v1/experiments", json=body)
+    assert (refused.status_code, refused.json()["reason"]) == (403, "may_not_jump")
+    with database.transaction() as session:
+        session.execute(update(User).values(may_jump=True))
+    assert api.post("/v1/experiments", json=body).status_code == 202
+
+
+def test_beyond_the_limit_of_submitted_ones_is_409(api: TestClient, database: Database) -> None:
+    with database.transaction() as session:
+        session.execute(update(User).values(max_submitted=2))
+    key = {"Idempotency-Key": "k"}
+    made = [
+        api.post("/v1/experiments", json={"spec": ppca_spec()}, headers=headers)
+        for headers in (key, {})
+    ]
+    refused = api.post("/v1/experiments", json={"spec": ppca_spec()})
+    assert (refused.status_code, refused.json()["reason"]) == (409, "limit_reached")
+    assert refused.json()["detail"] == "2 of your experiments have not ended, and your limit is 2"
+    again = api.post("/v1/experiments", json={"spec": ppca_spec()}, headers=key)
+    assert (again.status_code, again.json()["id"]) == (202, made[0].json()["id"])
+    api.post(f"/v1/experiments/{made[1].json()['id']}:cancel")
+    retried = api.post(f"/v1/experiments/{made[1].json()['id']}:retry")
+    assert retried.status_code == 202
+    assert api.post(f"/v1/experiments/{made[1].json()['id']}:retry").status_code == 409
+
+
+def test_the_queue_of_a_user(api: TestClient, database: Database) -> None:
+    with database.transaction() as session:
+        session.execute(update(User).values(max_running=2))
+    for priority in (0, 5):
+        api.post("/v1/experiments", json={"spec": ppca_spec(), "priority": priority})
+    found = api.get("/v1/queue").json()
+    assert [one["priority"] for one in found["items"]] == [5, 0]
+    assert (found["running"], found["max_running"], found["submitted"]) == (0, 2, 2)
+    assert found["share"]["norm_shares"] == 1
+    assert found["share"]["fair_share"] == 1
+
+
+def test_who_has_used_the_server_most_comes_first(
+    api: TestClient, database: Database, settings: Settings
+) -> None:
+    with database.transaction() as session:
+        for name, slot_s in (("ann", 30.0), ("bob", 60.0)):
+            user, _ = ensure_key(session, name, settings.store / name)
+            session.add(Usage(owner_id=user.id, slot_s=slot_s, as_of=time.time()))
+    items = api.get("/v1/usage").json()["items"]
+    assert [one["name"] for one in items] == ["bob", "ann", "local"]
+    assert [round(one["share"]["effectv_usage"], 2) for one in items] == [0.67, 0.33, 0.0]
+    assert {one["running"] for one in items} == {0}

@@ -1,0 +1,249 @@
+"""Places and starts among several users, against what then happens."""
+
+import random
+from collections.abc import Sequence
+
+from sqlalchemy import select, update
+
+from service.fair_share import FairShare
+from service.queue.position import queue_positions
+from service.queue.schemas import QueuePosition
+from service.queue.snapshot import QueueSnapshots
+from service.tables.engine import Database
+from service.tables.experiments import Attempt, Experiment, Queue, Status
+from tests.support.shared_lab import WITHIN_S, SharedLab
+
+JOB_S = 100.0
+
+
+def found_places(lab: SharedLab, ids: Sequence[str]) -> dict[str, QueuePosition]:
+    """Asked for user by user, as they would; a page of all of them says the same, and so does one
+    scene that serves all users."""
+    found: dict[str, QueuePosition] = {}
+    with lab.database.snapshot() as session:
+        query = select(Experiment).where(Experiment.id.in_(ids), Experiment.status == Status.QUEUED)
+        waiting = session.scalars(query).all()
+        for owner in {one.owner_id for one in waiting}:
+            mine = [one for one in waiting if one.owner_id == owner]
+            found |= queue_positions(session, mine, queue_snapshots(lab))
+        assert queue_positions(session, waiting, queue_snapshots(lab)) == found
+        kept = queue_snapshots(lab, for_s=1000.0)
+        assert [queue_positions(session, [one], kept)[one.id] for one in waiting] == [
+            found[one.id] for one in waiting
+        ]
+    return found
+
+
+def queue_snapshots(lab: SharedLab, for_s: float = 0.0) -> QueueSnapshots:
+    return QueueSnapshots(WITHIN_S, lab.fair_share, for_s)
+
+
+def test_who_reads_what_is_anothers_is_not_told_of_its_own_limit(database: Database) -> None:
+    lab = SharedLab(database, FairShare(max_running=1), cpus=2)
+    other = lab.user("b")
+    lab.submit(1, 1, JOB_S)
+    lab.run(1)
+    (waits,) = lab.submit(1, 1, JOB_S)
+    with database.snapshot() as session:
+        one = session.get_one(Experiment, waits)
+        reasons = [
+            queue_positions(session, [one], queue_snapshots(lab), reader)[waits].reason
+            for reader in (1, other)
+        ]
+    assert reasons == [
+        "1 of your runs are running, your limit is 1",
+        "as many of its owner's runs are running as may",
+    ]
+
+
+def test_a_position_is_how_many_then_run_before_it(either: Database) -> None:
+    """Where runs take as long as the last ones: of users of different shares and usage."""
+    generator = random.Random(2)
+    lab = SharedLab(either, FairShare())
+    users = [1, lab.user("b", shares=2), lab.user("c", may_jump=True), lab.user("d", shares=3)]
+    for count, user in enumerate(users[:3]):
+        lab.submit(user, count + 1, JOB_S)
+    lab.run()
+    ids = [
+        one
+        for _ in range(12)
+        for one in lab.submit(generator.choice(users), 1, JOB_S, priority=generator.randint(-1, 1))
+    ]
+    ids += lab.submit(users[2], 2, JOB_S, priority=150)
+    expected = found_places(lab, ids)
+    before = len(lab.starts)
+    lab.run()
+    order = [one for _, _, one in lab.starts[before:]]
+    assert {one: expected[one].position for one in ids} == {
+        one: position for position, one in enumerate(order)
+    }
+
+
+def test_positions_of_short_runs_are_those_of_the_dispatcher(database: Database) -> None:
+    """It charges what is under way for `advance_s`, however short the last runs were."""
+    lab = SharedLab(database, FairShare(spare_slots=0), cpus=4)
+    had = {1: (5.0, 5.0, 5.9), lab.user("b", shares=2): (3.1,), lab.user("c", max_running=2): ()}
+    for user, lengths in had.items():
+        for length_s in lengths:
+            lab.submit(user, 1, length_s)
+    lab.run()
+    usual_s = 4.75  # the mean of these
+    for number, user in enumerate((1, *had)):
+        lab.submit(user, 1, usual_s)
+        lab.run(0.9 + 0.07 * number)
+    ids = [one for user in had for one in lab.submit(user, 9, usual_s)]
+    expected = found_places(lab, ids)
+    before = len(lab.starts)
+    lab.run()
+    order = [one for _, _, one in lab.starts[before:]]
+    assert {one: expected[one].position for one in ids} == {
+        one: position for position, one in enumerate(order)
+    }
+
+
+def test_a_position_far_behind_is_by_shares(database: Database) -> None:
+    """Beyond what is simulated: of two users, of whom one has twice the shares."""
+    lab = SharedLab(database, FairShare(), cpus=1)
+    double = lab.user("double", shares=2)
+    (running,) = lab.submit(1, 1, JOB_S)
+    lab.run(1)
+    mine = lab.submit(1, 300, JOB_S)
+    lab.submit(double, 900, JOB_S)
+    found = found_places(lab, [mine[20], mine[200], mine[-1]])
+    for number in (20, 200, 299):
+        assert abs(found[mine[number]].position - 3 * number) <= 4
+    assert running not in found
+
+
+def test_spare_workers_are_the_reason(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=2)
+    other = lab.user("other")
+    _, waits = lab.submit(1, 2, JOB_S)
+    lab.run(1)
+    place = found_places(lab, [waits])[waits]
+    assert place.reason == "your runs have all CPU workers but 1, kept for other users"
+    with either.snapshot() as session:
+        one = session.get_one(Experiment, waits)
+        told = queue_positions(session, [one], queue_snapshots(lab), other)[waits].reason
+    assert told == "its owner's runs have all workers but the spare ones"
+    (others,) = lab.submit(other, 1, JOB_S)
+    assert found_places(lab, [others])[others].position == 0
+
+
+def test_a_start_is_by_progress_or_by_the_last_runs_or_not_known(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=1)
+    (running,) = lab.submit(1, 1, 1000.0)
+    first, second = lab.submit(1, 2, JOB_S)
+    lab.run(100)
+    unknown = found_places(lab, [first])[first]
+    assert unknown.estimated_start is None
+    assert unknown.estimate == "it is not known how long the runs before it take"
+    with either.transaction() as session:
+        half = update(Experiment).where(Experiment.id == running)
+        session.execute(half.values(progress_done=1, progress_total=4))
+    told = found_places(lab, [first, second])
+    start = told[first].estimated_start
+    assert start is not None
+    assert 300 <= start.timestamp() - lab.clock.now <= 300 + 60
+    assert told[second].estimated_start is None  # no run has ended yet
+    lab.submit(1, 3, JOB_S, priority=9)
+    lab.run(1250)  # until four have ended
+    (late,) = found_places(lab, [second]).values() or [None]
+    assert late is not None
+    assert late.estimated_start is not None
+
+
+def test_a_start_is_by_the_pace_of_what_runs(either: Database) -> None:
+    """Which counts from when it was told, and holds for one that was resumed."""
+    lab = SharedLab(either, FairShare(), cpus=1)
+    (running,) = lab.submit(1, 1, 1000.0)
+    (waits,) = lab.submit(1, 1, JOB_S)
+    lab.run(100)
+    with either.transaction() as session:
+        told = update(Experiment).where(Experiment.id == running)
+        pace = {"progress_at": lab.clock.now - 10, "progress_eta_s": 40.0}
+        session.execute(told.values(progress_done=1, progress_total=4, **pace))
+    start = found_places(lab, [waits])[waits].estimated_start
+    assert start is not None
+    assert 30 <= start.timestamp() - lab.clock.now <= 31
+
+
+def test_the_progress_of_a_resumed_run_tells_no_start(either: Database) -> None:
+    """It began before this attempt did: the time of the attempt says nothing about its speed."""
+    lab = SharedLab(either, FairShare(), cpus=1)
+    lab.submit(1, 3, JOB_S)
+    lab.run()
+    (running,) = lab.submit(1, 1, 1000.0)
+    (waits,) = lab.submit(1, 1, JOB_S)
+    lab.run(10)
+    half = update(Experiment).where(Experiment.id == running)
+    half = half.values(progress_done=1, progress_total=2)
+    for attempt, left_s in ((1, 10), (2, 90)):
+        with either.transaction() as session:
+            session.execute(half)
+            session.execute(
+                update(Attempt).where(Attempt.experiment_id == running).values(attempt=attempt)
+            )
+        start = found_places(lab, [waits])[waits].estimated_start
+        assert start is not None
+        assert left_s <= start.timestamp() - lab.clock.now <= left_s + 60
+
+
+def test_what_takes_longer_than_was_told_may_end_at_any_moment(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=2)
+    capped = lab.user("capped", max_running=1)
+    running, waits = lab.submit(capped, 2, 1000.0)
+    lab.run(100)
+    with either.transaction() as session:
+        told = update(Experiment).where(Experiment.id == running)
+        session.execute(told.values(progress_at=lab.clock.now - 90, progress_eta_s=40.0))
+    start = found_places(lab, [waits])[waits].estimated_start
+    assert start is not None
+    assert 0 <= start.timestamp() - lab.clock.now <= 1
+
+
+def test_a_user_at_its_limit_starts_when_one_of_its_own_ends(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=3)
+    capped = lab.user("capped", max_running=2)
+    (one, _) = lab.submit(capped, 2, JOB_S)
+    (waits,) = lab.submit(capped, 1, JOB_S)
+    lab.run(50)
+    place = found_places(lab, [waits])[waits]
+    assert place.reason == "2 of your runs are running, your limit is 2"
+    assert place.estimated_start is None
+    with either.transaction() as session:
+        quarter = update(Experiment).where(Experiment.id == one)
+        session.execute(quarter.values(progress_done=1, progress_total=2))
+    start = found_places(lab, [waits])[waits].estimated_start
+    assert start is not None
+    assert 50 <= start.timestamp() - lab.clock.now <= 51
+
+
+def test_a_users_gpu_hours_are_the_reason(either: Database) -> None:
+    lab = SharedLab(either, FairShare(max_gpu_hours_a_day=0.5), gpus=1)
+    other = lab.user("other")
+    lab.submit(1, 1, 3600.0, device="cuda")
+    lab.run()
+    (waits,) = lab.submit(1, 1, JOB_S, device="cuda")
+    (others,) = lab.submit(other, 1, JOB_S, device="cuda")
+    place = found_places(lab, [waits])[waits]
+    assert place.reason == "you had 1 GPU-hours within the last 24, your limit is 0.5"
+    assert place.estimated_start is None
+    assert found_places(lab, [others])[others].position == 0
+    with either.snapshot() as session:
+        one = session.get_one(Experiment, waits)
+        told = queue_positions(session, [one], queue_snapshots(lab), other)[waits].reason
+    assert told == "its owner has had the GPU-hours of a day"
+
+
+def test_the_place_kept_for_a_gpu_run_is_the_reason(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=1, gpus=1)
+    other, capped = lab.user("other"), lab.user("capped", max_running=1)
+    lab.submit(other, 1, JOB_S, device="cuda")
+    lab.run(1)
+    lab.submit(capped, 1, JOB_S, device="cuda")
+    (on_cpu,) = lab.submit(capped, 1, JOB_S)
+    lab.run(1)
+    assert not lab.idle[Queue.GPU]
+    reason = "your limit is 1, and your GPU run before it has the last place"
+    assert found_places(lab, [on_cpu])[on_cpu].reason == reason

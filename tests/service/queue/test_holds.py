@@ -1,0 +1,159 @@
+"""What is held back costs a choice nothing, and is let go when its time has come."""
+
+from contextlib import closing
+from typing import Any
+
+from sqlalchemy import delete, event, insert, select, text
+
+from service.queue import holds, lease, states
+from service.queue.dispatch import dispatch_next
+from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import DesiredState, Experiment, Held, Status, Wait
+from service.tables.sweeps import Sweep, Turn
+from tests.support.attempts import claim_next, submitted
+from tests.support.ppca_spec import ppca_spec
+from tests.support.stored import row
+
+
+def limited_sweeps(database: Database, number: int, *points: dict[str, Any]) -> list[str]:
+    """New sweeps with a limit of one run at a time, and these points each; gives the points."""
+    common = {"owner_id": 1, "tags": [], "priority": 0, "spec": ppca_spec()}
+    with database.transaction() as session:
+        first = len(session.scalars(select(Sweep.id)).all())
+        sweeps = [f"{first + i:032x}" for i in range(number)]
+        ids = [f"{one}{i:x}"[-32:] for one in sweeps for i in range(len(points))]
+        beside = {"concurrency": 1, "fields": ["seeds"], "comes_after": []}
+        session.execute(insert(Sweep), [{**common, **beside, "id": one} for one in sweeps])
+        session.execute(
+            insert(Experiment),
+            [
+                {
+                    **common,
+                    "id": id,
+                    "sweep_id": sweeps[i // len(points)],
+                    "held": Held.NOT,
+                    **given,
+                }
+                for i, (id, given) in enumerate(zip(ids, points * number, strict=True))
+            ],
+        )
+        holds.note_turns(session, sweeps)
+    return ids
+
+
+def chosen(database: Database) -> str | None:
+    with database.transaction() as session:
+        found = dispatch_next(session)
+    return None if found is None else found.experiment_id
+
+
+def statements_of_a_choice(database: Database) -> int:
+    statements: list[str] = []
+
+    def note(*arguments: Any) -> None:
+        statements.append(arguments[2])
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    assert chosen(database) is None
+    event.remove(database.engine, "before_cursor_execute", note)
+    return len(statements)
+
+
+IDLE: tuple[tuple[dict[str, Any], ...], ...] = (
+    ({"status": Status.PAUSED}, {"status": Status.PAUSED, "held": Held.SWEEP}),
+    ({"status": Status.RUNNING}, {"status": Status.QUEUED, "held": Held.SWEEP}),
+    ({"status": Status.PAUSED}, {"status": Status.QUEUED, "held": Held.AFTER}),
+)
+"""Points of sweeps none of which may start."""
+
+
+def test_what_cannot_run_costs_a_choice_nothing(database: Database) -> None:
+    """However many sweeps with a limit are paused, at their limit, or wait for others."""
+    costs = []
+    for _ in range(2):
+        for points in IDLE:
+            limited_sweeps(database, holds.TURNS_AT_ONCE // 2, *points)
+        for _ in range(2):  # each is looked at once
+            assert chosen(database) is None
+        assert _turns(database) == 0
+        costs.append(statements_of_a_choice(database))
+    assert costs[0] == costs[1]
+
+
+def _turns(database: Database) -> int:
+    with database.snapshot() as session:
+        return len(session.scalars(select(Turn)).all())
+
+
+def test_a_choice_looks_at_so_many_sweeps_at_once(database: Database) -> None:
+    limited_sweeps(database, 2 * holds.TURNS_AT_ONCE + 1, *IDLE[0])
+    left = []
+    for _ in range(3):
+        assert chosen(database) is None
+        left.append(_turns(database))
+    assert left == [holds.TURNS_AT_ONCE + 1, 1, 0]
+
+
+def test_many_notes_of_one_sweep_delay_no_other(database: Database) -> None:
+    limited_sweeps(database, 1, *IDLE[0])
+    with database.transaction() as session:
+        sweep_id = session.scalars(select(Sweep.id)).one()
+        holds.note_turns(session, [sweep_id] * (2 * holds.TURNS_AT_ONCE))
+    limited_sweeps(database, 1, {"status": Status.PAUSED}, {"held": Held.SWEEP})
+    assert chosen(database) is None  # it looks at the first sweep alone
+    assert chosen(database) is not None
+
+
+def test_what_was_held_when_it_was_paused_starts_in_its_turn(either: Database) -> None:
+    first, second = limited_sweeps(
+        either, 1, {"status": Status.RUNNING}, {"status": Status.PAUSED, "held": Held.SWEEP}
+    )
+    assert chosen(either) is None
+    for one, desired in ((second, DesiredState.RUN), (first, DesiredState.CANCEL)):
+        with either.transaction() as session:
+            states.request(session, one, desired)
+        assert chosen(either) is None
+    with either.transaction() as session:
+        session.get_one(Experiment, first).status = Status.CANCELLED
+        states.note_status(session, first, Status.CANCELLED)
+    assert chosen(either) == second
+
+
+def test_what_its_last_predecessor_frees_starts(either: Database) -> None:
+    submitted(either)
+    before = claim_next(either)
+    (waits,) = limited_sweeps(either, 1, {"held": Held.AFTER})
+    with either.transaction() as session:
+        holds.wait_for(session, {waits: [before.experiment_id]})
+    assert chosen(either) is None
+    with either.transaction() as session:
+        lease.finish(session, before, Status.SUCCEEDED)
+    assert row(either, waits).held == Held.SWEEP
+    assert chosen(either) == waits
+
+
+def test_what_was_freed_while_its_sweeps_limit_was_lifted_starts(either: Database) -> None:
+    """Two transactions at once: one saw the limit, the other lifted it."""
+    (one,) = limited_sweeps(either, 1, {"held": Held.SWEEP})
+    with either.transaction() as session:
+        session.execute(text("UPDATE sweeps SET concurrency = NULL"))
+    assert chosen(either) == one
+
+
+def test_what_another_transaction_holds_is_let_go_later(lab: Settings) -> None:
+    with closing(Database(lab.url)) as database, closing(Database(lab.url)) as other:
+        (one,) = limited_sweeps(database, 1, {"held": Held.SWEEP})
+        with other.transaction() as session:
+            session.execute(text("UPDATE experiments SET note = 'x'"))
+            assert chosen(database) is None
+        assert chosen(database) == one
+
+
+def test_notes_of_sweeps_that_are_gone_are_dropped(database: Database) -> None:
+    limited_sweeps(database, 1, *IDLE[0])
+    with database.transaction() as session:
+        for table in (Wait, Experiment, Sweep):
+            session.execute(delete(table))
+    assert chosen(database) is None
+    assert _turns(database) == 0

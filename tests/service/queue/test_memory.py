@@ -1,0 +1,253 @@
+"""Memory of devices: estimates, what is learned, and GPUs that others use too.
+
+No GPU is needed: workers say in their heartbeats what NVML would tell them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import event, insert, select, text, update
+
+from mptcore.specs import validate_spec
+from service.experiments.schemas import Submission
+from service.experiments.views import attempt_out
+from service.fair_share import FairShare
+from service.queue import lease, ledger, workers
+from service.queue.dispatch import Dispatch, dispatch_next
+from service.queue.memory import MIN_RUNS, RUNTIME_BYTES, Memory, MemoryModel, learned_ratio
+from service.queue.position import queue_positions
+from service.queue.snapshot import QueueSnapshots
+from service.queue.workers import Vitals
+from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import TELLING_BYTES, Attempt, Experiment, Queue, Status
+from service.tables.workers import Worker
+from tests.support import stored
+from tests.support.attempts import submitted
+from tests.support.nvml import Card, Nvml
+from tests.support.ppca_spec import ppca_spec
+from worker import gpus, presence
+from worker.slot import Slot
+
+GIB = 2**30
+
+
+def register(
+    database: Database, name: str, free: float, ours: float = 0, uuid: str = "GPU-0"
+) -> None:
+    """A worker's heartbeat, on a GPU of 80 GiB."""
+    vitals = Vitals(
+        "host",
+        Queue.GPU,
+        1,
+        gpu_memory_total=80 * GIB,
+        gpu_memory_free=int(free * GIB),
+        gpu_number=0,
+        gpu_uuid=uuid,
+        gpu_memory_ours=int(ours * GIB),
+    )
+    with database.transaction() as session:
+        workers.beat(session, name, vitals)
+
+
+def submit(database: Database, gib: float, priority: int = 0) -> str:
+    value = {"spec": ppca_spec(compute__device="cuda"), "priority": priority}
+    submission = Submission.model_validate(value)
+    memory = Memory(int(gib * GIB), int(gib * GIB))
+    with database.transaction() as session:
+        return stored.submit(session, 1, submission, memory=memory).id
+
+
+def dispatch(database: Database) -> Dispatch | None:
+    with database.transaction() as session:
+        return dispatch_next(session, Queue.GPU)
+
+
+def claim(database: Database, chosen: Dispatch, worker: str) -> bool:
+    """As a slot does, of the GPU that its worker's last heartbeat told of."""
+    with database.transaction() as session:
+        room = workers.room_at(session, worker)
+        number = chosen.dispatch_no
+        found = lease.claim(
+            session, chosen.experiment_id, number, worker=worker, lease_s=60, room=room
+        )
+        return found is not None
+
+
+def reason(database: Database, experiment_id: str) -> str:
+    with database.snapshot() as session:
+        one = session.get_one(Experiment, experiment_id)
+        return queue_positions(session, [one], QueueSnapshots())[experiment_id].reason
+
+
+def test_what_others_use_is_a_condition_and_a_reason(either: Database) -> None:
+    register(either, "g", free=49)
+    large, small = submit(either, 60), submit(either, 40)
+    used = "GPU 0 is used by a process outside this service (31 GiB)"
+    assert reason(either, large) == f"{used}; the run takes about 60 GiB"
+    chosen = dispatch(either)
+    assert chosen is not None
+    assert chosen.experiment_id == small
+    assert dispatch(either) is None
+    register(either, "g", free=80)
+    freed = dispatch(either)
+    assert freed is not None
+    assert freed.experiment_id == large
+
+
+def test_a_claim_where_there_is_no_room_is_put_back(either: Database) -> None:
+    """The message went to the wrong one of two workers: no attempt is counted."""
+    register(either, "full", free=10, uuid="GPU-a")
+    register(either, "free", free=80, uuid="GPU-b")
+    large = submit(either, 60)
+    chosen = dispatch(either)
+    assert chosen is not None
+    assert not claim(either, chosen, "full")
+    with either.snapshot() as session:
+        one = session.get_one(Experiment, large)
+        assert (one.status, one.attempt, one.lost) == (Status.QUEUED, 0, 0)
+    again = dispatch(either)
+    assert again is not None
+    assert not claim(either, chosen, "free")  # that dispatch is over
+    assert claim(either, again, "free")
+
+
+def test_two_workers_of_one_gpu_do_not_take_its_memory_twice(either: Database) -> None:
+    register(either, "a", free=80)
+    register(either, "b", free=80)
+    first, second = submit(either, 50), submit(either, 50)
+    chosen = dispatch(either)
+    assert chosen is not None
+    assert chosen.experiment_id == first
+    assert claim(either, chosen, "a")  # and has taken nothing of its memory yet
+    assert dispatch(either) is None
+    register(either, "a", free=30, ours=50)
+    assert dispatch(either) is None
+    assert reason(either, second) == "next in turn"
+
+
+def test_small_runs_do_not_keep_a_large_one_from_a_gpu_that_they_share(either: Database) -> None:
+    register(either, "a", free=80)
+    register(either, "b", free=80)
+    submit(either, 20)
+    chosen = dispatch(either)
+    assert chosen is not None
+    assert claim(either, chosen, "a")
+    register(either, "a", free=60, ours=20)
+    large = submit(either, 70)
+    submit(either, 20)
+    assert dispatch(either) is None  # the large one waits for our own run to end
+    with either.transaction() as session:
+        found = session.get_one(Experiment, chosen.experiment_id)
+        begun = lease.Claim(found.id, found.attempt, found.spec)
+        lease.finish(session, begun, Status.SUCCEEDED)
+    register(either, "a", free=80)
+    following = dispatch(either)
+    assert following is not None
+    assert following.experiment_id == large
+
+
+def test_what_no_worker_could_hold_is_refused(api: TestClient, database: Database) -> None:
+    body = {"spec": ppca_spec(compute__device="cuda", data__n=100_000, data__dim=1000)}
+    body["spec"]["evaluate"] = {"masks": {"schedule": "fixed", "size": 1, "per_size": 1}}
+    assert api.post("/v1/experiments:validate", json=body).status_code == 200
+    register(database, "g", free=1)
+    assert api.post("/v1/experiments:validate", json=body).status_code == 200  # 80 GiB in all
+    with database.transaction() as session:
+        session.execute(update(Worker).values(gpu_memory_total=GIB))
+    for path in ("/v1/experiments", "/v1/experiments:validate"):
+        refused = api.post(path, json=body)
+        assert refused.status_code == 422
+        (error,) = refused.json()["errors"]
+        assert error["pointer"] == "/spec/data"
+        assert error["detail"] == (
+            "a run takes about 3.68 GiB; the workers hold at most 1 GiB on a GPU"
+        )
+    body["spec"]["compute"]["device"] = "cpu"  # of whose workers there is none yet
+    assert api.post("/v1/experiments", json=body).status_code == 202
+
+
+def test_a_family_learns_from_what_its_runs_took(either: Database) -> None:
+    spec = validate_spec(ppca_spec(data__n=200_000, data__dim=100))
+    with either.snapshot() as session:
+        plain = MemoryModel(session).expected(spec)
+    assert plain.expected == RUNTIME_BYTES[Queue.CPU] + plain.by_spec
+    for i in range(MIN_RUNS):
+        with either.snapshot() as session:
+            assert learned_ratio(session, "ppca", Queue.CPU) == 1.0, i
+        peak = RUNTIME_BYTES[Queue.CPU] + 3 * plain.by_spec
+        _finish(either, plain.by_spec, peak)
+    with either.snapshot() as session:
+        assert learned_ratio(session, "ppca", Queue.CPU) == pytest.approx(3)
+        assert learned_ratio(session, "ppca", Queue.GPU) == 1.0
+        assert learned_ratio(session, "vae", Queue.CPU) == 1.0
+        found = MemoryModel(session).expected(spec)
+    assert found.expected == RUNTIME_BYTES[Queue.CPU] + 3 * plain.by_spec
+
+
+def test_learning_reads_no_attempt_that_tells_nothing(either: Database) -> None:
+    """There may be a million of them, and each submission learns."""
+    submitted(either)
+    statements: list[tuple[str, Any]] = []
+    with either.transaction() as session:
+        experiment_id = session.scalars(select(Experiment.id)).one()
+        columns = {"experiment_id": experiment_id, "owner_id": 1, "worker": "w", "queue": "cpu",
+                   "started_at": 0.0, "ended_at": 1.0, "folded": True, "family": "ppca",
+                   "estimated_bytes": 1000, "peak_bytes": 2000}  # fmt: skip
+        session.execute(insert(Attempt), [{**columns, "attempt": i} for i in range(1, 3000)])
+    with either.transaction() as session:
+        session.execute(text("ANALYZE"))
+    event.listen(either.engine, "before_cursor_execute", lambda *a: statements.append((a[2], a[3])))
+    with either.snapshot() as session:
+        assert learned_ratio(session, "ppca", Queue.CPU) == 1.0
+    explain = "EXPLAIN QUERY PLAN" if either.engine.dialect.name == "sqlite" else "EXPLAIN"
+    with either.engine.connect() as connection:
+        (read,) = (one for one in statements if "attempts" in one[0])
+        plan = connection.exec_driver_sql(f"{explain} {read[0]}", read[1]).fetchall()
+    assert "ix_attempts_telling" in str(plan)
+    assert str(TELLING_BYTES) in read[0], "a plan for any value of a parameter cannot use the index"
+
+
+def _finish(database: Database, by_spec: int, peak: int) -> None:
+    with database.transaction() as session:
+        submission = Submission.model_validate({"spec": ppca_spec()})
+        made = stored.submit(session, 1, submission, memory=Memory(by_spec, by_spec))
+        chosen = dispatch_next(session)
+        assert chosen is not None
+        begun = lease.claim(session, made.id, chosen.dispatch_no, worker="w", lease_s=60)
+        assert begun is not None
+        lease.finish(session, begun, Status.SUCCEEDED, peak_bytes=peak)
+        ledger.fold(session, FairShare())
+
+
+def test_a_run_leaves_its_peak(settings: Settings, database: Database, tmp_path: Path) -> None:
+    """Of main memory, for a run on a CPU: the resident size, torch's own included."""
+    with database.transaction() as session:
+        spec = ppca_spec(data__dim=60, evaluate__masks__per_size=1500)
+        stored.submit(session, 1, Submission.model_validate({"spec": spec}))
+        chosen = dispatch_next(session)
+    assert chosen is not None
+    slot = Slot(database, settings, "w")
+    assert slot.run(chosen.experiment_id, chosen.dispatch_no, lambda: False)
+    with database.snapshot() as session:
+        (line,) = session.scalars(select(Attempt)).all()
+        assert attempt_out(line).peak_bytes == line.peak_bytes
+    assert line.peak_bytes is not None
+    assert 50 * 2**20 < line.peak_bytes < RUNTIME_BYTES[Queue.CPU]
+    assert line.ended_at is not None
+
+
+def test_what_a_worker_says_of_its_gpu(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the fourth: 31 GiB are a stranger's, 5 GiB those of run 42."""
+    cards = [Card(f"GPU-{i}", 44 * GIB, {7: 31 * GIB, 42: 5 * GIB}) for i in range(4)]
+    monkeypatch.setattr(gpus, "pynvml", Nvml(*cards))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    found = presence.vitals(Queue.GPU, run_memory=GIB, run_pid=42)
+    assert (found.gpu_number, found.gpu_uuid, found.run_memory) == (3, "GPU-3", GIB)
+    assert found.gpu_memory_ours == 5 * GIB
+    with either.transaction() as session:
+        workers.beat(session, "w", found)
+        (gpu,) = workers.gpus(session, 60)
+    assert (gpu.foreign, gpu.room, gpu.room_without_ours) == (31 * GIB, 44 * GIB, 49 * GIB)

@@ -1,0 +1,337 @@
+"""Which workers an experiment goes to, where it stands among those that want the same, and why."""
+
+import random
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from service.experiments.schemas import Submission
+from service.fair_share import FairShare
+from service.queue import lease, shares, snapshot, workers
+from service.queue.dispatch import _dispatch, dispatch_next
+from service.queue.position import position_of_next, queue_positions
+from service.queue.schemas import QueuePosition
+from service.queue.shares import Standing
+from service.queue.snapshot import QUEUES, QueueSnapshots
+from service.queue.workers import Vitals
+from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import DEVICES, Experiment, Queue, Status
+from service.tables.users import User
+from service.web.main import create_app
+from tests.support import stored
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import wait_until
+from worker.celery_app import make_celery
+from worker.dispatcher import Dispatcher
+
+
+def submit(database: Database, device: str = "cpu", priority: int = 0) -> str:
+    spec = ppca_spec(compute__device=device)
+    with database.transaction() as session:
+        made = stored.submit(
+            session, 1, Submission.model_validate({"spec": spec, "priority": priority})
+        )
+    assert made is not None
+    return made.id
+
+
+def register(database: Database, **counts: int) -> None:
+    with database.transaction() as session:
+        for name, count in counts.items():
+            for i in range(count):
+                workers.beat(session, f"{name}{i}", Vitals("host", Queue(name), 1))
+
+
+def occupy(database: Database, worker: str) -> None:
+    """Have a worker run something urgent."""
+    for_queue = Queue(worker[:3])
+    submit(database, DEVICES[for_queue][0], priority=100)
+    with database.transaction() as session:
+        chosen = dispatch_next(session, for_queue)
+        assert chosen is not None
+        lease.claim(session, chosen.experiment_id, chosen.dispatch_no, worker=worker, lease_s=60)
+
+
+def found_places(
+    database: Database, *ids: str, queue_snapshots: QueueSnapshots | None = None
+) -> dict[str, QueuePosition]:
+    with database.snapshot() as session:
+        query = select(Experiment).where(Experiment.id.in_(ids))
+        return queue_positions(
+            session, session.scalars(query).all(), queue_snapshots or QueueSnapshots()
+        )
+
+
+def place(database: Database, experiment_id: str) -> tuple[int, str]:
+    found = found_places(database, experiment_id)[experiment_id]
+    return found.position, found.reason
+
+
+def test_auto_goes_to_a_gpu_where_one_is_idle_else_to_a_cpu(lab: Settings) -> None:
+    database = Database(lab.url)
+    register(database, gpu=2, cpu=2)
+    occupy(database, "gpu0")
+    ids = [submit(database, device) for device in ("auto", "cuda", "auto", "auto", "cpu")]
+    dispatched = Dispatcher(database, lab, make_celery(lab)).dispatch()
+    assert [(one.queue, ids.index(one.experiment_id)) for one in dispatched] == [
+        ("gpu", 0),
+        ("cpu", 2),
+        ("cpu", 3),
+    ]
+    assert place(database, ids[1]) == (0, "all 2 GPU workers are busy, next in turn")
+    assert place(database, ids[4]) == (0, "all 2 CPU workers are busy, next in turn")
+
+
+def test_what_a_disabled_user_has_queued_is_before_no_one(either: Database) -> None:
+    register(either, cpu=1)
+    with either.transaction() as session:
+        disabled = User(name="disabled", disabled_at=1.0)
+        session.add(disabled)
+        session.flush()
+        other = stored.submit(
+            session, disabled.id, Submission.model_validate({"spec": ppca_spec()})
+        ).id
+    mine = submit(either)
+    assert place(either, mine) == (0, "next in turn")
+    assert "its owner is disabled" in place(either, other)[1]
+
+
+def test_the_reason_names_what_is_missing(either: Database) -> None:
+    on_gpu, anywhere, on_cpu = (submit(either, device) for device in ("cuda", "auto", "cpu"))
+    assert place(either, on_gpu) == (0, "no GPU worker is registered")
+    assert place(either, anywhere) == (0, "no worker is registered")
+    assert place(either, on_cpu) == (1, "no CPU worker is registered")
+    register(either, cpu=1)
+    assert place(either, on_gpu) == (0, "no GPU worker is registered")
+    assert place(either, anywhere) == (0, "next in turn")
+    assert place(either, on_cpu) == (1, "1 before it")
+    occupy(either, "cpu0")
+    assert place(either, anywhere) == (0, "the only CPU worker is busy, next in turn")
+    register(either, gpu=2)
+    assert place(either, anywhere) == (0, "next in turn")
+    assert place(either, on_gpu) == (0, "next in turn")
+    occupy(either, "gpu0")
+    occupy(either, "gpu1")
+    busy = "all 1 CPU and 2 GPU workers are busy, next in turn"
+    assert place(either, anywhere) == (0, busy)
+    second = submit(either, "cuda")
+    assert place(either, second) == (2, "all 2 GPU workers are busy, 2 before it")
+    with either.snapshot() as session:
+        asked = position_of_next(session, 1, "cuda", 1, None, QueueSnapshots())
+    assert (asked.position, asked.reason) == (0, "all 2 GPU workers are busy, next in turn")
+
+
+def test_a_scene_serves_for_its_time_whoever_knows_itself_in_it(database: Database) -> None:
+    mine = submit(database, "cuda")
+    kept = QueueSnapshots(for_s=1000.0)
+    assert (
+        found_places(database, mine, queue_snapshots=kept)[mine].reason
+        == "no GPU worker is registered"
+    )
+    register(database, gpu=1)
+    second = submit(database, "cuda")
+    old = found_places(database, second, queue_snapshots=kept)[second]
+    assert (old.position, old.reason) == (1, "no GPU worker is registered")
+    with database.transaction() as session:
+        session.add(User(id=2, name="new"))
+        session.flush()
+        session.get_one(Experiment, second).owner_id = 2
+    of_new = found_places(database, second, queue_snapshots=kept)[second]
+    assert (of_new.position, of_new.reason) == (1, "1 before it")
+    assert found_places(database, mine, queue_snapshots=kept)[mine].reason == "next in turn"
+
+
+def test_a_place_of_what_came_after_the_scene_is_behind_what_it_has(database: Database) -> None:
+    kept = QueueSnapshots(for_s=1000.0)
+    first = submit(database)
+    urgent = submit(database, priority=5)
+    assert found_places(database, first, queue_snapshots=kept)[first].position == 1
+    assert found_places(database, urgent, queue_snapshots=kept)[urgent].position == 0
+    later = [submit(database), submit(database, priority=5), submit(database, priority=6)]
+    found = found_places(database, *later, queue_snapshots=kept)
+    assert [found[id].position for id in later] == [2, 1, 0]
+
+
+@dataclass
+class Clock:
+    """Time that passes only where a test says so."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """That of the scenes."""
+    made = Clock()
+    monkeypatch.setattr(snapshot, "time", made)
+    return made
+
+
+def reason_of(database: Database, experiment_id: str, queue_snapshots: QueueSnapshots) -> str:
+    return found_places(database, experiment_id, queue_snapshots=queue_snapshots)[
+        experiment_id
+    ].reason
+
+
+def test_while_one_makes_the_next_scene_the_last_serves_the_others(
+    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, mine = QueueSnapshots(for_s=1.0), submit(database)
+    began, go_on, standings = threading.Event(), threading.Event(), shares.standings
+
+    def held_up(session: Session, fair_share: FairShare) -> Sequence[Standing]:
+        began.set()
+        assert go_on.wait(30)
+        return standings(session, fair_share)
+
+    reason = partial(reason_of, database, mine, kept)
+    assert reason() == "no CPU worker is registered"
+    register(database, cpu=1)
+    monkeypatch.setattr(shares, "standings", held_up)
+    with ThreadPoolExecutor(2) as pool:
+        clock.now = 1.5
+        first = pool.submit(reason)
+        assert began.wait(30)
+        assert reason() == "no CPU worker is registered"
+        clock.now = 2.0
+        second = pool.submit(reason)
+        with suppress(TimeoutError):
+            pytest.fail(f"too old, and still told: {second.result(timeout=0.2)}")
+        go_on.set()
+        assert first.result() == second.result() == "next in turn"
+
+
+def test_the_next_scene_is_made_beside_those_who_ask(
+    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, mine = QueueSnapshots(for_s=1.0, database=database), submit(database)
+    standings, makers = shares.standings, list[str]()
+
+    def noted(session: Session, fair_share: FairShare) -> Sequence[Standing]:
+        makers.append(threading.current_thread().name)
+        return standings(session, fair_share)
+
+    reason = partial(reason_of, database, mine, kept)
+    assert reason() == "no CPU worker is registered"
+    register(database, cpu=1)
+    monkeypatch.setattr(shares, "standings", noted)
+    clock.now = 1.5
+    assert reason() == "no CPU worker is registered"
+    wait_until(lambda: reason() == "next in turn")
+    assert makers == ["scenes_0"]
+    clock.now = 3.5  # nobody asked for so long that it is too old
+    assert reason() == "next in turn"
+    assert makers == ["scenes_0", threading.current_thread().name]
+
+
+def test_who_asks_does_not_wait_for_a_scene_that_waits_for_its_connection(
+    settings: Settings, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Database(settings.url, connections=1)) as database:
+        monkeypatch.setattr(database._reader.pool, "_timeout", 60.0)
+        kept = QueueSnapshots(for_s=1.0, database=database)
+        with database.snapshot() as session:
+            first = kept.of(session, {1})
+            clock.now = 1.5
+            assert kept.of(session, {1}) is first
+            wait_until(lambda: kept._beside._work_queue.empty())
+            clock.now = 2.5
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(kept.of, session, {1}).result(timeout=20) is not first
+
+
+def test_answers_share_a_scene_for_as_long_as_the_settings_say(settings: Settings) -> None:
+    given = settings.model_copy(update={"places_for_s": 1000.0})
+    key = settings.key_file.read_text().strip()
+    with TestClient(create_app(given), headers={"Authorization": f"Bearer {key}"}) as api:
+        mine = api.post("/v1/experiments", json={"spec": ppca_spec()}).json()["urls"]["self"]
+        register(Database(settings.url), cpu=1)
+        assert api.get(mine).json()["queue"]["reason"] == "no CPU worker is registered"
+        assert api.get("/v1/queue").json()["items"][0]["queue"]["reason"] == (
+            "no CPU worker is registered"
+        )
+
+
+def test_many_places_are_those_of_each(either: Database) -> None:
+    """By the definition: who comes before it on the shorter of the queues that it waits in."""
+    generator = random.Random(1)
+    register(either, gpu=1, cpu=1)
+    ids = [
+        submit(either, generator.choice(["cpu", "cuda", "auto"]), generator.randrange(-1, 2))
+        for _ in range(12)
+    ]
+    with either.transaction() as session:
+        session.get_one(Experiment, ids.pop()).status = Status.PAUSED
+    together = found_places(either, *ids)
+    with either.snapshot() as session:
+        rows = session.scalars(select(Experiment).where(Experiment.id.in_(ids))).all()
+    order = sorted(rows, key=lambda one: (-one.priority, one.id))
+    for i, one in enumerate(order):
+        waits_in: Any = QUEUES[one.device]  # type: ignore[index]
+        counts = [sum(o.device in DEVICES[name] for o in order[:i]) for name in waits_in]
+        assert together[one.id].position == min(counts)
+        alone = found_places(either, one.id)[one.id]
+        assert (alone.position, alone.reason) == (
+            together[one.id].position,
+            together[one.id].reason,
+        )
+    assert set(together) == set(ids)
+
+
+def test_a_decision_is_a_look_into_the_index(lab: Settings) -> None:
+    """However many wait, and however many have been: pages of the database that are touched."""
+    database = Database(lab.url)
+    ages = (("a", "cuda", "succeeded"), ("b", "cuda", "queued"), ("c", "auto", "queued"))
+    for age, device, status in ages:
+        with database.transaction() as session:
+            session.execute(
+                text(
+                    "INSERT INTO experiments (id, owner_id, tags, priority, spec, family, device,"
+                    " status, desired_state, dispatch_no, attempt, lost, created_at, last_seq)"
+                    " SELECT :age || i, 1, '[]', 0, '{}', 'ppca',"
+                    " :device, :status, 'run', 0, 0, 0, 0, 0 FROM generate_series(1, 5000) i"
+                ),
+                {"age": age, "device": device, "status": status},
+            )
+    with database.transaction() as session:
+        session.execute(text("ANALYZE experiments"))
+        statement = _dispatch(Queue.GPU).compile(session.get_bind())
+        parameters = {**statement.params, "owner": 1, "room": 2**62}
+        explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
+        driver = session.connection().connection.dbapi_connection
+        assert driver is not None
+        ((plan,),) = driver.execute(explained, parameters).fetchone()
+    assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 100
+
+
+def test_validation_says_where_it_would_wait(api: TestClient, database: Database) -> None:
+    spec = ppca_spec(compute__device="cuda")
+    answer = api.post("/v1/experiments:validate", json={"spec": spec}).json()
+    assert (answer["queue_position"], answer["queue_reason"]) == (0, "no GPU worker is registered")
+    made = api.post("/v1/experiments", json={"spec": spec}).json()
+    reason = "no GPU worker is registered"
+    unknown = {"estimated_start": None, "estimate": reason}
+    assert made["queue"] == {"position": 0, "reason": reason, **unknown}
+    register(database, cpu=1)
+    listed = api.get("/v1/experiments").json()["items"]
+    assert [one["queue"]["reason"] for one in listed] == ["no GPU worker is registered"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "auto"])
+def test_the_device_is_that_of_the_spec(either: Database, device: str) -> None:
+    with either.snapshot() as session:
+        one = session.get_one(Experiment, submit(either, device))
+        assert (one.device, one.spec["compute"]["device"]) == (device, device)

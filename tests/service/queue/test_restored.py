@@ -1,0 +1,72 @@
+"""What was under way when a backup was made, in the database that it was restored to."""
+
+import time
+
+import pytest
+from sqlalchemy import select
+
+from service.queue import lease
+from service.queue.lease import BEYOND
+from service.tables.engine import Database
+from service.tables.experiments import Attempt, DesiredState, Status
+from tests.support.attempts import claimed, dispatched, submitted
+from tests.support.stored import change, row, status_events
+
+RAN_UNTIL = 2e9
+"""When the lease of a run ended that began before."""
+
+
+def begin_anew(database: Database) -> int:
+    with database.transaction() as session:
+        return lease.begin_anew(session)
+
+
+@pytest.mark.parametrize(
+    ("desired", "becomes"), [("run", "queued"), ("pause", "paused"), ("cancel", "cancelled")]
+)
+def test_what_ran_goes_where_its_owner_wants(
+    database: Database, desired: str, becomes: str
+) -> None:
+    """Its slot counts until its lease was over."""
+    claim = claimed(database)
+    columns = {"desired_state": DesiredState(desired), "lease_expires_at": RAN_UNTIL}
+    change(database, claim.experiment_id, **columns)
+    assert begin_anew(database) == 1
+    found = row(database, claim.experiment_id)
+    assert (found.status, found.lost, found.lease_expires_at) == (becomes, 0, None)
+    if becomes == "cancelled":
+        assert found.finished_at == pytest.approx(time.time(), abs=60)
+    else:
+        assert found.finished_at is None
+    numbers = (1, 1) if becomes == "cancelled" else (1 + BEYOND, 1 + BEYOND)
+    assert (found.attempt, found.dispatch_no) == numbers
+    told = {"status": becomes, "restored": True}
+    assert status_events(database, claim.experiment_id)[3:] == [told]
+    with database.snapshot() as session:
+        assert session.scalars(select(Attempt.ended_at)).all() == [RAN_UNTIL]
+
+
+def test_what_was_on_its_way_to_a_worker_waits_again(database: Database) -> None:
+    submitted(database)
+    experiment_id, number = dispatched(database)
+    assert begin_anew(database) == 1
+    found = row(database, experiment_id)
+    assert (found.status, found.dispatch_no) == ("queued", number + BEYOND)
+    assert status_events(database, experiment_id)[-1] == {"status": "queued", "restored": True}
+
+
+@pytest.mark.parametrize(
+    ("status", "raised"),
+    [("queued", BEYOND), ("paused", BEYOND), ("succeeded", 0), ("failed", 0), ("cancelled", 0)],
+)
+def test_what_was_not_under_way_stays_as_it_is(
+    database: Database, status: str, raised: int
+) -> None:
+    """But what may run again has numbers that no worker from before knows."""
+    experiment_id = submitted(database)
+    change(database, experiment_id, status=Status(status), attempt=3, dispatch_no=5)
+    assert begin_anew(database) == 0
+    found = row(database, experiment_id)
+    assert (found.status, found.attempt, found.dispatch_no) == (status, 3 + raised, 5 + raised)
+    assert found.finished_at is None
+    assert len(status_events(database, experiment_id)) == 1

@@ -1,0 +1,291 @@
+"""What becomes of each record in the tables, to the last column."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import select
+
+from service.queue import lease
+from service.queue.lease import Claim
+from service.records import recording
+from service.records.curves import read_series
+from service.records.recording import Batch, Eta, canonical, record
+from service.tables.engine import Base, Database
+from service.tables.experiments import (
+    Artifact,
+    Attempt,
+    Block,
+    Checkpoint,
+    DesiredState,
+    Event,
+    Metric,
+    Series,
+)
+from tests.support.attempts import claim_next, claimed
+from tests.support.stored import change, row
+
+
+def point(seq: int, **parts: Any) -> dict[str, Any]:
+    return {"seq": seq, "record": "point", "series": "score", "labels": {"seed": 4, "model": "a"},
+            "x": seq / 2, "value": -1.5, "std_err": 0.25, "n": 8} | parts  # fmt: skip
+
+
+def checkpoint(after: int, file: str) -> dict[str, Any]:
+    digest = "c" * 64
+    return {"seq": None, "record": "checkpoint", "after": after, "file": file, "sha256": digest}
+
+
+def log(seq: int, **parts: Any) -> dict[str, Any]:
+    return {"seq": seq, "record": "log", "level": "info", "message": f"{seq}"} | parts
+
+
+def batch_of(*records: dict[str, Any]) -> Batch:
+    batch = Batch()
+    for one in records:
+        batch.add(one)
+    return batch
+
+
+def write(database: Database, claim: Claim, *records: dict[str, Any]) -> DesiredState:
+    with database.transaction() as session:
+        return record(session, claim, batch_of(*records), 60)
+
+
+def rows(database: Database, table: type[Base]) -> list[dict[str, Any]]:
+    with database.snapshot() as session:
+        return [
+            {name: getattr(one, name) for name in table.__table__.columns.keys()}
+            for one in session.scalars(select(table))
+        ]
+
+
+@pytest.fixture
+def claim(database: Database) -> Claim:
+    """The run of one of two experiments."""
+    change(database, claimed(database).experiment_id, attempt=1)
+    return claimed(database)
+
+
+def test_labels_are_one_text_in_whatever_order() -> None:
+    assert canonical({"b": 1, "a": "x"}) == '{"a":"x","b":1}' == canonical({"a": "x", "b": 1})
+
+
+def test_a_batch_sorts_its_records() -> None:
+    metric = {"seq": 3, "record": "metric"}
+    artifact = {"seq": 4, "record": "artifact"}
+    progress = {"seq": None, "record": "progress"}
+    last = checkpoint(5, "a")
+    batch = batch_of(point(1), log(2), metric, artifact, progress, point(6), last)
+    assert batch.points == {("score", '{"model":"a","seed":4}'): [point(1), point(6)]}
+    assert (batch.metrics, batch.logs, batch.artifacts) == ([metric], [log(2)], [artifact])
+    assert (batch.progress, batch.checkpoint) == (progress, last)
+    assert (batch.last_seq, batch.size, batch.restarts) == (6, 7, False)
+    assert batch_of({"seq": None, "record": "restart"}).restarts
+    assert (Batch().last_seq, Batch().size, Batch().restarts) == (0, 0, False)
+
+
+def test_points_are_kept_in_columns(database: Database, claim: Claim) -> None:
+    write(database, claim, point(3), point(7, value=None, reason="late"),
+          point(9, std_err=None, reason="early"), point(11, reason="late"))  # fmt: skip
+    (series,), (block,) = rows(database, Series), rows(database, Block)
+    assert (series["experiment_id"], series["name"]) == (claim.experiment_id, "score")
+    assert series["labels"] == '{"model":"a","seed":4}'
+    assert block["series_id"] == series["id"]
+    assert (block["first_seq"], block["last_seq"], block["count"]) == (3, 11, 4)
+    assert block["seq"] == np.array([3, 7, 9, 11], "<i4").tobytes()
+    nan = float("nan")
+    for name, column in {
+        "x": [1.5, 3.5, 4.5, 5.5],
+        "value": [-1.5, nan, -1.5, -1.5],
+        "std_err": [0.25, 0.25, nan, 0.25],
+        "n": [8.0] * 4,
+    }.items():
+        assert np.array_equal(np.frombuffer(block[name], "<f8"), column, equal_nan=True), name
+    assert (block["reason"], block["reasons"]) == (bytes([0, 2, 1, 2]), ["early", "late"])
+
+
+def test_every_point_keeps_its_reason(database: Database, claim: Claim) -> None:
+    """More than the byte of a block counts begin another one."""
+    reasons = [f"reason {i:03}" for i in range(1, 258)]
+    told = [reasons[0], None, *reasons]
+    write(
+        database,
+        claim,
+        *(point(i, **({"reason": one} if one else {})) for i, one in enumerate(told, 1)),
+    )
+    first, second = rows(database, Block)
+    assert first["reasons"] == [f"reason {i:03}" for i in range(1, 256)]
+    assert first["reason"] == bytes([1, 0, *range(1, 256)])
+    assert (second["first_seq"], second["count"], second["reason"]) == (258, 2, bytes([1, 2]))
+    with database.snapshot() as session:
+        (series,) = read_series(session, claim.experiment_id, max_points=1000)
+    assert series.reasons == told
+
+
+def test_a_series_is_one_over_batches_and_another_by_label(
+    database: Database, claim: Claim
+) -> None:
+    write(database, claim, point(1))
+    write(database, claim, point(2), point(3, labels={"seed": 5}), point(4, series="loss"))
+    found = {(one["name"], one["labels"]): one["id"] for one in rows(database, Series)}
+    assert len(found) == len(rows(database, Series)) == 3
+    blocks = [(one["series_id"], one["first_seq"]) for one in rows(database, Block)]
+    first = found["score", '{"model":"a","seed":4}']
+    second, third = found["score", '{"seed":5}'], found["loss", '{"model":"a","seed":4}']
+    assert sorted(blocks) == sorted([(first, 1), (first, 2), (second, 3), (third, 4)])
+
+
+def test_series_of_one_name_in_two_experiments(database: Database, claim: Claim) -> None:
+    other = claimed(database)
+    write(database, claim, point(1))
+    write(database, other, point(1))
+    ids = {one["experiment_id"]: one["id"] for one in rows(database, Series)}
+    assert ids.keys() == {claim.experiment_id, other.experiment_id}
+    assert {one["series_id"] for one in rows(database, Block)} == {*ids.values()}
+
+
+def test_a_metric(database: Database, claim: Claim) -> None:
+    one = {"seq": 2, "record": "metric", "name": "lml", "labels": {"b": 1, "a": 2}, "value": -3.5,
+           "std_err": None, "reason": "one draw"}  # fmt: skip
+    plain = {"seq": 3, "record": "metric", "name": "mpt", "labels": {}, "value": 1.0,
+             "std_err": 0.5}  # fmt: skip
+    write(database, claim, one, plain)
+    first, second = sorted(rows(database, Metric), key=lambda found: found["seq"])
+    assert first == {
+        "experiment_id": claim.experiment_id, "name": "lml", "labels": '{"a":2,"b":1}', "seq": 2,
+        "value": -3.5, "std_err": None, "reason": "one draw",
+    }  # fmt: skip
+    assert (second["name"], second["std_err"], second["reason"]) == ("mpt", 0.5, None)
+
+
+def test_an_artifact(database: Database, claim: Claim) -> None:
+    one: dict[str, Any] = {"seq": 2, "file": "a.png", "media_type": "image/png", "bytes": 77}
+    one["sha256"] = "d" * 64
+    write(database, claim, {"record": "artifact", **one})
+    assert rows(database, Artifact) == [{"experiment_id": claim.experiment_id, "attempt": 1, **one}]
+
+
+def test_a_checkpoint(database: Database, claim: Claim) -> None:
+    write(database, claim, point(5), checkpoint(5, "00005"))
+    (found,) = rows(database, Checkpoint)
+    del found["created_at"]
+    assert found == {
+        "experiment_id": claim.experiment_id, "attempt": 1, "after_seq": 5, "file": "1/00005",
+        "sha256": "c" * 64, "bytes": None,
+    }  # fmt: skip
+    assert row(database, claim.experiment_id).last_seq == 5
+
+
+def test_the_two_latest_checkpoints_are_kept(database: Database, claim: Claim) -> None:
+    other = claimed(database)
+    write(database, other, checkpoint(1, "a"))
+    for after in (1, 2, 3):
+        write(database, claim, checkpoint(after, f"{after}"))
+    with database.snapshot() as session:
+        kept = [one.file for one in lease.checkpoints(session, claim.experiment_id)]
+        assert kept == ["1/3", "1/2"]
+        assert len(lease.checkpoints(session, other.experiment_id)) == 1
+
+
+def test_a_log(database: Database, claim: Claim) -> None:
+    write(database, claim, log(4, level="warning", message="watch out"))
+    (found,) = [one for one in rows(database, Event) if one["kind"] == "log"]
+    assert (found["experiment_id"], found["seq"]) == (claim.experiment_id, 4)
+    assert found["data"] == {"level": "warning", "message": "watch out"}
+
+
+@pytest.mark.parametrize(
+    ("batches", "kept"),
+    [
+        ([[1, 2]], [1, 2]),
+        ([[1, 2, 3]], [1, 2, 3]),
+        ([[1, 2, 3, 4]], [1, 2, 3, 4]),
+        ([[1, 2, 3, 4, 5]], [1, 2, 3, 4]),
+        ([[1, 2, 3], [4]], [1, 2, 3, 4]),
+        ([[1, 2, 3], [4], [5]], [1, 2, 3, 4]),
+        ([[1, 2, 3, 4], [5, 6]], [1, 2, 3, 4]),
+    ],
+)
+def test_no_more_logs_than_are_kept(
+    database: Database, claim: Claim, monkeypatch: pytest.MonkeyPatch, batches: list[list[int]],
+    kept: list[int],
+) -> None:  # fmt: skip
+    """The first beyond them says so. Those of other experiments and other events do not count."""
+    monkeypatch.setattr(recording, "MAX_LOGS", 3)
+    write(database, claimed(database), *map(log, range(1, 4)))
+    for seqs in batches:
+        write(database, claim, *map(log, seqs))
+    found = [one for one in rows(database, Event) if one["experiment_id"] == claim.experiment_id
+             and one["kind"] == "log"]  # fmt: skip
+    assert [one["seq"] for one in found] == kept
+    messages = [one["data"]["message"] for one in found]
+    assert messages[:3] == ["1", "2", "3"][: len(kept)]
+    if kept[3:]:
+        assert found[3]["data"] == {"level": "warning", "message": recording.LAST_LOG}
+
+
+def test_progress_stays_until_there_is_more(database: Database, claim: Claim) -> None:
+    write(
+        database, claim, {"seq": None, "record": "progress", "done": 3, "total": 9, "unit": "masks"}
+    )
+    write(database, claim, log(3))
+    found = row(database, claim.experiment_id)
+    assert (found.progress_done, found.progress_total, found.progress_unit) == (3, 9, "masks")
+    assert found.last_seq == 3
+
+
+def test_progress_says_its_stage_and_when_it_ends(database: Database, claim: Claim) -> None:
+    """And not that of earlier progress."""
+    told = {"seq": None, "record": "progress", "done": 3, "total": 9, "unit": "masks"}
+    staged = batch_of(told | {"stage": {"seed": 4}})
+    staged.eta = Eta(60.0, 2.5)
+    for one, expected in (
+        (staged, ({"seed": 4}, 60.0, 2.5)),
+        (batch_of(told | {"seq": 3}), (None, None, None)),
+    ):
+        with database.transaction() as session:
+            record(session, claim, one, 60)
+        found = row(database, claim.experiment_id)
+        eta = found.progress_eta_s, found.progress_eta_std_err_s
+        assert (found.progress_stage, *eta) == expected
+        assert found.progress_at == pytest.approx(time.time(), abs=60)
+
+
+def test_a_heartbeat_does_not_move_the_last_record(database: Database, claim: Claim) -> None:
+    write(database, claim, point(8))
+    change(database, claim.experiment_id, desired_state=DesiredState.CANCEL, lease_expires_at=1.0)
+    assert write(database, claim) is DesiredState.CANCEL
+    found = row(database, claim.experiment_id)
+    assert found.last_seq == 8
+    assert (found.lease_expires_at or 0) > 1.0
+
+
+def test_records_that_come_again_replace_those_that_were_kept(
+    database: Database, claim: Claim
+) -> None:
+    write(database, claim, point(8), checkpoint(8, "a"))
+    write(database, claim, {"seq": None, "record": "restart"})
+    assert row(database, claim.experiment_id).last_seq == 0
+    assert rows(database, Block) == rows(database, Series) == rows(database, Checkpoint) == []
+    write(database, claim, {"seq": None, "record": "restart"}, point(1))
+    assert row(database, claim.experiment_id).last_seq == 1
+    assert len(rows(database, Block)) == 1
+
+
+def environment(**parts: Any) -> dict[str, Any]:
+    return {"seq": None, "record": "environment", "threads": 2, "inputs": {}} | parts
+
+
+def test_each_attempt_keeps_what_it_was_computed_with(database: Database) -> None:
+    claim = claimed(database)
+    write(database, claim, log(1), environment())
+    write(database, claim, environment(inputs={"a": "d"}))  # the latest word
+    assert row(database, claim.experiment_id).last_seq == 1  # it has no number of its own
+    with database.transaction() as session:
+        lease.release(session, claim)
+    again = claim_next(database)
+    write(database, again, environment(threads=3))
+    found = {one["attempt"]: one["environment"] for one in rows(database, Attempt)}
+    assert found == {1: {"threads": 2, "inputs": {"a": "d"}}, 2: {"threads": 3, "inputs": {}}}

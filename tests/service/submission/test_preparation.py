@@ -1,0 +1,230 @@
+"""What a sweep stores is bounded, and prepared while no other user waits for it."""
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from mptcore.specs import MAX_PROBLEMS
+from service.experiments.preparation import Checks
+from service.sweeps import expansion
+from service.tables.experiments import Experiment, Status
+from service.tables.sweeps import Sweep, SweepPoint
+from tests.service.accounts.test_users import database_of
+from tests.service.sweeps.test_sweeps import (
+    SPEC,
+    claim_next,
+    count,
+    finish,
+    refused,
+    rows,
+    sweep,
+)
+from tests.support.stored import change
+
+TEXT = {"model": {"family": "masked_lm", "checkpoint": "tiny"},
+        "data": {"source": "text", "lines": ["word " * 20_000]}}  # fmt: skip
+
+
+@pytest.fixture
+def validated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The specs that were made."""
+    made: list[Any] = []
+    validate = vars(expansion)["validate_spec"]
+
+    def noted(value: Any, limits: Any) -> Any:
+        made.append(value)
+        return validate(value, limits)
+
+    monkeypatch.setattr(expansion, "validate_spec", noted)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("points", "mib"),
+    [
+        ({"grid": {"seeds": [[i] for i in range(400)]}}, 39),
+        ({"list": [{"seeds": [i]} for i in range(400)]}, 39),
+        ({"random": {"n": 400, "fields": {"data.seed": {"low": 1, "high": 9}}}}, 39),
+        ({"grid": {"data": [TEXT["data"]] * 4, "seeds": [[i] for i in range(100)]}}, 77),
+    ],
+)
+def test_what_would_store_too_much_is_refused_before_it_is_made(
+    api: TestClient, validated: list[Any], points: dict[str, Any], mib: int
+) -> None:
+    ((_, detail),) = refused(api, spec=TEXT, **points)
+    assert detail == (
+        f"the specs of 400 points take {mib} MiB or more; a request may store 32 MiB: send fewer "
+        "points, or a smaller spec"
+    )
+    assert validated == []
+    assert api.get("/v1/sweeps").json()["items"] == []
+
+
+def test_what_defaults_add_counts(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(api.get(f"/v1/experiments/{submitted(api)}").content)
+    monkeypatch.setattr(expansion, "MAX_STORED_BYTES", 3 * size)
+    grid = {"seeds": [[i] for i in range(9)]}
+    answer = api.post("/v1/sweeps", json={"spec": SPEC, "grid": grid})
+    assert "a request may store" in answer.json()["errors"][0]["detail"]
+
+
+def submitted(api: TestClient, **beside: Any) -> str:
+    experiment_id: str = api.post("/v1/experiments", json={"spec": SPEC, **beside}).json()["id"]
+    return experiment_id
+
+
+def test_a_base_spec_is_no_larger_than_one_that_is_sent_alone(api: TestClient) -> None:
+    long = {**TEXT, "data": {"source": "text", "lines": ["word " * 60_000]}}
+    ((pointer, detail),) = refused(api, spec=long, grid={"seeds": [[1]]})
+    assert pointer == "/spec"
+    assert detail.startswith("at most 262144 bytes, as of one experiment, not 300")
+
+
+def test_points_that_are_all_wrong_are_given_up_soon(api: TestClient, validated: list[Any]) -> None:
+    grid = {"seeds": [[i] for i in range(1000)]}
+    (found,) = refused(api, spec={**SPEC, "modell": {}}, grid=grid)
+    assert found[0] == "/spec/modell"
+    assert len(validated) == MAX_PROBLEMS
+
+
+@pytest.fixture
+def while_it_prepares(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """What is done, once, when the next spec of a request has been judged."""
+    todo: list[Callable[[], object]] = []
+    cache_key = Checks.cache_key
+
+    def key(*arguments: Any) -> str | None:
+        found = cache_key(*arguments)
+        if todo:
+            todo.pop()()
+        return found
+
+    monkeypatch.setattr(Checks, "cache_key", key)
+    return todo
+
+
+@pytest.mark.parametrize("what", ["one", "batch", "sweep", "points", "retry", "retry of one"])
+def test_others_write_while_a_request_prepares(
+    api: TestClient, while_it_prepares: list[Callable[[], object]], what: str
+) -> None:
+    made = sweep(api)
+    api.post(made["urls"]["cancel"])
+    ended = rows(api, made["id"])[0]["experiment_id"]
+    file = database_of(api).engine.url.database
+    assert file is not None
+
+    def write() -> None:
+        with sqlite3.connect(file, timeout=0.1, isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("ROLLBACK")
+        while_it_prepares.append(write)  # at every spec
+
+    while_it_prepares.append(write)
+    points = {"grid": {"data.seed": [1, 2]}}
+    path, body = {
+        "one": ("/v1/experiments", {"spec": SPEC}),
+        "batch": ("/v1/experiments:batch", {"experiments": [{"spec": SPEC}] * 2}),
+        "sweep": ("/v1/sweeps", {"spec": SPEC, **points}),
+        "points": (made["urls"]["points"], points),
+        "retry": (made["urls"]["retry"], None),
+        "retry of one": (f"/v1/experiments/{ended}:retry", None),
+    }[what]
+    assert api.post(path, json=body).status_code == 202
+    assert while_it_prepares == [write]
+
+
+@pytest.mark.parametrize("path", ["/v1/experiments", "/v1/experiments:batch", "/v1/sweeps"])
+def test_what_fails_meanwhile_is_not_waited_for(
+    api: TestClient, while_it_prepares: list[Callable[[], object]], path: str
+) -> None:
+    first = submitted(api)
+    while_it_prepares.append(lambda: change(database_of(api), first, status=Status.FAILED))
+    body: dict[str, Any] = {"spec": SPEC, "after": [first]}
+    if path.endswith("sweeps"):
+        body |= {"grid": {"seeds": [[4]]}}
+    where = "/experiments/0" if path.endswith("batch") else ""
+    answer = api.post(path, json={"experiments": [body]} if where else body)
+    detail = "this experiment is failed: what comes after it could not run"
+    assert answer.json()["errors"] == [{"pointer": f"{where}/after/0", "detail": detail}]
+    assert api.get("/v1/sweeps").json()["items"] == []
+    assert count(api) == 1
+
+
+@pytest.mark.parametrize("of_one", [True, False])
+def test_what_an_owner_changes_meanwhile_holds_for_the_retry(
+    api: TestClient, while_it_prepares: list[Callable[[], object]], of_one: bool
+) -> None:
+    made = sweep(api, list=[{"seeds": [1]}], visibility="lab")
+    (old,) = (row["experiment_id"] for row in rows(api, made["id"]))
+    api.post(made["urls"]["cancel"])
+    own = f"/v1/experiments/{old}"
+    while_it_prepares.append(lambda: api.patch(own, json={"visibility": "private"}))
+    answer = api.post(f"{own}:retry" if of_one else made["urls"]["retry"])
+    assert answer.status_code == 202
+    (new,) = (row["experiment_id"] for row in rows(api, made["id"]))
+    assert new != old
+    assert api.get(f"/v1/experiments/{new}").json()["visibility"] == "private"
+
+
+def test_what_is_retried_meanwhile_is_retried_once(
+    api: TestClient, while_it_prepares: list[Callable[[], object]]
+) -> None:
+    made = sweep(api, list=[{"seeds": [1]}, {"seeds": [2]}])
+    api.post(made["urls"]["cancel"])
+    while_it_prepares.append(lambda: api.post(made["urls"]["retry"]))
+    assert api.post(made["urls"]["retry"]).json() == {"count": 0}
+    assert count(api) == 4
+
+
+def test_what_is_deleted_meanwhile_answers_for_no_point(
+    api: TestClient, while_it_prepares: list[Callable[[], object]]
+) -> None:
+    one = submitted(api)
+    finish(database_of(api), claim_next(database_of(api)))
+    again = sweep(api, list=[{"seeds": SPEC["seeds"]}])
+    assert rows(api, again["id"])[0]["experiment_id"] == one
+    while_it_prepares.append(lambda: api.delete(f"/v1/experiments/{one}"))
+    last = sweep(api, list=[{"seeds": SPEC["seeds"]}])
+    (row,) = rows(api, last["id"])
+    assert (row["status"], row["experiment_id"] != one) == ("queued", True)
+
+
+def test_a_request_that_is_cut_off_leaves_nothing(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two of its statements: the database takes all back."""
+
+    def cut_off(*_: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("service.submission.submit.idempotency.keep", cut_off)
+    key = {"Idempotency-Key": "k"}
+    body = {"spec": SPEC, "grid": {"seeds": [[1], [2]]}}
+    assert api.post("/v1/sweeps", json=body, headers=key).status_code == 500
+    with database_of(api).snapshot() as session:
+        for table in (Experiment, Sweep, SweepPoint):
+            assert session.scalars(select(table)).all() == []
+    monkeypatch.undo()
+    assert api.post("/v1/sweeps", json=body, headers=key).json()["points"] == 2
+
+
+def test_sweeps_are_limited_though_the_cache_answers_all_points(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted(api)
+    finish(database_of(api), claim_next(database_of(api)))
+    settings = api.app.state.settings  # type: ignore[attr-defined]
+    share = settings.share.model_copy(update={"max_sweeps": 2})
+    limited = settings.model_copy(update={"share": share})
+    api.app.state.settings = limited  # type: ignore[attr-defined]
+    point: dict[str, Any] = {"list": [{"seeds": SPEC["seeds"]}]}
+    first = sweep(api, **point)
+    assert sweep(api, **point)["status"] == "succeeded"
+    api.delete(first["urls"]["self"])
+    answer = api.post("/v1/sweeps", json={"spec": SPEC, **point})
+    assert (answer.status_code, answer.json()["reason"]) == (409, "limit_reached")
+    assert answer.json()["detail"].startswith("you have 2 sweeps, and your limit is 2: delete some")

@@ -1,0 +1,340 @@
+"""What a connection may cost before there is a request."""
+
+import asyncio
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import psutil
+import pytest
+import uvicorn
+
+from mptlab import serve
+from service.settings import Settings
+from service.web import bodies, connections
+from service.web.connections import HEAD_BYTES, BoundedHeads
+from service.web.main import create_app
+from tests.support.processes import wait_until
+
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+SIGN_IN = (
+    b"POST /v1/sign-in HTTP/1.1\r\nHost: x\r\nSec-Fetch-Site: same-origin\r\n"
+    b"Content-Type: application/json\r\n"
+)
+
+
+SERVERS: dict[int, uvicorn.Server] = {}
+"""Running services, by port."""
+
+
+@contextmanager
+def served(settings: Settings) -> Iterator[int]:
+    """The service on a port, in a thread."""
+    chosen = serve.free_port()
+    config = uvicorn.Config(
+        create_app(settings),
+        port=chosen,
+        log_config=None,
+        http=BoundedHeads,
+        timeout_keep_alive=600,  # what is closed is closed for another reason
+    )
+    server = SERVERS[chosen] = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started)
+    yield chosen
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def port(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(connections, "HEAD_S", 0.5)
+    monkeypatch.setattr(connections, "STALL_S", 0.5)
+    with served(settings.model_copy(update={"body_s": 0.5})) as chosen:
+        yield chosen
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=30)
+
+
+def answer(connection: socket.socket) -> bytes:
+    """All that comes until the other end closes."""
+    received = bytearray()
+    try:
+        while piece := connection.recv(65536):
+            received += piece
+    except ConnectionResetError:
+        pass
+    return bytes(received)
+
+
+def test_heads_of_a_usual_size_are_taken(port: int) -> None:
+    with connect(port) as connection:
+        for _ in range(3):  # each is counted for itself
+            connection.sendall(HEAD + b"X-Long: " + b"x" * (HEAD_BYTES // 2) + b"\r\n\r\n")
+            told = b""
+            while not told.endswith(b"}"):  # its body may come in a piece of its own
+                told += connection.recv(65536)
+            assert told.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("bomb", [b"X-Long: " + b"x" * 2**20, b"X-Many: 1\r\n" * 10**5])
+def test_a_head_that_is_too_large_is_refused_while_it_comes(port: int, bomb: bytes) -> None:
+    with connect(port) as connection:
+        try:
+            connection.sendall(HEAD + bomb)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it was cut off before it was sent
+        told = answer(connection)  # nothing, where the rest that was sent reset the connection
+        assert not told or b"at most" in told
+
+
+def test_a_url_that_is_too_large_is_refused(port: int) -> None:
+    with connect(port) as connection:
+        connection.sendall(b"GET /" + b"x" * (HEAD_BYTES + 1))
+        told = answer(connection)
+        assert told.startswith(b"HTTP/1.1 400")
+        assert b"at most" in told
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [b"0\r\n" + b"a:b\r\n" * 10**6, b"0\r\nA: " + b"a" * 2**22, b"1;" + b"a" * 2**22],
+    ids=["many trailers", "one trailer", "a chunk size"],
+)
+def test_a_body_of_trailers_is_refused_while_it_comes(
+    port: int, bomb: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    on_header = BoundedHeads.on_header
+
+    def noted(protocol: BoundedHeads, name: bytes, value: bytes) -> None:
+        kept.append(len(name) + len(value))
+        on_header(protocol, name, value)
+
+    monkeypatch.setattr(BoundedHeads, "on_header", noted)
+    with connect(port) as connection:
+        try:
+            connection.sendall(SIGN_IN + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
+            connection.sendall(bomb)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it was cut off before it was sent
+        else:
+            told = answer(connection)
+            assert not told or b"at most" in told
+    assert sum(kept) < 2**20
+
+
+def test_a_body_may_come_in_small_chunks(port: int) -> None:
+    with connect(port) as connection:
+        connection.sendall(SIGN_IN + b"Transfer-Encoding: chunked\r\n\r\n")
+        for _ in range(4):
+            connection.sendall(b"1;" + b"a" * (HEAD_BYTES // 2) + b"\r\n \r\n")
+        connection.sendall(b"2\r\n{}\r\n0\r\nA: b\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 422")
+
+
+@pytest.mark.parametrize("before", [b"", HEAD + b"\r\n"])
+def test_a_head_that_comes_too_slowly_is_given_up(port: int, before: bytes) -> None:
+    """The first of a connection, and a later one."""
+    with connect(port) as connection:
+        connection.sendall(before)
+        if before:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(HEAD)
+        began = time.monotonic()
+        try:
+            while time.monotonic() < began + 5:
+                connection.sendall(b"X: 1\r\n")
+                time.sleep(0.05)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        pytest.fail("it was still listened to")
+
+
+def test_a_body_that_comes_too_slowly_is_given_up(port: int) -> None:
+    with connect(port) as connection:
+        connection.sendall(SIGN_IN + b"Content-Length: 100\r\n\r\n{")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+
+
+def test_an_answer_to_a_body_that_is_not_read_closes_the_connection(port: int) -> None:
+    """Else the server would go on to read what was sent, as long as it comes."""
+    for head in (b"POST /v1/experiments", b"GET /healthz", b"POST /v1/sign-out"):
+        with connect(port) as connection:
+            connection.sendall(head + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{")
+            told = answer(connection)
+            assert told.startswith(b"HTTP/1.1 ")
+            assert b"\r\nconnection: close\r\n" in told
+
+
+def test_an_answer_that_no_one_takes_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", 60.0)
+    with connect(port) as connection:
+        mine = connection.getsockname()[1]
+        wait_until(lambda: (port, mine) in held())
+        for _ in range(200):  # some forty megabytes: more than all buffers on the way hold
+            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: (port, mine) not in held())
+
+
+def held() -> set[tuple[int, int]]:
+    """The connections of this process, by their ports here and there."""
+    found = psutil.Process().net_connections("tcp")
+    return {(one.laddr.port, one.raddr.port) for one in found if one.raddr}
+
+
+class Sending(asyncio.Transport):
+    """Stands for a transport of which so many bytes are left to send, look by look."""
+
+    def __init__(self, left: list[int]):
+        super().__init__()
+        self.left, self.is_aborted = left, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_who_takes_an_answer_slowly_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only who takes nothing any more."""
+    monkeypatch.setattr(connections, "STALL_S", 0.01)
+    transport = Sending([9, 8, 7, 6, 5, 5])
+
+    async def send() -> None:
+        protocol = object.__new__(BoundedHeads)
+        protocol.loop = asyncio.get_running_loop()
+        protocol.transport = transport
+        protocol._watch_sending()
+        while not transport.is_aborted:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(send())
+    assert transport.left == [5]
+
+
+@contextmanager
+def used(port: int, count: int) -> Iterator[list[socket.socket]]:
+    """Connections that have each had an answer."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            found.append(stack.enter_context(connect(port)))
+            found[-1].sendall(HEAD + b"\r\n")
+            read_answer(found[-1])
+            wait_until(lambda: is_idle(port, found[-1]))
+        yield found
+
+
+def is_idle(port: int, connection: socket.socket) -> bool:
+    """Return whether the service has noted the end of an answer, which follows its last byte."""
+    ours = connection.getsockname()
+    known = [*SERVERS[port].server_state.connections]
+    return any(
+        one._is_idle for one in known if isinstance(one, BoundedHeads) and one.client == ours
+    )
+
+
+def read_answer(connection: socket.socket) -> None:
+    """Read all of a successful answer: the connection is idle only after its last byte."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(65536)
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    assert length is not None
+    while len(body) < int(length[1]):
+        body += connection.recv(65536)
+
+
+@pytest.fixture(params=["MAX_CONNECTIONS", "MAX_OF_ADDRESS"])
+def for_three(
+    request: pytest.FixtureRequest, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[int]:
+    """A service that takes three connections: of all, where they come from a proxy, or of one
+    address."""
+    limits = {"MAX_CONNECTIONS": 99, "MAX_OF_ADDRESS": 0, request.param: 3}
+    for name, limit in limits.items():
+        monkeypatch.setattr(connections, name, limit)
+    proxy = "10.0.0.1" if request.param == "MAX_OF_ADDRESS" else "127.0.0.1"
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", proxy)
+    with served(settings.model_copy(update={"max_user_uploads": 3})) as chosen:
+        yield chosen
+
+
+def test_of_too_many_connections_the_one_that_is_idle_longest_is_closed(for_three: int) -> None:
+    with used(for_three, 1) as (oldest,), used(for_three, 2) as others, used(for_three, 1):
+        assert answer(oldest) == b""
+        for one in others:
+            one.sendall(HEAD + b"\r\n")
+            assert one.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def awaited(port: int, head: bytes) -> socket.socket:
+    """A connection whose request's body the service waits for."""
+    connection = connect(port)
+    connection.sendall(head + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+    assert connection.recv(65536).startswith(b"HTTP/1.1 100")
+    return connection
+
+
+def test_where_none_is_idle_the_body_that_is_awaited_longest_makes_room(
+    for_three: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "PUBLIC_BODY_S", 600.0)
+    with ExitStack() as stack:
+        (idle,) = stack.enter_context(used(for_three, 1))
+        oldest, *others = [stack.enter_context(awaited(for_three, SIGN_IN)) for _ in range(3)]
+        assert answer(idle) == b""
+        (newest,) = stack.enter_context(used(for_three, 1))
+        told = answer(oldest)
+        assert told.startswith(b"HTTP/1.1 503")
+        assert b"Retry-After: 2" in told
+        for one in others:
+            one.sendall(b"{}".ljust(9))
+            assert one.recv(65536).startswith(b"HTTP/1.1 422")
+        newest.sendall(HEAD + b"\r\n")
+        assert newest.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_is_refused_where_all_others_are_busy(
+    for_three: int, settings: Settings
+) -> None:
+    """With uploads, which no other connection replaces."""
+    key = settings.key_file.read_bytes().strip()
+    head = b"POST /v1/datasets?name=a.npy HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + key
+    with ExitStack() as stack:
+        uploads = [stack.enter_context(awaited(for_three, head + b"\r\n")) for _ in range(3)]
+        told = answer(stack.enter_context(connect(for_three)))
+        assert told.startswith(b"HTTP/1.1 503")
+        assert b"Retry-After: 2" in told
+        for one in uploads:
+            one.sendall(b"no array!")
+            assert one.recv(65536).startswith(b"HTTP/1.1 422")
+
+
+@pytest.mark.parametrize(("trusted", "count"), [("10.0.0.1", 1), ("127.0.0.1", 0)])
+def test_a_proxy_that_is_not_trusted_is_logged_once(
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    trusted: str,
+    count: int,
+) -> None:
+    monkeypatch.setattr(BoundedHeads, "_has_warned", False)
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", trusted)
+    with served(settings) as port, connect(port) as connection:
+        for _ in range(2):
+            connection.sendall(HEAD + b"X-Forwarded-For: 192.0.2.1\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    warned = [text for text in caplog.messages if "FORWARDED_ALLOW_IPS" in text]
+    assert len(warned) == count
+    assert all(text.startswith("127.0.0.1 ") for text in warned)

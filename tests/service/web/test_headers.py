@@ -1,0 +1,42 @@
+"""What every answer carries, and who is answered."""
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.settings import Settings
+from service.web.headers import SECURE
+from service.web.main import create_app
+
+PAGE = "https://lab.example"
+
+
+@pytest.mark.parametrize("path", ["/v1/me", "/healthz", "/nowhere", "/openapi.json"])
+def test_every_answer_tells_browsers_to_trust_nothing(api: TestClient, path: str) -> None:
+    found = api.get(path).headers
+    assert {name: found[name] for name in SECURE} == SECURE
+
+
+def test_no_other_origin_may_ask_unless_a_setting_names_it(settings: Settings) -> None:
+    asks = {"Origin": PAGE, "Access-Control-Request-Method": "GET"}
+    with TestClient(create_app(settings)) as api:
+        assert "access-control-allow-origin" not in api.get("/healthz", headers=asks).headers
+        assert api.options("/v1/me", headers=asks).status_code == 405
+    named = settings.model_copy(update={"cors_origins": [PAGE]})
+    with TestClient(create_app(named)) as api:
+        assert api.get("/healthz", headers=asks).headers["access-control-allow-origin"] == PAGE
+        asks["Origin"] = "https://elsewhere.example"
+        assert "access-control-allow-origin" not in api.get("/healthz", headers=asks).headers
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("mpt.lab", 200), ("127.0.0.1:8765", 200), ("evil.example", 400)]
+)
+def test_only_trusted_names_are_answered_where_a_setting_says_so(
+    settings: Settings, host: str, status: int
+) -> None:
+    headers = {"Host": host}
+    with TestClient(create_app(settings)) as api:
+        assert api.get("/healthz", headers=headers).status_code == 200
+    careful = settings.model_copy(update={"trusted_hosts": ["mpt.lab"]})
+    with TestClient(create_app(careful)) as api:
+        assert api.get("/healthz", headers=headers).status_code == status

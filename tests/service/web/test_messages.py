@@ -1,0 +1,151 @@
+"""What is told to people whose request is wrong: what is allowed, in words that they know."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mptcore.specs.parsing.sentences import PATTERNS
+from service.web.errors import SERVICE_PATTERNS
+from tests.support.ppca_spec import ppca_spec
+
+SPEC = ppca_spec()
+DIGITS = {"source": "digits", "n": 5000}
+HELD = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
+
+
+def told(answer: Any) -> dict[str, str]:
+    """The details of a refusal by their pointers; under None the sentence where there are none."""
+    document = answer.json()
+    return {one["pointer"]: one["detail"] for one in document["errors"]}
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "detail"),
+    [
+        (SPEC, "/spec", 'this field is required: wrap the spec in {"spec": {…}}'),
+        ({"spec": {**SPEC, "seeds": 4}}, "/spec/seeds", "a list, in brackets: […]"),
+        ({"spec": {**SPEC, "seeds": ["a"]}}, "/spec/seeds/0", "an integer"),
+        ({"spec": ppca_spec(data__n="10")}, "/spec/data/n", "an integer, without quotes"),
+        ({"spec": ppca_spec(model__noise_precision="5")}, "/spec/model/noise_precision",
+         "a number, without quotes"),
+        ({"spec": ppca_spec(data__n=2**70)}, "/spec/data/n",
+         "the integer is too large: 64 bits hold those from -2^63 to 2^63 - 1"),
+        ({"spec": ppca_spec(data=DIGITS, model=HELD)}, "/spec/data/n", "1797 is the only value"),
+        ({"spec": ppca_spec(model__init="random", model__noise_precision=None)},
+         "/spec/model/noise_precision",
+         "init random needs a number above 0: maximum_likelihood would estimate it"),
+        ({"spec": ppca_spec(model__noise_precision=None)}, "/spec/model/noise_precision",
+         "init generator takes the data's own noise_precision: 5.0"),
+        ({"spec": SPEC, "after": ["a/b"]}, "/after/0",
+         "the id of an experiment, as submitting it told"),
+        ({"spec": SPEC, "name": 5}, "/name", "text, in quotes"),
+        ({"spec": SPEC, "cache": "no"}, "/cache", "true or false"),
+        ({"spec": {**SPEC, "sedes": [1]}}, "/spec/sedes",
+         "unknown field; allowed here: baseline, compute, data, evaluate, model, seeds, train; "
+         "did you mean seeds?"),
+        ({"spec": {**SPEC, "zzz": 1}}, "/spec/zzz",
+         "unknown field; allowed here: baseline, compute, data, evaluate, model, seeds, train"),
+        ([SPEC], "", "a JSON object"),
+    ],
+)  # fmt: skip
+def test_a_body_that_is_wrong(api: TestClient, body: Any, pointer: str, detail: str) -> None:
+    """Nothing is told beside the cause."""
+    answer = api.post("/v1/experiments", json=body)
+    assert (answer.status_code, told(answer)) == (422, {pointer: detail})
+
+
+def test_a_body_without_its_type(api: TestClient) -> None:
+    """As curl sends it with -d alone, or without."""
+    content = json.dumps({"spec": SPEC})
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    expected = {"/header/Content-Type": "say Content-Type: application/json"}
+    assert told(api.post("/v1/experiments", content=content, headers=form)) == expected
+    assert told(api.post("/v1/experiments", content=content)) == expected
+    assert told(api.post("/v1/experiments")) == {"": "the body is a JSON object, and there is none"}
+
+
+@pytest.mark.parametrize(
+    ("query", "detail"),
+    [
+        ("limit=x", "an integer"),
+        ("status=done", "one of 'queued', 'dispatched', 'running', 'paused', 'succeeded', "
+         "'failed' or 'cancelled'"),
+    ],
+)  # fmt: skip
+def test_a_query_that_is_wrong(api: TestClient, query: str, detail: str) -> None:
+    assert list(told(api.get(f"/v1/experiments?{query}")).values()) == [detail]
+
+
+def test_what_a_pattern_asks_for_is_said_in_words(api: TestClient) -> None:
+    answer = api.post("/v1/datasets?name=a.doc", content=b"x")
+    assert told(answer)["/query/name"].startswith("a file's name that ends with .npy, .npz, .csv")
+    answer = api.post("/v1/users", json={"name": "Ann B"})
+    assert told(answer)["/name"].startswith("a user's name: up to 64 small letters")
+
+
+def patterns(part: Any) -> Iterator[str]:
+    match part:
+        case dict():
+            if isinstance(part.get("pattern"), str):
+                yield part["pattern"]
+            for inner in part.values():
+                yield from patterns(inner)
+        case list():
+            for inner in part:
+                yield from patterns(inner)
+
+
+def test_every_pattern_has_words(api: TestClient) -> None:
+    used = set(patterns(api.get("/openapi.json").json()))
+    assert used
+    assert used - PATTERNS.keys() - SERVICE_PATTERNS.keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/v1/experiment", "did you mean /v1/experiments? "),
+        ("/v1/experiments/a1/curvs", "did you mean /v1/experiments/a1/curves? "),
+        ("/v1/experiments/a1:undelet", "did you mean /v1/experiments/a1:undelete? "),
+        ("/v1/experiments/a1:nonsense", "did you mean /v1/experiments/a1:resume? "),
+        ("/v1/experiments//curves", "did you mean /v1/experiments/{experiment_id}/curves? "),
+        ("/v1/" + "x" * 5000, ""),
+    ],
+)
+def test_a_path_that_there_is_not(api: TestClient, path: str, near: str) -> None:
+    answer = api.get(path)
+    assert answer.status_code == 404
+    assert answer.json()["detail"] == f"there is no such path: {near}/openapi.json lists them all"
+
+
+def test_a_method_that_is_not_for_a_path(api: TestClient) -> None:
+    answer = api.delete("/v1/queue")
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "GET")
+    assert answer.json()["detail"] == "DELETE is not for this path: GET is"
+
+
+def test_a_state_says_what_it_allows(api: TestClient) -> None:
+    one = api.post("/v1/experiments", json={"spec": SPEC}).json()["id"]
+    api.post(f"/v1/experiments/{one}:cancel")
+    for verb in ("pause", "resume"):
+        answer = api.post(f"/v1/experiments/{one}:{verb}")
+        assert (answer.status_code, answer.json()["detail"]) == (
+            409, "the experiment is cancelled: it has ended, and may be retried or deleted"
+        )  # fmt: skip
+    answer = api.get("/v1/presets/fig1-left/verdict", params={"experiment": [one]})
+    assert told(answer) == {
+        "/query/experiment/0": "it is cancelled: a verdict needs what has succeeded"
+    }
+    answer = api.get("/v1/presets/fig1-left/verdict", params={"experiment": ["none"]})
+    assert told(answer)["/query/experiment/0"].startswith("no experiment of yours")
+    answer = api.get("/v1/presets/table1/verdict", params={"experiment": [one]})
+    assert told(answer)["/query/experiment"].startswith("table1 has 3 specs: give 3 experiments")
+
+
+def test_an_upload_is_no_form(api: TestClient) -> None:
+    answer = api.post("/v1/datasets?name=a.npy", files={"file": ("a.npy", b"x")})
+    assert list(told(answer)) == ["/header/Content-Type"]
+    assert "curl --data-binary @FILE" in answer.json()["detail"]

@@ -1,0 +1,149 @@
+"""The bounds of pages and curves: just inside, and just outside."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.tables.datasets import Dataset
+from service.tables.engine import Database
+from tests.support.attempts import submitted
+
+LISTS = ["/v1/experiments", "/v1/datasets"]
+
+
+@pytest.fixture
+def ids(database: Database) -> list[str]:
+    """Of three experiments, which are three data sets as well."""
+    ids = [submitted(database) for _ in range(3)]
+    with database.transaction() as session:
+        for id_ in ids:
+            session.add(Dataset(id=id_, owner_id=1, name="a", format="npy", bytes=1, sha256=id_,
+                                n=1, dim=1))  # fmt: skip
+    return ids
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_only_a_page_that_leaves_some_out_has_a_next_one(
+    api: TestClient, ids: list[str], path: str
+) -> None:
+    for limit in (1, 2, 3, 4, 500):
+        page = api.get(path, params={"limit": limit}).json()
+        assert [one["id"] for one in page["items"]] == ids[::-1][:limit]
+        assert (page["next_cursor"] is not None) == (limit < 3)
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_no_page_twice_and_none_left_out(api: TestClient, ids: list[str], path: str) -> None:
+    for limit in (1, 2):
+        seen, cursor = [], ""
+        while cursor is not None:
+            page = api.get(path, params={"limit": limit, "cursor": cursor}).json()
+            seen += [one["id"] for one in page["items"]]
+            cursor = page["next_cursor"]
+        assert seen == ids[::-1]
+
+
+def test_a_cursor_is_of_its_own_list(api: TestClient, ids: list[str]) -> None:
+    def ask(cursor: str, **query: str) -> tuple[int, str]:
+        answer = api.get("/v1/experiments", params={"limit": 1, **query, "cursor": cursor})
+        return answer.status_code, answer.json().get("detail", "")
+
+    page = api.get("/v1/experiments", params={"limit": 1, "filter": "priority = 0"}).json()
+    cursor = page["next_cursor"]
+    assert ask(cursor, filter="priority = 0", fields="full")[0] == 200
+    for other in ({}, {"filter": "priority < 1"}, {"filter": "priority = 0", "order_by": "name"},
+                  {"filter": "priority = 0", "status": "queued"}):  # fmt: skip
+        status, detail = ask(cursor, **other)
+        assert (status, "other filters" in detail) == (422, True), other
+    digest = json.loads(base64.urlsafe_b64decode(cursor + "=="))[0]
+    forgeries: list[Any] = [
+        [digest],
+        [digest, "x", "y"],
+        [digest, None, "y"],
+        [digest, 10**400, "y"],
+        [digest, [1], "y"],
+        {},
+        5,
+        [digest, 1, 2, 3],
+    ]
+    for forged in forgeries:
+        text = base64.urlsafe_b64encode(json.dumps(forged).encode()).decode()
+        assert ask(text, filter="priority = 0")[0] == 422, forged
+    for told in ([digest, float("nan"), "y"], [digest, 5, {"a": 1}]):
+        text = base64.urlsafe_b64encode(json.dumps(told).encode()).decode()
+        assert ask(text, filter="priority = 0")[0] in (200, 422)
+    assert ask("é")[0] == 422
+
+
+@pytest.mark.parametrize(
+    ("query", "pointer"),
+    [
+        ("status=suceeded", "/query/status"),
+        ("created_after=yesterday", "/query/created_after"),
+        ("finished_before=0.5", "/query/finished_before"),
+        ("filter=stats%3D1", "/query/filter"),
+        ("limit=5&limit=6", "/query/limit"),
+        ("order_by=colour", "/query/order_by"),
+        ("whose=all,mine", "/query/whose"),
+        (f"filter={'a' * 2001}", "/query/filter"),
+    ],
+)
+def test_what_no_list_can_be_filtered_by(api: TestClient, query: str, pointer: str) -> None:
+    answer = api.get(f"/v1/experiments?{query}")
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"].startswith(pointer)
+
+
+def test_fifty_on_a_page_unless_asked_otherwise(api: TestClient, database: Database) -> None:
+    for _ in range(51):
+        submitted(database)
+    page = api.get("/v1/experiments").json()
+    assert len(page["items"]) == 50
+    assert len(api.get("/v1/experiments?fields=full&limit=50").json()["items"]) == 50
+
+
+@pytest.mark.parametrize(
+    ("query", "inside"),
+    [
+        ("limit=0", False),
+        ("limit=1", True),
+        ("limit=500", True),
+        ("limit=501", False),
+        ("fields=full&limit=50", True),
+        ("fields=full&limit=51", False),
+    ],
+)
+def test_no_page_beyond_its_bounds(api: TestClient, query: str, inside: bool) -> None:
+    assert api.get(f"/v1/experiments?{query}").status_code == (200 if inside else 422)
+
+
+@pytest.mark.parametrize("path", ["curves", "curves/score"])
+@pytest.mark.parametrize(
+    ("query", "inside"),
+    [
+        ("max_points=1", False),
+        ("max_points=2", True),
+        ("max_points=1000000", True),
+        ("max_points=1000001", False),
+        ("after=-1", False),
+        ("after=0", True),
+        ("after=2147483647", True),
+        ("after=2147483648", False),
+    ],
+)
+def test_no_curve_beyond_its_bounds(
+    api: TestClient, database: Database, path: str, query: str, inside: bool
+) -> None:
+    answer = api.get(f"/v1/experiments/{submitted(database)}/{path}?{query}")
+    assert answer.status_code == (200 if inside else 422)
+
+
+def test_a_family_that_there_is_not(api: TestClient) -> None:
+    answer = api.get("/v1/experiments?family=vae&family=vea")
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["pointer"] == "/query/family"
+    assert "there is no family vea: did you mean vae? there are factor_analysis" in error["detail"]

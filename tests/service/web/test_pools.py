@@ -1,0 +1,171 @@
+"""Writers behind a held lock leave threads and connections to readers: on real databases."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from inspect import iscoroutinefunction
+
+import anyio
+import anyio.to_thread
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+from httpx2 import Response
+from sqlalchemy import text
+
+from service.limiter import FairLimiter
+from service.settings import Settings
+from service.tables.engine import Database
+from service.web.dependencies import USERS_PART, _readable, _writable
+from service.web.main import ROUTERS, create_app
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import wait_until
+
+CLIENTS = 45
+
+
+@contextmanager
+def served(settings: Settings) -> Iterator[TestClient]:
+    key = settings.key_file.read_text().strip()
+    headers = {"Authorization": f"Bearer {key}"}
+    with TestClient(create_app(settings), headers=headers) as client:
+        yield client
+
+
+@contextmanager
+def write_lock(settings: Settings) -> Iterator[None]:
+    """Of SQLite, held by another connection while the block runs."""
+    holder = sqlite3.connect(settings.store / "mptlab.sqlite3", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    yield
+    holder.rollback()
+    holder.close()
+
+
+def post(api: TestClient) -> Response:
+    return api.post("/v1/experiments", json={"spec": ppca_spec()})
+
+
+def all_wait(api: TestClient) -> bool:
+    """Return whether all places of the user are taken, after some more time."""
+    time.sleep(0.2)
+    writers: FairLimiter = api.app.state.writers  # type: ignore[attr-defined]
+    return writers.is_full(user_id=1)
+
+
+def test_readers_are_answered_while_writers_wait(settings: Settings) -> None:
+    patient = settings.model_copy(update={"write_wait_s": 240.0})
+    with served(patient) as api, ThreadPoolExecutor(CLIENTS) as pool:
+        with write_lock(settings):
+            posts = [pool.submit(post, api) for _ in range(CLIENTS)]
+            wait_until(lambda: all_wait(api), 10)
+            for path in ("/v1/experiments", "/v1/workers", "/readyz"):
+                assert api.get(path).status_code == 200
+            assert not any(one.done() for one in posts)
+        assert {one.result().status_code for one in posts} == {202}
+
+
+def test_one_user_leaves_a_place_to_the_others() -> None:
+    async def places() -> list[bool]:
+        writers = FairLimiter(3, of_user=2)
+        async with writers.one(1), writers.one(1):
+            full = [writers.is_full(1), writers.is_full(2)]
+            async with writers.one(2):
+                full.append(writers.is_full(3))
+        return [*full, writers.is_full(1)]
+
+    assert asyncio.run(places()) == [True, False, True, False]
+
+
+def calls(dependant: Dependant) -> set[object]:
+    """Functions that a handler depends on, directly or not."""
+    nested = (calls(one) for one in dependant.dependencies)
+    return {dependant.call}.union(*nested)
+
+
+def test_every_handler_that_writes_is_one_of_few() -> None:
+    """`:validate` and `:batchGet` are POSTs that only read, and an upload holds no thread while it
+    comes."""
+    routes = [route for router in ROUTERS for route in router.routes]
+    found = {
+        route.path
+        for route in routes
+        if isinstance(route, APIRoute)
+        and not (route.methods or set()) <= {"GET"}
+        and _writable not in calls(route.dependant)
+    }
+    reading = {"/v1/experiments:validate", "/v1/experiments:batchGet", "/v1/curves:batchGet"}
+    assert found == {*reading, "/v1/datasets"}
+
+
+def test_a_writer_that_waits_too_long_is_told_so(settings: Settings) -> None:
+    few = settings.model_copy(update={"api_writers": 1, "write_wait_s": 0.05})
+    with served(few) as api, ThreadPoolExecutor(2) as pool, write_lock(settings):
+        posts = [pool.submit(post, api) for _ in range(2)]
+        wait_until(lambda: any(one.done() for one in posts), 10)
+        (refused,) = [one.result() for one in posts if one.done()]
+        assert (refused.status_code, refused.json()["reason"]) == (503, "busy")
+        assert refused.headers["retry-after"]
+
+
+def test_healthz_needs_no_thread(settings: Settings) -> None:
+    with served(settings) as api, ThreadPoolExecutor(1) as pool:
+        portal = api.portal
+        assert portal is not None
+
+        async def leave_one_thread() -> None:
+            anyio.to_thread.current_default_thread_limiter().total_tokens = 1
+
+        portal.call(leave_one_thread)
+        with write_lock(settings):
+            waiting = pool.submit(post, api)
+            time.sleep(0.2)
+            assert api.get("/healthz").status_code == 200
+        assert waiting.result().status_code == 202  # it had not given up
+
+
+def test_an_api_process_keeps_to_its_connections(lab: Settings) -> None:
+    few = lab.model_copy(update={"api_connections": 3})
+    with served(few) as api, ThreadPoolExecutor(CLIENTS) as pool:
+        api.get("/v1/experiments")
+        answers = list(pool.map(lambda _: api.get("/v1/experiments"), range(CLIENTS * 4)))
+        assert {answer.status_code for answer in answers} == {200}
+        counted = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        with Database(lab.url).snapshot() as session:
+            assert session.scalar(text(counted)) <= 1 + few.api_connections
+
+
+def test_slow_requests_of_one_user_leave_threads_and_connections_to_others(lab: Settings) -> None:
+    """On PostgreSQL, where a table is locked that one user reads again and again."""
+    patient = lab.model_copy(update={"write_wait_s": 240.0})
+    database = Database(lab.url)
+    with served(patient) as api, ThreadPoolExecutor(CLIENTS) as pool:
+        api.post("/v1/users", json={"name": "ann"})
+        key = api.post("/v1/users/ann/keys", json={}).json()["key"]
+        ann = {"Authorization": f"Bearer {key}"}
+        readers: FairLimiter = api.app.state.readers  # type: ignore[attr-defined]
+        with database.transaction() as session:
+            session.execute(text("LOCK TABLE webhooks"))
+            slow = [pool.submit(api.get, "/v1/webhooks", headers=ann) for _ in range(CLIENTS)]
+            wait_until(lambda: readers.taken == patient.api_connections // USERS_PART, 30)
+            time.sleep(0.2)
+            for path in ("/v1/experiments", "/v1/workers", "/readyz"):
+                assert api.get(path).status_code == 200
+            assert not any(one.done() for one in slow)
+        assert {one.result().status_code for one in slow} == {200}
+    database.close()
+
+
+def test_every_plain_handler_that_reads_is_one_of_few() -> None:
+    routes = [route for router in ROUTERS for route in router.routes]
+    found = {
+        route.path
+        for route in routes
+        if isinstance(route, APIRoute)
+        and not iscoroutinefunction(route.endpoint)
+        and not {_readable, _writable} & calls(route.dependant)
+    }
+    assert found == {"/v1/presets", "/v1/presets/{name}"}

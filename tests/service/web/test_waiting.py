@@ -1,0 +1,142 @@
+"""`Prefer: wait`: the answer comes when the experiment has ended or changed, or in the end."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from service.accounts import accounts
+from service.accounts.users import Caller
+from service.queue import lease
+from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import Status
+from service.tables.users import ROLE_SCOPES, Role
+from service.web.main import create_app
+from tests.service.accounts.test_users import bearer
+from tests.support.attempts import claimed, submitted
+from tests.support.processes import wait_until
+from tests.support.stored import change
+from tests.support.streams import served, stream
+
+CAP_S = 20.0
+MOST = 2
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[httpx.Client]:
+    limits = {"max_wait_s": CAP_S, "max_user_streams": MOST}
+    with served(settings.model_copy(update=limits)) as client:
+        yield client
+
+
+def asked(client: httpx.Client, experiment_id: str, prefer: str, **headers: str) -> httpx.Response:
+    headers = {"Prefer": prefer, **headers}
+    return client.get(f"/v1/experiments/{experiment_id}", headers=headers)
+
+
+@pytest.fixture
+def ask(client: httpx.Client) -> Iterator[Callable[..., Future[httpx.Response]]]:
+    """Asks in a thread; the answer may be awaited while it waits."""
+    with ThreadPoolExecutor(4) as pool:
+        yield lambda *args, **headers: pool.submit(asked, client, *args, **headers)
+
+
+def test_the_answer_comes_when_it_has_ended(ask: Any, database: Database) -> None:
+    claim = claimed(database)
+    answer = ask(claim.experiment_id, "wait=1000")
+    change(database, claim.experiment_id, progress_done=1, progress_total=2)
+    assert not answer.done()
+    with database.transaction() as session:
+        lease.finish(session, claim, Status.SUCCEEDED)
+    assert answer.result().json()["status"] == "succeeded"
+    assert answer.result().headers["Preference-Applied"] == f"wait={CAP_S:g}"
+
+
+def test_the_answer_comes_when_it_has_changed(
+    client: httpx.Client, ask: Any, database: Database
+) -> None:
+    claim = claimed(database)
+    tag = asked(client, claim.experiment_id, "").headers["ETag"]
+    answer = ask(claim.experiment_id, "wait=15", **{"If-None-Match": tag})
+    change(database, claim.experiment_id, progress_done=1, progress_total=2, progress_unit="masks")
+    assert answer.result().json()["progress"]["done"] == 1
+    assert answer.result().headers["ETag"] != tag
+    # What differs already is answered at once.
+    assert asked(client, claim.experiment_id, "wait=15", **{"If-None-Match": tag}).is_success
+
+
+def test_in_the_end_the_answer_is_as_it_is(client: httpx.Client, database: Database) -> None:
+    experiment_id = submitted(database)
+    answer = asked(client, experiment_id, "wait=1")
+    assert answer.json()["status"] == "queued"
+    assert answer.headers["Preference-Applied"] == "wait=1"
+    tag = {"If-None-Match": answer.headers["ETag"]}
+    assert asked(client, experiment_id, "wait=1", **tag).status_code == 304
+
+
+@pytest.mark.parametrize("prefer", ["", "wait", "wait=x", "wait=-1", "respond-async", "wait=0"])
+def test_what_is_no_wait_is_answered_at_once(
+    client: httpx.Client, database: Database, prefer: str
+) -> None:
+    answer = asked(client, submitted(database), prefer)
+    assert answer.status_code == 200
+    assert "Preference-Applied" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "prefer", ["wait=5", 'wait="5"', "respond-async, WAIT=5; strict", "x=y , wait = 5"]
+)
+def test_forms_of_the_header(client: httpx.Client, database: Database, prefer: str) -> None:
+    claim = claimed(database)
+    with database.transaction() as session:
+        lease.finish(session, claim, Status.SUCCEEDED)
+    answer = asked(client, claim.experiment_id, prefer)
+    assert answer.headers["Preference-Applied"] == "wait=5"
+
+
+def test_who_has_as_many_as_it_may_does_not_wait(client: httpx.Client, database: Database) -> None:
+    experiment_id = submitted(database)
+    with ExitStack() as stack:
+        for _ in range(MOST):
+            assert "Preference-Applied" in asked(client, experiment_id, "wait=1").headers
+            stack.enter_context(stream(client, "/v1/events"))
+        answer = asked(client, experiment_id, "wait=15")
+    assert answer.json()["status"] == "queued"
+    assert "Preference-Applied" not in answer.headers
+
+
+def test_what_is_not_there_is_not_waited_for(client: httpx.Client, database: Database) -> None:
+    assert asked(client, "0" * 32, "wait=15").status_code == 404
+
+
+def test_a_key_that_is_revoked_meanwhile_is_told_nothing(
+    client: httpx.Client, database: Database
+) -> None:
+    experiment_id = submitted(database, visibility="lab")
+    with database.transaction() as session:
+        user = accounts.add(session, "ann", Role.MEMBER)
+        assert user is not None
+        scopes = ROLE_SCOPES[Role.MEMBER]
+        row, key = accounts.add_key(session, user, name=None, scopes=scopes, lasts_s=None)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(asked, client, experiment_id, "wait=15", **bearer(key))
+        with stream(client, "/v1/events", headers=bearer(key)) as events:
+            with database.transaction() as session:
+                accounts.revoke(session, user, row.id)
+            assert [*events][-1].kind == "end"
+        assert answer.result().status_code == 401
+
+
+def test_a_server_that_stops_answers(settings: Settings, database: Database) -> None:
+    experiment_id = submitted(database)
+    app = create_app(settings.model_copy(update={"max_user_streams": 1}))
+    local = Caller(1, "local", Role.ADMIN, "", frozenset())
+    with ThreadPoolExecutor(1) as pool:
+        with served(settings, app) as client:
+            answer = pool.submit(asked, client, experiment_id, "wait=60")
+            wait_until(lambda: not app.state.poller.has_room(local))
+        assert answer.result().json()["status"] == "queued"

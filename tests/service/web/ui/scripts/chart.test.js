@@ -1,0 +1,117 @@
+// What a chart hands to uPlot, its bands, and its file.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { bandSeries, endsOf } from "../../../../../service/web/ui/static/bands.js";
+import { isPositive, move, optionsOf, summaryOf } from "../../../../../service/web/ui/static/chart.js";
+import { bandsOf, pathOf } from "../../../../../service/web/ui/static/drawing.js";
+import { axisOf } from "../../../../../service/web/ui/static/parallel.js";
+
+globalThis.document = { documentElement: null };
+globalThis.getComputedStyle = () => ({ getPropertyValue: (name) => ` ${name} ` });
+
+const one = (label, more = {}) => ({ label, x: [1, 2], value: [1, 2], std_err: [0.1, 0.2], ...more });
+const options = (more = {}) => optionsOf({ series: [one("a")], lines: [], xLabel: "m", yLabel: "nats", logX: false, logY: false, ...more }, 500);
+const distributions = (more) => Object.values(options(more).scales).map(({ distr }) => distr);
+
+test("each axis is logarithmic where that is asked for it", () => {
+  assert.deepEqual(distributions(), [1, 1]);
+  assert.deepEqual(distributions({ logX: true }), [3, 1]);
+  assert.deepEqual(distributions({ logY: true }), [1, 3]);
+  assert.equal(options().scales.x.time, false);
+  assert.deepEqual(options().axes.map(({ label }) => label), ["m", "nats"]);
+});
+
+test("only what is positive has a logarithm; a gap does not matter", () => {
+  assert.equal(isPositive([1, null, 0.1]), true);
+  assert.equal(isPositive([1, 0]), false);
+  assert.equal(isPositive([-1]), false);
+});
+
+test("for each curve two ends of its band, then itself; then the lines", () => {
+  const { series } = options({ series: [one("a"), one("b", { colour: 5, dash: 1 })], lines: [{ label: "LML", y: 3 }] });
+  assert.deepEqual(series.map(({ label }) => label), ["m", undefined, undefined, "a", undefined, undefined, "b", "LML"]);
+  assert.deepEqual([series[3], series[6], series[7]].map(({ stroke }) => stroke), ["--series-1", "--series-6", "--muted"]);
+  assert.deepEqual([series[3].dash, series[6].dash], [[], [8, 4]]);
+  const plot = { data: [[1], [1.5], [0.5], [1.1]] };
+  assert.equal(series[3].value(plot, 1.1, 3, 0), "1.10 ± 0.20");
+  assert.equal(series[3].value(plot, null, 3, null), "");
+  assert.equal(series[3].value({ data: [[1], [null], [null], [1.1]] }, 1.1, 3, 0), "1.1");
+});
+
+test("the ninth curve has the first one's colour and another dash", () => {
+  const nine = options({ series: Array.from({ length: 9 }, (_, i) => one(`${i}`)) }).series;
+  assert.equal(nine[27].stroke, nine[3].stroke);
+  assert.notDeepEqual(nine[27].dash, nine[3].dash);
+});
+
+test("few points are marked, and dots are not joined", () => {
+  const of = (more) => options({ series: [one("a", more)] }).series[3];
+  const long = (length) => ({ x: Array.from({ length }, (_, i) => i) });
+  assert.equal(of(long(32)).points.show, true);
+  assert.equal(of(long(33)).points.show, false);
+  const dots = of({ ...long(33), dots: true });
+  assert.equal(dots.points.show, true);
+  assert.equal(dots.paths(), null);
+  assert.equal(of().paths, undefined);
+});
+
+test("a band is hidden and shown with its curve", () => {
+  const [hook] = options({ lines: [{ label: "0", y: 0 }] }).hooks.setSeries;
+  const changed = [];
+  const plot = { setSeries: (at, { show }) => changed.push([at, show]) };
+  hook(plot, 3, { show: false });
+  hook(plot, 4, { show: false }); // a line has no band
+  hook(plot, 1, { show: false });
+  hook(plot, 3, { focus: true });
+  assert.deepEqual(changed, [[1, false], [2, false]]);
+});
+
+test("a band reaches two errors to either side, and is not there where an error is not", () => {
+  assert.deepEqual(endsOf({ value: [1, null, 3], std_err: [0.5, 1, null] }), [[2, null, null], [0, null, null]]);
+  assert.equal(bandSeries("#abc", false)[0].paths(), null);
+  assert.equal(bandSeries("#abc", true)[0].fill, "#abc2e");
+});
+
+function zoomed(min, max, distr = 1, xs = [0, 100]) {
+  const scales = { x: { min, max, distr } };
+  return { data: [xs], scales, setScale: (name, to) => (scales.x = { ...to, distr }), now: () => [scales.x.min, scales.x.max] };
+}
+
+test("a section moves and grows, within the data", () => {
+  const after = (plot, times, by) => {
+    move(plot, times, by);
+    return plot.now().map((value) => Math.round(1000 * value) / 1000);
+  };
+  assert.deepEqual(after(zoomed(0, 100), 0.5, 0), [25, 75]);
+  assert.deepEqual(after(zoomed(40, 60), 2, 0), [30, 70]);
+  assert.deepEqual(after(zoomed(40, 60), 1, 0.25), [45, 65]);
+  assert.deepEqual(after(zoomed(0, 20), 1, -0.25), [0, 20]);
+  assert.deepEqual(after(zoomed(85, 100), 1, 0.25), [85, 100]);
+  assert.deepEqual(after(zoomed(10, 90), 2, 0), [0, 100]);
+  assert.deepEqual(after(zoomed(1, 10_000, 3, [1, 10_000]), 0.5, 0), [10, 1000]);
+});
+
+test("who cannot see a chart is told its ends", () => {
+  assert.equal(summaryOf("Loss", [{ label: "a", value: [null, 2, 1, null] }]), "Loss. a: 2 points, from 2 to 1");
+});
+
+const at = { x: (value) => 10 * value, y: (value) => -value };
+
+test("in the file a missing value is a gap, and a point between gaps a dot", () => {
+  assert.equal(pathOf([1, 2, 3, 4], [1, null, 3, 4], at), "M10.00 -1.00h0M30.00 -3.00h0L40.00 -4.00");
+  assert.equal(pathOf([1, 2], [1, 2], at, true), "M10.00 -1.00h0M20.00 -2.00h0");
+  assert.deepEqual(bandsOf([1, 2, 3, 4], [[2, 3, null, 5], [0, 1, null, 3]], at), ["M10.00 -2.00L20.00 -3.00L20.00 -1.00L10.00 0.00Z"]);
+});
+
+test("parallel axes: numbers by value, wide ranges by logarithm, the rest in order", () => {
+  const places = (values, of = values) => of.map(axisOf("k", values).at);
+  assert.deepEqual(places([1, 2, 5]), [0, 0.25, 1]);
+  assert.deepEqual(places([1, 10, 100]), [0, 0.5, 1]);
+  assert.deepEqual(places([1, 25, 49]), [0, 0.5, 1]);
+  assert.deepEqual(places([1, 25, 50])[1], Math.log(25) / Math.log(50));
+  assert.deepEqual(places([7]), [0.5]);
+  assert.deepEqual(places(["a", "b"]), [0.25, 0.75]);
+  assert.deepEqual(axisOf("k", [1, 2, 3, 4, 5, 6, 7, 8, 9]).ticks, [1, 9]);
+  assert.deepEqual(axisOf("k", [1, 2, 3, 4, 5, 6, 7, 8]).ticks.length, 8);
+});

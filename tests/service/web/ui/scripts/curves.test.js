@@ -1,0 +1,90 @@
+// Curves: what a chart is made of, and reading them in parts.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import * as curves from "../../../../../service/web/ui/static/curves.js";
+
+const series = (name, labels, x = [1, 2], value = x) => ({ name, labels, x, value, std_err: x.map(() => 0.1) });
+const metric = (value, labels, name = "lml") => ({ name, labels, value, std_err: null });
+
+test("a chart for each name, with x ascending", () => {
+  const found = curves.chartsOf([series("score", { seed: 1 }, [3, 1, 2], [30, null, 20]), series("loss", {}), series("score", { seed: 2 })]);
+  assert.deepEqual(found.map(({ name, about }) => [name, about[0]]), [["score", "Score by mask size"], ["loss", "Loss"]]);
+  const [first, second] = found[0].series;
+  assert.deepEqual([first.label, first.x, first.value], ["seed 1", [1, 2, 3], [null, 20, 30]]);
+  assert.equal(second.label, "seed 2");
+  assert.equal(found[1].series[0].label, "loss");
+});
+
+test("differences by rate are drawn over the rate", () => {
+  const xLabels = (...found) => curves.chartsOf(found).map(({ about }) => about.slice(1));
+  const bySize = series("score_difference", {}, [1, 2, 3]);
+  const byRate = series("score_difference", { model: "a" }, [0.15, 0.5, 1]);
+  assert.deepEqual(xLabels(bySize), [["mask size m", "nats"]]);
+  assert.deepEqual(xLabels(byRate), [["masking rate", "nats per token"]]);
+  assert.deepEqual(xLabels(byRate, bySize), [["masking rate", "nats per token"], ["mask size m", "nats"]]);
+  const keys = curves.chartsOf([byRate, bySize]).map(({ key }) => key);
+  assert.equal(new Set(keys).size, 2);
+  assert.deepEqual(curves.aboutSeries("mine"), ["mine", "", ""]);
+});
+
+test("of many experiments each has a colour, and its series of one name a dash each", () => {
+  const experiments = [{ id: "1".repeat(32), name: "a" }, { id: "2".repeat(32), name: "b" }];
+  const items = [{ series: [series("score", { seed: 1 }), series("score", { seed: 2 }), series("loss", {})] }, { series: [series("score", {})] }];
+  const [score, loss] = curves.chartsOfMany(experiments, items);
+  assert.deepEqual(score.series.map(({ label, colour, dash }) => [label, colour, dash]), [["a, seed 1", 0, 0], ["a, seed 2", 0, 1], ["b", 1, 0]]);
+  assert.deepEqual(loss.series.map(({ label, colour, dash }) => [label, colour, dash]), [["a", 0, 0]]);
+});
+
+test("levels: zero, each model's mean LML over seeds, or none", () => {
+  const metrics = [metric(-10, { seed: 1, model: "model" }), metric(-12, { seed: 2, model: "model" }), metric(-30, { seed: 1, model: "baseline" }), metric(-99, { seed: 1 }, "mpt")];
+  assert.deepEqual(curves.levelsOf("convergence", metrics), [{ label: "0", y: 0 }]);
+  assert.deepEqual(curves.levelsOf("score_difference", []), [{ label: "0", y: 0 }]);
+  assert.deepEqual(curves.levelsOf("score", metrics), []);
+  assert.deepEqual(curves.levelsOf("elbo", metrics), [{ label: "LML, model model", y: -11 }, { label: "LML, model baseline", y: -30 }]);
+  assert.deepEqual(curves.levelsOf("lml", [metric(-5, { seed: 1 })], "LML of x"), [{ label: "LML of x", y: -5 }]);
+  assert.deepEqual(curves.levelsOf("lml", [metric(null, { seed: 1 })]), []);
+});
+
+function answering(...answers) {
+  const asked = [];
+  globalThis.fetch = async (path) => {
+    asked.push(path);
+    const answer = answers.shift();
+    return { ok: true, status: 200, json: async () => answer };
+  };
+  return asked;
+}
+const answer = (last_seq, found, partial = true) => ({ experiment_id: "e", last_seq, partial, series: found });
+
+test("the whole is read once, then what came since", async () => {
+  const asked = answering(
+    answer(4, [series("score", { seed: 1 }, [1, 2]), series("loss", {}, [1])]),
+    answer(6, [series("score", { seed: 1 }, [3]), series("score", { seed: 2 }, [1])], false),
+  );
+  const read = curves.curvesOf("e");
+  const first = await read();
+  const second = await read();
+  assert.deepEqual(asked, ["/v1/experiments/e/curves?max_points=20000", "/v1/experiments/e/curves?max_points=20000&after=4"]);
+  assert.deepEqual(second.series.map(({ name, labels, x }) => [name, labels.seed, x]), [["score", 1, [1, 2, 3]], ["loss", undefined, [1]], ["score", 2, [1]]]);
+  assert.deepEqual([first.points, second.points, second.lastSeq, second.partial], [3, 5, 6, false]);
+  assert.equal(second.series[1], first.series[1]); // what did not grow is the same object
+  assert.notEqual(second.series[0], first.series[0]);
+});
+
+test("a curve that has grown long is read as a whole again, thinned", async () => {
+  const long = Array.from({ length: 40_001 }, (_, i) => i);
+  const asked = answering(answer(1, [series("score", {}, long)]), answer(2, [series("score", {}, [1])]));
+  const read = curves.curvesOf("e");
+  await read();
+  assert.equal((await read()).points, 1);
+  assert.equal(asked[1], asked[0]);
+});
+
+test("many experiments are one request, then those alone that are not complete", async () => {
+  const asked = answering({ items: [{ ...answer(1, []), experiment_id: "a" }, { ...answer(1, [], false), experiment_id: "b" }] }, answer(3, [series("score", {}, [1])], false));
+  const read = curves.curvesOfMany(["a", "b"]);
+  assert.deepEqual((await read()).map(({ partial }) => partial), [true, false]);
+  assert.deepEqual((await read()).map(({ points }) => points), [1, 0]);
+  assert.deepEqual(asked, ["/v1/curves:batchGet", "/v1/experiments/a/curves?max_points=20000&after=1"]);
+});

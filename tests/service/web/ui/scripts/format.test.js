@@ -1,0 +1,53 @@
+// Values as they are read.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import * as format from "../../../../../service/web/ui/static/format.js";
+
+const { number, withError, duration, expected, bytes, titleOf, labelText, secondsLeft, leaves, plain, ago, dateTime } = format;
+
+function check(title, of, examples) {
+  test(title, () => examples.forEach(([expectedText, ...given]) => assert.equal(of(...given), expectedText)));
+}
+
+check("a number", number, [
+  ["–", null], ["–", undefined], ["0", 0], ["−1.235", -1.23456], ["12350", 12345.6], ["12345", 12345],
+  ["1.235e+6", 1234567.8], ["1e+6", 1e6], ["999999", 999999], ["0.0001", 0.0001], ["9.9e−5", 0.000099], ["0.3333", 1 / 3], ["0.33", 1 / 3, 2],
+]);
+check("a value with its error", withError, [
+  ["–", null, 1], ["−60.3457", -60.34567891, 0], ["−60.3457", -60.34567891, null],
+  ["−60.346 ± 0.012", -60.34567891, 0.0123], ["−60 ± 12", -60.3, 12.3], ["−60.3 ± 1.2", -60.3, 1.23],
+  ["0.00000001 ± 0.00000000", 1e-8, 1e-12],
+]);
+check("a duration", duration, [
+  ["less than 1 s", 0.4], ["1 s", 1], ["59 s", 59], ["1 min", 60], ["1 min 1 s", 61], ["1 h", 3600], ["1 h 30 min", 5400], ["1 d 2 h", 93_600], ["2 d", 172_800],
+]);
+check("an expected time", expected, [
+  ["1 min (30 s to 2 min)", { median_s: 60, low_s: 30, high_s: 120 }],
+  ["1 min", { median_s: 60, low_s: 60, high_s: 60 }],
+]);
+check("bytes", bytes, [["–", null], ["0 B", 0], ["999 B", 999], ["1 kB", 1000], ["1.5 MB", 1.5e6], ["2 GB", 2e9], ["3000 TB", 3e15]]);
+check("a title", titleOf, [["mine", { name: "mine", id: "x" }], ["untitled 456789", { name: null, id: "0123456789" }]]);
+check("labels", labelText, [["", {}], ["seed 4, model baseline", { seed: 4, model: "baseline" }]]);
+check("a plain value", plain, [["a", "a"], ["[1,2]", [1, 2]], ["null", null], ["true", true]]);
+
+test("leaves of a spec: lists and null are leaves", () => {
+  assert.deepEqual(leaves({ a: { b: 1, c: [1] }, d: null }), [["a.b", 1], ["a.c", [1]], ["d", null]]);
+});
+
+test("seconds left are not negative, and null where no end is known", () => {
+  const at = (ms) => ({ progress: { estimated_end: new Date(Date.now() + ms).toISOString() } });
+  assert.equal(secondsLeft({ progress: null }), null);
+  assert.equal(secondsLeft({ progress: { estimated_end: null } }), null);
+  assert.equal(secondsLeft(at(-60_000)), 0);
+  assert.ok(Math.abs(secondsLeft(at(3_600_000)) - 3600) < 60);
+});
+
+test("times of day", (t) => {
+  t.mock.method(Date, "now", () => 1_800_000_000_000);
+  const before = (seconds) => new Date(Date.now() - 1000 * seconds).toISOString();
+  assert.equal(ago(before(4)), "just now");
+  assert.equal(ago(before(5)), "5 s ago");
+  assert.equal(ago(before(3 * 3600)), "3 h ago");
+  assert.equal(dateTime(null), "–");
+});

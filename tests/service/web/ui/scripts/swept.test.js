@@ -1,0 +1,51 @@
+// The charts of a sweep.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { axesOf, chartOf, rowsOf } from "../../../../../service/web/ui/static/swept.js";
+
+const row = (fields, value, count = 1) => ({ fields, metrics: value === undefined ? {} : { lml: { value, std_err: 0.5, count } } });
+const table = (fields, items, pooled = []) => ({ fields, items, pooled, metrics: ["lml"] });
+
+test("a curve for each choice of the other fields", () => {
+  const items = [row({ "a.k": 2, "b.f": "x" }, -2), row({ "a.k": 1, "b.f": "x" }, -1), row({ "a.k": 1, "b.f": "y" }, -3), row({ "a.k": 3, "b.f": "y" }, null), row({ "a.k": 4, "b.f": "y" })];
+  const made = table(["a.k", "b.f"], items);
+  assert.deepEqual(axesOf(made), ["a.k"]);
+  const { series, lines } = chartOf(made, "a.k", "lml");
+  assert.deepEqual(series, [
+    { label: "f x", x: [1, 2], value: [-1, -2], std_err: [0.5, 0.5], dots: false },
+    { label: "f y", x: [1], value: [-3], std_err: [0.5], dots: false },
+  ]);
+  assert.deepEqual(lines, []);
+});
+
+test("where seeds are swept, a curve is of means over them", () => {
+  const items = [1, 2].flatMap((k) => [0, 1].map((seed) => row({ k, seeds: [seed] }, -k - seed)));
+  const made = table(["seeds", "k"], items, [row({ k: 1 }, -1.5, 2), row({ k: 2 }, -2.5, 2)]);
+  assert.equal(rowsOf(made), made.pooled);
+  assert.deepEqual(axesOf(made), ["k", "seeds"]);
+  assert.deepEqual(chartOf(made, "k", "lml").series, [{ label: "lml", x: [1, 2], value: [-1.5, -2.5], std_err: [0.5, 0.5], dots: false }]);
+});
+
+test("against seeds it is a dot for each, and a line at their mean", () => {
+  const items = [5, 3].map((seed) => row({ seeds: [seed] }, -seed));
+  const made = table(["seeds"], items, [row({}, -4, 2)]);
+  assert.deepEqual(axesOf(made), ["seeds"]);
+  const { series, lines } = chartOf(made, "seeds", "lml");
+  assert.deepEqual(series, [{ label: "lml", x: [3, 5], value: [-3, -5], std_err: [0.5, 0.5], dots: true }]);
+  assert.deepEqual(lines, [{ label: "mean over seeds", y: -4, colour: 0 }]);
+});
+
+test("lines at means have the colour of their dots, and there are few", () => {
+  const of = (count) => {
+    const ks = Array.from({ length: count }, (_, i) => i);
+    return chartOf(table(["k", "seeds"], ks.map((k) => row({ k, seeds: [1] }, k)), ks.map((k) => row({ k }, k)).reverse()), "seeds", "lml").lines;
+  };
+  assert.deepEqual(of(2), [{ label: "mean over seeds, k 1", y: 1, colour: 1 }, { label: "mean over seeds, k 0", y: 0, colour: 0 }]);
+  assert.equal(of(8).length, 8);
+  assert.deepEqual(of(9), []);
+});
+
+test("points of several seeds have no place on an axis of seeds", () => {
+  assert.deepEqual(axesOf(table(["seeds"], [row({ seeds: [1, 2] }, -1)])), []);
+});

@@ -1,0 +1,276 @@
+"""The pages as a person uses them, in a real browser before a real service."""
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from service.accounts import accounts
+from service.queue import lease
+from service.tables.experiments import Status
+from service.tables.users import Role
+from tests.service.web.ui.screenshots import PHONE, pages
+from tests.support.attempts import claim_next, submitted
+from tests.support.browser import BrowsedLab, containing, signed_in
+from tests.support.filled_lab import MARKUP, end, key_of, points, succeeded
+
+AXE = (Path(__file__).parents[3] / "support" / "axe" / "axe.min.js").read_text()
+"""axe-core 4.14.1 from npm: MPL-2.0, beside it."""
+
+
+def test_a_link_signs_in_once_and_leads_where_one_was_going(
+    stranger: Page, lab: BrowsedLab
+) -> None:
+    stranger.goto(lab.url("/lab"))
+    stranger.wait_for_url("**/sign-in?next=%2Flab")
+    path = lab.api.sign_in_url()
+    stranger.goto(path.replace("/sign-in", "/sign-in?next=%2Flab"))
+    expect(stranger.get_by_role("heading", name="Sign in as local?")).to_be_visible()
+    assert stranger.context.cookies() == []
+    stranger.get_by_role("button", name="Sign in as local").click()
+    stranger.wait_for_url(lab.url("/lab"))
+    expect(stranger.get_by_role("heading", name="My keys")).to_be_visible()
+    assert stranger.evaluate("document.cookie") == ""
+    stranger.get_by_role("button", name="Sign out").click()
+    stranger.wait_for_url("**/sign-in")
+    stranger.goto(path)
+    expect(stranger.get_by_role("alert")).to_contain_text("used before")
+
+
+def test_a_foreign_link_replaces_no_sign_in_unasked(stranger: Page, lab: BrowsedLab) -> None:
+    """Signed in as another user, the page names both; "No" leaves everything as it is, and so does
+    an Enter that was meant for something else."""
+    signed_in(stranger, lab.service, key_of(lab.database, "ann", Role.MEMBER))
+    before = stranger.context.cookies()
+    stranger.goto(lab.api.sign_in_url())
+    asked = stranger.get_by_text("The link you opened signs this browser in as")
+    expect(asked).to_contain_text("as local. You are signed in as ann: that ends.")
+    expect(stranger.get_by_role("button", name="No")).to_be_focused()
+    stranger.keyboard.press("Enter")
+    stranger.wait_for_url(lab.url("/"))
+    expect(stranger.get_by_role("link", name="ann", exact=True)).to_be_visible()
+    assert [one["value"] for one in stranger.context.cookies()] == [one["value"] for one in before]
+
+
+def test_no_sign_in_leads_to_another_host(stranger: Page, lab: BrowsedLab) -> None:
+    stranger.goto(lab.url("/sign-in?next=//elsewhere.example"))
+    stranger.fill("#key", lab.service.settings.key_file.read_text().strip())
+    stranger.get_by_role("button", name="Sign in").click()
+    stranger.wait_for_url(lab.url("/"))
+
+
+def test_a_preset_is_submitted_and_its_curve_grows(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url("/new"))
+    page.select_option("#preset", "fig1-left 0")
+    page.fill("#name", "to be watched")
+    page.get_by_role("button", name="Submit").click()
+    page.wait_for_url("**/experiments/*")
+    expect(page.get_by_role("heading", name="to be watched")).to_be_visible()
+    expect(page.locator(".first .status")).to_have_text("queued")
+    lab.api.change(page.url.split("/")[-1], priority=100)
+    page.evaluate("window.same = true")
+    claim = claim_next(lab.database)
+    assert page.url.endswith(claim.experiment_id)
+    seq = points(lab.database, claim, range(1, 6))
+    chart = page.get_by_role("img")
+    expect(chart).to_have_attribute("aria-label", containing("seed 4: 5 points"))
+    expect(page.locator(".first .status")).to_have_text("running")
+    points(lab.database, claim, range(6, 21), first=seq)
+    expect(chart).to_have_attribute("aria-label", containing("seed 4: 19 points"))
+    end(lab.database, claim, Status.SUCCEEDED)
+    expect(page.locator(".first .status")).to_have_text("succeeded")
+    assert page.evaluate("window.same")
+    history = page.get_by_label("What happened").get_by_role("listitem")
+    expect(history).to_contain_text(["queued", "dispatched", "running", "succeeded"])
+
+
+def test_points_that_come_once_more_are_shown_once(page: Page, lab: BrowsedLab) -> None:
+    """Of a run that was handed back without a checkpoint, and begins again."""
+    submitted(lab.database, name="begins again", priority=100)
+    claim = claim_next(lab.database)
+    points(lab.database, claim, range(1, 21))
+    page.goto(lab.url(f"/experiments/{claim.experiment_id}"))
+    chart = page.get_by_role("img")
+    expect(chart).to_have_attribute("aria-label", containing("seed 4: 19 points"))
+    with lab.database.transaction() as session:
+        lease.release(session, claim)
+    again = claim_next(lab.database)
+    assert again.experiment_id == claim.experiment_id
+    with page.expect_response(containing(f"{claim.experiment_id}/curves")):
+        expect(page.get_by_text("Attempts")).to_be_visible()
+    seq = points(lab.database, again, range(1, 21))
+    points(lab.database, again, range(21, 31), first=seq)
+    expect(chart).to_have_attribute("aria-label", containing("seed 4: 29 points"))
+    end(lab.database, again, Status.SUCCEEDED)
+
+
+def test_a_missing_value_is_a_gap(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url(f"/experiments/{lab.ids['succeeded 2']}"))
+    chart = page.get_by_role("img")
+    expect(chart).to_have_attribute("aria-label", containing("seed 44: 63 points, from −0.8"))
+    page.get_by_label("log x").check()
+    expect(page.locator("canvas")).to_be_visible()
+    expect(page.get_by_label("log y")).to_be_disabled()  # scores are negative
+
+
+def test_two_are_compared_by_what_differs(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url("/?q=digits"))
+    for k in (1, 3):
+        page.get_by_label(f"Select digits K={k}").check()
+    page.get_by_role("link", name="Compare").click()
+    chart = page.get_by_role("img", name="Score by mask size")
+    for k in (1, 3):
+        expect(chart).to_have_attribute(
+            "aria-label", containing(f"digits K={k}, seed 4: 63 points")
+        )
+    differing = page.get_by_role("region", name="Where the specs differ")
+    expect(differing.locator("tbody tr")).to_have_text(["model.latent_dim13", "data.latent_dim13"])
+    metrics = page.get_by_role("region", name="Metrics")
+    expect(metrics.get_by_role("row", name="lml")).to_contain_text("−63.34")
+
+
+def test_one_is_cancelled_on_its_page_and_many_in_the_list(page: Page, lab: BrowsedLab) -> None:
+    ids = [submitted(lab.database, name=f"unwanted {i}") for i in range(3)]
+    page.goto(lab.url(f"/experiments/{ids[0]}"))
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Cancel this run?")
+    assert lab.status(ids[0]) == Status.QUEUED
+    page.get_by_role("dialog").get_by_role("button", name="Cancel the run").click()
+    expect(page.locator(".first .status")).to_have_text("cancelled")
+    expect(page.get_by_role("button", name="Retry")).to_be_visible()
+    page.goto(lab.url("/?q=unwanted"))
+    for i in range(3):
+        page.get_by_label(f"Select unwanted {i}").check()
+    selected = page.get_by_role("group", name="Selected experiments")
+    selected.get_by_role("button", name="Cancel 2 runs").click()  # of three, one has ended
+    page.get_by_role("dialog").get_by_role("button", name="Keep").click()
+    assert [lab.status(one) for one in ids[1:]] == [Status.QUEUED] * 2
+    selected.get_by_role("button", name="Cancel 2 runs").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel 2 runs").click()
+    expect(page.get_by_text("2 experiments cancelled")).to_be_visible()
+    assert [lab.status(one) for one in ids] == [Status.CANCELLED] * 3
+    page.get_by_label("Select all of this page").check()
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("No experiment is like that")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_text("3 experiments brought back")).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(3)
+
+
+def test_the_service_says_what_is_wrong_at_the_field(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url("/new"))
+    spec = page.locator("#spec")
+    expect(page.get_by_role("heading", name="Estimate")).to_be_visible()
+    spec.fill(spec.input_value().replace('"latent_dim": 10', '"latent_dim": 100'))
+    error = page.get_by_role("alert")
+    expect(error).to_contain_text("/spec/model/latent_dim")
+    expect(page.get_by_role("button", name="Submit")).to_be_disabled()
+    error.get_by_role("button", name="line 4").click()
+    assert page.evaluate("getSelection().toString()") == '"latent_dim"'
+    page.goto(lab.url("/"))
+    page.get_by_text("Filters and columns").click()
+    page.fill("#filter", "metrics.lml >> 3")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator("#filter-error")).to_contain_text("column 14")
+
+
+def test_pages_of_the_list_follow_each_other(page: Page, lab: BrowsedLab) -> None:
+    for i in range(51):
+        submitted(lab.database, name=f"many {i}")
+    page.goto(lab.url("/?q=many"))
+    expect(page.locator("tbody tr")).to_have_count(50)
+    page.get_by_role("button", name="Next page").click()
+    expect(page.locator("tbody tr")).to_have_text([containing("many 0")])
+    page.go_back()
+    expect(page.locator("tbody tr")).to_have_count(50)
+
+
+def test_a_viewer_may_look_and_not_touch(stranger: Page, lab: BrowsedLab) -> None:
+    shared = succeeded(lab.database, "shared", visibility="lab")
+    signed_in(stranger, lab.service, key_of(lab.database, "vera", Role.VIEWER))
+    stranger.goto(lab.url(f"/experiments/{shared}"))
+    expect(stranger.get_by_text("local shares this with the lab")).to_be_visible()
+    for name in ("Cancel", "Delete", "Share", "Pin"):
+        expect(stranger.get_by_role("button", name=name)).to_have_count(0)
+    stranger.goto(lab.url("/new"))
+    expect(stranger.get_by_text("You may only look")).to_be_visible()
+
+
+def test_what_is_anothers_is_not_there(stranger: Page, lab: BrowsedLab) -> None:
+    signed_in(stranger, lab.service, key_of(lab.database, "otto", Role.MEMBER))
+    stranger.goto(lab.url(f"/experiments/{lab.ids['running']}"))
+    expect(stranger.get_by_text("There is nothing here for you")).to_be_visible()
+    stranger.goto(lab.url("/"))
+    expect(stranger.get_by_text("No experiments yet")).to_be_visible()
+
+
+def test_a_revoked_key_signs_its_browsers_out(stranger: Page, lab: BrowsedLab) -> None:
+    key = key_of(lab.database, "rita", Role.MEMBER)
+    signed_in(stranger, lab.service, key)
+    expect(stranger.get_by_text("No experiments yet")).to_be_visible()
+    with lab.database.transaction() as session:
+        user = accounts.find(session, "rita")
+        assert user is not None
+        accounts.revoke(session, user, key.split("_")[1])
+    stranger.wait_for_url("**/sign-in?next=%2F")
+
+
+def test_a_name_made_of_markup_is_only_text(page: Page, lab: BrowsedLab) -> None:
+    for path in ("/?q=onerror", f"/experiments/{lab.ids['markup']}"):
+        page.goto(lab.url(path))
+        expect(page.get_by_text(MARKUP).first).to_be_visible()
+        expect(page.get_by_text("<i>tag</i>")).to_be_visible()
+        expect(page.locator("main img")).to_have_count(0)
+    page.goto(lab.url(f"/compare?ids={lab.ids['markup']},{lab.ids['long']}"))
+    expect(page.locator(".u-legend")).to_contain_text(MARKUP)
+
+
+def test_a_service_that_goes_away_and_comes_back(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url("/?q=the+run"))
+    expect(page.get_by_text("the run that one watches")).to_be_visible()
+    lab.service.stop()
+    expect(page.get_by_text("The service does not answer")).to_be_visible()
+    expect(page.get_by_text("the run that one watches")).to_be_visible()
+    submitted(lab.database, name="the run meanwhile")
+    lab.service.start()
+    expect(page.get_by_text("the run meanwhile")).to_be_visible()
+    expect(page.get_by_text("The service does not answer")).to_have_count(0)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_are_for_everyone(browser: Browser, lab: BrowsedLab, scheme: str) -> None:
+    """axe-core finds nothing that is serious, and no page is wider than a phone."""
+    dark = scheme == "dark"
+    context = browser.new_context(
+        viewport=None if dark else PHONE,
+        no_viewport=dark,
+        color_scheme="dark" if dark else "light",
+        reduced_motion="reduce",
+    )
+    page = context.new_page()
+    signed_in(page, lab.service)
+    found = {}
+    for name, path in pages(lab.ids).items():
+        if name == "docs":
+            continue
+        page.goto(lab.url(path))
+        page.locator("main h1, main h2").first.wait_for()
+        page.evaluate(AXE)
+        found[name] = page.evaluate(SERIOUS, COLOURS if dark else ALL)
+        if not dark:
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+    context.close()
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+ALL, COLOURS = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"], ["color-contrast"]
+"""What axe looks at; in the dark only colours are others."""
+SERIOUS = """async (runOnly) => (await axe.run({runOnly}))
+    .violations.filter(({impact}) => ["serious", "critical"].includes(impact))
+    .map(({id, nodes}) => [id, nodes.map((node) => node.html)])"""
+
+
+def test_the_api_s_document_is_shown(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url("/docs"))
+    expect(page.get_by_text("/v1/experiments:validate")).to_be_visible(timeout=30_000)

@@ -1,0 +1,80 @@
+"""The documents as pages: all are there, and what they lead to is."""
+
+import re
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.web.ui.help import ADDRESSES, DOCUMENTS, README, documents
+
+ROOT = Path(__file__).parents[4]
+DOCS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+DOCS += [file for kind in ("md", "ipynb") for file in (ROOT / "docs").rglob(f"*.{kind}")]
+
+
+def test_every_page_leads_to_it(api: TestClient) -> None:
+    assert all('<a href="/help">Help</a>' in api.get(path).text for path in ("/", "/lab"))
+
+
+def test_every_document_has_a_page_of_its_own() -> None:
+    assert {file.resolve() for file in ADDRESSES} == set(DOCS)
+    assert len(set(ADDRESSES.values())) == len(DOCS)
+    assert set(documents()) == set(ADDRESSES.values())
+
+
+def test_the_first_is_the_readme_and_the_others_follow_it() -> None:
+    first, *others = documents()
+    assert first == ADDRESSES[README] == "/help"
+    table = README.read_text().split("\n## What else it does\n")[1]
+    order = [f"/help/{name.lower()}" for name in re.findall(r"([\w-]+)\.(?:md|ipynb)\)", table)]
+    assert others[: len(order)] == order
+
+
+@pytest.mark.parametrize("address", sorted(ADDRESSES.values()))
+def test_a_page_loads_the_style_alone_and_all_its_links_lead_somewhere(
+    api: TestClient, address: str
+) -> None:
+    answer = api.get(address)
+    assert answer.status_code == 200
+    assert "default-src 'none'; script-src 'self';" in answer.headers["content-security-policy"]
+    assert not re.search(r"<script|<style|\sstyle=", answer.text)
+    loaded = re.findall(r'<link[^>]* href="([^"]*)"|\ssrc="([^"]{,40})', answer.text)
+    assert all(
+        one.startswith(("/static/", "data:image/png;base64,")) for one in map("".join, loaded)
+    )
+    for target, anchor in re.findall(r'<a [^>]*?href="(?!https?:)([^"#]*)#?([^"]*)"', answer.text):
+        found = api.get(target or address)
+        assert found.status_code == 200, target
+        if anchor:
+            assert f' id="{anchor}"' in found.text, (target, anchor)
+
+
+def test_tables_code_and_headings_are_what_they_say(api: TestClient) -> None:
+    settings, client = (api.get(f"/help/{name}").text for name in ("settings", "client"))
+    assert re.search(r"<td><code>MPT_STORE</code></td>", settings)
+    assert '<pre><code class="language-python">from mptlab import Client' in client
+    assert '<h2 id="from-the-command-line">From the command line</h2>' in client
+    assert '<a href="/help#your-first-experiment">' in api.get("/help/api").text
+    assert '<a href="/help/client" aria-current="page">' in client
+
+
+def test_what_has_no_page_is_text(api: TestClient) -> None:
+    assert "(../benchmarks/reports)" in (ROOT / "docs/vaes.md").read_text()
+    assert "<span>benchmarks/reports</span>" in api.get("/help/vaes").text
+
+
+def test_a_name_that_is_no_document_s(api: TestClient) -> None:
+    answer = api.get("/help/nothing")
+    assert answer.status_code == 404
+    assert answer.json()["detail"] == "there is no such page: /help lists them"
+
+
+def test_the_image_has_what_the_links_name() -> None:
+    """In the folder of documents there are links to the repository's own files."""
+    kept = (ROOT / ".dockerignore").read_text().split()
+    copied = re.findall(r"^COPY (.*) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
+    for link in DOCUMENTS.iterdir():
+        name = str(link.resolve().relative_to(ROOT))
+        assert f"!{name}" in kept
+        assert name in " ".join(copied).split()

@@ -1,0 +1,103 @@
+"""The pages as files: what they may load, and that what they load is what was vendored."""
+
+import hashlib
+import json
+import re
+import tomllib
+from glob import glob
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.web.ui.help import ADDRESSES, DOCUMENTS
+from service.web.ui.pages import EDITION, FILES, PAGES, SCRIPTS, STATIC
+
+ROOT = Path(__file__).parents[4]
+VENDORED = json.loads((STATIC / "vendor" / "vendored.json").read_text())
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/docs"])
+def test_a_page_loads_its_own_files_alone(api: TestClient, path: str) -> None:
+    answer = api.get(path)
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self'; style-src 'self';" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"<script>|<style|\son\w+=|\sstyle=|https?://", answer.text)
+    named = re.findall(r'(?:src|href)="(/static/[^"]*)"', answer.text)
+    assert named
+    for file in named:
+        found = api.get(file)
+        assert found.status_code == 200
+        assert found.headers["cache-control"] == "public, max-age=31536000, immutable"
+
+
+def test_a_file_of_another_edition_is_not_kept(api: TestClient) -> None:
+    assert "immutable" in api.get(f"/static/{EDITION}/style.css").headers["cache-control"]
+    assert api.get("/static/0/style.css").headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("name", ["", "nothing.js", "../pages.py", "%2e%2e/pages.py", "vendor"])
+def test_there_are_no_other_files(api: TestClient, name: str) -> None:
+    assert api.get(f"/static/{EDITION}/{name}").status_code == 404
+
+
+def test_what_is_vendored_is_what_was_published() -> None:
+    listed = {name: part for part in VENDORED for name in part["files"]}
+    there = {name.removeprefix("vendor/") for name in FILES if name.startswith("vendor/")}
+    licences = {part["licence_file"] for part in VENDORED}
+    assert there == {*listed, *licences, "vendored.json"}
+    for name, part in listed.items():
+        content = (STATIC / "vendor" / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == part["files"][name]
+    for part in VENDORED:
+        assert len((STATIC / "vendor" / part["licence_file"]).read_text()) > 500
+
+
+AXE = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
+"""Of axe.min.js in axe-core 4.14.1."""
+
+
+def test_so_is_what_tests_look_at_pages_with() -> None:
+    content = (ROOT / "tests" / "support" / "axe" / "axe.min.js").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == AXE
+
+
+def test_our_scripts_import_what_is_there_and_make_no_markup() -> None:
+    ours = {name: file.read_text() for name, file in FILES.items() if name.endswith(".js")}
+    for name, text in ours.items():
+        if name.startswith("vendor/"):
+            continue
+        for target in re.findall(r'from "([^"]*)"', text):
+            assert ((STATIC / name).parent / target).resolve() in FILES.values(), (name, target)
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|dangerously|\beval\(", text), name
+
+
+def test_the_distribution_has_every_file() -> None:
+    """The patterns mean what they mean to setuptools."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folder = ROOT / "service" / "web" / "ui"
+    patterns = tool["package-data"]["service.web.ui"]
+    packed = {
+        Path(one) for pattern in patterns for one in glob(f"{folder}/{pattern}", recursive=True)
+    }
+    pictures = DOCUMENTS.glob("docs/*/*.png")
+    assert {*FILES.values(), *(folder / "templates").iterdir(), *ADDRESSES, *pictures} <= packed
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_page_names_each_script_that_it_runs(name: str) -> None:
+    """Whatever one of them imports is among them."""
+    scripts = SCRIPTS[name]
+    assert {"main.js", f"pages/{name}.js", "vendor/preact-htm.js"} <= {*scripts}
+    assert len({*scripts}) == len(scripts)
+    for script in scripts:
+        for target in re.findall(r'from "([^"]*)"', FILES[script].read_text()):
+            file = ((STATIC / script).parent / target).resolve()
+            assert file.relative_to(STATIC).as_posix() in scripts
+
+
+def test_a_page_is_only_read(api: TestClient) -> None:
+    answer = api.post("/")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")

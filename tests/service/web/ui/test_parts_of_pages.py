@@ -1,0 +1,324 @@
+"""What single pages are made of: the form of a spec, charts, tables, views, what admins see."""
+
+import json
+import re
+import time
+from typing import Any
+from xml.etree import ElementTree
+
+from playwright.sync_api import Locator, Page, expect
+from sqlalchemy import insert
+
+from mptcore.presets import PRESETS
+from service.accounts import accounts
+from service.records.recording import Batch, record
+from service.tables.experiments import Experiment, Status
+from service.tables.users import Role
+from tests.support.attempts import claim_next, submitted
+from tests.support.browser import BrowsedLab, containing, signed_in
+from tests.support.filled_lab import end, key_of, metrics
+from tests.support.ppca_spec import ppca_spec
+
+
+def field(page: Page, path: str) -> Locator:
+    """A field of the form, by its place in the spec."""
+    return page.locator(f"[id='spec.{path}']")
+
+
+def said(page: Page, path: str) -> Locator:
+    """What is wrong there, as the service says."""
+    return page.locator(f"[id='spec.{path}.hint'].bad-text")
+
+
+def test_the_form_and_the_json_are_one_spec(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url("/new"))
+    spec = page.locator("#spec")
+    field(page, "model.latent_dim").fill("7")
+    expect(spec).to_have_value(containing('"latent_dim": 7'))
+    spec.fill(spec.input_value().replace('"latent_dim": 7', '"latent_dim": 6'))
+    expect(field(page, "model.latent_dim")).to_have_value("6")
+    field(page, "seeds").fill("1, 2,")
+    expect(spec).to_have_value(re.compile(r'"seeds": \[\s+1,\s+2\s+\]'))
+    expect(field(page, "seeds")).to_have_value("1, 2,")  # as it is being typed
+    page.get_by_label("train").check()
+    expect(said(page, "train.epochs")).to_be_visible()
+    field(page, "train.epochs").fill("1e1")
+    expect(page.get_by_role("heading", name="Estimate")).to_be_visible()
+    expect(spec).to_have_value(re.compile(r'"train": \{\s+"epochs": 10\s+\}'))
+    page.get_by_label("train").uncheck()
+    expect(spec).not_to_have_value(containing("train"))
+    spec.fill("{")
+    expect(page.get_by_text("The fields come back")).to_be_visible()
+
+
+def test_an_upload_needs_no_more_than_its_file(page: Page, lab: BrowsedLab) -> None:
+    content = "a,b,c\n" + "".join(f"{i},{i * i},{-i}\n" for i in range(7))
+    page.goto(lab.url("/new"))
+    page.locator("#spec").fill(json.dumps(ppca_spec(model__init="random", model__latent_dim=2)))
+    page.set_input_files(
+        "#file", {"name": "mine.csv", "mimeType": "text/csv", "buffer": content.encode()}
+    )
+    expect(page.get_by_text("mine.csv: 7 rows")).to_be_visible()
+    page.get_by_role("button", name="Submit").click()
+    page.wait_for_url("**/experiments/*")
+    data = lab.api.get(page.url.split("/")[-1])["spec"]["data"]
+    assert (data["n"], data["dim"]) == (7, 3)
+
+
+def measured(lab: BrowsedLab, name: str, values: dict[str, tuple[float, float]]) -> str:
+    """The id of a run with an exact LML of each model, one value for each of two seeds."""
+    submitted(lab.database, name=name, priority=100)
+    claim = claim_next(lab.database)
+    batch, seq = Batch(), 0
+    for model, of_seeds in values.items():
+        for seed, value in zip((4, 44), of_seeds, strict=True):
+            seq += 1
+            batch.add({"seq": seq, "record": "metric", "name": "lml", "value": value,
+                       "labels": {"seed": seed, "model": model}, "std_err": 0.0})  # fmt: skip
+    with lab.database.transaction() as session:
+        record(session, claim, batch, 600.0)
+    end(lab.database, claim, Status.SUCCEEDED)
+    return claim.experiment_id
+
+
+def test_model_and_baseline_are_not_averaged(page: Page, lab: BrowsedLab) -> None:
+    both = {"model": (-1034.0, -1036.0), "baseline": (-3347.0, -3347.0)}
+    first = measured(lab, "averages 1", both)
+    second = measured(lab, "averages 2", both | {"model": (-1030.0, -1034.0)})
+    page.goto(lab.url("/?q=averages&order_by=created+asc"))
+    shown = page.get_by_role("row", name="averages 1").locator("td.number").first
+    expect(shown).to_have_text(re.compile(r"−1035\.0 ± 1\.0\s+×2\s+model model\s*−3347\s+×2"))
+    expect(shown.locator("div").first).to_have_attribute("title", containing("training"))
+    page.goto(lab.url(f"/experiments/{first}"))
+    metrics = page.get_by_role("region", name="Metrics")
+    cells = metrics.get_by_role("row", name="lml, model baseline").get_by_role("cell")
+    expect(cells).to_have_text(["−3347", "−3347", "−3347"])
+    cells = metrics.get_by_role("row", name="lml, model model").get_by_role("cell")
+    expect(cells).to_have_text(["−1035.0 ± 1.0", "−1034", "−1036"])
+    page.goto(lab.url(f"/compare?ids={first},{second}"))
+    cells = metrics.get_by_role("row", name="lml, model model").get_by_role("cell")
+    expect(cells).to_have_text([containing("−1035.0 ± 1.0"), containing("+3.0 ± 1.0")])
+
+
+def test_a_sweep_over_seeds_is_drawn_and_averaged(page: Page, lab: BrowsedLab) -> None:
+    made = lab.api.sweep(ppca_spec(), {"seeds": [[3], [1]]}, name="by seed", priority=100)
+    for value in (-62.0, -60.0):
+        claim = claim_next(lab.database)
+        metrics(lab.database, claim, 1, value)
+        end(lab.database, claim, Status.SUCCEEDED)
+    page.goto(lab.url(f"/sweeps/{made.id}"))
+    chart = page.get_by_role("img", name="lml by seeds")
+    expect(chart).to_have_attribute("aria-label", containing("2 points, from −60 to −62"))
+    expect(page.locator(".u-legend")).to_contain_text("mean over seeds")
+    rows = page.get_by_role("region", name="Means over seeds").locator("tbody tr")
+    expect(rows).to_have_text([re.compile(r"2\s*−61.*×4")])  # of two runs, each of two seeds
+    with page.expect_download() as download:
+        page.get_by_role("link", name="CSV, a line for each seed").click()
+    assert len(download.value.path().read_text().splitlines()) == 1 + 2 * 4
+
+
+def test_another_family_and_another_source_keep_what_fits(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url("/new"))
+    spec = page.locator("#spec")
+    field(page, "data.source").select_option("ppca")
+    for name in ("n", "dim", "latent_dim", "noise_precision"):
+        expect(said(page, f"data.{name}")).to_be_visible()
+    field(page, "data.n").fill("no number")
+    expect(said(page, "data.n")).to_contain_text("integer")
+    field(page, "model.family").select_option("vae")
+    expect(spec).to_have_value(containing('"latent_dim": 10'))
+    expect(spec).not_to_have_value(containing("maximum_likelihood"))
+    expect(page.get_by_label("lml", exact=True)).to_be_visible()  # which a PPCA had no choice of
+    field(page, "model.likelihood.distribution").select_option("gaussian")
+    expect(said(page, "model.likelihood.noise_precision")).to_be_visible()
+    field(page, "model.family").select_option("masked_lm")
+    expect(spec).not_to_have_value(containing("latent_dim"))
+    expect(field(page, "data.source")).to_have_value("glue")
+    expect(said(page, "model.checkpoint")).to_be_visible()
+
+
+FITTED = """async ([files, specs]) => {
+    const {partsOf, fitted} = await import(`${files}/schema.js`);
+    const parts = partsOf(await (await fetch("/openapi.json")).json());
+    return specs.map((spec) => fitted(parts[spec.model.family], spec));
+}"""
+
+
+def test_the_form_has_room_for_all_that_a_spec_may_say(page: Page, lab: BrowsedLab) -> None:
+    """What it keeps of each preset, of every family, is that preset."""
+    page.goto(lab.url("/new"))
+    files = page.locator("link[rel=icon]").evaluate("icon => icon.href").rsplit("/", 1)[0]
+    specs = [one.specs[-1] for one in PRESETS.values()]
+    kept = page.evaluate(FITTED, [files, [one.model_dump(mode="json") for one in specs]])
+    assert {one.model.family for one in specs} >= {"ppca", "linear_vae", "vae", "masked_lm"}
+    for spec, found in zip(specs, kept, strict=True):
+        assert type(spec).model_validate(found) == spec
+
+
+def test_many_are_tagged_at_once(page: Page, lab: BrowsedLab) -> None:
+    ids = [submitted(lab.database, name=f"to be tagged {i}", tags=[f"own {i}"]) for i in range(2)]
+    page.goto(lab.url("/?q=tagged"))
+    for on, tags in (("Add tag", {"own 0", "own 1", "both"}), ("Remove tag", {"own 0", "own 1"})):
+        page.get_by_label("Select all of this page").check()
+        page.get_by_label("Tag", exact=True).fill("both")
+        page.get_by_role("button", name=on).click()
+        expect(page.get_by_text("2 experiments")).to_be_visible()
+        expect(page.locator("tbody .tag")).to_have_count(4 if "Add" in on else 2)
+        assert {tag for one in ids for tag in lab.api.get(one)["tags"]} == tags
+
+
+def test_a_view_is_kept_by_its_name(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url("/?q=digits&status=succeeded"))
+    page.get_by_role("button", name="Save this view").click()
+    page.get_by_label("Name of the view").fill("my digits")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.goto(lab.url("/"))
+    page.get_by_role("link", name="my digits").click()
+    page.wait_for_url("**/?q=digits&status=succeeded")
+    expect(page.locator("tbody tr")).to_have_count(3)
+    page.get_by_role("button", name="Forget the view my digits").click()
+    expect(page.get_by_role("link", name="my digits")).to_have_count(0)
+
+
+def test_a_chart_is_saved_as_it_is_seen(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url(f"/experiments/{lab.ids['succeeded 2']}"))
+    expect(page.locator("canvas")).to_be_visible()
+    whole = saved(page)
+    words = {one.text for one in whole.findall(".//{*}text")}
+    assert {"seed 4", "seed 44", "mask size m", "S(m), nats", "60"} <= words
+    curves = whole.findall(".//{*}g/{*}path")
+    assert len(curves) == 2 * (2 + 1)  # each with two bands, for a value is missing
+    assert [one.get("d", "").count("M") for one in curves if one.get("stroke")] == [2, 2]
+    page.get_by_role("button", name="Zoom in").click()
+    page.locator(".u-legend").get_by_text("seed 44").click()
+    part = saved(page)
+    words = {one.text for one in part.findall(".//{*}text")}
+    assert "60" not in words
+    assert "seed 44" not in words
+    page.get_by_role("button", name="To the right").click()
+    assert {one.text for one in saved(page).findall(".//{*}text")} != words
+
+
+def test_a_band_is_hidden_with_its_curve(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url(f"/experiments/{lab.ids['succeeded 2']}"))
+    canvas = page.locator("canvas")
+    expect(canvas).to_be_visible()
+    for seed in (4, 44):
+        page.locator(".u-legend").get_by_text(f"seed {seed}", exact=True).click()
+    # Of 44's colour, orange, nothing is left.
+    assert canvas.evaluate(ORANGE) == 0
+    page.locator(".u-legend").get_by_text("seed 44", exact=True).click()
+    assert canvas.evaluate(ORANGE) > 1000
+
+
+ORANGE = """(canvas) => {
+    const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    let found = 0;
+    for (let i = 0; i < data.length; i += 4) found += data[i + 3] > 0 && data[i] > data[i + 2] + 60;
+    return found;
+}"""
+
+
+def saved(page: Page) -> Any:
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()
+    assert download.value.suggested_filename == "Score by mask size.svg"
+    return ElementTree.parse(download.value.path()).getroot()
+
+
+def test_what_will_not_change_is_not_listened_for(page: Page, lab: BrowsedLab) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(lab.url(f"/experiments/{lab.ids['succeeded 1']}"))
+    expect(page.get_by_label("What happened").get_by_role("listitem")).to_have_count(4)
+    assert [url for url in asked if "/v1/events" in url] == []
+    page.goto(lab.url(f"/experiments/{lab.ids['running']}"))
+    with page.expect_request(containing("/v1/events")):
+        pass
+
+
+def test_what_ran_where(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url(f"/experiments/{lab.ids['succeeded 1']}"))
+    attempts = page.get_by_label("What ran where")
+    for text in ("Attempt 1", "3f9a61c07e52d84b", "AMD EPYC 7B13, AVX2", "torch 2.13.0+cpu"):
+        expect(attempts).to_contain_text(text)
+    expect(attempts.get_by_text("ba891046e6505d7a")).to_be_visible()
+
+
+def test_a_sweep_over_three_fields_has_parallel_coordinates(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url(f"/sweeps/{lab.ids['wide sweep']}"))
+    lines = page.locator(".parallel .line")
+    expect(lines).to_have_count(12)
+    expect(lines.first.locator("title")).to_have_text(
+        "point 0: model.latent_dim 1, model.noise_precision 0.05, "
+        "evaluate.masks.design independent, lml −66"
+    )
+    # Of the other two fields each choice has a curve of its own.
+    legend = page.locator(".u-legend").first
+    expect(legend).to_contain_text("noise_precision 5, design balanced")
+    page.goto(lab.url(f"/sweeps/{lab.ids['sweep']}"))
+    expect(page.get_by_role("heading", name="Points")).to_be_visible()
+    expect(page.locator(".parallel")).to_have_count(0)
+
+
+def test_the_paper_beside_ours(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url("/paper"))
+    figure = page.get_by_role("article", name="Fig. 1, left")
+    expect(figure.locator(".status.differs")).to_be_visible()
+    expect(figure.locator(".strip")).to_have_count(10)
+    expect(figure.locator(".strip .bad")).to_have_count(1)
+    expect(figure.get_by_role("row", name="LML, seed 44444")).to_contain_text("differs")
+    figure.get_by_text("Curves, with what was published").click()
+    expect(figure.locator(".u-legend").first).to_contain_text("published limit")
+
+
+def test_the_lab_over_the_last_hours_and_what_admins_see(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url("/lab"))
+    use = page.get_by_role("img", name="Use of workers")
+    expect(use).to_have_attribute("aria-label", re.compile("node2:gpu0: 3[01] points"))
+    page.get_by_label("The last", exact=True).select_option("1")
+    expect(use).to_have_attribute("aria-label", re.compile("node2:gpu0: 1[23] points"))
+    users = page.get_by_role("region", name="Users")
+    expect(users.get_by_role("row", name="local")).to_contain_text("admin")
+    page.get_by_label("Who", exact=True).fill("mpt migrate")
+    page.get_by_role("button", name="Show").click()
+    done = page.get_by_role("region", name="Who did what").locator("tbody tr")
+    expect(done).to_have_text([containing("key.added")])
+    page.get_by_role("button", name="Look").click()
+    expect(page.get_by_text("Nothing.", exact=True)).to_be_visible()
+
+
+def test_who_is_no_admin_sees_none_of_it(stranger: Page, lab: BrowsedLab) -> None:
+    signed_in(stranger, lab.service, key_of(lab.database, "mia", Role.MEMBER))
+    stranger.goto(lab.url("/lab"))
+    expect(stranger.get_by_role("heading", name="My keys")).to_be_visible()
+    for name in ("Users", "Who did what", "What the next sweep frees"):
+        expect(stranger.get_by_role("heading", name=name)).to_have_count(0)
+
+
+MANY = 10_000
+
+
+def test_ten_thousand_rows(stranger: Page, lab: BrowsedLab) -> None:
+    """The page has those that it shows, and goes on from there."""
+    key = key_of(lab.database, "max", Role.MEMBER)
+    with lab.database.transaction() as session:
+        owner = accounts.find(session, "max")
+        assert owner is not None
+        common = {"owner_id": owner.id, "spec": ppca_spec(), "tags": [], "priority": 0,
+                  "status": Status.SUCCEEDED}  # fmt: skip
+        rows = [
+            {**common, "id": f"{i:032x}", "name": f"one of many {i}", "created_at": time.time() + i}
+            for i in range(MANY)
+        ]
+        session.execute(insert(Experiment), rows)
+    signed_in(stranger, lab.service, key)
+    shown = stranger.locator("tbody tr")
+    expect(shown).to_have_count(50)
+    expect(shown.first).to_contain_text(f"one of many {MANY - 1}")
+    for page_number in range(1, 3):
+        stranger.get_by_role("button", name="Next page").click()
+        expect(shown.first).to_contain_text(f"one of many {MANY - 1 - 50 * page_number}")
+        expect(shown).to_have_count(50)
+    stranger.goto(lab.url("/?filter=name+~+%22many+777%22"))
+    expect(shown).to_have_count(11)
