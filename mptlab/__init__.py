@@ -18,4 +18,4 @@ __all__ = [
 ]
 
 __version__ = "0.2.0"
-"""Of the whole repository: both pyproject.toml read it here."""
+"""Version of the whole repository. Both pyproject.toml read it here."""

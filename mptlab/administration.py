@@ -35,7 +35,7 @@ class Administration(Connection):
         self._call("DELETE", f"/v1/users/{name}/keys/{key_id}")
 
     def audit(self, **filters: Any) -> Iterator[Json]:
-        """Who did what to which object, newest first; `actor` and `object_id` filter."""
+        """Yield the entries of the audit log, newest first. `actor` and `object_id` filter."""
         return self._pages("/v1/audit", filters)
 
     def queue(self) -> Json:
@@ -47,8 +47,8 @@ class Administration(Connection):
         return self._items("/v1/workers")
 
     def worker_history(self, hours: int = 6) -> Json:
-        """How busy the workers were over the last hours, at most 24, and what memory they had free:
-        for each of `items` a list, by the moments of `at`."""
+        """Return how busy the workers were over the last hours, at most 24, and their free memory:
+        a list for each of `items`, at the times in `at`."""
         return self._call("GET", "/v1/workers/history", params={"hours": hours})
 
     def usage(self) -> list[Json]:

@@ -1,4 +1,4 @@
-"""What the service's answers hold, or what they refuse."""
+"""Read the service's answers, and raise its refusals."""
 
 import httpx
 

@@ -27,7 +27,7 @@ from mptlab.sweeps import Sweep, points_of
 __all__ = ["Client", "Refused", "store"]
 
 UPLOAD_S = 600.0
-"""How long the service may look at an upload before it answers."""
+"""Seconds that the service may inspect an upload before it answers."""
 
 MAX_AT_ONCE = 1000
 """Experiments whose curves are asked for together."""
@@ -252,13 +252,13 @@ class Client(Administration):
         return found
 
     def events(self, *, after: str | None = None, kind: Sequence[str] = ()) -> Iterator[Json]:
-        """What happens to any of your experiments, on and on: see `mptlab.events.follow`."""
+        """Yield the events of all your experiments, without end: see `mptlab.events.follow`."""
         return follow(self, "/v1/events", after, kind)
 
     def events_of(
         self, experiment_id: Id, *, after: str | None = None, kind: Sequence[str] = ()
     ) -> Iterator[Json]:
-        """What happens to an experiment, its points among it, until it has ended."""
+        """Yield the events of an experiment, with its points, until it has ended."""
         return follow(self, f"{_path(experiment_id)}/events", after, kind)
 
     def logs(self, experiment_id: Id, level: str | None = None) -> Iterator[Json]:
@@ -335,13 +335,13 @@ class Client(Administration):
         return [self.experiments.get(one) for one in ids]
 
     def verdict(self, name: str, experiment_ids: Iterable[Id]) -> Json:
-        """Whether experiments that ran a preset's specs, in order, agree with the paper."""
+        """Return whether experiments that ran a preset's specs, in order, agree with the paper."""
         query = {"experiment": [id_of(one) for one in experiment_ids]}
         path = f"/v1/presets/{quote(name, safe='')}/verdict"
         return self._call("GET", path, params=query)
 
     def _spec(self, given: Spec) -> Any:
-        """What a request says as the spec. Raises ValueError, OSError, Refused."""
+        """Return the spec as it is sent in a request. Raises ValueError, OSError, Refused."""
         if is_file(given):
             return read_spec(given)
         if not isinstance(given, str):

@@ -59,7 +59,7 @@ class Connection:
         self._http.close()
 
     def is_ready(self) -> bool:
-        """Whether the service answers."""
+        """Return whether the service answers."""
         try:
             response = self._http.get("/readyz")
             return response.is_success
@@ -83,7 +83,7 @@ class Connection:
         return answer_of(self._send(send, idempotent=again))
 
     def _items(self, path: str) -> list[Json]:
-        """Those of a list that comes whole."""
+        """Return the items of a list without pages."""
         answer = self._call("GET", path)
         found: list[Json] = answer["items"]
         return found
@@ -118,7 +118,8 @@ class Connection:
         return len(self._waiting)
 
     def _look(self, path: str, deadline: float) -> Json:
-        """How it stands with what is there, however long the service is away."""
+        """Return a document that exists. Wait until `deadline` while the service is away. Raises
+        TimeoutError."""
         send = partial(self._http.get, path)
         for_s = max(0.0, deadline - time.monotonic())
         try:

@@ -40,7 +40,7 @@ class Curves(list[Json]):
         return figure
 
     def columns(self) -> Json:
-        """Of the table of all points: its columns by their names."""
+        """Return the table of all points, as columns by name."""
         rows = list(self._rows())
         labels = dict.fromkeys(label for one in self for label in one["labels"])
         names = ("series", *labels, *POINT, "reason")

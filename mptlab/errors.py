@@ -1,4 +1,4 @@
-"""What the client raises."""
+"""Errors that the client raises."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ class Refused(Exception):
 
     @property
     def is_away(self) -> bool:
-        """Whether the service could not answer now; what was asked may be asked again."""
+        """True if the service could not answer now, and the request may be sent again."""
         return self.status in AWAY
 
 
@@ -44,7 +44,7 @@ class NoAnswer(ConnectionError):
 
 
 class NotSucceeded(Exception):
-    """What was waited for has failed or was cancelled; `document` is its last state."""
+    """The awaited experiment failed or was cancelled. `document` is its last state."""
 
     def __init__(self, document: Mapping[str, Any]):
         super().__init__(_ending(document))

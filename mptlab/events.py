@@ -25,10 +25,10 @@ PAUSE_S = 0.5
 def follow(
     client: "Client", path: str, after: str | None = None, kind: Sequence[str] = ()
 ) -> Iterator[Json]:
-    """What happens, each once and in order, until nothing more will: `after` is the `id` of an
-    event, or "now"; `kind` is status, log, progress or points, else all. A stream that is cut off
-    is opened again where it was, however long the service is away. Raises Refused, and NoAnswer
-    where nothing answers at first."""
+    """Yield events, each once and in order, until there will be no more. `after` is the `id` of an
+    event, or "now"; `kind` is status, log, progress or points, by default all. A stream that is cut
+    off is opened again at the same position, however long the service is away. Raises Refused, and
+    NoAnswer where nothing answers at first."""
     if after == "now":  # and not "from now on" once more after a cut
         page = client._call("GET", path, params={"after": after})
         after = page["last_id"]

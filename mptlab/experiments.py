@@ -39,7 +39,8 @@ class Experiment:
 
     @property
     def status(self) -> str:
-        """As last seen: queued, dispatched, running, paused, succeeded, failed or cancelled."""
+        """Last known status: queued, dispatched, running, paused, succeeded, failed or
+        cancelled."""
         status: str = self.document["status"]
         return status
 
@@ -81,8 +82,9 @@ class Experiment:
         return found
 
     def events(self, *, after: str | None = None, kind: Sequence[str] = ()) -> Iterator[Json]:
-        """What happens to it, until it has ended: each with its `id`, its `kind` (status, log,
-        progress, points) and `data`; `kind` chooses. Goes on after a cut. Raises Refused."""
+        """Yield its events until it has ended, each with its `id`, its `kind` (status, log,
+        progress, points) and `data`; `kind` filters. A stream that is cut off goes on. Raises
+        Refused."""
         return self._client.events_of(self.id, after=after, kind=kind)
 
     def logs(self, level: str | None = None) -> list[Json]:
@@ -143,7 +145,7 @@ class Experiment:
 
 
 Id = str | Experiment | Mapping[str, Any]
-"""What says which experiment is meant: its id, the object, or the service's document of it."""
+"""Reference to an experiment: its id, the object, or the service's document of it."""
 
 
 def id_of(given: Id) -> str:

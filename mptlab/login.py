@@ -24,7 +24,7 @@ def file() -> Path:
 
 
 def kept() -> Login:
-    """What was kept last; nothing where that cannot be read."""
+    """Return the last stored login; empty if it cannot be read."""
     try:
         return Login(**json.loads(file().read_text()))
     except (OSError, ValueError, TypeError):

@@ -14,7 +14,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def url_and_key(url: str | None, key: str | None) -> tuple[str, str]:
-    """Those to use, of what was given if anything was. Raises Refused."""
+    """Return the URL and the key to use, the given ones first. Raises Refused."""
     kept = login.kept()
     url = (url or os.environ.get("MPT_URL") or kept.url or DEFAULT_URL).rstrip("/")
     if not url.startswith(("http://", "https://")):
@@ -32,7 +32,7 @@ def store() -> Path:
 
 
 def _local_key(url: str) -> str:
-    """That of the service on this machine, which goes to no other."""
+    """Return the key of the service on this machine. It is sent to no other machine."""
     key_file = store() / "api-key"
     if httpx.URL(url).host not in LOOPBACK:
         detail = f"no API key for {url}: set MPT_API_KEY, or `mpt login --url {url}`"

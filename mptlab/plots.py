@@ -96,14 +96,14 @@ def area(axes: Axes, series: Sequence[Json]) -> None:
 
 
 def convergence(axes: Axes, series: Sequence[Json]) -> None:
-    """How the cumulative MPT score approaches the LML as masks are added (Fig. 1)."""
+    """Draw the cumulative MPT score, which approaches the LML as masks are added (Fig. 1)."""
     _lines(axes, series)
     axes.axhline(0.0, color="black", linewidth=0.8, linestyle="--")
     axes.set(xscale="log", xlabel="masks of each size P", ylabel="MPT − LML, nats")
 
 
 def training(axes: Axes, series: Sequence[Json]) -> None:
-    """What training maximises and the LML, epoch by epoch (Fig. 2 and 3)."""
+    """Draw the training objective and the LML, epoch by epoch (Fig. 2 and 3)."""
     _lines(axes, series, dashed=("lml", "lml_heldout"), named=True)
     axes.set(xlabel="epoch", ylabel="nats per observation")
 

@@ -1,4 +1,4 @@
-"""How far something is, as the service says it: a bar, or lines where no one sees a bar."""
+"""Show the progress of experiments: a bar in a terminal, else lines."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,7 +26,7 @@ PLAIN_STEPS = 10
 
 
 def followed(wanted: bool = True) -> AbstractContextManager[Show]:
-    """What shows experiments and sweeps as they come along, on stderr; nothing where not wanted."""
+    """Yield a function that shows the progress of experiments and sweeps on stderr, or nothing."""
     return shown_progress(Console(stderr=True)) if wanted else nullcontext(lambda _: None)
 
 
@@ -90,7 +90,7 @@ def _tenths(document: Json) -> str:
 
 
 def _counted(document: Json) -> tuple[int, int, str]:
-    """What is done, of how much, in which unit: of a sweep, points."""
+    """Return done, total and unit of an experiment; a sweep counts points."""
     progress = document["progress"]
     done, total = progress["done"], progress["total"]
     if points := document.get("points"):
@@ -108,5 +108,5 @@ def _time_left(document: Json) -> str:
 
 
 def printable(text: str) -> str:
-    """What users wrote cannot command a terminal."""
+    """Replace control characters, so that users' texts cannot control a terminal."""
     return "".join(one if one.isprintable() else "\ufffd" for one in text)

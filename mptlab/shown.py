@@ -1,4 +1,4 @@
-"""What a notebook shows of what is read from the service when it is shown."""
+"""Objects whose content is read from the service when a notebook shows them."""
 
 from abc import ABC, abstractmethod
 

@@ -15,7 +15,7 @@ SUFFIXES = (".json", ".yaml", ".yml")
 
 
 def plain(value: Any) -> Any:
-    """As JSON what json does not know: numpy's numbers and arrays, pydantic models, paths, and
+    """Convert values that `json` does not know: numpy's numbers and arrays, pydantic models, paths,
     ranges and other iterables."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
@@ -36,7 +36,7 @@ def to_json(value: Any) -> bytes:
 
 
 def is_file(given: object) -> bool:
-    """Whether what stands for a spec names a file, and is neither a spec nor a preset."""
+    """Return whether a value names a file, and is neither a spec nor a preset."""
     if isinstance(given, os.PathLike):
         return True
     return isinstance(given, str) and (given.endswith(SUFFIXES) or "/" in given)

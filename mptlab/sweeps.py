@@ -55,7 +55,7 @@ class Sweep(ShownTable):
         return sweep
 
     def events(self, *, after: str | None = None, kind: Sequence[str] = ()) -> Iterator[Json]:
-        """What happens to its experiments, by one stream, until all have ended: each event with
+        """Yield the events of all its experiments by one stream, until all have ended: each with
         its `experiment_id`, its `kind` (status, log, progress, points) and `data`."""
         return follow(self._client, f"{self._path}/events", after, kind)
 

@@ -83,7 +83,7 @@ def _create_ledger() -> None:
 
 
 def _under_way() -> tuple[list[str], sa.Select[tuple[object, ...]]]:
-    """What runs meanwhile counts from its dispatch."""
+    """Count running experiments from their dispatch."""
     one = EXPERIMENTS.c
     row = {
         "experiment_id": one.id,

@@ -17,7 +17,7 @@ INDICES = {
     "ix_experiments_owner_id_family_created_at_id": ["owner_id", "family", "created_at", "id"],
 }
 INTO_JSON = {"ix_experiments_tags": "tags", "ix_experiments_spec": "spec"}
-"""Of PostgreSQL alone: what a list contains, and what a field of a spec equals."""
+"""Indexes of PostgreSQL alone: elements of a list, and values of a field of a spec."""
 SHARED = sa.text("visibility = 'lab'")
 
 

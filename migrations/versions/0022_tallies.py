@@ -18,7 +18,7 @@ INTO = f"INSERT INTO tallies (status, failure_kind, {', '.join(COUNTED)})"
 
 
 def _of(row: str) -> str:
-    """What an experiment that has ended adds."""
+    """Counts that an ended experiment adds."""
     return (
         f"{row}status, COALESCE({row}failure_kind, ''), 1, 1, {row}lost, "
         f"CASE WHEN {row}started_at IS NULL THEN 0 ELSE 1 END, "

@@ -16,7 +16,7 @@ import numpy as np
 MAX_CELLS = 200_000_000
 """Rows × columns of all arrays of a file."""
 MAX_BYTES = 4 * 2**30
-"""Of the decoded cells, and of a Parquet file's pages once they are decompressed."""
+"""Maximum size of the decoded cells, and of a Parquet file's decompressed pages."""
 MAX_COLUMNS = 20_000
 MAX_TEXT_ROWS = 10_000_000
 MAX_ARRAYS = 1_000

@@ -1,4 +1,4 @@
-"""What a run reads. What a spec names by an id are uploads, and weights that experiments kept.
+"""Files that a run reads. A spec names uploads, and weights of experiments, by their ids.
 
 A supervisor says where each lies and what its SHA-256 is, which is checked before it is read. A run
 without a supervisor finds them in the folder MPT_STORE.

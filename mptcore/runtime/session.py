@@ -1,4 +1,4 @@
-"""What a run remembers of itself, so that it can be resumed to the same bits.
+"""State of a run, from which it is resumed to the same bits.
 
 A resumed run goes through its records again from the first, with two short cuts: training goes on
 from the epoch that was kept, and masks that were scored before are not scored again. So it ends
@@ -100,7 +100,7 @@ class Session:
     training: Callable[[], TrainingState] | None = None
     """Return the state of the training."""
     at_safe_point: bool = False
-    """Whether the run may be saved."""
+    """True if the run may be saved."""
     device: str = ""
     """Device of the computation."""
     precision: str = ""

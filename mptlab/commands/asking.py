@@ -1,4 +1,4 @@
-"""What the commands share that ask the service: the options --url and --json, a client, the ids of
+"""Parts of the commands that call the service: the options --url and --json, a client, the ids of
 experiments as people type them, and tables."""
 
 import functools
@@ -106,7 +106,7 @@ def connected(url: str | None) -> Client:
 
 
 def ids_and_names(incomplete: str) -> list[tuple[str, str]]:
-    """What a shell suggests: the newest experiments; nothing where no service answers."""
+    """Return the newest experiments as completions for a shell; none if no service answers."""
     try:
         with Client(timeout_s=HASTE_S, on_outage=lambda _: None, for_s=0.0) as client:
             newest = client.experiments.list(SUGGESTED)

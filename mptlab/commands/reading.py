@@ -248,7 +248,7 @@ def _log_line(one: Json) -> str:
 
 
 def _told(one: Json) -> Json:
-    """What a person asks first of an experiment, without what there is not."""
+    """Return the most important facts of an experiment, without those that are missing."""
     told = {key: one[key] for key in ("id", "name", "tags", "note", "status", "owner", "sweep")}
     told["model"] = one["spec"]["model"]["family"]
     for key in ("created_at", "started_at", "finished_at"):

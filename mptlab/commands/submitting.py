@@ -192,7 +192,7 @@ def _followed(asked: Asked, made: list[Json], watch: bool) -> list[Json]:
 
 
 def _beside(name: str | None, tags: list[str] | None, share: bool, no_cache: bool) -> Json:
-    """What stands beside the spec: of these, what was given."""
+    """Return the options beside the spec that were given."""
     return {
         **({"name": name} if name is not None else {}),
         **({"tags": tags} if tags else {}),

@@ -105,7 +105,8 @@ _SIGNED_IN = (
 
 
 def caller_of_cookie(session: Session, cookie: str) -> tuple[Caller, bool]:
-    """As `caller_of_key`, of the key that the browser was signed in with. Raises KeyRefused."""
+    """Return the same as `caller_of_key`, for the key that signed the browser in. Raises
+    KeyRefused."""
     sign_in_id, secret = _parts(cookie)
     found = session.execute(_SIGNED_IN, {"sign_in_id": sign_in_id}).one_or_none()
     if found is None:
@@ -119,7 +120,7 @@ def caller_of_cookie(session: Session, cookie: str) -> tuple[Caller, bool]:
 
 
 def in_force(session: Session, sign_in_ids: Collection[str]) -> set[str]:
-    """Those of these that have neither ended nor expired."""
+    """Return the sign-ins among these that have neither ended nor expired."""
     mine = select(SignIn.id).where(SignIn.id.in_(sign_in_ids), SignIn.expires_at > now())
     return set(session.scalars(mine))
 

@@ -1,4 +1,4 @@
-"""How many bytes a user may upload, and how many uploads at once."""
+"""Limit the bytes that a user uploads, and the uploads at once."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a spec reads beside what it holds: where that is, and whether it is there.
+"""Find the files that a spec reads, and report those that are missing.
 
 The service sees the folders MPT_DATA_DIR and MPT_MODELS_DIR where its settings name them and they
 are there; else it does not know, and lets a spec through.

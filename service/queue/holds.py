@@ -1,5 +1,5 @@
-"""What is queued and not to be chosen yet: it waits for other experiments to succeed, or for its
-sweep to have fewer runs under way.
+"""Hold back queued experiments that wait for others to succeed, or for their sweep to have fewer
+runs under way.
 
 A held experiment is out of the queue's index until it may run, so that a choice is as cheap with
 ten thousand of them as with none. Who ends an experiment frees or fails what waits for it, in the
@@ -21,7 +21,7 @@ from service.tables.sweeps import Sweep, SweepPoint, Turn
 OPEN = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
 _LIMITED = select(Sweep.id).where(Sweep.concurrency.is_not(None))
 _NEXT_HOLD = case((Experiment.sweep_id.in_(_LIMITED), Held.SWEEP), else_=Held.NOT)
-"""What holds an experiment that waits for no other."""
+"""Hold of an experiment that waits for no other."""
 
 TURNS_AT_ONCE = 20
 """Sweeps that one choice looks at: the others are looked at by the next ones."""

@@ -1,4 +1,4 @@
-"""Who runs what, and until when: claim, lease, fence, reap.
+"""Leases of running experiments: claim, heartbeat, fence, reap.
 
 Every function takes a session and commits nothing. Times are the database's own (`now()`).
 """

@@ -1,5 +1,5 @@
-"""How long a run would take, learned from runs of its family on the machines that it may run on;
-where these have had too few, from those on that kind of slot wherever they ran.
+"""Estimate how long a run takes, from runs of its family on the machines that it may run on. Where
+these have had too few, runs on the same kind of slot count, wherever they ran.
 
 The time of a run is taken for a power of the work that its spec says: log t = a + b log w + noise,
 0 ≤ b ≤ 1, by least squares over the latest runs that succeeded at their first attempt. What they

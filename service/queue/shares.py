@@ -71,7 +71,7 @@ class Standing:
     shares: int
     is_disabled: bool
     may_submit: bool
-    """Whether it may have experiments at all: it is neither disabled nor a viewer."""
+    """True if the user may have experiments: it is neither disabled nor a viewer."""
     max_running: int | None
     max_gpu_hours: float | None
     gpu_hours: float
@@ -140,8 +140,8 @@ def max_slots(standings: Collection[Standing], fair_share: FairShare, workers: i
 
 
 def in_turn(session: Session, standings: Iterable[Standing], queue: Queue) -> Iterator[Standing]:
-    """Those who have something for this queue, the next in turn first: who jumps, then who has had
-    least for its shares, then whose experiment is oldest."""
+    """Return the users that have an experiment for this queue, the next in turn first: by priority
+    above everyone's, then by the least usage for their shares, then by the oldest experiment."""
 
     def turn(one: Standing) -> tuple[bool, float]:
         return not one.jumps(queue), one.level

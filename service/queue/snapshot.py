@@ -50,7 +50,7 @@ class QueueSnapshot:
     waits: dict[int, Waits] = field(default_factory=dict)
     """Queued experiments of the users who asked."""
     simulated: dict[tuple[int, Queue, int], Starts] = field(default_factory=dict)
-    """Of users, by their queues and how many of their experiments jump."""
+    """Simulated starts by user, queue, and number of experiments above everyone's priority."""
 
     def own_before(self, owner_id: int, one: First, queue: Queue) -> int:
         """Return how many experiments of the same user start before this one, which may be newer

@@ -35,7 +35,8 @@ class Rival:
     charged_s: float
     """Decayed usage, without the current runs of this queue."""
     next_id: str
-    """Of two users at one level the one whose next experiment is older starts first."""
+    """Id of the user's next experiment. Of two users at one level, the older experiment starts
+    first."""
     began: list[float] = field(default_factory=list)
     """When its runs in this queue began that are under way."""
 

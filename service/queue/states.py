@@ -1,4 +1,4 @@
-"""What an experiment's owner wants of it, and what becomes of it: its states.
+"""States of experiments: what their owners request, and what follows.
 
 Every function takes a session and commits nothing.
 """

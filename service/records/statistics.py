@@ -22,7 +22,7 @@ class Statistics:
     submission to the first start, runs from there to the end."""
 
     by_status: Counter[str] = field(default_factory=Counter)
-    """Of those that are there."""
+    """Number of experiments that exist, by status."""
     failures: Counter[str] = field(default_factory=Counter)
     """By their kind."""
     lost: int = 0

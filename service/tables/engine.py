@@ -46,9 +46,10 @@ from service import timings
 from service.revisions import NewerTables, NotMigrated, WrongEncoding, newest_revision
 
 TRANSIENT_DB_ERRORS = (OperationalError, InterfaceError, NoConnectionFree)
-"""What passes: the database does not answer, fails over, is full, locked or overloaded. Nothing was
-committed, or it is not known. Every long-lived loop logs these and goes on; the API answers 503.
-All other errors are defects. `_by_nature` puts each error of a driver on its side."""
+"""Errors that pass: the database does not answer, fails over, is full, locked or overloaded.
+Nothing was committed, or it is not known whether it was. Every long-lived loop logs these and goes
+on; the API answers 503. All other errors are defects. `_by_nature` puts each error of a driver on
+its side."""
 
 PASSING_STATES = ("08", "28", "40", "53", "55", "57", "58", "25006", "25P03", "25P04")
 """Transient SQLSTATEs and their classes: connection, login, serialization and deadlock, resources,

@@ -41,7 +41,7 @@ WAITING = (Status.QUEUED, Status.DISPATCHED, Status.PAUSED)
 
 
 class DesiredState(StrEnum):
-    """What the owner wants of a running experiment."""
+    """State that the owner of a running experiment requests."""
 
     RUN = "run"
     PAUSE = "pause"

@@ -21,6 +21,6 @@ class KeptRequest(Base):
     """Digest of method, path and body. Requests of versions before migration 0026 have their method
     and path in its place."""
     made: Mapped[list[Any]] = mapped_column(JSON)
-    """What the answer is made of. Empty only within the transaction that carries the request out.
+    """Ids and numbers that the answer is made of. Empty only within the transaction of the request.
     """
     created_at: Mapped[float] = mapped_column(default=now())

@@ -16,7 +16,7 @@ class SignIn(Base):
     key_id: Mapped[str] = mapped_column(ForeignKey(ApiKey.id))
     secret_sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
     previous_sha256: Mapped[bytes | None] = mapped_column(LargeBinary(32))
-    """Of the cookie before the last renewal."""
+    """Digest of the cookie before the last renewal."""
     renewed_at: Mapped[float] = mapped_column(default=now())
     expires_at: Mapped[float]
 

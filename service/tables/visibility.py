@@ -7,7 +7,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 
 class Visibility(StrEnum):
-    """Who may read it and start from it: its owner, or everyone in the lab."""
+    """Users that may read a row and start from it: its owner, or everyone in the lab."""
 
     PRIVATE = "private"
     LAB = "lab"

@@ -23,8 +23,9 @@ class Webhook(Base):
 
 
 class Delivery(Base):
-    """What is to be told: an experiment ends once. Written by the transaction that ends it, which
-    nothing may keep from that: no key holds it to a webhook that is deleted meanwhile."""
+    """A message to be sent when an experiment has ended. The transaction that ends the experiment
+    writes it. There is no foreign key to the webhook: one that is deleted must not stop that
+    end."""
 
     __tablename__ = "deliveries"
     __table_args__ = (

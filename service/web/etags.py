@@ -1,4 +1,4 @@
-"""What a reader has already is not sent again: ETag, If-None-Match and 304 (RFC 9110).
+"""Answer 304 to a reader that has the content already: ETag and If-None-Match (RFC 9110).
 
 No answer is marked as good for ever, not even that of a run that has ended: its owner may delete
 it or share it no longer, and the key may be revoked, and from that moment on no cache may answer in

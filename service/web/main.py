@@ -128,7 +128,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 @cache
 def _routes() -> list[BaseRoute]:
-    """Of every application in a process: FastAPI takes a tenth of a second to prepare them."""
+    """Routers of every application in a process. FastAPI takes a tenth of a second to prepare
+    them."""
     found = APIRouter(responses=ERRORS)
     found.include_router(pages.router)
     for router in (health.router, sign_in.public):

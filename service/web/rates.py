@@ -1,5 +1,4 @@
-"""How often one may ask: a user over all its keys, and who shows no key that is known to serve by
-the address.
+"""Limit the rate of requests: by user over all its keys, or by address without a known valid key.
 
 Requests are counted before anything else is done with them. Those of a key that this process has
 lately known to serve count for its user; all others count for the address that they come from, so
@@ -39,7 +38,7 @@ PROBE = "/healthz"
 
 @dataclass(frozen=True, slots=True)
 class RateState:
-    """What one has left of a limit after a request."""
+    """Rest of a limit after a request."""
 
     policy: str
     most: int
@@ -71,7 +70,7 @@ class Rates:
         self._far = _redis(settings)
         self._far_asleep_until = 0.0
         self._ends_at: TLRUCache[str, float] = TLRUCache(10_000, lambda _, end, now: end, time.time)
-        """Of the windows that count, by their keys, until then: not to be asked at each request."""
+        """End of the current window of each key, so that Redis is not asked at each request."""
         self._known: TTLCache[bytes, int] = TTLCache(10_000, ttl=KNOWN_S)
 
     def know(self, credential: str, user_id: int) -> None:
@@ -130,7 +129,7 @@ def _redis(settings: Settings) -> RedisStorage | None:
 
 
 def shown(headers: Headers) -> str:
-    """What a request shows of whom it is of: a key, or a browser's cookies."""
+    """Return the credential of a request: a key, or a browser's cookies."""
     return headers.get("Authorization") or headers.get("Cookie", "")
 
 

@@ -8,7 +8,7 @@ from mptcore.families.linear_gaussian.moments import FactoredMoment, compressed
 
 
 class Residuals:
-    """What `Conditionals` gives, as least squares by Householder reflections.
+    """Conditionals as least squares by Householder reflections.
 
     In units of each dimension's noise, given x_R, z is the least-squares solution of
     [I; W_R] z = [0; x_R]: the prior is K observations of zero, which are never masked. With

@@ -248,7 +248,7 @@ def _workers(alive: Alive) -> Metric:
 
 
 def _gpu_memory(alive: Alive) -> Metric:
-    """By experiment, while it runs: as many series as there are GPU workers."""
+    """GPU memory by running experiment: as many series as there are GPU workers."""
     about = "memory of a GPU that a run has"
     labels = ["experiment", "worker", "gpu"]
     family = GaugeMetricFamily("mpt_run_gpu_memory_bytes", about, labels=labels)
