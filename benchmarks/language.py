@@ -18,7 +18,7 @@ from benchmarks.table import Row, SkippedError
 from mptcore.protocol.records import Metric
 from mptcore.run import run
 from mptcore.runtime.process import keep_freed_memory
-from mptcore.specs import TextExperiment
+from mptcore.specs import MaskedLmExperiment
 
 SENTENCES = 1024
 HOST_RATES = {"rates": [0.1, 0.3, 0.5, 0.7, 0.9]}
@@ -135,7 +135,7 @@ def steps(_: int) -> Iterator[Row]:
 class _Parts:
     """The model and the text of a spec, for both ways."""
 
-    def __init__(self, spec: TextExperiment):
+    def __init__(self, spec: MaskedLmExperiment):
         self.pretrained = importlib.import_module("mptcore.families.masked_lm.pretrained")
         corpora = importlib.import_module("mptcore.families.masked_lm.corpus")
         self.spec = spec
@@ -267,7 +267,7 @@ class _Parts:
 
 def _spec(
     model: dict[str, Any], data: dict[str, Any], evaluate: dict[str, Any], threads: int
-) -> TextExperiment:
+) -> MaskedLmExperiment:
     folder = os.environ.get("MPT_MODELS_DIR", "")
     if not Path(folder, model["checkpoint"]).is_dir():
         raise SkippedError(f"{model['checkpoint']} is not in MPT_MODELS_DIR")
@@ -277,10 +277,10 @@ def _spec(
         "evaluate": evaluate,
         "compute": {"threads": threads},
     }
-    return TextExperiment.model_validate(json.loads(json.dumps(value)))
+    return MaskedLmExperiment.model_validate(json.loads(json.dumps(value)))
 
 
-def _measured(spec: TextExperiment) -> dict[str, Metric]:
+def _measured(spec: MaskedLmExperiment) -> dict[str, Metric]:
     return {r.name: r for r in run(spec) if isinstance(r, Metric)}
 
 

@@ -8,7 +8,7 @@ mpl.use("Agg")
 from matplotlib import pyplot
 
 from benchmarks.tractable import generated, time_of
-from mptcore.specs import VectorExperiment
+from mptcore.specs import LinearGaussianExperiment
 
 GRID = {
     "D": (25, 50, 100, 200, 400, 800),
@@ -43,6 +43,6 @@ def _seconds(axis: str, value: int, noise: str, threads: int) -> float:
     return min(time_of(spec)[0] for _ in range(2))
 
 
-def _spec(at: dict[str, int], noise: str, threads: int) -> VectorExperiment:
+def _spec(at: dict[str, int], noise: str, threads: int) -> LinearGaussianExperiment:
     masks = {"schedule": "all", "per_size": at["P"]}
     return generated(at["N"], at["D"], 5, noise, threads, masks)

@@ -19,7 +19,7 @@ from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.presets import PRESETS
 from mptcore.protocol.records import Metric
 from mptcore.run import run
-from mptcore.specs import AllSizes, Evaluate, VectorExperiment
+from mptcore.specs import AllSizes, Evaluate, LinearGaussianExperiment
 
 PART = 20
 """Baselines that would be long are timed on every PART-th of their masks: 5 %."""
@@ -123,7 +123,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def _scores_row(
-    name: str, work: str, spec: VectorExperiment, per_size: int, goal: float | None
+    name: str, work: str, spec: LinearGaussianExperiment, per_size: int, goal: float | None
 ) -> Row:
     """The whole curve against the direct route on 5 % of the masks, and how far both differ."""
     time_of(spec)  # warm
@@ -138,7 +138,7 @@ def _scores_row(
     return Row(name, work, seconds, against, ratio, "" if goal is None else f"{goal}", met, remark)
 
 
-def _direct_part(spec: VectorExperiment, per_size: int) -> tuple[direct.Form, float, float]:
+def _direct_part(spec: LinearGaussianExperiment, per_size: int) -> tuple[direct.Form, float, float]:
     """The direct route's quickest form on part of the masks, its seconds, and the largest
     difference of its scores in float64 to ours."""
     dataset = _data(spec)
@@ -157,17 +157,17 @@ def _direct_part(spec: VectorExperiment, per_size: int) -> tuple[direct.Form, fl
     return form, seconds, (ours - exact).abs().max().item()
 
 
-def _draw(spec: VectorExperiment, per_size: int) -> Any:
+def _draw(spec: LinearGaussianExperiment, per_size: int) -> Any:
     generator = torch.Generator().manual_seed(spec.seeds[0])
     return draw_masks(AllSizes(per_size=per_size), spec.data.dim, generator, 1000)
 
 
-def _masks_timed(spec: VectorExperiment, per_size: int) -> int:
+def _masks_timed(spec: LinearGaussianExperiment, per_size: int) -> int:
     return -(-spec.data.dim * per_size // PART)
 
 
 def _training_row(
-    name: str, work: str, spec: VectorExperiment, epochs: int, per_size: int, goal: float
+    name: str, work: str, spec: LinearGaussianExperiment, epochs: int, per_size: int, goal: float
 ) -> Row:
     """Against the direct route, start by start, from so many epochs of one start with P = 1."""
     assert spec.train is not None
@@ -185,7 +185,7 @@ def _training_row(
     return Row(name, work, seconds, f"{against}{baseline:.3g} s", ratio, f"{goal:g}", ratio >= goal)
 
 
-def time_of(spec: VectorExperiment) -> tuple[float, dict[str, tuple[float, float]]]:
+def time_of(spec: LinearGaussianExperiment) -> tuple[float, dict[str, tuple[float, float]]]:
     """Seconds of a whole run, data included, and its metrics."""
     start = time.perf_counter()
     records = list(run(spec))
@@ -196,7 +196,7 @@ def time_of(spec: VectorExperiment) -> tuple[float, dict[str, tuple[float, float
 
 def generated(
     n: int, dim: int, latent_dim: int, noise: str, threads: int, masks: dict[str, Any]
-) -> VectorExperiment:
+) -> LinearGaussianExperiment:
     common = {"latent_dim": latent_dim, "noise_precision": 5.0}
     model = {"family": "ppca", "init": "generator", **common}
     source = {"source": "ppca", "n": n, "dim": dim, "noise": noise, "seed": 1991, **common}
@@ -205,7 +205,7 @@ def generated(
 
 def _spec(
     model: dict[str, Any], source: dict[str, Any], threads: int, masks: dict[str, Any]
-) -> VectorExperiment:
+) -> LinearGaussianExperiment:
     spec = {
         "model": model,
         "data": source,
@@ -213,22 +213,22 @@ def _spec(
         "seeds": [4],
         "compute": {"threads": threads, "device": "cpu"},
     }
-    return VectorExperiment.model_validate(spec)
+    return LinearGaussianExperiment.model_validate(spec)
 
 
-def _on(spec: VectorExperiment, threads: int) -> VectorExperiment:
+def _on(spec: LinearGaussianExperiment, threads: int) -> LinearGaussianExperiment:
     return spec.model_copy(
         update={"compute": spec.compute.model_copy(update={"threads": threads, "device": "cpu"})}
     )
 
 
-def _preset(name: str, threads: int) -> VectorExperiment:
+def _preset(name: str, threads: int) -> LinearGaussianExperiment:
     spec = PRESETS[name].specs[0]
-    assert isinstance(spec, VectorExperiment)
+    assert isinstance(spec, LinearGaussianExperiment)
     return _on(spec, threads)
 
 
-def _data(spec: VectorExperiment) -> Dataset:
+def _data(spec: LinearGaussianExperiment) -> Dataset:
     assert isinstance(spec.data.seed, int)
     seed = spec.data.seed
     return load_arrays(spec.data, seed, torch.Generator().manual_seed(seed))

@@ -15,9 +15,9 @@ from mptcore.runtime.process import keep_freed_memory
 from mptcore.runtime.session import ExperimentRun, Session, TrainingState, with_progress
 from mptcore.specs import (
     ExperimentSpec,
-    LatentExperiment,
-    TextExperiment,
-    VectorExperiment,
+    LinearGaussianExperiment,
+    MaskedLmExperiment,
+    VaeExperiment,
 )
 
 MIN_THREADS = 2
@@ -29,11 +29,11 @@ def implementation(
 ) -> ExperimentRun:
     """Return the run that computes a spec, by its family."""
     match spec:
-        case VectorExperiment():
+        case LinearGaussianExperiment():
             return LinearGaussianRun(spec, session, device, dtype)
-        case LatentExperiment():
+        case VaeExperiment():
             return VaeRun(spec, session, device, dtype)
-        case TextExperiment():
+        case MaskedLmExperiment():
             # transformers takes seconds to import
             masked_lm = importlib.import_module("mptcore.families.masked_lm.run")
             of_text: ExperimentRun = masked_lm.MaskedLmRun(spec, session, device, dtype)

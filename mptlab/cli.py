@@ -9,7 +9,7 @@ import typer
 
 from mptlab import __version__
 from mptlab.commands import admin, changing, reading, server, submitting
-from mptlab.commands.asking import warn
+from mptlab.commands.context import warn
 from mptlab.errors import NoAnswer, NotSucceeded, Refused
 
 REFUSED, RUN_FAILED, NO_ANSWER = 1, 3, 4

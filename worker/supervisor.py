@@ -24,9 +24,9 @@ from service.settings import Settings
 from service.tables.engine import TRANSIENT_DB_ERRORS, Database
 from service.tables.experiments import DesiredState, Queue, Status
 from worker.children import GONE
+from worker.eta import EtaEstimate
 from worker.fitness import NO_GPU, UNFIT
 from worker.memory import Memory, kernel_kills
-from worker.pace import Pace
 from worker.runner import Record, Runner
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Supervision:
         self._announced: int | None = None
         """Numbered records of the whole run, by the runner's end record."""
         self._device_peak: int | None = None
-        self._pace = Pace()
+        self._pace = EtaEstimate()
         self._kill_at: float | None = None
         self._checkpoint_dir = settings.checkpoints(claim.experiment_id) / str(claim.attempt)
         self._work_dir = settings.artifacts(claim.experiment_id, claim.attempt)
@@ -179,7 +179,7 @@ class Supervision:
         if line["record"] == "progress":
             batch.eta = self._pace.eta(line["done"], line["total"], time.monotonic())
         elif line["record"] == "restart":
-            self._pace, self._received = Pace(), 0
+            self._pace, self._received = EtaEstimate(), 0
         self._received += line["seq"] is not None
         if self._received > self.settings.limits.points + OTHER_RECORDS:
             self._stop_writing()

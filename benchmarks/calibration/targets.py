@@ -19,7 +19,7 @@ from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.presets import PRESETS
 from mptcore.protocol.records import Metric, Record
 from mptcore.runtime.session import ScoreCache, Work
-from mptcore.specs import Evaluate, TextEvaluate, VectorExperiment
+from mptcore.specs import Evaluate, LinearGaussianExperiment, MaskedLmEvaluate
 from tests.support import tiny_lm
 from tests.support.runs import records_of
 from tests.support.strata import sampled, spiked
@@ -55,11 +55,13 @@ def main() -> None:
     table1 = _models(PRESETS["table1"].specs[0])
     for target in (0.05, 0.03):
         _show("PPCA, D = 200 (Table 1)", target, _vectors({"model": table1["model"]}, target))
-    small = _models(VectorExperiment.model_validate(SMALL))
+    small = _models(LinearGaussianExperiment.model_validate(SMALL))
     alone = {"model": small["model"]}
     for target in (1.0, 0.3, 0.1):
         _show("PPCA, D = 10", target, _vectors(alone, target))
-    wide = _models(VectorExperiment.model_validate({**SMALL, "data": {**SMALL["data"], "dim": 16}}))
+    wide = _models(
+        LinearGaussianExperiment.model_validate({**SMALL, "data": {**SMALL["data"], "dim": 16}})
+    )
     _show("PPCA, D = 16, size 8", 0.2, _one_size({"model": wide["model"]}, 0.2))
     _show("PPCA, D = 16, difference", 2.0, _vectors(wide, 2.0, target="difference"))
     for target in (5.0, 0.25):
@@ -128,7 +130,7 @@ def _text(target: float, name: str) -> Iterator[Seed]:
 
     def records(seed: int, **spec: Any) -> Work[None]:
         evaluate = {"masks": {"rates": RATES}, "dimensions": 10, "target": name, **spec}
-        asked = TextEvaluate.model_validate(evaluate)
+        asked = MaskedLmEvaluate.model_validate(evaluate)
         evaluation = TextEvaluation(asked, models, masker, {}, ScoreCache())
         return evaluation.records(torch.Generator().manual_seed(seed))
 

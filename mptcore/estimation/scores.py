@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mptcore.estimation.ahead import Ahead
 from mptcore.estimation.estimate import Estimate, total_of
 from mptcore.estimation.masks import SizedMasks
 from mptcore.estimation.model import SampledModel, TractableModel, VectorModel
+from mptcore.estimation.prefetch import Prefetch
 from mptcore.protocol.records import Record
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves
@@ -79,7 +79,7 @@ def score_masks(
         parts.clear()
         return (Step(record) for record in records_of(curve[-1]))
 
-    drawn = Ahead(iter(batches))
+    drawn = Prefetch(iter(batches))
     for batch in drawn:
         for size, part in _score(models, batch, cache, joint, drawn.draw):
             if parts and size != last:

@@ -11,7 +11,7 @@ from mptcore.presets import judges
 from mptcore.presets.language import language_presets
 from mptcore.presets.preset import Preset
 from mptcore.presets.results import Comparison, Curve, Results, Verdict
-from mptcore.specs import LatentExperiment, VectorExperiment
+from mptcore.specs import LinearGaussianExperiment, VaeExperiment
 
 __all__ = ["PRESETS", "Comparison", "Curve", "Preset", "Results", "Verdict"]
 
@@ -25,7 +25,7 @@ def _ppca(
     data_seed: int | str = 1991,
     train: dict[str, Any] | None = None,
     **evaluate: Any,
-) -> VectorExperiment:
+) -> LinearGaussianExperiment:
     """Return a PPCA on the published data, starting at the data's parameters or, for training, at
     random."""
     common = {"latent_dim": latent_dim, "noise_precision": 5.0}
@@ -33,7 +33,7 @@ def _ppca(
     start = {"family": "ppca", "init": "random", **common}
     baseline = evaluate.pop("baseline", False)
     data = {"source": "ppca", "n": n, "dim": dim, "noise": "shared", "seed": data_seed, **common}
-    return VectorExperiment.model_validate(
+    return LinearGaussianExperiment.model_validate(
         {
             "model": start if train else generator,
             "baseline": generator if baseline else None,
@@ -62,7 +62,7 @@ def _fig3(
     judge, published, statement = (spec.pop(what) for what in ("judge", "published", "statement"))
     compute = {"precision": "float32", "max_runtime_s": 6 * 3600}
     common = {"model": model, "data": data, "compute": compute, **spec}
-    specs = tuple(LatentExperiment.model_validate({**common, "train": one}) for one in trainings)
+    specs = tuple(VaeExperiment.model_validate({**common, "train": one}) for one in trainings)
     row = "upper" if model["family"] == "linear_vae" else "lower"
     title = f"Fig. 3, {row} row: {model['family']} on {source}"
     return Preset(name, title, statement, specs, published, judge)

@@ -6,7 +6,7 @@ from typing import Any
 from mptcore.presets import language_judges as judges
 from mptcore.presets.judges import SEEDS
 from mptcore.presets.preset import Preset
-from mptcore.specs import TextExperiment
+from mptcore.specs import MaskedLmExperiment
 
 BLOCKS = "-blocks"
 """Suffix of presets with packed texts."""
@@ -40,12 +40,12 @@ def language_presets() -> Iterator[Preset]:
     yield _UNIFORM_AGAINST_FIXED
 
 
-def _bert(init: str, subset: str, packing: str) -> TextExperiment:
+def _bert(init: str, subset: str, packing: str) -> MaskedLmExperiment:
     """Return BERT base on a part of GLUE, with the corruption of the usual collator, as in the
     paper."""
     model = {"family": "masked_lm", "checkpoint": "bert-base-uncased", "corruption": "bert"}
     data = {"source": "glue", "subset": subset, "split": _AREAS[subset][0], "packing": packing}
-    return TextExperiment.model_validate(
+    return MaskedLmExperiment.model_validate(
         {
             "model": {**model, "init": init},
             "data": data,
@@ -55,7 +55,7 @@ def _bert(init: str, subset: str, packing: str) -> TextExperiment:
     )
 
 
-def _both(subset: str, packing: str) -> tuple[TextExperiment, TextExperiment]:
+def _both(subset: str, packing: str) -> tuple[MaskedLmExperiment, MaskedLmExperiment]:
     return _bert("pretrained", subset, packing), _bert("random", subset, packing)
 
 
@@ -94,9 +94,9 @@ def _table2(subset: str, packing: str) -> Preset:
 
 def _small_bert(
     checkpoint: str, file: str, masks: dict[str, Any], evaluate_every: int, **seeds: int
-) -> TextExperiment:
+) -> MaskedLmExperiment:
     """Return a small BERT with random weights, trained on 94 % of a text and scored on the rest."""
-    return TextExperiment.model_validate(
+    return MaskedLmExperiment.model_validate(
         {
             "model": {
                 "family": "masked_lm",
@@ -126,7 +126,7 @@ def _small_bert(
     )
 
 
-def _on_molecules(masks: dict[str, Any], seed: int) -> TextExperiment:
+def _on_molecules(masks: dict[str, Any], seed: int) -> MaskedLmExperiment:
     """Return an experiment on molecules. The seed also chooses the held-out part."""
     return _small_bert("rxnfp-bert", "nci_smiles.txt", masks, 400, data=seed, training=seed)
 

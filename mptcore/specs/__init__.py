@@ -13,7 +13,7 @@ from mptcore.specs.data.arrays import (
     UploadData,
 )
 from mptcore.specs.data.text import GlueText, PlainText, TextSource
-from mptcore.specs.families.linear_gaussian.experiment import Evaluate, VectorExperiment
+from mptcore.specs.families.linear_gaussian.experiment import Evaluate, LinearGaussianExperiment
 from mptcore.specs.families.linear_gaussian.models import (
     FactorAnalysisModel,
     LinearGaussianSpec,
@@ -21,16 +21,16 @@ from mptcore.specs.families.linear_gaussian.models import (
 )
 from mptcore.specs.families.masked_lm import (
     FixedRate,
+    MaskedLmEvaluate,
+    MaskedLmExperiment,
     MaskedLmModel,
+    MaskedLmTrain,
     RateChoice,
     RateMasks,
     RateRamp,
-    TextEvaluate,
-    TextExperiment,
-    TextTrain,
     UniformRate,
 )
-from mptcore.specs.families.vae.experiment import Ais, Iwae, LatentExperiment, LatentTrain
+from mptcore.specs.families.vae.experiment import Ais, Iwae, VaeExperiment, VaeTrain
 from mptcore.specs.families.vae.models import (
     Bernoulli,
     Convolutional,

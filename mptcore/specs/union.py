@@ -10,9 +10,9 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, GetCoreSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema, core_schema
 
-from mptcore.specs.families.linear_gaussian.experiment import VectorExperiment
-from mptcore.specs.families.masked_lm import TextExperiment
-from mptcore.specs.families.vae.experiment import LatentExperiment
+from mptcore.specs.families.linear_gaussian.experiment import LinearGaussianExperiment
+from mptcore.specs.families.masked_lm import MaskedLmExperiment
+from mptcore.specs.families.vae.experiment import VaeExperiment
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ def models_of(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in get_args(annotation) for model in models_of(part)]
 
 
-ExperimentSpec = Annotated[VectorExperiment | LatentExperiment | TextExperiment, ByFamily()]
+ExperimentSpec = Annotated[
+    LinearGaussianExperiment | VaeExperiment | MaskedLmExperiment, ByFamily()
+]
 """Register the experiment of a new family here. mypy then reports that mptcore/run.py lacks its
 implementation."""
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mptlab import serve as server
-from mptlab.commands.asking import Asked, asks
+from mptlab.commands.context import CommandContext, with_context
 from mptlab.errors import Json
 
 app = typer.Typer(no_args_is_help=True, help="Users, keys, the audit, the sweep: for admins.")
@@ -42,28 +42,28 @@ Name = Annotated[str, typer.Argument(help="the user's name")]
 
 
 @user_app.command("add")
-@asks
+@with_context
 def add_user(
-    asked: Asked,
+    context: CommandContext,
     name: Name,
     role: Annotated[Role, typer.Option(help="what the user may do")] = Role.member,
 ) -> None:
     """Add a user, and print a first key: it is shown this once."""
-    asked.client.add_user(name, role.value)
-    _show_key(asked, asked.client.add_key(name))
+    context.client.add_user(name, role.value)
+    _show_key(context, context.client.add_key(name))
 
 
 @user_app.command("list")
-@asks
-def list_users(asked: Asked) -> None:
+@with_context
+def list_users(context: CommandContext) -> None:
     """Show all users."""
-    asked.show(asked.client.users(), *USER_COLUMNS, "created_at")
+    context.show(context.client.users(), *USER_COLUMNS, "created_at")
 
 
 @user_app.command("set")
-@asks
+@with_context
 def change_user(
-    asked: Asked,
+    context: CommandContext,
     name: Name,
     role: Annotated[Role | None, typer.Option(help="another role")] = None,
     active: Annotated[
@@ -99,13 +99,13 @@ def change_user(
     changes = _given(plain) | {name: _limit(name, text) for name, text in limits.items()}
     if not changes:
         raise typer.BadParameter("nothing to set: see mpt admin user set --help")
-    asked.show([asked.client.change_user(name, **changes)], *USER_COLUMNS)
+    context.show([context.client.change_user(name, **changes)], *USER_COLUMNS)
 
 
 @key_app.command("add")
-@asks
+@with_context
 def add_key(
-    asked: Asked,
+    context: CommandContext,
     name: Name,
     label: Annotated[str | None, typer.Option(help="what the key is for")] = None,
     scope: Annotated[
@@ -116,30 +116,32 @@ def add_key(
     """Make a key, and print it: it is shown this once."""
     scopes = [one.value for one in scope] if scope else None
     wanted = {"name": label, "scopes": scopes, "lasts_days": days}
-    _show_key(asked, asked.client.add_key(name, **_given(wanted)))
+    _show_key(context, context.client.add_key(name, **_given(wanted)))
 
 
 @key_app.command("list")
-@asks
-def list_keys(asked: Asked, name: Name) -> None:
+@with_context
+def list_keys(context: CommandContext, name: Name) -> None:
     """Show a user's keys: what they are for, what they may, when they were used."""
     columns = ("id", "name", "scopes", "created_at", "expires_at", "last_used_at", "revoked_at")
-    asked.show(asked.client.keys(name), *columns)
+    context.show(context.client.keys(name), *columns)
 
 
 @key_app.command("revoke")
-@asks
+@with_context
 def revoke_key(
-    asked: Asked, name: Name, key_id: Annotated[str, typer.Argument(help="the id, mpt_<id>_…")]
+    context: CommandContext,
+    name: Name,
+    key_id: Annotated[str, typer.Argument(help="the id, mpt_<id>_…")],
 ) -> None:
     """Revoke a key: it serves no request that comes after."""
-    asked.client.revoke_key(name, key_id)
+    context.client.revoke_key(name, key_id)
 
 
 @app.command()
-@asks
+@with_context
 def audit(
-    asked: Asked,
+    context: CommandContext,
     actor: Annotated[str | None, typer.Option(help="only what this user did")] = None,
     object_id: Annotated[
         str | None, typer.Option("--object", help="only about this id or name")
@@ -148,26 +150,26 @@ def audit(
 ) -> None:
     """Show who did what to which object, newest first."""
     filters = _given({"actor": actor, "object_id": object_id, "limit": min(limit, MAX_A_PAGE)})
-    entries = list(islice(asked.client.audit(**filters), limit))
-    asked.show(entries, "at", "actor", "key_id", "action", "object_id", "details")
+    entries = list(islice(context.client.audit(**filters), limit))
+    context.show(entries, "at", "actor", "key_id", "action", "object_id", "details")
 
 
 @app.command()
-@asks
-def usage(asked: Asked) -> None:
+@with_context
+def usage(context: CommandContext) -> None:
     """Show how the users share the server, who has used it most of late first."""
-    rows = [{**one, **one["share"]} for one in asked.client.usage()]
+    rows = [{**one, **one["share"]} for one in context.client.usage()]
     columns = ("raw_shares", "raw_usage", "effectv_usage", "level_fs", "fair_share")
-    asked.show(rows, "name", "running", "kept_bytes", *columns)
+    context.show(rows, "name", "running", "kept_bytes", *columns)
 
 
 @app.command()
-@asks
-def retention(asked: Asked) -> None:
+@with_context
+def retention(context: CommandContext) -> None:
     """Show what the sweep would free by now: delete what is old, purge what was deleted."""
-    found = asked.client.retention()
+    found = context.client.retention()
     rows = [{"what": what, **one} for what in ("delete", "purge") for one in found[what]]
-    asked.show(rows, "what", "owner", "why", "count", "bytes")
+    context.show(rows, "what", "owner", "why", "count", "bytes")
 
 
 @app.command()
@@ -198,5 +200,5 @@ def _given(values: Json) -> Json:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _show_key(asked: Asked, made: Json) -> None:
-    asked.dump(made) if asked.as_json else typer.echo(made["key"])
+def _show_key(context: CommandContext, made: Json) -> None:
+    context.dump(made) if context.as_json else typer.echo(made["key"])

@@ -9,7 +9,7 @@ import typer
 
 from mptlab import login as logins
 from mptlab.api import Client
-from mptlab.commands.asking import Asked, ExperimentIds, OptionalIds, asks
+from mptlab.commands.context import CommandContext, ExperimentIds, OptionalIds, with_context
 from mptlab.errors import Json
 from mptlab.progress import printable
 
@@ -17,9 +17,9 @@ app = typer.Typer()
 
 
 @app.command()
-@asks
+@with_context
 def cancel(
-    asked: Asked,
+    context: CommandContext,
     experiment_ids: OptionalIds = None,
     user: Annotated[str | None, typer.Option(help="all of this user's: for admins")] = None,
     status: Annotated[list[str] | None, typer.Option(help="all with this status")] = None,
@@ -32,59 +32,59 @@ def cancel(
     if bool(experiment_ids) == bool(filters):
         raise typer.BadParameter("give experiments, or options that select some: see --help")
     if experiment_ids:
-        return _each(asked, experiment_ids, asked.client.cancel)
-    found = asked.client.cancel_matching(**filters, whose="all" if user else "mine")
-    if asked.as_json:
-        return asked.dump(found)
+        return _each(context, experiment_ids, context.client.cancel)
+    found = context.client.cancel_matching(**filters, whose="all" if user else "mine")
+    if context.as_json:
+        return context.dump(found)
     typer.echo(f"{found['cancelled']} cancelled, {found['ending']} running ones end soon")
 
 
 @app.command()
-@asks
-def pause(asked: Asked, experiment_ids: ExperimentIds) -> None:
+@with_context
+def pause(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     """Set experiments aside; what runs saves a checkpoint first."""
-    _each(asked, experiment_ids, asked.client.pause)
+    _each(context, experiment_ids, context.client.pause)
 
 
 @app.command()
-@asks
-def resume(asked: Asked, experiment_ids: ExperimentIds) -> None:
+@with_context
+def resume(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     """Put paused experiments back in the queue."""
-    _each(asked, experiment_ids, asked.client.resume)
+    _each(context, experiment_ids, context.client.resume)
 
 
 @app.command()
-@asks
-def retry(asked: Asked, experiment_ids: ExperimentIds) -> None:
+@with_context
+def retry(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     """Queue experiments like some that failed or were cancelled, and print their ids."""
-    _each(asked, experiment_ids, asked.client.retry)
+    _each(context, experiment_ids, context.client.retry)
 
 
 @app.command()
-@asks
+@with_context
 def delete(
-    asked: Asked,
+    context: CommandContext,
     experiment_ids: ExperimentIds,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask, as in a script")] = False,
 ) -> None:
     """Delete experiments that do not run, after a question. `mpt undelete` brings them back while
     their files are kept."""
-    found = [asked.client.get(one) for one in asked.ids(experiment_ids)]
+    found = [context.client.get(one) for one in context.ids(experiment_ids)]
     if not yes:
         _ask_to_delete(found)
     for one in found:
-        asked.client.delete(one)
-        if not asked.as_json:
+        context.client.delete(one)
+        if not context.as_json:
             typer.echo(f"deleted {_named(one)}")
-    if asked.as_json:
-        asked.dump([{"id": one["id"], "name": one["name"]} for one in found])
+    if context.as_json:
+        context.dump([{"id": one["id"], "name": one["name"]} for one in found])
 
 
 @app.command()
-@asks
-def undelete(asked: Asked, experiment_ids: ExperimentIds) -> None:
+@with_context
+def undelete(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     """Bring back deleted experiments, by their whole ids, while their files are kept."""
-    _each(asked, experiment_ids, asked.client.undelete)
+    _each(context, experiment_ids, context.client.undelete)
 
 
 def _ask_to_delete(found: Sequence[Json]) -> None:
@@ -102,9 +102,9 @@ def _named(one: Json) -> str:
 
 
 @app.command()
-@asks
+@with_context
 def upload(
-    asked: Asked,
+    context: CommandContext,
     file: Annotated[
         Path,
         typer.Argument(help=".npy, .npz, .csv, .parquet, .txt or .jsonl",
@@ -112,8 +112,8 @@ def upload(
     ],
 ) -> None:  # fmt: skip
     """Upload a data set, and print its id."""
-    made = asked.client.upload(file)
-    asked.dump(made) if asked.as_json else typer.echo(made["id"])
+    made = context.client.upload(file)
+    context.dump(made) if context.as_json else typer.echo(made["id"])
 
 
 @app.command()
@@ -134,11 +134,11 @@ def logout() -> None:
     logins.forget()
 
 
-def _each(asked: Asked, typed: list[str], ask: Callable[[str], Json]) -> None:
+def _each(context: CommandContext, typed: list[str], ask: Callable[[str], Json]) -> None:
     """Ask the same of some experiments, and say how they stand then."""
-    seen = [ask(one) for one in asked.ids(typed)]
-    if asked.as_json:
-        asked.dump(seen)
+    seen = [ask(one) for one in context.ids(typed)]
+    if context.as_json:
+        context.dump(seen)
     else:
         for one in seen:
             typer.echo(f"{one['id']} {one['status']}")

@@ -5,17 +5,17 @@ from contextlib import contextmanager
 
 import typer
 
-from mptlab.commands.asking import Asked, warn
+from mptlab.commands.context import CommandContext, warn
 from mptlab.errors import Json, NotSucceeded
 from mptlab.progress import followed, printable
 
 RUN_FAILED = 3
 
 
-def follow(asked: Asked, ids: Sequence[str]) -> list[Json]:
+def follow(context: CommandContext, ids: Sequence[str]) -> list[Json]:
     """Show how far experiments are until all have ended; how they did."""
     with comes_back("watch", ids), followed() as show:
-        return [asked.client.wait(one, on_change=show) for one in ids]
+        return [context.client.wait(one, on_change=show) for one in ids]
 
 
 def print_ended(ended: Sequence[Json]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mptlab.commands.asking import Asked, ExperimentId, ExperimentIds, asks, cell
+from mptlab.commands.context import CommandContext, ExperimentId, ExperimentIds, cell, with_context
 from mptlab.commands.following import (
     comes_back,
     exit_unless_succeeded,
@@ -31,9 +31,9 @@ Limit = Annotated[int, typer.Option(help="so many at most", min=1)]
 
 
 @app.command("list")
-@asks
+@with_context
 def list_experiments(
-    asked: Asked,
+    context: CommandContext,
     name: Annotated[str | None, typer.Option(help="only those called so")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="only with such a tag; again")] = None,
     status: Annotated[list[str] | None, typer.Option(help="only such; again")] = None,
@@ -49,18 +49,18 @@ def list_experiments(
     filters: Json = {key: value for key, value in given.items() if value}
     if lab:
         filters["whose"] = "lab"
-    found = asked.client.experiments(limit=min(limit, MAX_A_PAGE), **filters)
+    found = context.client.experiments(limit=min(limit, MAX_A_PAGE), **filters)
     columns = ("id", "name", "status", *(["owner"] if lab else []), "created")
-    asked.show([one | {"created": _moment(one)} for one in islice(found, limit)], *columns)
+    context.show([one | {"created": _moment(one)} for one in islice(found, limit)], *columns)
 
 
 @app.command()
-@asks
-def show(asked: Asked, experiment_id: ExperimentId) -> None:
+@with_context
+def show(context: CommandContext, experiment_id: ExperimentId) -> None:
     """Show where an experiment stands, and its metrics so far."""
-    one = asked.client.get(asked.id(experiment_id))
-    if asked.as_json:
-        asked.dump(one)
+    one = context.client.get(context.id(experiment_id))
+    if context.as_json:
+        context.dump(one)
         return
     for what, value in _told(one).items():
         typer.echo(f"{what:10} {printable(cell(value))}")
@@ -68,12 +68,12 @@ def show(asked: Asked, experiment_id: ExperimentId) -> None:
 
 
 @app.command()
-@asks
-def watch(asked: Asked, experiment_ids: ExperimentIds) -> None:
+@with_context
+def watch(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     """Show progress to the end, then metrics; exit status 3 unless all succeeded. Ctrl-C ends the
     watching alone."""
-    ended = follow(asked, asked.ids(experiment_ids))
-    asked.dump(ended) if asked.as_json else print_ended(ended)
+    ended = follow(context, context.ids(experiment_ids))
+    context.dump(ended) if context.as_json else print_ended(ended)
     exit_unless_succeeded(ended)
 
 
@@ -81,9 +81,9 @@ app.command("wait", hidden=True)(watch)
 
 
 @app.command()
-@asks
+@with_context
 def curves(
-    asked: Asked,
+    context: CommandContext,
     experiment_id: ExperimentId,
     series: Annotated[str | None, typer.Option(help="only the series of this name")] = None,
     csv_: Annotated[Path | None, typer.Option("--csv", help="write a table of all points")] = None,
@@ -92,7 +92,7 @@ def curves(
     output: Annotated[Path | None, typer.Option(help="write JSON to a file")] = None,
 ) -> None:
     """Print an experiment's curves as JSON, or write them as a table or a figure."""
-    one = asked.client.experiments.get(asked.id(experiment_id))
+    one = context.client.experiments.get(context.id(experiment_id))
     found = one.curves(series)
     if csv_ is not None:
         _write_csv(csv_, found.columns())
@@ -101,13 +101,13 @@ def curves(
     if output is not None:
         output.write_text(json.dumps(found, indent=2) + "\n")
     if csv_ is plot is output is None:
-        asked.dump(found)
+        context.dump(found)
 
 
 @app.command()
-@asks
+@with_context
 def logs(
-    asked: Asked,
+    context: CommandContext,
     experiment_id: ExperimentId,
     level: Annotated[str | None, typer.Option(help="only lines of info or of warning")] = None,
     follow: Annotated[
@@ -115,103 +115,107 @@ def logs(
     ] = False,
 ) -> None:
     """Print an experiment's log."""
-    found = asked.id(experiment_id)
+    found = context.id(experiment_id)
     with comes_back("logs -f", [found]):
-        for one in _followed(asked, found, level) if follow else asked.client.logs(found, level):
-            typer.echo(json.dumps(one) if asked.as_json else _log_line(one))
+        for one in (
+            _followed(context, found, level) if follow else context.client.logs(found, level)
+        ):
+            typer.echo(json.dumps(one) if context.as_json else _log_line(one))
 
 
-def _followed(asked: Asked, experiment_id: str, level: str | None) -> Iterator[Json]:
-    for event in asked.client.events_of(experiment_id, kind=["log"]):
+def _followed(context: CommandContext, experiment_id: str, level: str | None) -> Iterator[Json]:
+    for event in context.client.events_of(experiment_id, kind=["log"]):
         if level in (None, event["data"]["level"]):
             yield {"at": event["at"], **event["data"]}
 
 
 @app.command()
-@asks
+@with_context
 def plot(
-    asked: Asked,
+    context: CommandContext,
     experiment_id: ExperimentId,
     file: Annotated[Path, typer.Argument(help="what is written: .pdf, .svg or .png")],
     kind: Kind = None,
 ) -> None:
     """Draw an experiment's curves in one of the paper's forms."""
-    asked.client.experiments.get(asked.id(experiment_id)).plot(kind, file)
+    context.client.experiments.get(context.id(experiment_id)).plot(kind, file)
     typer.echo(str(file))
 
 
 @app.command()
-@asks
-def compare(asked: Asked, experiment_ids: ExperimentIds) -> None:
+@with_context
+def compare(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     """Show experiments side by side: the fields in which their specs differ, and their metrics."""
-    found = asked.client.get_many(asked.ids(experiment_ids))
-    asked.show_metrics(comparison(found))
+    found = context.client.get_many(context.ids(experiment_ids))
+    context.show_metrics(comparison(found))
 
 
 @app.command()
-@asks
+@with_context
 def table(
-    asked: Asked,
+    context: CommandContext,
     sweep_id: Annotated[str, typer.Argument(help="the id that sweep printed")],
     csv_: Annotated[Path | None, typer.Option("--csv", help="write it")] = None,
 ) -> None:
     """Show a sweep's table: a row for each point, with its metrics."""
-    rows = asked.client.get_sweep(sweep_id).table()
+    rows = context.client.get_sweep(sweep_id).table()
     if csv_ is not None:
         columns = dict.fromkeys(column for row in rows for column in row)
         _write_csv(csv_, {name: [row.get(name) for row in rows] for name in columns})
     else:
-        asked.show_metrics(rows)
+        context.show_metrics(rows)
 
 
 @app.command()
-@asks
-def sweeps(asked: Asked, limit: Limit = 20) -> None:
+@with_context
+def sweeps(context: CommandContext, limit: Limit = 20) -> None:
     """Show your sweeps, newest first."""
-    found = islice(asked.client.sweeps(limit=min(limit, MAX_A_PAGE)), limit)
-    asked.show([one | {"created": _moment(one)} for one in found],
+    found = islice(context.client.sweeps(limit=min(limit, MAX_A_PAGE)), limit)
+    context.show([one | {"created": _moment(one)} for one in found],
                "id", "name", "status", "points", "created")  # fmt: skip
 
 
 @app.command()
-@asks
+@with_context
 def download(
-    asked: Asked,
+    context: CommandContext,
     experiment_id: ExperimentId,
     names: Annotated[list[str] | None, typer.Argument(help="of files; else all")] = None,
     to: Annotated[Path, typer.Option(help="the folder that they go to")] = Path(),
 ) -> None:
     """Write the files that an experiment left: weights, pictures."""
-    written = asked.client.download(asked.id(experiment_id), to, *names or [])
-    if asked.as_json:
-        asked.dump([str(one) for one in written])
+    written = context.client.download(context.id(experiment_id), to, *names or [])
+    if context.as_json:
+        context.dump([str(one) for one in written])
     else:
         for one in written:
             typer.echo(str(one))
 
 
 @app.command()
-@asks
-def datasets(asked: Asked, limit: Limit = 50) -> None:
+@with_context
+def datasets(context: CommandContext, limit: Limit = 50) -> None:
     """Show your uploads, newest first."""
-    found = islice(asked.client.datasets(limit=min(limit, MAX_A_PAGE)), limit)
-    asked.show(list(found), "id", "name", "n", "dim", "bytes")
+    found = islice(context.client.datasets(limit=min(limit, MAX_A_PAGE)), limit)
+    context.show(list(found), "id", "name", "n", "dim", "bytes")
 
 
 @app.command()
-@asks
-def workers(asked: Asked) -> None:
+@with_context
+def workers(context: CommandContext) -> None:
     """Show the workers that live."""
-    asked.show(asked.client.workers(), "host", "queue", "busy", "gpu", "experiment_id", "silent_s")
+    context.show(
+        context.client.workers(), "host", "queue", "busy", "gpu", "experiment_id", "silent_s"
+    )
 
 
 @app.command()
-@asks
-def queue(asked: Asked) -> None:
+@with_context
+def queue(context: CommandContext) -> None:
     """Print your share of the server (as Slurm's sshare does), and what you have waiting."""
-    found = asked.client.queue()
-    if asked.as_json:
-        asked.dump(found)
+    found = context.client.queue()
+    if context.as_json:
+        context.dump(found)
         return
     share = found["share"]
     columns = ("RawShares", "NormShares", "RawUsage", "EffectvUsage", "LevelFS", "FairShare")

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from mptlab.commands.asking import (
+from mptlab.commands.context import (
     AsJson,
-    Asked,
+    CommandContext,
     ExperimentIds,
     Url,
-    asks,
     cell,
     print_table,
+    with_context,
 )
 from mptlab.commands.following import (
     RUN_FAILED,
@@ -47,9 +47,9 @@ NoCache = Annotated[bool, typer.Option("--no-cache", help="compute what was comp
 
 
 @app.command()
-@asks
+@with_context
 def submit(
-    asked: Asked,
+    context: CommandContext,
     spec: SpecFile,
     set_: Changes = None,
     name: Name = None,
@@ -59,21 +59,21 @@ def submit(
     watch: Watch = False,
 ) -> None:
     """Queue an experiment, and print its id."""
-    made = asked.client.submit(_spec(spec, set_), **_beside(name, tag, share, no_cache))
-    (seen,) = _followed(asked, [made], watch)
-    if asked.as_json:
-        asked.dump(seen)
+    made = context.client.submit(_spec(spec, set_), **_beside(name, tag, share, no_cache))
+    (seen,) = _followed(context, [made], watch)
+    if context.as_json:
+        context.dump(seen)
     if watch:
         exit_unless_succeeded([seen])
 
 
 @app.command()
-@asks
-def validate(asked: Asked, spec: SpecFile, set_: Changes = None) -> None:
+@with_context
+def validate(context: CommandContext, spec: SpecFile, set_: Changes = None) -> None:
     """Say what a submission would become; nothing is queued."""
-    told = asked.client.validate(_spec(spec, set_))
-    if asked.as_json:
-        asked.dump(told)
+    told = context.client.validate(_spec(spec, set_))
+    if context.as_json:
+        context.dump(told)
         return
     runtime = told["runtime"]
     lines = {
@@ -99,16 +99,16 @@ def presets(context: typer.Context, url: Url = None, as_json: AsJson = False) ->
 
 
 @presets_app.command("list")
-@asks
-def list_presets(asked: Asked) -> None:
+@with_context
+def list_presets(context: CommandContext) -> None:
     """Show which there are."""
-    asked.show(asked.client.presets(), "name", "title")
+    context.show(context.client.presets(), "name", "title")
 
 
 @presets_app.command("run")
-@asks
+@with_context
 def run_preset(
-    asked: Asked,
+    context: CommandContext,
     preset: Annotated[str, typer.Argument(help="its name")],
     tag: Tags = None,
     share: Share = False,
@@ -116,26 +116,26 @@ def run_preset(
 ) -> None:
     """Queue an experiment for each of its specs, and print their ids in order, for verdict."""
     beside = _beside(None, tag, share, no_cache=False)
-    made = asked.client.run_preset(preset, **beside)
-    seen = _followed(asked, [one.document for one in made], watch)
-    if asked.as_json:
-        asked.dump(seen)
+    made = context.client.run_preset(preset, **beside)
+    seen = _followed(context, [one.document for one in made], watch)
+    if context.as_json:
+        context.dump(seen)
     if watch:
         exit_unless_succeeded(seen)
 
 
 @app.command()
-@asks
+@with_context
 def verdict(
-    asked: Asked,
+    context: CommandContext,
     preset: Annotated[str, typer.Argument(help="its name")],
     experiments: ExperimentIds,
 ) -> None:
     """Say whether experiments that ran a preset's specs, in order, agree with what was published;
     exit status 3 unless they do."""
-    told = asked.client.verdict(preset, asked.ids(experiments))
-    if asked.as_json:
-        asked.dump(told)
+    told = context.client.verdict(preset, context.ids(experiments))
+    if context.as_json:
+        context.dump(told)
     else:
         columns = ("what", "published", "measured", "low", "high", "agrees")
         print_table(columns, ([one[key] for key in columns] for one in told["comparisons"]))
@@ -145,9 +145,9 @@ def verdict(
 
 
 @app.command()
-@asks
+@with_context
 def sweep(
-    asked: Asked,
+    context: CommandContext,
     spec: SpecFile,
     over: Annotated[
         list[str],
@@ -167,26 +167,26 @@ def sweep(
     beside = _beside(name, tag, share, no_cache)
     if concurrency is not None:
         beside["concurrency"] = concurrency
-    made = asked.client.sweep(_spec(spec, set_), grid, **beside)
+    made = context.client.sweep(_spec(spec, set_), grid, **beside)
     if not watch:
-        asked.dump(made.get()) if asked.as_json else typer.echo(made.id)
+        context.dump(made.get()) if context.as_json else typer.echo(made.id)
         return
     typer.echo(made.id, err=True)
     with comes_back("table", [made.id]):
         ended = made.wait(check=False)
-    asked.show_metrics(made.table())
+    context.show_metrics(made.table())
     exit_unless_succeeded([ended])
 
 
-def _followed(asked: Asked, made: list[Json], watch: bool) -> list[Json]:
+def _followed(context: CommandContext, made: list[Json], watch: bool) -> list[Json]:
     """Print the ids of what was queued, and follow it to its end if that is asked for."""
     ids = [one["id"] for one in made]
-    if watch or not asked.as_json:
-        typer.echo("\n".join(ids), err=asked.as_json)
+    if watch or not context.as_json:
+        typer.echo("\n".join(ids), err=context.as_json)
     if not watch:
         return made
-    ended = follow(asked, ids)
-    if not asked.as_json:
+    ended = follow(context, ids)
+    if not context.as_json:
         print_ended(ended)
     return ended
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mptlab import Client, serve
-from mptlab.commands.asking import print_table
+from mptlab.commands.context import print_table
 from tests.support.commands import mpt_here as mpt
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import MPT

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import typer
 
-from mptlab.commands import asking
-from mptlab.commands.asking import cell, connected, print_table
+from mptlab.commands import context
+from mptlab.commands.context import cell, connected, print_table
 from mptlab.commands.following import comes_back, exit_unless_succeeded, print_ended
 from mptlab.commands.reading import _log_line, _told
 from mptlab.commands.submitting import MAX_VALUES, _values
@@ -76,7 +76,7 @@ def test_an_outage_is_told_as_it_happens(
 ) -> None:
     """A command tells on stderr what its client waits for."""
     made: list[Any] = []
-    monkeypatch.setattr(asking, "Client", lambda url, on_outage: made.append((url, on_outage)))
+    monkeypatch.setattr(context, "Client", lambda url, on_outage: made.append((url, on_outage)))
     connected("http://lab")
     ((url, on_outage),) = made
     on_outage("the service is away")

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from mptlab import serve
 from mptlab.cli import app
-from mptlab.commands import asking
-from mptlab.commands.asking import MAX_CANDIDATES, Asked, asks
+from mptlab.commands import context
+from mptlab.commands.context import MAX_CANDIDATES, CommandContext, with_context
 
 ID = "0123456789abcdef0123456789abcdef"
 FULL: dict[str, Any] = {
@@ -51,7 +51,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
             assert url is None
             yield client
 
-        monkeypatch.setattr(asking, "connected", connected)
+        monkeypatch.setattr(context, "connected", connected)
         done = CliRunner().invoke(app, words, input=text)
         return done.exit_code, done.stdout, done.stderr
 
@@ -197,9 +197,9 @@ def test_options_that_do_not_go_together_are_refused(words: list[str], told: str
     assert told in " ".join(done.stderr.replace("│", " ").split())
 
 
-def asked(*experiments: dict[str, Any]) -> tuple[Asked, Recording]:
+def asked(*experiments: dict[str, Any]) -> tuple[CommandContext, Recording]:
     client: Any = Recording(experiments=lambda **_: iter(experiments))
-    return Asked(client, False), client
+    return CommandContext(client, False), client
 
 
 def test_a_part_of_an_id_or_a_name_is_looked_for() -> None:
@@ -341,14 +341,14 @@ def test_a_command_that_asks_the_service_has_options_for_it(
         yield client
 
     def command(
-        asked: Asked, word: str, count: Annotated[int, typer.Option(help="so many")] = 3
+        asked: CommandContext, word: str, count: Annotated[int, typer.Option(help="so many")] = 3
     ) -> None:
         """Say it."""
         ran.append((asked.client, asked.as_json, word, count))
 
-    monkeypatch.setattr(asking, "connected", connected)
+    monkeypatch.setattr(context, "connected", connected)
     alone = typer.Typer()
-    alone.command()(asks(command))
+    alone.command()(with_context(command))
     assert CliRunner().invoke(alone, ["a"]).exit_code == 0
     words = ["b", "--url", "http://x", "--json", "--count", "4"]
     assert CliRunner().invoke(alone, words).exit_code == 0

@@ -86,7 +86,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "worker/gpus.py": ("tests/worker/test_gpus.py",),
     "worker/memory.py": ("tests/worker/test_memory.py",),
     "worker/node.py": ("tests/worker/test_node.py", "tests/worker/test_gpus.py"),
-    "worker/pace.py": ("tests/worker/test_pace.py",),
+    "worker/eta.py": ("tests/worker/test_eta.py",),
     "worker/presence.py": ("tests/worker/test_presence.py", "tests/worker/test_memory.py"),
     "worker/reaper.py": ("tests/worker/test_reaper.py",),
     "worker/supervisor.py": ("tests/worker/test_supervision.py", "tests/worker/test_exits.py"),

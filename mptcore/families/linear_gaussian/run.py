@@ -16,7 +16,7 @@ from mptcore.families.linear_gaussian.weights import keep_densities
 from mptcore.protocol.records import Labels, Log, RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
-from mptcore.specs import VectorExperiment
+from mptcore.specs import LinearGaussianExperiment
 from mptcore.specs.compute import GPU_BATCH_BYTES
 from mptcore.training.loop import train
 
@@ -39,7 +39,7 @@ class LinearGaussianRun:
     """Train and score one spec in float64. In float32 a score has fewer correct digits than its
     standard error may need, or than an exact score should have."""
 
-    spec: VectorExperiment
+    spec: LinearGaussianExperiment
     session: Session
     device: torch.device
     dtype: torch.dtype
@@ -121,7 +121,7 @@ def _on_cpu(density: LowRankGaussian) -> LowRankGaussian:
     return density.to(CPU, torch.float64)
 
 
-def _models_of_seeds(spec: VectorExperiment) -> Iterator[SeedModels]:
+def _models_of_seeds(spec: LinearGaussianExperiment) -> Iterator[SeedModels]:
     """Yield data and models for each seed. They are built once if they do not depend on the
     seed."""
     specs = {"model": spec.model} | ({"baseline": spec.baseline} if spec.baseline else {})

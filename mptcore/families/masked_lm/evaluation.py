@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mptcore.estimation.ahead import Ahead
 from mptcore.estimation.allocation import (
     Draw,
     StratifiedSample,
     sample_to_target,
     target_records,
 )
+from mptcore.estimation.prefetch import Prefetch
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.curve import RateCurve
 from mptcore.families.masked_lm.estimates import RateScores, cell_widths, mean_so_far
@@ -23,7 +23,7 @@ from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.families.masked_lm.sequences import SequenceMetrics
 from mptcore.protocol.records import Labels, Record
 from mptcore.runtime.session import ScoreCache, Step, Work
-from mptcore.specs import TextEvaluate
+from mptcore.specs import MaskedLmEvaluate
 from mptcore.specs.evaluate import pilot_masks
 from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
 
@@ -41,7 +41,7 @@ class TextEvaluation:
     """The models that are scored with the same masks: the model and, if there is one, the
     baseline."""
 
-    spec: TextEvaluate
+    spec: MaskedLmEvaluate
     models: Mapping[str, MaskedLm]
     masker: Masker
     labels: Labels
@@ -108,7 +108,7 @@ class TextEvaluation:
         sums = torch.zeros(models, 0, dtype=torch.float64)
         weights = torch.zeros(0, dtype=torch.float64)
         left = list(spec.rates)
-        pieces = Ahead(self._pieces(plan, rates[plan // per_rate], generator))
+        pieces = Prefetch(self._pieces(plan, rates[plan // per_rate], generator))
         for masks, weight in pieces:
             values = yield from self._score(masks, pieces.draw)
             sums = torch.cat([sums, values[:, 0] * weight], 1)
@@ -190,7 +190,7 @@ class TextEvaluation:
         def draw(counts: Tensor, _: Tensor) -> Work[list[Tensor]]:
             plan = torch.repeat_interleave(torch.arange(len(counts)), counts)
             means = [torch.zeros(len(self.report.model_names), 0, dtype=torch.float64)]
-            batches = Ahead(drawn(plan))
+            batches = Prefetch(drawn(plan))
             for masks, weights in batches:
                 values = yield from self._score(masks, batches.draw)
                 means.append(values[:, 0] * weights)
@@ -234,7 +234,7 @@ class TextEvaluation:
             yield from report.area(name, area, width, tokens, unknown)
 
 
-def total_masks(spec: TextEvaluate, corpus: Corpus) -> int:
+def total_masks(spec: MaskedLmEvaluate, corpus: Corpus) -> int:
     """Return the maximum number of masks scored for one curve and its metrics."""
     curve = len(spec.masks.rates) * spec.masks.per_size * len(corpus)
     if spec.target_std_err is not None:

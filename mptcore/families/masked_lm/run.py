@@ -22,7 +22,7 @@ from mptcore.protocol.records import Labels, Log, Metric, RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
 from mptcore.runtime.tensor_files import keep_weights, weights_digest
-from mptcore.specs import MaskedLmModel, TextExperiment
+from mptcore.specs import MaskedLmExperiment, MaskedLmModel
 from mptcore.training.loop import train
 
 Models = dict[str, MaskedLm]
@@ -47,7 +47,7 @@ class LoadedText:
 class MaskedLmRun:
     """Train and score one spec."""
 
-    spec: TextExperiment
+    spec: MaskedLmExperiment
     session: Session
     device: torch.device
     dtype: torch.dtype
@@ -147,7 +147,7 @@ class MaskedLmRun:
 
 
 def _check_vocabularies(
-    spec: TextExperiment, models: Models, tokenizer: Tokenizer, text: Corpus
+    spec: MaskedLmExperiment, models: Models, tokenizer: Tokenizer, text: Corpus
 ) -> None:
     if spec.baseline is not None:
         other = PretrainedSource.of(spec.baseline).tokenizer()

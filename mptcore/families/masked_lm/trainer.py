@@ -14,7 +14,7 @@ from mptcore.protocol.records import Labels, Point
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves, in_smaller_parts
 from mptcore.runtime.rng import generator_for
-from mptcore.specs import FixedRate, RateChoice, RateRamp, TextTrain, UniformRate
+from mptcore.specs import FixedRate, MaskedLmTrain, RateChoice, RateRamp, UniformRate
 from mptcore.training.learned import Learned
 from mptcore.training.loop import DivergedError, Schedule
 
@@ -28,7 +28,7 @@ class MaskedLmTrainer:
 
     def __init__(
         self,
-        spec: TextTrain,
+        spec: MaskedLmTrain,
         model: MaskedLm,
         masker: Masker,
         heldout: Masker | None,

@@ -22,10 +22,10 @@ from mptcore.specs import (
     GaussHermite,
     Importance,
     Iwae,
-    LatentExperiment,
     LinearVaeModel,
     Recursive,
     UniformGrid,
+    VaeExperiment,
     VaeModel,
 )
 from mptcore.specs.families.vae.models import Objective
@@ -33,7 +33,7 @@ from mptcore.specs.families.vae.models import Objective
 FAMILY = "vae"
 
 
-def build_vae(spec: LatentExperiment, x: Tensor, seed: int, objective: Objective) -> Vae:
+def build_vae(spec: VaeExperiment, x: Tensor, seed: int, objective: Objective) -> Vae:
     """Build a start for data (N, D), on their device and in their precision. The decoder is the
     same for every objective, and its last bias is the mean of each dimension. Raises RunError if
     the requested weights do not fit."""
@@ -62,7 +62,7 @@ def build_vae(spec: LatentExperiment, x: Tensor, seed: int, objective: Objective
     return vae
 
 
-def for_scores(trained: Vae, spec: LatentExperiment) -> Vae:
+def for_scores(trained: Vae, spec: VaeExperiment) -> Vae:
     """Return the same VAE over the grid that is used for the LML, if there is one."""
     match spec.lml_method():
         case Iwae():
@@ -83,7 +83,7 @@ def _networks(spec: LinearVaeModel | VaeModel, dim: int) -> tuple[Encoder, Decod
     raise AssertionError("a spec has no other networks")
 
 
-def weights_header(spec: LatentExperiment) -> dict[str, str]:
+def weights_header(spec: VaeExperiment) -> dict[str, str]:
     """Return the header of a weights file: the model, the seeds and the objectives."""
     assert spec.train is not None
     starts = {"seeds": spec.seeds, "objectives": spec.train.objective}

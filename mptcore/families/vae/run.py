@@ -20,7 +20,7 @@ from mptcore.protocol.records import Artifact, Labels, Log, RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
 from mptcore.runtime.tensor_files import keep_weights
-from mptcore.specs import Bernoulli, LatentExperiment, PpcaModel
+from mptcore.specs import Bernoulli, PpcaModel, VaeExperiment
 from mptcore.specs.families.vae.models import Objective
 from mptcore.training.loop import train
 
@@ -40,7 +40,7 @@ class LoadedData:
 class VaeRun:
     """Trains and scores one spec."""
 
-    spec: LatentExperiment
+    spec: VaeExperiment
     session: Session
     device: torch.device
     dtype: torch.dtype

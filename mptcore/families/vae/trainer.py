@@ -16,7 +16,7 @@ from mptcore.protocol.records import Labels, Point, SeriesName
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import by_rows
 from mptcore.runtime.rng import generator_for
-from mptcore.specs import LatentTrain
+from mptcore.specs import VaeTrain
 from mptcore.specs.families.vae.models import Objective
 from mptcore.training.adam import Adam
 from mptcore.training.learned import Learned
@@ -50,7 +50,7 @@ class TrainingStart:
 class VaeTrainer:
     """Adam on all starts. The loss of one start has no gradient in the parameters of another."""
 
-    def __init__(self, spec: LatentTrain, starts: Sequence[TrainingStart], seeds: Sequence[int]):
+    def __init__(self, spec: VaeTrain, starts: Sequence[TrainingStart], seeds: Sequence[int]):
         self.spec, self.starts, self.seeds = spec, starts, seeds
         parameters = {
             f"{i}/{name}": parameter

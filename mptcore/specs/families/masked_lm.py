@@ -107,7 +107,7 @@ class RateMasks(Spec):
         return [Problem(f"{pointer}/rates", "rates rise, each listed once")]
 
 
-class TextEvaluate(Spec):
+class MaskedLmEvaluate(Spec):
     """The score at each rate, and the area under this curve (Table 2 of the paper: the 99 rates,
     512 dimensions)."""
 
@@ -198,7 +198,7 @@ TextTrainSchedule = Annotated[
 StepNumber = Annotated[int, Field(ge=0, le=100_000_000)]
 
 
-class TextTrain(Spec):
+class MaskedLmTrain(Spec):
     """Training by AdamW on the masked score."""
 
     objective: Annotated[
@@ -252,7 +252,7 @@ class TextTrain(Spec):
         return problems
 
 
-class TextCompute(Machine):
+class MaskedLmCompute(Machine):
     """Device, threads, memory, time limit and precision of a run."""
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -267,7 +267,7 @@ class TextCompute(Machine):
         return self.precision == "bfloat16"
 
 
-class TextExperiment(Spec):
+class MaskedLmExperiment(Spec):
     """Experiments with masked language models on text. The model is trained if `train` is given,
     and scored, once for each seed."""
 
@@ -277,13 +277,13 @@ class TextExperiment(Spec):
     """Second model for the same masks and vocabulary. Results then have the label `model`."""
     data: TextSource
     """Texts."""
-    train: TextTrain | None = None
+    train: MaskedLmTrain | None = None
     """Training before the scores. null: no training."""
-    evaluate: TextEvaluate = TextEvaluate()
+    evaluate: MaskedLmEvaluate = MaskedLmEvaluate()
     """Measurements of the model."""
     seeds: Seeds = (0,)
     """Seeds of the runs, one run for each."""
-    compute: TextCompute = TextCompute()
+    compute: MaskedLmCompute = MaskedLmCompute()
     """Device, precision, time limit and memory."""
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from mptcore.families.linear_gaussian.densities import scorable
 from mptcore.families.linear_gaussian.run import CPU, _models_of_seeds
 from mptcore.protocol.records import Log, Metric, Point, Progress, Record
 from mptcore.run import run
-from mptcore.specs import SpecError, VectorExperiment, parse_spec
+from mptcore.specs import LinearGaussianExperiment, SpecError, parse_spec
 from tests.support.runs import metric, spec_of, std_err_of, value_of
 from tests.support.strata import deviations, sampled, spiked
 
@@ -36,7 +36,7 @@ BASELINE = {"family": "ppca", "latent_dim": 1, "noise_precision": 4.0, "init": "
 def enumerated() -> list[Tensor]:
     """The scores of all masks of each size, D = 10."""
     spec = spec_of(BASE)
-    assert isinstance(spec, VectorExperiment)
+    assert isinstance(spec, LinearGaussianExperiment)
     (models,) = _models_of_seeds(spec)
     model = scorable(models.densities["model"], models.dataset.x, CPU)
     pools = []

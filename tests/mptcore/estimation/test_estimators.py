@@ -28,7 +28,7 @@ from mptcore.families.linear_gaussian.moments import (
 from mptcore.protocol.records import Metric, Point
 from mptcore.run import run
 from mptcore.runtime.session import ScoreCache
-from mptcore.specs import AllSizes, VectorExperiment, parse_spec
+from mptcore.specs import AllSizes, LinearGaussianExperiment, parse_spec
 from mptcore.specs.masks import Design
 from tests.support.runs import records as resumable_records
 from tests.support.runs import result_of, spec_of, std_err_of, value_of
@@ -279,7 +279,7 @@ def test_a_resumed_run_has_the_scores_of_its_masks_by_hand(tmp_path: Path, stop_
     spec = spec_of({**BASE, "evaluate": evaluate, "seeds": [5]})
     lines = [*resumable_records(spec, tmp_path, stop_after), *resumable_records(spec, tmp_path)]
     found = {row["x"]: row["value"] for row in map(json.loads, lines) if row["record"] == "point"}
-    assert isinstance(spec, VectorExperiment)
+    assert isinstance(spec, LinearGaussianExperiment)
     assert isinstance(spec.data.seed, int)
     dataset = load_arrays(spec.data, 0, torch.Generator().manual_seed(spec.data.seed))
     assert dataset.parameters is not None

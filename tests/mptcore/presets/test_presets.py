@@ -20,15 +20,15 @@ from mptcore.run import run
 from mptcore.specs import (
     ExperimentSpec,
     FixedSize,
-    LatentExperiment,
+    MaskedLmExperiment,
     PpcaData,
-    TextExperiment,
+    VaeExperiment,
 )
 
-LANGUAGE = [n for n, p in PRESETS.items() if isinstance(p.specs[0], TextExperiment)]
+LANGUAGE = [n for n, p in PRESETS.items() if isinstance(p.specs[0], MaskedLmExperiment)]
 """These need a checkpoint and text from a hub, which tests do not reach, or take an hour."""
 PAPER_LANGUAGE = [n for n in LANGUAGE if n.startswith(("table2-", "fig5-"))]
-LATENT = [n for n, p in PRESETS.items() if isinstance(p.specs[0], LatentExperiment)]
+LATENT = [n for n, p in PRESETS.items() if isinstance(p.specs[0], VaeExperiment)]
 """These take minutes: see benchmarks/reports, and the short forms in latent/test_runs.py."""
 QUICK = sorted(set(PRESETS) - {"fig5-left"} - set(LANGUAGE) - set(LATENT))
 _results: dict[ExperimentSpec, Results] = {}
@@ -119,7 +119,7 @@ def test_each_has_a_variant_with_packed_texts(name: str) -> None:
     own, packed = PRESETS[name], PRESETS[f"{name}-blocks"]
     assert packed.published == own.published
     for one, other in zip(own.specs, packed.specs, strict=True):
-        assert isinstance(one, TextExperiment)
+        assert isinstance(one, MaskedLmExperiment)
         data = one.data.model_copy(update={"packing": "blocks"})
         assert one.model_copy(update={"data": data}) == other
 
@@ -127,7 +127,7 @@ def test_each_has_a_variant_with_packed_texts(name: str) -> None:
 def sentences(start: float, end: float, curve: Callable[[float], float]) -> str:
     """The verdict on a small BERT whose held-out loss goes from the one to the other."""
     (spec,) = PRESETS["small-bert-rotten-tomatoes"].specs
-    assert isinstance(spec, TextExperiment)
+    assert isinstance(spec, MaskedLmExperiment)
     point = {"record": "point", "labels": {"seed": 4}, "n": 9}
     losses = [
         {**point, "series": "loss_heldout", "x": x, "value": value, "std_err": None}
@@ -179,8 +179,8 @@ def test_pairs_differ_in_their_masks_alone() -> None:
     specs = PRESETS["uniform-against-fixed"].specs
     assert [spec.seeds for spec in specs[::2]] == [(seed,) for seed in judges.SEEDS]
     for uniform, fixed in zip(specs[::2], specs[1::2], strict=True):
-        assert isinstance(uniform, TextExperiment)
-        assert isinstance(fixed, TextExperiment)
+        assert isinstance(uniform, MaskedLmExperiment)
+        assert isinstance(fixed, MaskedLmExperiment)
         assert uniform.train is not None
         assert fixed.train is not None
         train = uniform.train.model_copy(update={"masks": fixed.train.masks})

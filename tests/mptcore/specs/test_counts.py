@@ -8,9 +8,9 @@ import pytest
 from mptcore.specs import (
     AllSizes,
     FixedSize,
-    LatentExperiment,
+    LinearGaussianExperiment,
     SpecError,
-    VectorExperiment,
+    VaeExperiment,
     validate_spec,
 )
 from mptcore.specs.evaluate import pilot_masks
@@ -20,15 +20,15 @@ from tests.mptcore.specs.test_refused_words import VECTORS
 from tests.support.vae_specs import DEEP, LINEAR, changed
 
 
-def vectors(**changes: Any) -> VectorExperiment:
+def vectors(**changes: Any) -> LinearGaussianExperiment:
     spec = validate_spec({**VECTORS, **changes})
-    assert isinstance(spec, VectorExperiment)
+    assert isinstance(spec, LinearGaussianExperiment)
     return spec
 
 
-def latent(base: dict[str, Any], **changes: Any) -> LatentExperiment:
+def latent(base: dict[str, Any], **changes: Any) -> VaeExperiment:
     spec = validate_spec({**base, **changes})
-    assert isinstance(spec, LatentExperiment)
+    assert isinstance(spec, VaeExperiment)
     return spec
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from mptcore.specs import (
     ExperimentSpec,
-    LatentExperiment,
     Limits,
+    LinearGaussianExperiment,
     SpecError,
-    VectorExperiment,
+    VaeExperiment,
     parse_spec,
     validate_spec,
 )
@@ -156,7 +156,7 @@ def test_a_vae_that_is_too_large_says_what_to_lower(
     spec: dict[str, Any], pointer: str, lower: str
 ) -> None:
     parsed = validate_spec(spec)
-    assert isinstance(parsed, LatentExperiment)
+    assert isinstance(parsed, VaeExperiment)
     needed, work = parsed.memory_estimate(), parsed.work()
     assert parsed.limit_problems(Limits(memory_bytes=needed, latent_work=work)) == []
     (memory,) = parsed.limit_problems(Limits(memory_bytes=needed - 1))
@@ -176,7 +176,7 @@ def test_a_vae_that_is_too_large_says_what_to_lower(
 @pytest.mark.parametrize("spec", [vectors(1), LINEAR], ids=["vectors", "vae"])
 def test_data_of_too_many_numbers_are_refused(spec: dict[str, Any]) -> None:
     parsed = validate_spec(spec)
-    assert isinstance(parsed, VectorExperiment | LatentExperiment)
+    assert isinstance(parsed, LinearGaussianExperiment | VaeExperiment)
     n, dim = parsed.data.n, parsed.data.dim
     assert parsed.limit_problems(Limits(elements=n * dim)) == []
     (problem,) = parsed.limit_problems(Limits(elements=n * dim - 1))

@@ -9,11 +9,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from mptcore.specs import (
     ExperimentSpec,
-    LatentExperiment,
     Limits,
+    LinearGaussianExperiment,
     Problem,
     SpecError,
-    VectorExperiment,
+    VaeExperiment,
     parse_json,
     validate_spec,
 )
@@ -157,12 +157,12 @@ def test_one_choice_stands_for_a_list_of_one() -> None:
 def test_the_family_of_a_model_says_what_an_experiment_is() -> None:
     """What has none is checked as the first kind."""
     adapter: TypeAdapter[Any] = TypeAdapter(ExperimentSpec)
-    for base, kind in ((VECTORS, VectorExperiment), (LINEAR, LatentExperiment)):
+    for base, kind in ((VECTORS, LinearGaussianExperiment), (LINEAR, VaeExperiment)):
         spec = adapter.validate_python(base)
         assert type(spec) is kind
         assert adapter.validate_python(spec) is spec
     for value in ("text", 3, {}, {"model": "x"}):
-        with pytest.raises(ValidationError, match="VectorExperiment"):
+        with pytest.raises(ValidationError, match="LinearGaussianExperiment"):
             adapter.validate_python(value)
     for family in ("gan", ["ppca"], None):
         with pytest.raises(ValidationError, match="the family is unknown"):

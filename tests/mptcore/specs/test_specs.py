@@ -220,6 +220,6 @@ def test_observations_that_do_not_fill_a_batch_are_a_step_too() -> None:
 
 def test_the_schema_says_that_an_objective_may_be_a_string() -> None:
     schema = TypeAdapter(ExperimentSpec).json_schema()
-    objective = schema["$defs"]["LatentTrain"]["properties"]["objective"]
+    objective = schema["$defs"]["VaeTrain"]["properties"]["objective"]
     one, several = objective["anyOf"]
     assert one["enum"] == several["items"]["enum"] == ["mpt", "elbo", "lml"]

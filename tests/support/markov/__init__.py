@@ -11,11 +11,11 @@ NEW_FILES = {
 }
 EDITS = {
     "mptcore/specs/union.py": {
-        "from mptcore.specs.families.masked_lm import TextExperiment\n": (
+        "from mptcore.specs.families.masked_lm import MaskedLmExperiment\n": (
             "from mptcore.specs.families.markov import MarkovExperiment\n"
-            "from mptcore.specs.families.masked_lm import TextExperiment\n"
+            "from mptcore.specs.families.masked_lm import MaskedLmExperiment\n"
         ),
-        "| TextExperiment, ByFamily()]": "| TextExperiment | MarkovExperiment, ByFamily()]",
+        "MaskedLmExperiment, ByFamily()": "MaskedLmExperiment | MarkovExperiment, ByFamily()",
     },
     "mptcore/run.py": {
         "from mptcore.families.vae.run import VaeRun\n": (

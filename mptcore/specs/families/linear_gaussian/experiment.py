@@ -37,7 +37,7 @@ class Evaluate(MaskEvaluation):
     """Computation of the log marginal likelihood."""
 
 
-class VectorExperiment(Spec):
+class LinearGaussianExperiment(Spec):
     """Experiments with PPCA or factor analysis on data of N observations × D dimensions. The model
     is trained if `train` is given, and scored with masks, once for each seed."""
 

@@ -60,7 +60,7 @@ class Ais(Spec):
     a lower and reverse AIS an upper bound."""
 
 
-class LatentEvaluate(MaskEvaluation):
+class VaeEvaluate(MaskEvaluation):
     """Scores of masks, and the log marginal likelihood."""
 
     lml: Annotated[GaussHermite | UniformGrid | Iwae, Field(discriminator="method")] | None = None
@@ -71,7 +71,7 @@ class LatentEvaluate(MaskEvaluation):
     """Annealed importance sampling, which brackets the LML to check it. null: none."""
 
 
-class LatentTrain(EpochSchedule):
+class VaeTrain(EpochSchedule):
     """Training by Adam. All seeds start from their own parameters, once for each objective. With an
     encoder, mpt trains the decoder, and the encoder is trained by the ELBO of the current
     decoder."""
@@ -100,7 +100,7 @@ class LatentTrain(EpochSchedule):
         return problems
 
 
-class LatentExperiment(Spec):
+class VaeExperiment(Spec):
     """Experiments with VAEs. The model is trained if `train` is given, and scored with masks, once
     for each seed. With several objectives, series and metrics carry the label `objective`."""
 
@@ -110,9 +110,9 @@ class LatentExperiment(Spec):
     """A PPCA for the same data and masks. Results then have the label `model`."""
     data: DataSource
     """Observations."""
-    train: LatentTrain | None = None
+    train: VaeTrain | None = None
     """Training before the scores. null: no training."""
-    evaluate: LatentEvaluate = LatentEvaluate()
+    evaluate: VaeEvaluate = VaeEvaluate()
     """Measurements of the model."""
     seeds: Seeds = (0,)
     """Seeds of the runs, one run for each."""
@@ -169,7 +169,7 @@ class LatentExperiment(Spec):
         steps = self.train.epochs * self.train.steps_per_epoch(self.data.kept_n) + 1
         return steps * self.train.masks.step_count(self.data.dim)
 
-    def _objective_problems(self, train: LatentTrain) -> list[Problem]:
+    def _objective_problems(self, train: VaeTrain) -> list[Problem]:
         problems = []
         if train.mask_each and not isinstance(self.model.conditionals, Importance):
             detail = "masks of its own for each observation are for the conditionals importance"

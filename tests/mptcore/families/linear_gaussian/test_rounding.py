@@ -24,7 +24,7 @@ from mptcore.families.linear_gaussian.run import RAISED
 from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
 from mptcore.protocol.records import Log, Metric, Record
 from mptcore.run import run
-from mptcore.specs import VectorExperiment, parse_spec
+from mptcore.specs import LinearGaussianExperiment, parse_spec
 from tests.support.exact import Exact, relative_error
 
 CPU = torch.device("cpu")
@@ -212,7 +212,7 @@ def trainer_on(
     spec["data"] |= {"dim": d.dim, "n": len(problem.x)}
     spec["train"] = {"epochs": 1, "learn_noise_precision": True, **train}
     experiment = parse_spec(json.dumps(spec).encode())
-    assert isinstance(experiment, VectorExperiment)
+    assert isinstance(experiment, LinearGaussianExperiment)
     assert experiment.train is not None
     data = [Dataset(problem.x)]
     trainer = LinearGaussianTrainer(experiment.model, experiment.train, [0], [d], data, CPU)

@@ -24,7 +24,7 @@ from mptcore.protocol.records import Artifact, Metric, Point, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import Session
-from mptcore.specs import VectorExperiment, parse_spec
+from mptcore.specs import LinearGaussianExperiment, parse_spec
 from tests.support.runs import records as run_records
 from tests.support.runs import value_of
 
@@ -46,13 +46,13 @@ SCHEDULES: list[dict[str, Any]] = [
 ]
 
 
-def spec_of(**changes: Any) -> VectorExperiment:
+def spec_of(**changes: Any) -> LinearGaussianExperiment:
     value = {**BASE, **changes}
     value["train"] = {**BASE["train"], **changes.get("train", {})}
-    return VectorExperiment.model_validate(value)
+    return LinearGaussianExperiment.model_validate(value)
 
 
-def trainer_of(spec: VectorExperiment) -> LinearGaussianTrainer:
+def trainer_of(spec: LinearGaussianExperiment) -> LinearGaussianTrainer:
     assert spec.train is not None
     dataset = load_arrays(spec.data, 0, torch.Generator().manual_seed(0))
     starts = [initial_density(spec.model, dataset, s, generator_for(s, "init")) for s in spec.seeds]
@@ -291,7 +291,7 @@ def test_a_loss_that_is_not_finite_stops_training_and_says_so(
     assert points[0].value is not None
 
 
-def _collect(spec: VectorExperiment, into: list[Record]) -> None:
+def _collect(spec: LinearGaussianExperiment, into: list[Record]) -> None:
     """What a run gives before it ends or fails."""
     for record in run(spec):
         into.append(record)

@@ -17,7 +17,7 @@ from mptcore.families.masked_lm.trainer import (
 )
 from mptcore.protocol.records import Labels, Point
 from mptcore.runtime.rng import generator_for
-from mptcore.specs import TextTrain
+from mptcore.specs import MaskedLmTrain
 from mptcore.training.loop import DivergedError
 from tests.mptcore.families.masked_lm.test_trainer import loss_by_hand, masks_of, plain_copy
 from tests.support import tiny_lm
@@ -32,7 +32,7 @@ def trainer(heldout: Masker | None = None, seed: int = 4, **changes: Any) -> Mas
     """With dropout."""
     given = {"steps": 5, "batch_size": 3, "learning_rate": 0.01, "evaluate_every": 2}
     masks = {"masks": {"schedule": "fixed", "rate": 0.25}}
-    spec = TextTrain.model_validate(given | masks | changes)
+    spec = MaskedLmTrain.model_validate(given | masks | changes)
     model = MaskedLm(tiny_lm.network(scale=4.0), CPU, torch.float32, None)
     return MaskedLmTrainer(spec, model, masker(12), heldout, seed)
 

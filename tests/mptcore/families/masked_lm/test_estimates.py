@@ -16,7 +16,7 @@ from mptcore.families.masked_lm.reporting import Report
 from mptcore.families.masked_lm.sequences import SequenceMetrics
 from mptcore.protocol.records import Log, Point, Record
 from mptcore.runtime.session import ScoreCache, Work
-from mptcore.specs import TextEvaluate
+from mptcore.specs import MaskedLmEvaluate
 from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
 from tests.support import tiny_lm
 from tests.support.runs import metric, records_of, result_of, std_err_of, value_of
@@ -39,7 +39,7 @@ def evaluated(
     models: dict[str, MaskedLm], seed: int, *, sequences: int = 12, **spec: Any
 ) -> list[Record]:
     masker = Masker(corpus_of(tiny_lm.lines(sequences)), 4, 15)
-    asked = TextEvaluate.model_validate({"dimensions": 10, **spec})
+    asked = MaskedLmEvaluate.model_validate({"dimensions": 10, **spec})
     evaluation = TextEvaluation(asked, models, masker, {"seed": seed}, ScoreCache())
     steps = list(evaluation.records(torch.Generator().manual_seed(seed)))
     assert sum(step.masks for step in steps) <= total_masks(asked, masker.corpus)
@@ -106,7 +106,7 @@ def test_a_target_is_reached_and_its_error_is_its_spread(models: dict[str, Maske
 
 def test_a_loose_target_has_a_calibrated_error(models: dict[str, MaskedLm]) -> None:
     """Two draws at each rate are kept; their error is that of the pilot too."""
-    spec = TextEvaluate.model_validate({"masks": {"rates": RATES}, "target_std_err": 5})
+    spec = MaskedLmEvaluate.model_validate({"masks": {"rates": RATES}, "target_std_err": 5})
     masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
     evaluation = TextEvaluation(spec, {"model": models["model"]}, masker, {}, ScoreCache())
     draw = evaluation._draw(torch.Generator().manual_seed(5), evaluation._at_rates)
@@ -148,7 +148,7 @@ def test_a_target_of_the_cumulative_score(models: dict[str, MaskedLm]) -> None:
 
 def test_all_parts_of_the_sizes_together_are_uniform(models: dict[str, MaskedLm]) -> None:
     """From 1 to D, as the sum over sizes wants it."""
-    spec = TextEvaluate.model_validate({"target_std_err": 1, "target": "cumulative"})
+    spec = MaskedLmEvaluate.model_validate({"target_std_err": 1, "target": "cumulative"})
     masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
     evaluation = TextEvaluation(spec, {"model": models["model"]}, masker, {}, ScoreCache())
     places = torch.arange(CUMULATIVE_STRATA).repeat_interleave(500)
@@ -192,7 +192,7 @@ def test_pll_is_exact_and_a_part_of_the_text_has_an_error(models: dict[str, Mask
     masks = {"schedule": "rates", "rates": [0.5]}
     whole = metric(evaluated(own, 0, masks=masks, pll=True, sequences=40), "pll")
     assert whole.std_err == 0
-    spec = TextEvaluate.model_validate({"masks": masks, "pll": True, "sequences": 10})
+    spec = MaskedLmEvaluate.model_validate({"masks": masks, "pll": True, "sequences": 10})
     masker = Masker(corpus_of(tiny_lm.lines(40)), 4, 15)
     found = []
     for seed in range(SEEDS):
@@ -224,7 +224,7 @@ def test_one_rate_and_one_mask_give_no_error(models: dict[str, MaskedLm]) -> Non
 
 
 def test_the_paper_s_rates_stand_for_a_hundredth_each() -> None:
-    spec = TextEvaluate()
+    spec = MaskedLmEvaluate()
     assert len(spec.masks.rates) == 99
     assert cell_widths(spec.masks.rates) == pytest.approx([0.01] * 99)
     assert sum(cell_widths([0.01, 0.15, 0.5])) == pytest.approx(0.675)

@@ -13,7 +13,7 @@ from mptcore.families.masked_lm.model import MaskedLm, score_sequences
 from mptcore.families.masked_lm.packing import Row
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.runtime.session import ScoreCache
-from mptcore.specs import RateMasks, TextEvaluate, TextTrain
+from mptcore.specs import MaskedLmEvaluate, MaskedLmTrain, RateMasks
 from tests.support import tiny_lm
 from tests.support.pretended_gpu import DEVICE, pretended_gpu
 from tests.support.runs import records, result_of, spec_of
@@ -86,7 +86,7 @@ def test_the_next_masks_are_drawn_while_the_device_has_work(
 ) -> None:
     """Of a curve, and of a round of masks towards a target."""
     monkeypatch.setattr(evaluation, "CHUNK_TOKENS", 200)
-    spec = TextEvaluate(
+    spec = MaskedLmEvaluate(
         masks=RateMasks(rates=(0.2, 0.5)), target_std_err=target, dimensions=10, max_masks=100
     )
     masker = Masker(corpus_of(tiny_lm.lines(60)), 4, 15)
@@ -153,7 +153,7 @@ def test_a_language_model_on_a_gpu_is_in_bfloat16_unless_told(
 
 
 def trainer_of(count: int, device: torch.device = DEVICE, **sizes: Any) -> MaskedLmTrainer:
-    spec = TextTrain(steps=4, batch_size=count, warmup_steps=1)
+    spec = MaskedLmTrain(steps=4, batch_size=count, warmup_steps=1)
     model = MaskedLm(tiny_lm.network(**sizes), device, torch.float32)
     return MaskedLmTrainer(spec, model, Masker(corpus_of(tiny_lm.lines(40)), 4, 15), None, 1)
 

@@ -23,7 +23,7 @@ from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import Session
-from mptcore.specs import MaskedLmModel, PlainText, TextExperiment
+from mptcore.specs import MaskedLmExperiment, MaskedLmModel, PlainText
 from tests.support import tiny_lm
 from tests.support.lm_specs import BASE
 from tests.support.runs import spec_of
@@ -105,7 +105,7 @@ def test_random_weights_are_those_of_their_seed(models: Path) -> None:
 
 def run_of(**data: Any) -> MaskedLmRun:
     spec = spec_of({**BASE, "data": {**BASE["data"], **data}, "train": {"steps": 2}})
-    assert isinstance(spec, TextExperiment)
+    assert isinstance(spec, MaskedLmExperiment)
     return MaskedLmRun(spec, Session(), CPU, torch.float32)
 
 

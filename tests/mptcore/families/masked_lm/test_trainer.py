@@ -11,7 +11,7 @@ from torch import Tensor
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
-from mptcore.specs import TextTrain
+from mptcore.specs import MaskedLmTrain
 from tests.support import tiny_lm
 from tests.support.texts import CPU, corpus_of, sequence
 
@@ -19,7 +19,7 @@ RATE = 0.25
 
 
 def trainer(memory_bytes: int | None = None, **changes: Any) -> MaskedLmTrainer:
-    spec = TextTrain.model_validate(
+    spec = MaskedLmTrain.model_validate(
         {"steps": 10, "batch_size": 8, "masks": {"schedule": "fixed", "rate": RATE}} | changes
     )
     without_dropout: dict[str, Any] = {

@@ -19,7 +19,7 @@ from mptcore.families.vae.run import VaeRun
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
 from mptcore.runtime.rng import generator_for, restore_generator
 from mptcore.runtime.session import ScoreCache, Session
-from mptcore.specs import LatentExperiment, UniformGrid
+from mptcore.specs import UniformGrid, VaeExperiment
 from tests.support.contract import assert_alike
 from tests.support.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
 from tests.support.runs import records, result_of, spec_of
@@ -30,7 +30,7 @@ RECURSIVE = {"method": "recursive", "draws": 3, "rounds": 2}
 GRID = {"method": "uniform_grid", "nodes": 5}
 
 
-def spec(conditionals: dict[str, Any], **changes: Any) -> LatentExperiment:
+def spec(conditionals: dict[str, Any], **changes: Any) -> VaeExperiment:
     model = {"latent_dim": 2, "conditionals": conditionals}
     likelihood = {"distribution": "gaussian", "noise_precision": 3.0}
     if conditionals is GRID:
@@ -48,11 +48,11 @@ def spec(conditionals: dict[str, Any], **changes: Any) -> LatentExperiment:
             **changes,
         }
     )
-    assert isinstance(found, LatentExperiment)
+    assert isinstance(found, VaeExperiment)
     return found
 
 
-def starts(of: LatentExperiment) -> list[TrainingStart]:
+def starts(of: VaeExperiment) -> list[TrainingStart]:
     run = VaeRun(of, Session(), DEVICE, torch.float32)
     return [start for seed in of.seeds for start in run._starts(seed)]
 

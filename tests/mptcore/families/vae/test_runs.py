@@ -21,7 +21,7 @@ from mptcore.protocol.records import Artifact, Log, Metric, Point, Record, RunEr
 from mptcore.run import resumable, run
 from mptcore.runtime.checkpoint import files, first_whole
 from mptcore.runtime.session import Session
-from mptcore.specs import LatentExperiment
+from mptcore.specs import VaeExperiment
 from mptcore.specs.families.vae.models import Objective
 from tests.support.runs import records, spec_of, std_err_of, value_of
 from tests.support.vae_specs import DEEP, LINEAR, changed
@@ -179,7 +179,7 @@ def test_weights_and_pictures_are_kept_and_weights_used_again(
             assert metric(again, "kl", seed=seed).value == ends[seed, objective]
     # A seed or an objective that was not trained takes the first that was.
     taken, x = spec_of({**deep, "model": model}), torch.zeros(4, 64)
-    assert isinstance(taken, LatentExperiment)
+    assert isinstance(taken, VaeExperiment)
     assert kept_loadings(taken, x, 9, "lml") == kept_loadings(taken, x, 7, "mpt")
     assert kept_loadings(taken, x, 9, "elbo") == kept_loadings(taken, x, 7, "elbo")
     assert kept_loadings(taken, x, 9, "elbo") != kept_loadings(taken, x, 8, "elbo")
@@ -198,9 +198,7 @@ def test_weights_and_pictures_are_kept_and_weights_used_again(
         ran({"model": ppca, "data": {"source": "digits"}})
 
 
-def kept_loadings(
-    spec: LatentExperiment, x: Tensor, seed: int, objective: Objective
-) -> list[float]:
+def kept_loadings(spec: VaeExperiment, x: Tensor, seed: int, objective: Objective) -> list[float]:
     weight: Tensor = build_vae(spec, x, seed, objective).state_dict()["decoder.last.weight"]
     return weight.flatten().tolist()
 
@@ -316,7 +314,7 @@ def test_the_baseline_s_likelihood_of_held_out_data_is_of_these() -> None:
     evaluate = {**FEW["evaluate"], "masks": {"schedule": "sizes", "sizes": [64], "per_size": 2}}
     spec = spec_of({**FEW, "baseline": ppca, "evaluate": evaluate})
     found = list(run(spec))
-    assert isinstance(spec, LatentExperiment)
+    assert isinstance(spec, VaeExperiment)
     assert spec.baseline is not None
     data = load_arrays(spec.data, 0, torch.Generator().manual_seed(0))
     assert data.heldout is not None

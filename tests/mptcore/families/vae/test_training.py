@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mptcore.data.dataset import Dataset
 from mptcore.families.vae.ascent import ascend
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
-from mptcore.specs import Importance, LatentTrain, Recursive
+from mptcore.specs import Importance, Recursive, VaeTrain
 from tests.mptcore.families.vae.test_sampling import linear_gaussian, simulated
 from tests.support.runs import std_err_of, value_of
 
@@ -61,7 +61,7 @@ def test_an_ascent_begins_again_where_its_second_part_does_not_fit() -> None:
 def test_the_error_of_the_elbo_is_calibrated() -> None:
     """Over 200 repeats: a spread of the points as large as their errors say."""
     start = start_of()
-    spec = LatentTrain(objective=("mpt",), epochs=1)
+    spec = VaeTrain(objective=("mpt",), epochs=1)
     trainer = VaeTrainer(spec, [start], [0])
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -89,7 +89,7 @@ def trainer_of(objective: Any, **spec: Any) -> VaeTrainer:
         vae = linear_gaussian(Importance(method="importance"), exact=False)
         x, _ = simulated(vae, 30)
         starts.append(TrainingStart(0, objective, {"seed": 0}, vae, Dataset(x), x, x[:7]))
-    whole = LatentTrain(objective=(objective,), epochs=4, evaluate_every=3, lml_samples=4, **spec)
+    whole = VaeTrain(objective=(objective,), epochs=4, evaluate_every=3, lml_samples=4, **spec)
     return VaeTrainer(whole, starts, [0])
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 ItemT = TypeVar("ItemT")
 
 
-class Ahead(Iterator[ItemT]):
+class Prefetch(Iterator[ItemT]):
     """Iterator whose next item can be drawn before it is requested."""
 
     def __init__(self, items: Iterator[ItemT]):

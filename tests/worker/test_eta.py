@@ -6,7 +6,7 @@ import random
 import pytest
 
 from service.records.recording import Eta
-from worker.pace import MIN_PIECES, MIN_S, Pace
+from worker.eta import MIN_PIECES, MIN_S, EtaEstimate
 
 TOTAL = 1000
 BEGAN = 500.0
@@ -15,7 +15,7 @@ BEGAN = 500.0
 
 def etas(pieces: list[tuple[int, float]], first: int = 0) -> list[Eta | None]:
     """After the first word of progress and after each piece (work, seconds)."""
-    pace, done, at = Pace(), first, BEGAN
+    pace, done, at = EtaEstimate(), first, BEGAN
     found = [pace.eta(done, TOTAL, at)]
     for work, time_s in pieces:
         done, at = done + work, at + time_s

@@ -37,8 +37,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for programs")
 
 
 @dataclass
-class Asked:
-    """A service that is asked, and whether a program reads the answer."""
+class CommandContext:
+    """The service that a command calls, and whether a program reads the output."""
 
     client: Client
     as_json: bool
@@ -80,8 +80,8 @@ class Asked:
             yield from self.client.experiments(name=typed, limit=MAX_CANDIDATES)
 
 
-def asks(function: Callable[..., None]) -> Callable[..., None]:
-    """A command that asks the service: typed with --url and --json, called with Asked first."""
+def with_context(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command that calls the service: it gets --url and --json, and a CommandContext."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     options = [
         inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Url),
@@ -92,7 +92,7 @@ def asks(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def command(*, url: str | None, as_json: bool, **arguments: Any) -> None:
         with connected(url) as client:
-            function(Asked(client, as_json), **arguments)
+            function(CommandContext(client, as_json), **arguments)
 
     typed = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
     command.__signature__ = inspect.Signature([*typed, *options])  # type: ignore[attr-defined]

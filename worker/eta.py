@@ -20,7 +20,7 @@ HALF = 0.05
 
 
 @dataclass
-class Pace:
+class EtaEstimate:
     """Pace of one attempt since its first progress record. Time spent on loading before it does not
     count."""
 
