@@ -1,5 +1,4 @@
-"""How long each query takes in a store of many experiments and points: a claim of
-`benchmarks.service`."""
+"""Time each query in a store of many experiments and points: a claim of `benchmarks.service`."""
 
 import json
 import re
@@ -36,7 +35,7 @@ from tests.support.records import point
 
 POINTS = 20_000_000
 SERIES = 2
-"""Of each experiment, with a block each."""
+"""Series of each experiment. Each has one block."""
 LOOKS = 3
 AT_MOST_MS = 200
 SWEPT = 10_000
@@ -109,7 +108,7 @@ class Watch:
 
 
 def requests(api: TestClient) -> Iterator[tuple[str, Work]]:
-    """What users and Prometheus ask."""
+    """Time the queries of users and of Prometheus."""
 
     def get(path: str) -> Work:
         return lambda: _ok(api.get(path))
@@ -158,7 +157,7 @@ def _ok(answer: Any) -> None:
 
 
 def beside(database: Database, settings: Settings) -> Iterator[tuple[str, Work]]:
-    """What processes do."""
+    """Time the queries of dispatchers, workers and the reaper."""
     changes = Changes()
     claims: list[lease.Claim] = []
 

@@ -33,7 +33,7 @@ class Use:
     started_at: float
     ended_at: float | None
 
-    def worth(self, fair_share: FairShare, at: float) -> float:
+    def decayed(self, fair_share: FairShare, at: float) -> float:
         """Return the decayed slot-seconds at that time, in seconds of a CPU slot."""
         ended_at = at if self.ended_at is None else self.ended_at
         lasted_s = max(0.0, ended_at - self.started_at)
@@ -129,7 +129,7 @@ def gpu_hours_of_the_day(session: Session) -> dict[int, float]:
 
 def decayed_usage(fair_share: FairShare, uses: Iterable[Use], at: float) -> float:
     """Return the total decayed usage."""
-    return math.fsum(use.worth(fair_share, at) for use in uses)
+    return math.fsum(use.decayed(fair_share, at) for use in uses)
 
 
 def use_of(line: Attempt) -> Use:

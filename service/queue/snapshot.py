@@ -145,7 +145,7 @@ class QueueSnapshots:
         self.database = database
         self._last: QueueSnapshot | None = None
         self._lock = threading.Lock()
-        self._beside = ThreadPoolExecutor(1, "scenes")
+        self._beside = ThreadPoolExecutor(1, "queue-snapshot")
 
     def of(self, session: Session, owners: Collection[int]) -> QueueSnapshot:
         """Return a snapshot that includes these users."""

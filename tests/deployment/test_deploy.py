@@ -232,7 +232,7 @@ def test_what_is_asked_is_given(name: str, expression: str, given: dict[str, set
 
 
 def test_every_metric_is_asked_for_and_described(given: dict[str, set[str]]) -> None:
-    """By the dashboard or an alert, and in docs/lab.md."""
+    """A panel or an alert uses each metric, and docs/lab.md describes it."""
     asked = " ".join(expression for _, expression in expressions())
     described = (DEPLOY.parent / "docs" / "lab.md").read_text()
     for name in given.keys() - {"up"}:

@@ -196,7 +196,7 @@ def test_counters_of_before_are_filled(config: Config) -> None:
 
 
 def test_idempotency_keys_are_moved_and_back(config: Config) -> None:
-    """Those of experiments, of retries, of batches and of sweeps; counters go on counting."""
+    """Keys of experiments, retries, batches and sweeps move; counters go on counting."""
     database = Database(config.attributes["url"])
     command.upgrade(config, "0025")
     one, again, gone, plain, sweep = (letter * 32 for letter in "abcds")

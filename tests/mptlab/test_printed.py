@@ -1,4 +1,4 @@
-"""What the commands print: tables, metrics, lines; and values as they are typed."""
+"""Output of the commands: tables, metrics, lines; and values as users type them."""
 
 from typing import Any
 

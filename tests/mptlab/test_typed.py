@@ -1,4 +1,4 @@
-"""What the commands ask of the client, and what they print, without a service."""
+"""Calls of the commands to the client, and their output, without a service."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -67,7 +67,7 @@ def retry(
 def sent(
     database: Database, settings: Settings, submission: Submission, key: str
 ) -> Iterator[Accepted]:
-    """What became of a submission that was sent under a key, before it is committed."""
+    """Submit under a key, and return the outcome before it is committed."""
     read = partial(resolve_sizes, owner_id=LOCAL.id, sent=[submission])
     request = IdempotentRequest(key, "POST /v1/experiments", b"the same")
     with submitted(database, settings, LOCAL, read, request=request) as (_, accepted):

@@ -1,4 +1,4 @@
-"""How Celery is set up: a doorbell of which nothing is kept."""
+"""Configuration of Celery: it only wakes nodes, and keeps nothing."""
 
 import pytest
 from pydantic import SecretStr

@@ -1,4 +1,4 @@
-"""Whether a worker can compute on the GPU that it was given."""
+"""Check that a worker can compute on its GPU."""
 
 import os
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""What is not a message, or not one to be received now, is dropped; errors of the connection go to
-Celery. With a real broker: test_node.py."""
+"""Garbage and delayed messages are dropped; errors of the connection go to Celery. test_node.py has
+a real broker."""
 
 import logging
 from typing import Any

@@ -180,7 +180,7 @@ def test_scores_that_are_never_final_say_why() -> None:
 
 
 def test_a_bias_within_its_error_may_be_quoted() -> None:
-    """Of 0.3 in all, where the error is about 0.5; without one 0.05 would be too much."""
+    """A width of 0.3 is allowed where the error is about 0.5; without an error 0.05 is too much."""
     found = evaluated({"model": Sampled(bias=0.1)}, masks={"schedule": "all", "per_size": 10})
     assert metric(found, "mpt").value is not None
     (bias,) = [one for one in found if isinstance(one, Metric) and one.name == "mpt_bias_estimate"]
@@ -202,7 +202,7 @@ def test_with_a_target_each_size_has_its_point() -> None:
 
 
 def test_an_lml_that_can_be_computed_is_always_final() -> None:
-    """That of a grid is the grid's own, which the scores use too."""
+    """A grid has its own LML, and the scores use the same grid."""
 
     class OnGrid(Numbers):
         def evidence(self) -> Evidence:

@@ -13,7 +13,7 @@ from mptcore.protocol.code import LIBRARIES, PACKAGES, core_digest, package_vers
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """What was computed before a test, or in it."""
+    """Forget the digest that was computed before a test, or in it."""
     for cached in (core_digest, package_versions):
         cached.cache_clear()
     yield

@@ -1,4 +1,4 @@
-"""What a supervisor sends, line by line."""
+"""Orders of a supervisor, line by line."""
 
 import io
 import json

@@ -155,7 +155,7 @@ def test_one_choice_stands_for_a_list_of_one() -> None:
 
 
 def test_the_family_of_a_model_says_what_an_experiment_is() -> None:
-    """What has none is checked as the first kind."""
+    """A value without a discriminator is checked as the first kind."""
     adapter: TypeAdapter[Any] = TypeAdapter(ExperimentSpec)
     for base, kind in ((VECTORS, LinearGaussianExperiment), (LINEAR, VaeExperiment)):
         spec = adapter.validate_python(base)

@@ -18,7 +18,7 @@ JOB_S = 100.0
 
 def found_places(lab: SharedLab, ids: Sequence[str]) -> dict[str, QueuePosition]:
     """Asked for user by user, as they would; a page of all of them says the same, and so does one
-    scene that serves all users."""
+    snapshot that serves all users."""
     found: dict[str, QueuePosition] = {}
     with lab.database.snapshot() as session:
         query = select(Experiment).where(Experiment.id.in_(ids), Experiment.status == Status.QUEUED)

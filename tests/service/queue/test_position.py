@@ -174,7 +174,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """That of the scenes."""
+    """The clock of the queue snapshots."""
     made = Clock()
     monkeypatch.setattr(snapshot, "time", made)
     return made
@@ -231,10 +231,10 @@ def test_the_next_scene_is_made_beside_those_who_ask(
     clock.now = 1.5
     assert reason() == "no CPU worker is registered"
     wait_until(lambda: reason() == "next in turn")
-    assert makers == ["scenes_0"]
+    assert makers == ["queue-snapshot_0"]
     clock.now = 3.5  # nobody asked for so long that it is too old
     assert reason() == "next in turn"
-    assert makers == ["scenes_0", threading.current_thread().name]
+    assert makers == ["queue-snapshot_0", threading.current_thread().name]
 
 
 def test_who_asks_does_not_wait_for_a_scene_that_waits_for_its_connection(

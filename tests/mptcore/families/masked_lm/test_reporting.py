@@ -1,4 +1,4 @@
-"""How the records of a language model's evaluation are named."""
+"""Names of the records of a language model's evaluation."""
 
 import math
 from collections.abc import Iterable

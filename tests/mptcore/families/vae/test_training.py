@@ -83,7 +83,7 @@ def test_a_recursion_has_so_many_rounds(rounds: int) -> None:
 
 
 def trainer_of(objective: Any, **spec: Any) -> VaeTrainer:
-    """Of two starts."""
+    """Records of two starts."""
     starts = []
     for _ in range(2):
         vae = linear_gaussian(Importance(method="importance"), exact=False)
@@ -95,7 +95,7 @@ def trainer_of(objective: Any, **spec: Any) -> VaeTrainer:
 
 @pytest.mark.parametrize("objective", ["mpt", "elbo"])
 def test_points_are_recorded_at_every_third_epoch_and_the_last(objective: str) -> None:
-    """Of each start: what is maximised, and the other measures of the same step."""
+    """Each start records its objective, and the other measures of the same step."""
     trainer = trainer_of(objective)
     for epoch in range(5):
         trainer.epoch = epoch
