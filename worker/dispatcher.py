@@ -15,7 +15,8 @@ from service.operations.start import begin
 from service.queue import dispatch, workers
 from service.queue.dispatch import Dispatch
 from service.settings import Settings
-from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database
 from service.tables.experiments import Queue
 from worker.celery_app import make_celery, ring
 from worker.lifetime import Lifetime

@@ -8,7 +8,8 @@ from service.operations.start import begin
 from service.queue import dispatch
 from service.queue.dispatch import Dispatch
 from service.settings import Settings
-from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database
 from worker.fitness import hide_gpus
 from worker.lifetime import Lifetime
 from worker.messenger import Messenger

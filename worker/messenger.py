@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 
 from service.settings import Settings
-from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database
 from service.tables.webhooks import Delivery
 from service.webhooks import store
 from service.webhooks.sending import NotSent, send

@@ -13,7 +13,8 @@ import psutil
 from service.queue import worker_samples, workers
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database
 from service.tables.experiments import Queue
 from worker import gpus
 from worker.memory import memory_limit, within_container

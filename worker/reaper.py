@@ -11,7 +11,8 @@ from service.operations.start import begin
 from service.queue import clock, lease, ledger, quota, workers
 from service.records import statistics
 from service.settings import Settings
-from service.tables.engine import TRANSIENT_DB_ERRORS, Database, now
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database, now
 from worker.lifetime import Lifetime
 from worker.messenger import Messenger
 from worker.sweeper import Sweeper

@@ -15,7 +15,8 @@ from service.queue import lease, states, workers
 from service.queue.lease import Claim
 from service.records import results
 from service.settings import Settings
-from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database
 from service.tables.experiments import Experiment, Queue
 from worker.children import Spawned, WarmParent
 from worker.fitness import UNFIT, UnfitWorker

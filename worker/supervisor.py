@@ -21,7 +21,8 @@ from service.queue import lease
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.records.recording import Batch, record
 from service.settings import Settings
-from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Queue, Status
 from worker.children import GONE
 from worker.eta import EtaEstimate

@@ -12,7 +12,8 @@ from service.experiments.hub import trim_hub_cache
 from service.operations import retention
 from service.queue import lease, worker_samples
 from service.settings import Settings
-from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database
 
 log = logging.getLogger(__name__)
 

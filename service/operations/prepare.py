@@ -15,7 +15,8 @@ from service.logs import logged_process
 from service.operations.start import OWNER_ONLY, restrict
 from service.revisions import NewerTables, NotMigrated, WrongEncoding
 from service.settings import Settings
-from service.tables.engine import NO_TIMEOUTS, TRANSIENT_DB_ERRORS, Database, write_trouble
+from service.tables.db_errors import TRANSIENT_DB_ERRORS, write_trouble
+from service.tables.engine import NO_TIMEOUTS, Database
 from service.tables.users import Role
 
 PROCESS = "mpt migrate"

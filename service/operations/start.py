@@ -17,7 +17,8 @@ from sqlalchemy import make_url
 from service.logs import configure_logs
 from service.revisions import NotMigrated
 from service.settings import Settings
-from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database
 
 log = logging.getLogger(__name__)
 

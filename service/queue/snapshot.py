@@ -20,7 +20,8 @@ from service.queue.ledger import slot_weight
 from service.queue.shares import MAX_PRIORITY, First, Firsts, Standing
 from service.queue.starts import Rival, Starts
 from service.queue.workers import Gpu, Slots
-from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database
 from service.tables.experiments import DEVICES, Device, Experiment, Held, Queue, Status
 
 LAST = "g"

@@ -18,7 +18,8 @@ from service.limiter import FairLimiter
 from service.refusals import ApiError
 from service.settings import Settings
 from service.streams.changes import Changes, Subject, refused
-from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,13 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import ExceptionContext, ExecutionContext
-from sqlalchemy.exc import (
-    DBAPIError,
-    InterfaceError,
-    OperationalError,
-    ProgrammingError,
-)
-from sqlalchemy.exc import TimeoutError as NoConnectionFree
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
@@ -44,22 +37,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from service import timings
 from service.revisions import NewerTables, NotMigrated, WrongEncoding, newest_revision
-
-TRANSIENT_DB_ERRORS = (OperationalError, InterfaceError, NoConnectionFree)
-"""Errors that pass: the database does not answer, fails over, is full, locked or overloaded.
-Nothing was committed, or it is not known whether it was. Every long-lived loop logs these and goes
-on; the API answers 503. All other errors are defects. `_by_nature` puts each error of a driver on
-its side."""
-
-PASSING_STATES = ("08", "28", "40", "53", "55", "57", "58", "25006", "25P03", "25P04")
-"""Transient SQLSTATEs and their classes: connection, login, serialization and deadlock, resources,
-locks, operator intervention, system; read-only, and timeouts of transactions."""
-PASSING_CODES = frozenset(
-    getattr(sqlite3, f"SQLITE_{name}")
-    for name in ("BUSY", "LOCKED", "NOMEM", "READONLY", "INTERRUPT", "IOERR", "FULL", "CANTOPEN",
-                 "PROTOCOL")
-)  # fmt: skip
-
+from service.tables.db_errors import DISK_FULL, TRANSIENT_DB_ERRORS, by_nature, write_trouble
 
 MIN_FREE_BYTES = 1 << 20
 """With less on its disk, an SQLite database takes no more transactions for long."""
@@ -204,28 +182,6 @@ _PROBE = {
 }
 """Statements that need a megabyte or so of free space, and change nothing."""
 
-DISK_FULL = "the disk of the database is full"
-READ_ONLY = "the database can only be read"
-DISK_ERROR = "the disk of the database has errors or is read-only"
-CANNOT_OPEN = "the file of the database cannot be opened: its disk may be read-only or missing"
-TROUBLES = {
-    sqlite3.SQLITE_FULL: DISK_FULL,
-    "53100": DISK_FULL,
-    sqlite3.SQLITE_READONLY: READ_ONLY,
-    "25006": READ_ONLY,
-    sqlite3.SQLITE_IOERR: DISK_ERROR,
-    "58030": DISK_ERROR,
-    sqlite3.SQLITE_CANTOPEN: CANNOT_OPEN,
-}
-"""Why a database refuses to write, by SQLite's code or PostgreSQL's SQLSTATE."""
-
-
-def write_trouble(error: BaseException) -> str | None:
-    """Return why a database refused to write, where its disk or a permission is the cause."""
-    cause = getattr(error, "orig", None)
-    state = getattr(cause, "sqlstate", None)
-    return TROUBLES.get(state or getattr(cause, "sqlite_errorcode", 0) & 0xFF)
-
 
 def insert_new(
     session: Session,
@@ -259,7 +215,7 @@ def _engine(url: str, connections: int, timeouts: str) -> Engine:
         pool_timeout=10,
         connect_args={**POSTGRESQL_OPTIONS, "options": timeouts} if far else {},
     )
-    event.listen(engine, "handle_error", _by_nature)
+    event.listen(engine, "handle_error", by_nature)
     event.listen(engine, "before_cursor_execute", _begin_timing)
     event.listen(engine, "after_cursor_execute", _end_timing)
     event.listen(engine, "before_cursor_execute", _with_storable_text, retval=True)
@@ -285,39 +241,6 @@ def _begin_timing(connection: Connection, *_: object) -> None:
 
 def _end_timing(connection: Connection, *_: object) -> None:
     timings.add("database", time.perf_counter() - connection.info["began"])
-
-
-def _by_nature(context: ExceptionContext) -> Exception | None:
-    """Return the error to raise instead of the driver's. The driver's classes do not separate
-    transient errors from defects: PostgreSQL reports a read-only server as InternalError, SQLite a
-    missing table as OperationalError."""
-    error = context.sqlalchemy_exception
-    if not isinstance(error, DBAPIError) or error.orig is None:
-        return None
-    if _lacks_a_table(error.orig):
-        return NotMigrated()
-    parts = (error.statement, error.params, error.orig)
-    passing = _is_passing(error)
-    if passing and not isinstance(error, TRANSIENT_DB_ERRORS):
-        return OperationalError(*parts, connection_invalidated=error.connection_invalidated)
-    if not passing and isinstance(error, TRANSIENT_DB_ERRORS):
-        return ProgrammingError(*parts)
-    return None
-
-
-def _is_passing(error: DBAPIError) -> bool:
-    if isinstance(error.orig, sqlite3.Error):
-        return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in PASSING_CODES
-    state = getattr(error.orig, "sqlstate", None)
-    if state is None:  # said by the driver: it has no connection, or lost it
-        return isinstance(error, TRANSIENT_DB_ERRORS)
-    return str(state).startswith(PASSING_STATES)
-
-
-def _lacks_a_table(error: BaseException) -> bool:
-    if isinstance(error, sqlite3.OperationalError):
-        return re.search("no such (table|column)|has no column", str(error)) is not None
-    return getattr(error, "sqlstate", None) in ("42P01", "42703")
 
 
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")

@@ -26,7 +26,8 @@ from service.refusals import ApiError
 from service.settings import Settings
 from service.streams.poller import Poller
 from service.submission.idempotency import IdempotentRequest
-from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database
 from service.tables.users import ROLE_SCOPES, Scope
 from service.web.csrf import check_own_page
 from service.web.rates import shown

@@ -21,7 +21,7 @@ from mptcore.specs.parsing.suggestions import meant
 from service.refusals import MAX_ITEM_DETAIL, ApiError, cut, disk_full, invalid
 from service.revisions import NotMigrated
 from service.schemas import ResponseModel
-from service.tables.engine import DISK_FULL, TRANSIENT_DB_ERRORS, write_trouble
+from service.tables.db_errors import DISK_FULL, TRANSIENT_DB_ERRORS, write_trouble
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,8 @@ from service.operations.prepare import prepare
 from service.queue.states import is_terminal, request
 from service.settings import Settings
 from service.streams.changes import Changes
-from service.tables.engine import TRANSIENT_DB_ERRORS, Database
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Experiment, Status
 from service.tables.users import User
 from tests.chaos.aftermath import false_failures, false_reaps, processes_of, say

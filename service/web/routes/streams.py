@@ -16,7 +16,7 @@ from service.refusals import ApiError
 from service.schemas import ResponseModel
 from service.streams.poller import Poller
 from service.streams.sources import PAGE, ManyExperiments, OneExperiment, Source
-from service.tables.engine import TRANSIENT_DB_ERRORS
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.web.bodies import StrictRoute
 from service.web.dependencies import PollerDep, Reader
 from service.web.media_types import as_json

@@ -17,15 +17,16 @@ from service.queue import lease, states
 from service.queue.lease import FailureCause
 from service.revisions import NotMigrated
 from service.settings import Settings
-from service.tables.engine import (
+from service.tables.db_errors import (
     CANNOT_OPEN,
     DISK_ERROR,
     DISK_FULL,
+    NOT_PERMITTED,
     READ_ONLY,
     TRANSIENT_DB_ERRORS,
-    Database,
     write_trouble,
 )
+from service.tables.engine import Database
 from service.tables.experiments import Event, Experiment, Status
 from service.web.main import create_app
 from tests.service.queue.test_queue import running
@@ -142,7 +143,8 @@ def full_disk(engine: Engine) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("state", "trouble"), [("53100", DISK_FULL), ("25006", READ_ONLY), ("57P03", None)]
+    ("state", "trouble"),
+    [("53100", DISK_FULL), ("25006", READ_ONLY), ("42501", NOT_PERMITTED), ("57P03", None)],
 )
 def test_why_postgresql_does_not_write(lab: Settings, state: str, trouble: str | None) -> None:
     """An error of each state, which the server itself raises."""
