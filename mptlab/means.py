@@ -7,16 +7,19 @@ from typing import Any
 
 SEED = "seed"
 """The label that means are taken over; metrics whose other labels differ are never mixed."""
+POPULATION = "_population"
+"""End of the names of metrics whose errors cover the choice of texts, which all seeds share."""
 
 
 @dataclass(frozen=True)
 class Mean:
     """The mean of one metric over seeds.
 
-    `value` is None where a seed has no value. For one seed `std_err` is the metric's own error,
-    which covers its masks or samples. For several it is the standard deviation of the values over
-    √count, which covers all that differs between seeds, training too; it is at least the error that
-    the seeds' own errors give, which few seeds may hide by chance.
+    `value` is None where a seed has no value. For one seed `std_err` is the metric's own error. For
+    several it is the standard deviation of the values over √count, and at least the error that the
+    seeds' own errors give if they are independent: few seeds may agree by chance. The choice of
+    texts is the same for all seeds, so the mean's error over the population is not smaller than
+    that of one seed; the spread over seeds is added to it.
     """
 
     name: str
@@ -30,6 +33,14 @@ class Mean:
         """The name with its labels: `lml[model=baseline]`."""
         inner = ",".join(f"{key}={value}" for key, value in self.labels.items())
         return f"{self.name}[{inner}]" if inner else self.name
+
+    @property
+    def covers(self) -> str:
+        """What the standard error covers."""
+        texts = "the choice of texts and " if self.name.endswith(POPULATION) else ""
+        if self.count == 1:
+            return f"{texts}the masks or samples of this seed, not its training"
+        return f"{texts}what differs between the seeds: training, masks, samples"
 
 
 def over_seeds(metrics: Iterable[Mapping[str, Any]]) -> list[Mean]:
@@ -50,5 +61,17 @@ def _mean(name: str, labels: dict[str, Any], metrics: Sequence[Mapping[str, Any]
     if count == 1:
         return Mean(name, labels, mean, metrics[0]["std_err"], count)
     between = math.sqrt(math.fsum((one - mean) ** 2 for one in values) / (count - 1) / count)
-    within = math.hypot(*(one["std_err"] or 0.0 for one in metrics)) / count
+    errors = [one["std_err"] for one in metrics]
+    if name.endswith(POPULATION):
+        return Mean(name, labels, mean, _with_shared(errors, between), count)
+    within = math.hypot(*(error or 0.0 for error in errors)) / count
     return Mean(name, labels, mean, max(between, within), count)
+
+
+def _with_shared(errors: Sequence[float | None], between: float) -> float | None:
+    """Return the error of a mean whose seeds' `errors` are mostly one common error. None if one of
+    them is unknown."""
+    known = [error for error in errors if error is not None]
+    if len(known) < len(errors):
+        return None
+    return math.hypot(between, math.hypot(*known) / math.sqrt(len(known)))

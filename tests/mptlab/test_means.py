@@ -1,12 +1,14 @@
 """Means over seeds, by the table of examples that the dashboard's scripts are tested with too."""
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.calibration.seeds import CASES, coverage
 from mptlab.means import over_seeds
 
 EXAMPLES = json.loads((Path(__file__).parents[1] / "support" / "means.json").read_text())
@@ -26,3 +28,23 @@ def test_the_title_names_the_labels_other_than_the_seed() -> None:
     assert mean.title == "perplexity[model=baseline,of=area]"
     (mean,) = over_seeds([metric | {"labels": {"seed": 4}}])
     assert mean.title == "perplexity"
+
+
+def test_a_mean_says_what_its_error_covers() -> None:
+    def covers(name: str, *seeds: int) -> str:
+        metrics = [
+            {"name": name, "value": 1.0, "std_err": 0.1, "labels": {"seed": seed}} for seed in seeds
+        ]
+        (mean,) = over_seeds(metrics)
+        return mean.covers
+
+    assert covers("lml", 1) == "the masks or samples of this seed, not its training"
+    assert covers("lml", 1, 2) == "what differs between the seeds: training, masks, samples"
+    assert covers("pll_population", 1).startswith("the choice of texts and the masks")
+    assert covers("pll_population", 1, 2).startswith("the choice of texts and what differs")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_95_percent_intervals_hold_the_truth(case: str) -> None:
+    """The short form of `make calibration`: at least 95 %, less four standard errors."""
+    assert coverage(case, repeats := 1000) > 0.95 - 4 * math.sqrt(0.95 * 0.05 / repeats)

@@ -29,6 +29,7 @@ test("differences are of pairs of equal seeds", () => {
   const { value, std_err, count } = paired(one, other);
   assert.deepEqual([value, std_err, count], [2, 1, 2]);
   assert.equal(paired(one, overSeeds([metric(1, { seed: 8 })])[0]), null);
+  assert.equal(paired({ ...one, all: one.all.map((own) => ({ ...own, name: "pll_population" })) }, other).std_err, 1);
 });
 
 test("a tooltip says what the error covers", () => {
@@ -36,5 +37,8 @@ test("a tooltip says what the error covers", () => {
   assert.match(about(metric(1, { seed: 1 }, 0.1)), /masks or samples of this seed, not its training/);
   assert.equal(about({ ...metric(1, { seed: 1 }), reason: "exact" }), "exact");
   assert.match(about(metric(1, { seed: 1 }), metric(2, { seed: 2 })), /mean over 2 seeds; ± covers .* training/);
+  const population = (seed) => ({ ...metric(1, { seed }, 0.1), name: "pll_population" });
+  assert.match(about(population(1)), /± covers the choice of texts and the masks/);
+  assert.match(about(population(1), population(2)), /2 seeds; ± covers the choice of texts and what differs/);
   assert.match(about(metric(null, { seed: 1 }), metric(2, { seed: 2 })), /a seed has no value/);
 });
