@@ -138,7 +138,8 @@ def servers(
     database_disk: Disk, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[PostgreSQL, Redis]]:
     """A PostgreSQL server with its data on a disk."""
-    postgresql, redis = PostgreSQL(database_disk.folder), Redis(tmp_path_factory.mktemp("redis"))
+    postgresql = PostgreSQL(database_disk.folder, "-c fsync=on")  # this disk loses unwritten data
+    redis = Redis(tmp_path_factory.mktemp("redis"))
     postgresql.start()
     redis.start()
     postgresql.create("lab")
@@ -290,6 +291,24 @@ class TestLab:
                 assert readiness(lab).status_code == 503
             if not (database_disk.folder / "data" / "postmaster.pid").exists():
                 servers[0].start()
+            wait_until(lambda: is_ready(lab), what="readiness")
+            require_all(lab, client, long, accepted)
+        assert "Traceback" not in lab.log.read_text()
+
+    def test_a_disk_of_postgresql_that_becomes_read_only(
+        self, database_disk: Disk, lab: Lab, servers: tuple[PostgreSQL, Redis]
+    ) -> None:
+        """The kernel found an error of the disk: no answer is an internal error. After a repair
+        and a new start of PostgreSQL all goes on."""
+        with lab.client() as client:
+            long = begin(client)
+            database_disk.fail()
+            answer, accepted = refused(lab, "database_unavailable")
+            assert answer.status_code == 503
+            assert readiness(lab).status_code == 503
+            servers[0].kill()
+            database_disk.repair()
+            servers[0].start()
             wait_until(lambda: is_ready(lab), what="readiness")
             require_all(lab, client, long, accepted)
         assert "Traceback" not in lab.log.read_text()

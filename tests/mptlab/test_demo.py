@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mptlab import demo
+from mptlab.plots import Plot, draw
 
 
 def test_the_demo_ends_with_a_table_two_figures_and_what_to_do_next(
@@ -17,9 +18,16 @@ def test_the_demo_ends_with_a_table_two_figures_and_what_to_do_next(
         spec = published(per_size)
         return {**spec, "data": {**spec["data"], "n": 20, "dim": 12}}
 
+    titles: list[str] = []
+
+    def noted(series: list[Any], kind: str, title: str) -> Plot:
+        titles.append(title)
+        return draw(series, kind, title)
+
     few = {"masks": {"schedule": "all", "per_size": 2}}
     monkeypatch.setattr(demo, "table1", small)
     monkeypatch.setattr(demo, "DIGITS", {**demo.DIGITS, "evaluate": few})
+    monkeypatch.setattr(demo.plots, "draw", noted)
     monkeypatch.chdir(tmp_path)
     demo.main()
     progress, told = capsys.readouterr().out.split("nats per observation")
@@ -27,6 +35,7 @@ def test_the_demo_ends_with_a_table_two_figures_and_what_to_do_next(
         assert f"{name}  succeeded" in progress
         assert f" {name} " in told
     assert "-159.994" in told
-    assert "next: `make serve`" in told
+    assert "next: `make serve`, and in another terminal README's first experiment\n" in told
+    assert titles == ["Table 1 of the paper, P = 100", "Handwritten digits, PPCA with K = 10"]
     for figure in ("table1.png", "digits.png"):
         assert (tmp_path / "demo-output" / figure).read_bytes().startswith(b"\x89PNG")

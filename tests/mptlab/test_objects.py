@@ -80,6 +80,16 @@ def test_a_preset_by_its_name(connected: Client) -> None:
         connected.experiments.create("tabel1")
 
 
+def test_a_wait_shows_progress_unless_asked_not_to(
+    connected: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cancelled = connected.experiments.create(WAITING).cancel()
+    cancelled.wait(check=False)
+    assert capsys.readouterr().err == f"{cancelled.id}  cancelled\n"
+    cancelled.wait(progress=False, check=False)
+    assert capsys.readouterr().err == ""
+
+
 def test_what_has_not_succeeded_is_loud(connected: Client) -> None:
     first = connected.experiments.create(WAITING, name="first")
     second = connected.experiments.create(WAITING, after=[first.id])

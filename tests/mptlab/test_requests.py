@@ -11,6 +11,7 @@ import pytest
 
 from mptlab import Client, NoAnswer, NotSucceeded, Refused, api
 from mptlab.cli import _status_of
+from mptlab.sweeps import Sweep
 from tests.support.answers import Answers
 
 SPEC = {"model": {"family": "ppca"}}
@@ -82,7 +83,7 @@ def test_what_is_refused_raises_with_its_sentence(
     assert refused.value.document == {"detail": "not so", "reason": "wrong_state"}
 
 
-IDEMPOTENT = {"get", "cancel", "pause", "retry", "preset", "validate", "submit"}
+IDEMPOTENT = {"get", "cancel", "pause", "retry", "preset", "validate", "submit", "undelete"}
 
 
 @pytest.mark.parametrize("name", [*sorted(IDEMPOTENT), "resume"])
@@ -101,6 +102,16 @@ def test_only_what_may_be_sent_twice_is(
     keys = {request.headers.get("Idempotency-Key") for request in answers.seen}
     assert len(keys) == 1
     assert (keys == {None}) == (name not in ("submit", "retry"))
+
+
+@pytest.mark.parametrize("name", ["cancel", "retry"])
+def test_what_is_asked_of_a_sweep_may_be_sent_twice(
+    answers: Answers, client: Client, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("MPT_RETRY_S", str(LATER))
+    answers.given = [httpx.Response(503), httpx.Response(200, json={"id": "a", "count": 2})]
+    getattr(Sweep(client, "a"), name)()
+    assert [request.url.path for request in answers.seen] == [f"/v1/sweeps/a:{name}"] * 2
 
 
 def test_a_submission_says_all_that_it_is_given(client: Client, answers: Answers) -> None:

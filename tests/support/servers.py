@@ -41,6 +41,10 @@ class PostgreSQL:
         self.stop()
         self.start()
 
+    def kill(self) -> None:
+        """Kill all of its processes, which leave the file of their process id behind."""
+        self._signal(signal.SIGKILL)
+
     def freeze(self) -> None:
         """Have all of its processes stand still, as on a disk that does not answer."""
         self._signal(signal.SIGSTOP)
