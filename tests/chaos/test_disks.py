@@ -333,4 +333,4 @@ class TestLab:
                 assert client.artifacts(run) == []
                 assert list(client.datasets()) == []
             assert client.upload(data)["bytes"] == data.stat().st_size
-        assert "Traceback" not in lab.log.read_text()
+        assert '"exception"' not in lab.log.read_text(), "only the run has a traceback"

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -42,8 +43,9 @@ class PostgreSQL:
         self.start()
 
     def kill(self) -> None:
-        """Kill all of its processes, which leave the file of their process id behind."""
-        self._signal(signal.SIGKILL)
+        """Kill all of its processes, as far as it has not ended by itself."""
+        with suppress(psutil.NoSuchProcess):
+            psutil.wait_procs(self._signal(signal.SIGKILL), START_TIMEOUT_S)
 
     def freeze(self) -> None:
         """Have all of its processes stand still, as on a disk that does not answer."""
@@ -52,12 +54,14 @@ class PostgreSQL:
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals) -> list[psutil.Process]:
         main = psutil.Process(
             int((Path(self._server.pgdata) / "postmaster.pid").read_text().split()[0])
         )
-        for process in (main, *main.children(recursive=True)):
+        processes = [main, *main.children(recursive=True)]
+        for process in processes:
             process.send_signal(number)
+        return processes
 
     def set_read_only(self, name: str, read_only: bool) -> None:
         """Refuse writes to a database, as a standby does that a failover led to."""
