@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mptlab import demo
+from mptlab import demo, plots
 from mptlab.plots import Plot, draw
 
 
@@ -27,7 +27,7 @@ def test_the_demo_ends_with_a_table_two_figures_and_what_to_do_next(
     few = {"masks": {"schedule": "all", "per_size": 2}}
     monkeypatch.setattr(demo, "table1", small)
     monkeypatch.setattr(demo, "DIGITS", {**demo.DIGITS, "evaluate": few})
-    monkeypatch.setattr(demo.plots, "draw", noted)
+    monkeypatch.setattr(plots, "draw", noted)
     monkeypatch.chdir(tmp_path)
     demo.main()
     progress, told = capsys.readouterr().out.split("nats per observation")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from service.datasets import child_environment
+
 STATISTICS = Path("mutmut-stats.json")
 """In mutmut's folder, where the tests run: among others how long each test takes."""
 
@@ -28,6 +30,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = kept[: max(1, sum(sum_s <= MAX_S for sum_s in sums))]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+    if "__mutmut_" in os.environ.get("MUTANT_UNDER_TEST", ""):
+        child_environment.NAMES |= {
+            "MUTANT_UNDER_TEST"
+        }  # runners and their parents are mutants too
     gc.freeze()  # pytest collects garbage five times at its end: not torch again, for each mutant
 
 

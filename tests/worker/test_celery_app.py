@@ -1,12 +1,14 @@
 """Configuration of Celery: it only wakes nodes, and keeps nothing."""
 
+import json
+
 import pytest
 from pydantic import SecretStr
 
 from service.settings import Settings
 from service.tables.experiments import Queue
 from tests.support.servers import Redis
-from worker.celery_app import RUN, make_celery, ring
+from worker.celery_app import RUN, make_celery, ring, say_in_log
 
 
 def test_without_a_broker_there_is_no_celery(settings: Settings) -> None:
@@ -17,7 +19,9 @@ def test_without_a_broker_there_is_no_celery(settings: Settings) -> None:
 
 def test_nothing_is_kept_of_a_message(settings: Settings) -> None:
     url = "redis://127.0.0.1:1/0"
-    found = make_celery(settings.model_copy(update={"redis_url": SecretStr(url)})).conf
+    celery = make_celery(settings.model_copy(update={"redis_url": SecretStr(url)}))
+    assert celery.main == "mptlab"
+    found = celery.conf
     assert found.broker_url == url
     assert found.broker_transport == "worker.transport:Transport"
     assert found.worker_consumer == "worker.transport:Consumer"
@@ -36,6 +40,15 @@ def test_nothing_is_kept_of_a_message(settings: Settings) -> None:
         "retry_on_timeout": False,
         "max_retries": 1,
     }
+
+
+def test_what_celery_says_in_a_signal_handler_is_a_line_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MPT_LOG", "json")
+    say_in_log("  warm shutdown\n")
+    line = json.loads(capfd.readouterr().err)
+    assert (line["event"], line["logger"]) == ("warm shutdown", "celery.apps.worker")
 
 
 def test_a_dispatch_is_one_message_in_its_queue(settings: Settings, redis: Redis) -> None:

@@ -74,6 +74,27 @@ def test_exit_status_and_stderr(warm: WarmParent, start: str) -> None:
         assert runner.kill() == status
 
 
+def test_the_parent_has_a_session_of_its_own(warm: WarmParent) -> None:
+    """So that Ctrl-C at a terminal reaches the worker alone, which lets its run save its work."""
+    assert os.getsid(warm._process.pid) == warm._process.pid
+
+
+@pytest.mark.parametrize("transformers", [False, True])
+def test_the_parent_is_told_whether_to_import_transformers(
+    monkeypatch: pytest.MonkeyPatch, transformers: bool
+) -> None:
+    started: list[list[str]] = []
+
+    def popen(command: list[str], **_: Any) -> subprocess.Popen[bytes]:
+        started.append(command)
+        raise OSError("not here")
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(OSError, match="not here"):
+        WarmParent(transformers=transformers)
+    assert (TRANSFORMERS in started[0]) == transformers
+
+
 def test_one_that_is_killed_is_gone(warm: WarmParent) -> None:
     runner = forked(warm)
     pid = runner.child.pid

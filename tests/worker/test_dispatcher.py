@@ -87,6 +87,15 @@ def test_as_many_are_dispatched_as_workers_are_idle(
     assert [one.experiment_id for one in doorbell.dispatch()] == ids[2:]
 
 
+def test_shares_are_those_of_the_settings(database: Database, settings: Settings) -> None:
+    share = settings.share.model_copy(update={"max_running": 1})
+    limited = Dispatcher(database, settings.model_copy(update={"share": share}), Celery())
+    register(database, cpu=2)
+    for _ in range(2):
+        submitted(database)
+    assert len(limited.dispatch()) == 1
+
+
 def test_gpu_workers_choose_first(database: Database, doorbell: Dispatcher) -> None:
     """A CPU worker takes the next that needs none; one that waits for a GPU is passed over."""
     register(database, gpu=1, cpu=3)

@@ -11,6 +11,7 @@ from sqlalchemy import func, select, update
 from standardwebhooks import Webhook as Verifier
 from uuid6 import uuid7
 
+from mptlab.serve import free_port
 from service.experiments import deletion
 from service.queue import holds, lease, states
 from service.queue.lease import FailureCause
@@ -174,6 +175,18 @@ def test_what_is_not_taken_is_tried_again(
     assert first == second
     (delivery,) = deliveries(either)
     assert (delivery.last_error, delivery.next_at) == (None, None)
+
+
+def test_why_it_was_not_told_is_in_the_log(
+    either: Database, messenger: Messenger, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = webhook(either, f"http://127.0.0.1:{free_port()}/")
+    ended(either)
+    with caplog.at_level("INFO"):
+        assert messenger.tell() == 1
+    (line,) = [one for one in caplog.records if "was not told" in one.message]
+    assert vars(line)["webhook_id"] == hook
+    assert "Connect" in vars(line)["cause"]
 
 
 def test_it_is_given_up_in_the_end(

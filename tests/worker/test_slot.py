@@ -21,6 +21,9 @@ from tests.support.ppca_spec import ppca_spec
 from tests.support.records import CHECKPOINT_AFTER, RECORDS
 from tests.support.stub import started, stub
 from tests.support.undisturbed import undisturbed_records
+from worker import presence
+from worker.children import Spawned
+from worker.runner import Runner
 from worker.slot import Slot
 
 TRAINING = {
@@ -165,6 +168,20 @@ def test_a_runner_that_reports_nothing(
     failed = load(database, experiment_id)
     assert (failed.status, failed.failure_kind) == ("failed", "timeout")
     assert "reported nothing for 1 s" in (failed.failure_message or "")
+
+
+def test_a_worker_knows_the_process_of_its_run(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By it, the memory that the run has on a GPU is told from that of others."""
+    asked: list[int | None] = []
+    monkeypatch.setattr(presence, "vitals", lambda queue, memory, pid: asked.append(pid))
+    slot = Slot(database, settings, "w")
+    slot.presence.vitals()
+    slot.runner = Runner(Spawned)
+    slot.presence.vitals()
+    assert asked == [None, slot.runner.child.pid]
+    slot.runner.kill()
 
 
 @pytest.mark.parametrize("queue", Queue)
