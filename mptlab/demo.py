@@ -111,7 +111,7 @@ def _values(experiment: dict[str, Any], name: str) -> list[float]:
 def _std_err(experiment: dict[str, Any]) -> str:
     """The standard error of the mean over seeds."""
     (mean,) = over_seeds(one for one in experiment["metrics"] if one["name"] == "mpt")
-    return f"{mean.std_err:.3f}"
+    return "–" if mean.std_err is None else f"{mean.std_err:.3f}"
 
 
 if __name__ == "__main__":

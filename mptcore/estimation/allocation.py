@@ -6,14 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mptcore.estimation.estimate import Estimate
+from mptcore.estimation.estimate import MIN_KURTOSIS, Estimate
 from mptcore.protocol.records import Labels, Log, Metric, Record
 from mptcore.runtime.session import MaskPlan, Step, Work
 
 SHARES = (0.25, 0.5, 1.0)
 """Fraction of the masks still planned that each round draws. The last round draws all of them."""
-MIN_KURTOSIS = 4.0
-"""Lower bound on the kurtosis of scores: a few draws measure too small a value."""
 NEIGHBOURS = 21
 """Number of adjacent strata, including the stratum itself, that are pooled to estimate a variance.
 """
@@ -142,7 +140,7 @@ class StratifiedSample:
         found = zip(
             means, total.sqrt().tolist(), degrees.nan_to_num(torch.inf).tolist(), strict=True
         )
-        return [Estimate(mean, error, n, known) for mean, error, known in found]
+        return [Estimate(mean, error, n, known, known) for mean, error, known in found]
 
 
 def sample_to_target(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -11,30 +11,49 @@ from mptcore.protocol.records import Labels, Metric, Point, SeriesName
 
 ONE_DRAW = "one draw gives no standard error"
 MIN_DEGREES = 7
-"""Minimum degrees of freedom for a standard error to be reported: those of eight replicates.
-Student's t then has a standard deviation of 1.18, and 91 % of it lies within two. With three
-replicates its standard deviation is infinite."""
+"""Minimum degrees of freedom for a standard error to be reported. Student's t then has a standard
+deviation of 1.18, and 91 % of it lies within two."""
+MIN_KURTOSIS = 4.0
+"""Lower bound on the kurtosis of scores: a few draws measure too small a value."""
+NORMAL_KURTOSIS = 3.0
+MAX_INTERVAL_DEGREES = 60
+"""Degrees of freedom from which on two standard errors make a 95 % interval."""
 TOO_FEW = "its standard error would rest on too few replicates: "
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A mean with its Monte Carlo standard error, from n draws. The error is None if one draw gives
-    none. `degrees` are the error's degrees of freedom: the number of replicates minus the number of
-    means subtracted, over all parts of a sum. Records contain errors with MIN_DEGREES or more."""
+    none.
+
+    `degrees` are the error's degrees of freedom as the design alone gives them: a choice by the
+    scores would report the errors that are too small by chance. Records contain errors with
+    MIN_DEGREES or more. `interval_degrees` are those measured from the scores, for intervals.
+    """
 
     mean: float
     std_err: float | None
     n: int
     degrees: float = math.inf
+    interval_degrees: float = math.inf
 
     @classmethod
-    def of(cls, values: Tensor, n: int | None = None) -> "Estimate":
-        """Estimate the mean of independent values (R,). They stand for `n` draws if that differs
-        from R."""
+    def of(cls, values: Tensor, n: int | None = None, kurtosis: float = MIN_KURTOSIS) -> "Estimate":
+        """Estimate the mean of independent values (R,), whose kurtosis may be as large as
+        `kurtosis`. They stand for `n` draws if that differs from R."""
         count = len(values)
         std_err = (values.std() / math.sqrt(count)).item() if count > 1 else None
-        return cls(values.mean().item(), std_err, count if n is None else n, count - 1)
+        degrees = variance_degrees(count - 1, kurtosis)
+        measured = variance_degrees(count - 1, max(_kurtosis(values), NORMAL_KURTOSIS))
+        return cls(values.mean().item(), std_err, count if n is None else n, degrees, measured)
+
+    @property
+    def half_interval(self) -> float | None:
+        """Half the width of the 95 % interval by Student's t. None if its degrees of freedom are so
+        many that it is two standard errors."""
+        if not self.known_std_err or self.interval_degrees >= MAX_INTERVAL_DEGREES:
+            return None
+        return t_quantile(self.interval_degrees) * self.known_std_err
 
     @property
     def known_std_err(self) -> float | None:
@@ -52,26 +71,59 @@ class Estimate:
     def scaled(self, factor: float) -> "Estimate":
         """Return the estimate of `factor` times the quantity."""
         std_err = None if self.std_err is None else abs(factor) * self.std_err
-        return Estimate(factor * self.mean, std_err, self.n, self.degrees)
+        return replace(self, mean=factor * self.mean, std_err=std_err)
 
     def beyond(self, other: Evidence) -> "Estimate":
         """Return the difference from an independent estimate."""
         std_err = None if self.std_err is None else math.hypot(self.std_err, other.std_err)
-        return Estimate(self.mean - other.value, std_err, self.n, self.degrees)
+        return replace(self, mean=self.mean - other.value, std_err=std_err)
 
     def exponential(self) -> "Estimate":
         """Return the estimate of the quantity's exponential, by the delta method."""
         value = math.exp(self.mean) if self.mean < 700 else math.inf
         std_err = None if self.std_err is None else value * self.std_err
-        return Estimate(value, std_err, self.n, self.degrees)
+        return replace(self, mean=value, std_err=std_err)
+
+
+def variance_degrees(known: float, kurtosis: float) -> float:
+    """Return the degrees of freedom of a variance with `known` = replicates − 1: those of the
+    χ² distribution that varies as much."""
+    return 2 * known / (kurtosis - 1)
+
+
+def _kurtosis(values: Tensor) -> float:
+    squares = (values - values.mean()).square()
+    mean = squares.mean().item()
+    return squares.square().mean().item() / mean**2 if mean > 0 else 0.0
+
+
+def t_quantile(degrees: float) -> float:
+    """Return the 97.5 % quantile of Student's t: the expansion of Abramowitz and Stegun (1964),
+    26.7.5, within 0.2 % from four degrees of freedom on."""
+    z, inverse = 1.959964, 1 / degrees
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term * inverse**power for power, term in enumerate(terms))
 
 
 def total_of(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the sum of independent estimates."""
+    """Return the sum of independent estimates. One of them may contribute all of the variance, so
+    the sum has the fewest `degrees` of any. `interval_degrees` follow from the variances (Welch
+    1938, Satterthwaite 1946)."""
+    mean, n = math.fsum(one.mean for one in estimates), sum(one.n for one in estimates)
     errors = [estimate.std_err for estimate in estimates if estimate.std_err is not None]
-    std_err = math.hypot(*errors) if len(errors) == len(estimates) else None
-    n, degrees = sum(one.n for one in estimates), math.fsum(one.degrees for one in estimates)
-    return Estimate(math.fsum(one.mean for one in estimates), std_err, n, degrees)
+    if len(errors) < len(estimates):
+        return Estimate(mean, None, n)
+    uncertain = [one for one in estimates if one.std_err]
+    degrees = min((one.degrees for one in uncertain), default=math.inf)
+    parts = math.fsum((one.std_err or 0.0) ** 4 / one.interval_degrees for one in uncertain)
+    std_err = math.hypot(*errors)
+    return Estimate(mean, std_err, n, degrees, std_err**4 / parts if parts else math.inf)
 
 
 def point(
@@ -99,9 +151,12 @@ def metric(name: str, estimate: Estimate, labels: Labels, reason: str = ONE_DRAW
 def final_metric(
     name: str, estimate: Estimate, labels: Labels, unconverged_reason: str | None
 ) -> Iterator[Metric]:
-    """Yield an estimate as a metric, under another name if it has not converged."""
+    """Yield an estimate as a metric, under another name if it has not converged. Half the width of
+    its 95 % interval follows if that is more than two standard errors."""
     if unconverged_reason is None:
         yield metric(name, estimate, labels)
+        if estimate.half_interval is not None:
+            yield Metric(f"{name}_half_interval", estimate.half_interval, 0.0, labels)
     else:
         yield Metric(name, None, None, labels, unconverged_reason)
         yield metric(f"{name}_not_final", estimate, labels)

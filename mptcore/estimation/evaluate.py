@@ -13,7 +13,15 @@ from mptcore.estimation.allocation import (
     sample_to_target,
     target_records,
 )
-from mptcore.estimation.estimate import ONE_DRAW, Estimate, final_metric, lml_metrics, metric, point
+from mptcore.estimation.estimate import (
+    MIN_KURTOSIS,
+    ONE_DRAW,
+    Estimate,
+    final_metric,
+    lml_metrics,
+    metric,
+    point,
+)
 from mptcore.estimation.masks import draw_independent, draw_masks, enumerate_masks
 from mptcore.estimation.model import Evidence, SampledModel, TractableModel, VectorModel
 from mptcore.estimation.quality import Grade, doubtful_reason
@@ -26,6 +34,7 @@ from mptcore.estimation.scores import (
     mask_mean,
     score_masks,
     size_estimate,
+    size_kurtosis,
     with_difference,
 )
 from mptcore.protocol.records import Labels, Log, Metric, Point, Record
@@ -98,7 +107,7 @@ class Evaluation:
 
         def points(scores: tuple[SizeScores, ...]) -> Iterator[Point]:
             rows = [
-                self._judged(i, size_estimate(row, masks), [row])
+                self._judged(i, self._size_estimate(row), [row])
                 for i, row in enumerate(with_difference(scores))
             ]
             return self._points(scores[0].size, rows)
@@ -106,6 +115,10 @@ class Evaluation:
         curve = yield from score_masks(models, batches, self.cache, joint, points)
         for record in self._conclusions(self._totals(curve), curve):
             yield Step(record)
+
+    def _size_estimate(self, scores: SizeScores) -> Estimate:
+        kurtosis = size_kurtosis(scores.size, self.first.dim)
+        return size_estimate(scores, self.spec.masks, kurtosis)
 
     def _totals(self, curve: ScoredSizes) -> list[Judged]:
         """Return the sum that the schedule estimates for each model and for the difference; an
@@ -116,7 +129,7 @@ class Evaluation:
             case AllSizes():
                 return [self._judged(i, cumulative_estimate(row, masks), row) for i, row in rows]
             case FixedSize():
-                scaled = ((i, row, size_estimate(row[0], masks).scaled(dim)) for i, row in rows)
+                scaled = ((i, row, self._size_estimate(row[0]).scaled(dim)) for i, row in rows)
                 return [self._judged(i, total, row, dim) for i, row, total in scaled]
             case _:
                 return []
@@ -240,7 +253,9 @@ class Evaluation:
     ) -> Iterator[Record]:
         """Yield the records that need the score of each mask."""
         if curve and curve[0].joint is not None:
-            yield metric("joint_score", mask_mean(curve[0].joint, self.spec.masks), labels)
+            kurtosis = size_kurtosis(curve[0].size, model.dim)
+            joint = mask_mean(curve[0].joint, self.spec.masks, kurtosis)
+            yield metric("joint_score", joint, labels)
         if self.spec.convergence:
             factor = model.dim if isinstance(self.spec.masks, FixedSize) else 1
             lml = model.evidence()
@@ -255,7 +270,9 @@ class Evaluation:
         labels: Labels,
         unconverged_reason: str | None,
     ) -> Iterator[Point]:
-        for p, estimate in enumerate(convergence(curve, self.spec.masks), 1):
+        alone = isinstance(self.spec.masks, FixedSize)
+        kurtosis = size_kurtosis(curve[0].size, self.first.dim) if alone else MIN_KURTOSIS
+        for p, estimate in enumerate(convergence(curve, self.spec.masks, kurtosis), 1):
             scaled = estimate.scaled(factor)
             gap = replace(scaled, mean=scaled.mean - lml)
             missing = ONE_DRAW if p == 1 else DEPENDENT

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mptcore.estimation.estimate import Estimate, total_of
+from mptcore.estimation.estimate import MIN_KURTOSIS, Estimate, total_of, variance_degrees
 from mptcore.estimation.masks import SizedMasks
 from mptcore.estimation.model import SampledModel, TractableModel, VectorModel
 from mptcore.estimation.prefetch import Prefetch
@@ -46,6 +46,10 @@ def joined(parts: Sequence[SizeScores]) -> SizeScores:
     values = torch.cat([one.values for one in parts])
     return SizeScores(parts[0].size, values, grades=torch.cat(graded, 1) if graded else None)
 
+
+NESTED_KURTOSIS = 9.0
+"""Kurtosis of the totals of nested masks if one dimension is much wider than the others: it adds
+−log u of a uniform place u in the permutation."""
 
 ScoredSizes = Sequence[tuple[SizeScores, ...]]
 """The scores by each model, for each size."""
@@ -156,21 +160,28 @@ def _scores_and_joint(model: VectorModel, masked: Tensor) -> Tensor:  # (2, B)
     return torch.stack([model.scores(masked), model.joint_scores(masked)])
 
 
-def size_estimate(scores: SizeScores, masks: Masks) -> Estimate:
+def size_kurtosis(size: int, dim: int) -> float:
+    """Return the kurtosis of the scores of one size if one dimension is much wider than the others:
+    that of whether this dimension is masked, but at least MIN_KURTOSIS."""
+    variance = size * (dim - size) / dim**2
+    return max(MIN_KURTOSIS, 1 / variance - 3) if variance else MIN_KURTOSIS
+
+
+def size_estimate(scores: SizeScores, masks: Masks, kurtosis: float = MIN_KURTOSIS) -> Estimate:
     """Estimate S(m). If all masks of a size were scored, only sampled scores contribute an
     error."""
-    estimate = mask_mean(scores.values, masks)
+    estimate = mask_mean(scores.values, masks, kurtosis)
     if masks.design != "exhaustive" or scores.grades is None:
         return estimate
     return replace(estimate, std_err=scores.grades[2].sum().sqrt().item() / estimate.n)
 
 
-def mask_mean(values: Tensor, masks: Masks) -> Estimate:
+def mask_mean(values: Tensor, masks: Masks, kurtosis: float = MIN_KURTOSIS) -> Estimate:
     """Estimate the mean of values (P,) over masks of one size, from the replicates of the
     design."""
     if masks.design == "exhaustive":
         return Estimate(values.mean().item(), 0.0, len(values))
-    return Estimate.of(_replicates(values, masks), len(values))
+    return Estimate.of(_replicates(values, masks), len(values), kurtosis)
 
 
 def cumulative_estimate(curve: Sequence[SizeScores], masks: Masks) -> Estimate:
@@ -182,16 +193,18 @@ def cumulative_estimate(curve: Sequence[SizeScores], masks: Masks) -> Estimate:
     """
     if masks.design == "nested":
         totals = torch.stack([scores.values for scores in curve]).sum(0)
-        return Estimate.of(totals, sum(len(scores.values) for scores in curve))
+        return Estimate.of(totals, sum(len(scores.values) for scores in curve), NESTED_KURTOSIS)
     return total_of([size_estimate(scores, masks) for scores in curve])
 
 
-def convergence(curve: Sequence[SizeScores], masks: Masks) -> list[Estimate]:
+def convergence(
+    curve: Sequence[SizeScores], masks: Masks, kurtosis: float = MIN_KURTOSIS
+) -> list[Estimate]:
     """Estimate the sum of S(m) from the first p masks of each size, for p = 1..P. There are no
     standard errors if the masks of one size are dependent."""
     values = torch.stack([scores.values for scores in curve])  # (sizes, P)
     if masks.design == "nested":
-        values = values.sum(0, keepdim=True)
+        values, kurtosis = values.sum(0, keepdim=True), NESTED_KURTOSIS
     count = torch.arange(1, values.shape[1] + 1, dtype=torch.float64)
     means = (values.cumsum(1) / count).sum(0).tolist()
     if masks.windows_per_permutation > 1:
@@ -201,7 +214,9 @@ def convergence(curve: Sequence[SizeScores], masks: Masks) -> list[Estimate]:
     squares = (centred.square().cumsum(1) - count * drift.square()).clamp(min=0)
     errors = (squares / (count - 1) / count).sum(0).sqrt().tolist()  # NaN at p = 1
     known = enumerate(zip(means[1:], errors[1:], strict=True), 2)
-    rest = [Estimate(mean, error, p, (p - 1) * len(values)) for p, (mean, error) in known]
+    rest = [
+        Estimate(mean, error, p, variance_degrees(p - 1, kurtosis)) for p, (mean, error) in known
+    ]
     return [Estimate(means[0], None, 1), *rest]
 
 

@@ -93,7 +93,12 @@ def _table2(subset: str, packing: str) -> Preset:
 
 
 def _small_bert(
-    checkpoint: str, file: str, masks: dict[str, Any], evaluate_every: int, **seeds: int
+    checkpoint: str,
+    file: str,
+    masks: dict[str, Any],
+    evaluate_every: int,
+    per_size: int,
+    **seeds: int,
 ) -> MaskedLmExperiment:
     """Return a small BERT with random weights, trained on 94 % of a text and scored on the rest."""
     return MaskedLmExperiment.model_validate(
@@ -119,7 +124,7 @@ def _small_bert(
                 "masks": masks,
                 "evaluate_every": evaluate_every,
             },
-            "evaluate": {"masks": {"schedule": "rates", "rates": _RATES, "per_size": 1}},
+            "evaluate": {"masks": {"schedule": "rates", "rates": _RATES, "per_size": per_size}},
             "seeds": [seeds["training"]],
             "compute": {"threads": 1, "max_runtime_s": 24 * 3600},
         }
@@ -128,7 +133,7 @@ def _small_bert(
 
 def _on_molecules(masks: dict[str, Any], seed: int) -> MaskedLmExperiment:
     """Return an experiment on molecules. The seed also chooses the held-out part."""
-    return _small_bert("rxnfp-bert", "nci_smiles.txt", masks, 400, data=seed, training=seed)
+    return _small_bert("rxnfp-bert", "nci_smiles.txt", masks, 400, 1, data=seed, training=seed)
 
 
 _SENTENCES = Preset(
@@ -138,7 +143,7 @@ _SENTENCES = Preset(
     "one on sentences that it was not trained on.",
     (
         _small_bert(
-            "bert-uncased-tokenizer", "rotten_tomatoes.txt", _UNIFORM, 100, data=0, training=4
+            "bert-uncased-tokenizer", "rotten_tomatoes.txt", _UNIFORM, 100, 2, data=0, training=4
         ),
     ),
     {"least_gain": (1.0,), "least_fall": (0.0,)},

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from mptcore.estimation.estimate import Estimate
-from mptcore.families.masked_lm.estimates import Area, RateScores, cell_widths
+from mptcore.families.masked_lm.estimates import FAR_APART, Area, RateScores, cell_widths
 from mptcore.families.masked_lm.reporting import Report
 from mptcore.protocol.records import Record, RunError
 
@@ -35,7 +35,8 @@ class RateCurve:
         yield from self._emit(last, before[-1:])
         for model, name in enumerate(self.report.model_names):
             area, population = self._area.estimate(model), self._area.population(model)
-            yield from self.report.area(name, area, sum(self._widths), self.tokens, population)
+            width = sum(self._widths)
+            yield from self.report.area(name, area, width, self.tokens, population, FAR_APART)
 
     def _emit(self, scores: RateScores, neighbours: list[RateScores]) -> Iterator[Record]:
         variance = scores.variance(neighbours)
@@ -47,4 +48,4 @@ class RateCurve:
                 estimate = Estimate(mean, None, scores.n)
             else:
                 estimate = variance.estimate(mean, scores.n, model)
-            yield self.report.point(name, scores.rate, estimate)
+            yield self.report.point(name, scores.rate, estimate, FAR_APART)

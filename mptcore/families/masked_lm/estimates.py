@@ -13,7 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mptcore.estimation.estimate import Estimate
+from mptcore.estimation.estimate import MIN_KURTOSIS, Estimate, variance_degrees
+
+MAX_GAP = 0.05
+"""Maximum distance of two rates for which one mask of each sequence gives a standard error."""
+FAR_APART = (
+    "one mask of each sequence gives no standard error if there is one sequence, or if rates are "
+    f"more than {MAX_GAP} apart: raise per_size"
+)
 
 
 class Variance(NamedTuple):
@@ -58,9 +65,16 @@ class RateScores:
         """Return the variance of the means over masks, if it is known."""
         masks = self.weights.shape[0]
         if masks < 2:
-            return variance_of_one_mask(self, neighbours)
+            near = [one for one in neighbours if abs(one.rate - self.rate) <= MAX_GAP + 1e-9]
+            return variance_of_one_mask(self, near) if len(near) == len(neighbours) else None
         value = masks * self._deviations().var(1).sum(1) / self.total**2
-        return Variance(value, (masks - 1) * self.weights.shape[1])
+        return Variance(value, variance_degrees((masks - 1) * self.sequences, MIN_KURTOSIS))
+
+    @property
+    def sequences(self) -> float:
+        """Number of equally long sequences whose masks vary as much: a long one dominates."""
+        tokens = self.weights.sum(0)
+        return (tokens.sum().square() / tokens.square().sum()).item()
 
     def _deviations(self) -> Tensor:
         return self.sums - self.means()[:, None, None] * self.weights
@@ -71,8 +85,8 @@ def variance_of_one_mask(scores: RateScores, neighbours: Sequence[RateScores]) -
 
     A sequence's residual is its own expectation plus the noise of its mask. At the next rate the
     expectation is nearly the same and the mask another, so that half the square of the difference
-    estimates the noise, whose variance goes as 1 / masked tokens. Where rates lie far apart the
-    expectations differ, and this is an upper estimate.
+    estimates the noise, whose variance goes as 1 / masked tokens. For rates that are far apart
+    neither holds.
     """
     n = scores.weights.shape[1]
     if not neighbours or n < 2:
@@ -81,7 +95,8 @@ def variance_of_one_mask(scores: RateScores, neighbours: Sequence[RateScores]) -
     for other in neighbours:
         squares = (scores.residuals() - other.residuals()).square().sum(1)
         estimates.append(squares / (1 + scores.total / other.total))
-    return Variance(torch.stack(estimates).mean(0) * n / (n - 1), n - 1)
+    degrees = variance_degrees(scores.sequences - 1, MIN_KURTOSIS)
+    return Variance(torch.stack(estimates).mean(0) * n / (n - 1), degrees)
 
 
 def mean_so_far(sums: Tensor, weights: Tensor, sequences: int) -> list[Estimate]:

@@ -29,10 +29,11 @@ class Report:
             return self.labels
         return {**self.labels, "model": name}
 
-    def point(self, name: str, rate: float, score: Estimate) -> Point:
-        """Return a model's score at a masking rate as a point."""
+    def point(self, name: str, rate: float, score: Estimate, reason: str = ONE_DRAW) -> Point:
+        """Return a model's score at a masking rate as a point. `reason` says why it has no standard
+        error, if it has none."""
         series: SeriesName = "score_difference" if name == DIFFERENCE else "score_by_rate"
-        return point(series, rate, score, self.labels_of(name))
+        return point(series, rate, score, self.labels_of(name), reason=reason)
 
     def interim_points(
         self, rate: float, scored: int, scores: Sequence[Estimate]
@@ -51,23 +52,31 @@ class Report:
         return metric(f"{of}{difference}{suffix}", value, self.labels_of(name), reason)
 
     def area(
-        self, name: str, area: Estimate, width: float, tokens: int, population: Estimate
+        self,
+        name: str,
+        area: Estimate,
+        width: float,
+        tokens: int,
+        population: Estimate,
+        reason: str = ONE_DRAW,
     ) -> Iterator[Record]:
         """Yield the metrics of an area. `area` is for a sequence of one token over rates of a total
         `width`. The metrics are the area for `tokens` tokens with its Monte Carlo error and with
-        the error over the population."""
+        the error over the population. `reason` says why the former is missing, if it is."""
         if name == self.models[0]:
             yield Metric("area_width", width, 0.0, self.labels)
-        reason = "sequences were sampled, or there is one"
-        yield self.metric("area", name, area.scaled(tokens))
-        yield self.metric("area", name, population.scaled(tokens), "_population", reason)
-        yield from self.per_token(name, area.scaled(1 / width), "area")
+        sampled = "sequences were sampled, or there is one"
+        yield self.metric("area", name, area.scaled(tokens), reason=reason)
+        yield self.metric("area", name, population.scaled(tokens), "_population", sampled)
+        yield from self.per_token(name, area.scaled(1 / width), "area", reason)
 
-    def per_token(self, name: str, score: Estimate, of: str) -> Iterator[Record]:
+    def per_token(
+        self, name: str, score: Estimate, of: str, reason: str = ONE_DRAW
+    ) -> Iterator[Record]:
         """Yield bits per token and perplexity from the mean log probability of a token."""
         if name == DIFFERENCE:
             return
         labels = {**self.labels_of(name), "of": of}
         nats = score.scaled(-1)
-        yield metric("bits_per_token", nats.scaled(1 / math.log(2)), labels)
-        yield metric("perplexity", nats.exponential(), labels)
+        yield metric("bits_per_token", nats.scaled(1 / math.log(2)), labels, reason)
+        yield metric("perplexity", nats.exponential(), labels, reason)

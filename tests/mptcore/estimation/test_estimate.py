@@ -27,7 +27,7 @@ def test_a_multiple_a_difference_and_a_sum() -> None:
     beyond = Estimate(3.0, 0.3, 5, 9).beyond(Evidence(1.0, 0.4))
     assert beyond == Estimate(2.0, 0.5, 5, 9)
     total = total_of([Estimate(1.0, 0.3, 2, 1), Estimate(2.0, 0.4, 3, 2)])
-    assert total == Estimate(3.0, 0.5, 5, 3)
+    assert total == Estimate(3.0, 0.5, 5, 1)
     assert total_of([KNOWN, Estimate(1.0, None, 1)]).std_err is None
 
 

@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mptcore.data.arrays import load_arrays
-from mptcore.estimation.estimate import ONE_DRAW, TOO_FEW, Estimate, metric, point, total_of
+from mptcore.estimation.estimate import (
+    ONE_DRAW,
+    TOO_FEW,
+    Estimate,
+    final_metric,
+    metric,
+    point,
+    t_quantile,
+    total_of,
+)
 from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.model import Evidence
 from mptcore.estimation.scores import SizeScores, convergence, cumulative_estimate, score_masks
@@ -25,7 +34,7 @@ from mptcore.families.linear_gaussian.moments import (
     moment_of,
     second_moment,
 )
-from mptcore.protocol.records import Metric, Point
+from mptcore.protocol.records import Labels, Metric, Point
 from mptcore.run import run
 from mptcore.runtime.session import ScoreCache
 from mptcore.specs import AllSizes, LinearGaussianExperiment, parse_spec
@@ -182,10 +191,10 @@ def replicates(count: int) -> Estimate:
     return Estimate.of(torch.arange(count, dtype=torch.float64))
 
 
-def test_an_error_is_given_from_eight_replicates_on() -> None:
-    """In metrics and points alike: seven degrees of freedom, and what follows from the estimate has
-    as many."""
-    few, enough = replicates(7), replicates(8)
+def test_an_error_is_given_from_twelve_replicates_on() -> None:
+    """In metrics and points alike: seven degrees of freedom, two thirds of those that normal scores
+    have, and what follows from the estimate has as many."""
+    few, enough = replicates(11), replicates(12)
     lml = Evidence(1.0, 0.5)
     changes: list[Callable[[Estimate], Estimate]] = [
         lambda one: one,
@@ -197,7 +206,7 @@ def test_an_error_is_given_from_eight_replicates_on() -> None:
         for record in (point_of(change(few)), metric_of(change(few))):
             assert record.value is not None
             assert record.std_err is None
-            assert record.reason == f"{TOO_FEW}6 degrees of freedom, not 7"
+            assert record.reason == f"{TOO_FEW}6.67 degrees of freedom, not 7"
         for record in (point_of(change(enough)), metric_of(change(enough))):
             assert record.std_err == change(enough).std_err
             assert record.reason is None
@@ -213,26 +222,56 @@ def metric_of(estimate: Estimate) -> Metric:
     return metric("mpt", estimate, {})
 
 
-def test_a_sum_has_the_degrees_of_its_parts() -> None:
-    """Of two masks each, seven sizes make an error and six make none."""
-    seven = total_of([replicates(2)] * 7)
-    assert seven.known_std_err == pytest.approx(math.sqrt(7) * 0.5)
-    assert total_of([replicates(2)] * 6).known_std_err is None
-    assert total_of([replicates(9), replicates(1)]).std_err is None
+def test_a_sum_has_the_degrees_of_its_weakest_part() -> None:
+    """Eleven masks of one size leave a sum without an error; exact parts count for nothing."""
+    enough, exact = replicates(12), Estimate(1.0, 0.0, 1, 0)
+    assert total_of([enough, enough]).known_std_err == pytest.approx(math.sqrt(2 * 13 / 12))
+    assert total_of([enough, exact]).known_std_err == enough.std_err
+    assert total_of([enough, replicates(11)]).known_std_err is None
+    assert total_of([enough, replicates(1)]).std_err is None
 
 
-@pytest.mark.parametrize(("sizes", "per_size"), [(1, 8), (7, 2), (10, 3)])
+def test_the_degrees_of_an_interval_by_hand() -> None:
+    """Welch and Satterthwaite's: of variances 1 and 3 with 4 and 6 degrees, 16 / (1/4 + 9/6). A
+    score of 1 among 19 of 0 has the kurtosis 1/0.0475 − 3: two of 19 degrees."""
+    parts = [Estimate(0.0, 1.0, 9, 9, 4), Estimate(0.0, math.sqrt(3), 9, 9, 6)]
+    assert total_of(parts).interval_degrees == pytest.approx(16 / (1 / 4 + 9 / 6))
+    assert total_of([Estimate(0.0, 0.0, 9, 9, 4)]).interval_degrees == math.inf
+    spike = torch.zeros(20, dtype=torch.float64)
+    spike[3] = 1
+    assert Estimate.of(spike).interval_degrees == pytest.approx(2 * 19 / (1 / 0.0475 - 4))
+    assert replicates(12).interval_degrees == 11  # flat scores count as normal ones
+
+
+def test_an_interval_is_given_where_degrees_are_few() -> None:
+    """Quantiles of Student's t by the tables: 2.3646 for 7 degrees, 2.0860 for 20."""
+    assert t_quantile(4) == pytest.approx(2.7764, rel=2e-3)
+    assert t_quantile(7) == pytest.approx(2.3646, rel=2e-4)
+    assert t_quantile(20) == pytest.approx(2.0860, rel=1e-4)
+    labels: Labels = {"seed": 1}
+    known = Estimate(3.0, 0.5, 20, 20, 20)
+    value, half = final_metric("mpt", known, labels, None)
+    assert isinstance(half, Metric)
+    assert (value.name, half.name, half.labels) == ("mpt", "mpt_half_interval", labels)
+    assert half.value == pytest.approx(2.0860 * 0.5, rel=1e-4)
+    assert len(list(final_metric("mpt", Estimate(3.0, 0.5, 20, 20, 60), labels, None))) == 1
+    assert len(list(final_metric("mpt", Estimate(3.0, 0.5, 20, 6, 20), labels, None))) == 1
+    assert len(list(final_metric("mpt", Estimate(3.0, 0.0, 20, 20, 20), labels, None))) == 1
+
+
+@pytest.mark.parametrize(("sizes", "per_size"), [(1, 12), (7, 12), (10, 13)])
 def test_the_errors_that_are_given_have_the_t_distribution_s_spread(
     sizes: int, per_size: int
 ) -> None:
-    """Normal scores: z has at most the standard deviation of Student's t with as many degrees of
-    freedom, √(ν / (ν − 2)), within four standard errors; with a degree less it would be null."""
+    """Normal scores: z has the standard deviation of Student's t with as many degrees of freedom,
+    √(ν / (ν − 2)), within four standard errors."""
     generator = torch.Generator().manual_seed(0)
     shape = (seeds := 2000, sizes, per_size)
     scores = torch.randn(shape, generator=generator, dtype=torch.float64)
     totals = [total_of([Estimate.of(size) for size in one]) for one in scores]
     z = torch.tensor([total.mean / (total.known_std_err or math.nan) for total in totals])
     degrees = sizes * (per_size - 1)
+    assert totals[0].degrees == pytest.approx(2 / 3 * (per_size - 1))
     spread = math.sqrt(degrees / (degrees - 2))
     assert z.mean().abs() < 4 * spread / math.sqrt(seeds)
     assert (z.std() / spread - 1).abs() < 4 / math.sqrt(2 * seeds) * (1 + 3 / degrees)
@@ -244,9 +283,9 @@ def test_convergence_by_hand() -> None:
     curve = [SizeScores(size, own) for size, own in enumerate(values, 1)]
     first, second, third = convergence(curve, AllSizes(per_size=3))
     assert (first.mean, first.std_err) == (11, None)
-    assert (second.mean, second.degrees) == (14, 2)
+    assert (second.mean, second.degrees) == pytest.approx((14, 2 / 3))
     assert second.std_err == pytest.approx(math.sqrt((2 + 8) / 2))
-    assert (third.mean, third.degrees) == (16, 4)
+    assert (third.mean, third.degrees) == pytest.approx((16, 4 / 3))
     assert third.std_err == pytest.approx(math.sqrt((1 + 16) / 3))
     nested = convergence(curve, AllSizes(per_size=3, design="nested"))
     assert nested[2].std_err == pytest.approx(torch.tensor([11.0, 17, 20]).std().item() / 3**0.5)
@@ -257,11 +296,11 @@ def test_convergence_by_hand() -> None:
 def test_a_mean_by_hand() -> None:
     """The mean of 1, 2 and 6, and its standard error √(7 / 3)."""
     found = Estimate.of(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64))
-    assert (found.mean, found.n, found.degrees) == (3, 3, 2)
+    assert (found.mean, found.n, found.degrees) == pytest.approx((3, 3, 4 / 3))
     assert found.std_err == pytest.approx(math.sqrt(7 / 3))
     nested = [SizeScores(m, torch.tensor(v).double()) for m, v in ((1, [1, 0, 2]), (2, [0, 2, 4]))]
     total = cumulative_estimate(nested, AllSizes(per_size=3, design="nested"))
-    assert (total.mean, total.degrees) == (3, 2)
+    assert (total.mean, total.degrees) == (3, 2 * 2 / (9 - 1))
     assert total.std_err == pytest.approx(math.sqrt(7 / 3))
 
 

@@ -214,10 +214,10 @@ def test_all_masks_of_a_size_leave_the_error_of_sampling_alone() -> None:
     """The root of the sum of their variances, 0.05, over their number."""
     every, drawn = AllSizes(design="exhaustive"), AllSizes(per_size=2)
     exact, sampled = size_estimate(graded(2, [1, 5]), every), size_estimate(OWN, every)
-    assert astuple(exact) == (3, 0, 2, math.inf)
-    assert astuple(sampled) == pytest.approx((3, math.sqrt(0.05) / 2, 2, math.inf))
+    assert astuple(exact)[:4] == (3, 0, 2, math.inf)
+    assert astuple(sampled)[:4] == pytest.approx((3, math.sqrt(0.05) / 2, 2, math.inf))
     of_some = size_estimate(OWN, drawn)  # the spread of scores holds the error of sampling
-    assert astuple(of_some) == pytest.approx((3, 2, 2, 1))
+    assert astuple(of_some)[:4] == pytest.approx((3, 2, 2, 2 / 3))
 
 
 def test_windows_of_a_permutation_are_one_replicate() -> None:
@@ -225,7 +225,7 @@ def test_windows_of_a_permutation_are_one_replicate() -> None:
     masks = AllSizes(per_size=4, design="balanced")
     assert masks.windows_per_permutation == 2
     values = torch.tensor([1.0, 3.0, 4.0, 6.0], dtype=torch.float64)
-    assert astuple(mask_mean(values, masks)) == pytest.approx((3.5, 1.5, 4, 1))
+    assert astuple(mask_mean(values, masks))[:4] == pytest.approx((3.5, 1.5, 4, 2 / 3))
 
 
 def test_sums_over_sizes() -> None:
@@ -233,8 +233,8 @@ def test_sums_over_sizes() -> None:
     curve = [graded(1, [1, 3]), graded(2, [10, 16])]
     independent = cumulative_estimate(curve, AllSizes(per_size=2))
     nested = cumulative_estimate(curve, AllSizes(per_size=2, design="nested"))
-    assert astuple(independent) == pytest.approx((15, math.hypot(1, 3), 4, 2))
-    assert astuple(nested) == pytest.approx((15, 4, 4, 1))
+    assert astuple(independent)[:4] == pytest.approx((15, math.hypot(1, 3), 4, 2 / 3))
+    assert astuple(nested)[:4] == pytest.approx((15, 4, 4, 2 / 8))
 
 
 @pytest.mark.parametrize("design", ["independent", "nested", "balanced"])
@@ -244,8 +244,8 @@ def test_convergence_says_how_many_masks_of_each_size(design: Any) -> None:
     assert [one.n for one in found] == [1, 2, 3, 4]
     assert [one.mean for one in found] == [11, 14, 16, 13]
     if design != "balanced":
-        sizes = 1 if design == "nested" else 2
-        assert [one.degrees for one in found[1:]] == [sizes, 2 * sizes, 3 * sizes]
+        first = 2 / 8 if design == "nested" else 2 / 3
+        assert [one.degrees for one in found[1:]] == pytest.approx([first, 2 * first, 3 * first])
 
 
 def test_convergence_of_large_scores_loses_no_digits() -> None:

@@ -120,10 +120,10 @@ def test_estimates_of_each_stratum() -> None:
     sample = one_round()
     errors = [math.sqrt(v * spread) for v, spread in zip(VARIANCES, SPREAD, strict=True)]
     first, second = sample.estimates()
-    assert [astuple(one) for one in first] == [
+    assert [astuple(one)[:4] for one in first] == [
         pytest.approx((mean, factor * errors[0], 1, math.inf)) for mean, factor in ((1, 1), (-2, 2))
     ]
-    assert [astuple(one) for one in second] == [
+    assert [astuple(one)[:4] for one in second] == [
         pytest.approx((mean, factor * errors[1], 2, math.inf)) for mean, factor in ((1, 1), (-2, 2))
     ]
 
@@ -145,13 +145,13 @@ def test_the_sum_over_strata_and_its_degrees() -> None:
     moves = [(KURTOSIS - 1) / 10, (KURTOSIS - 1) / 2]
     degrees = 2 * sum(parts) ** 2 / sum(p * p * m for p, m in zip(parts, moves, strict=True))
     own, other = one_round().total_estimates()
-    assert astuple(own) == pytest.approx((5, math.sqrt(sum(parts)), 3, degrees))
-    assert astuple(other) == pytest.approx((-10, 2 * math.sqrt(sum(parts)), 3, degrees))
+    assert astuple(own)[:4] == pytest.approx((5, math.sqrt(sum(parts)), 3, degrees))
+    assert astuple(other)[:4] == pytest.approx((-10, 2 * math.sqrt(sum(parts)), 3, degrees))
 
 
 def test_what_is_enumerated_leaves_no_error_and_any_degrees() -> None:
     own, _ = pilot(~NONE).total_estimates()
-    assert astuple(own) == (5, 0, 12, math.inf)
+    assert astuple(own)[:4] == (5, 0, 12, math.inf)
 
 
 def test_means_over_neighbours() -> None:

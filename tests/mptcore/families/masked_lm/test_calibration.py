@@ -5,6 +5,8 @@ import math
 import pytest
 
 from benchmarks.calibration.any_order import CASES, Toy, calibrations
+from benchmarks.calibration.few_rates import CASES as FEW_RATES
+from benchmarks.calibration.few_rates import coverages
 from mptcore.estimation.estimate import Estimate
 from mptcore.families.masked_lm.estimates import root
 
@@ -17,6 +19,22 @@ def test_the_error_over_orders_is_that_of_the_sequences_given(case: str) -> None
     for one in calibrations(case, REPEATS):
         assert abs(one.sd - 1) < 4 / math.sqrt(2 * REPEATS), one.what
         assert abs(one.mean) < 4 / math.sqrt(REPEATS), one.what
+
+
+@pytest.mark.parametrize("case", FEW_RATES)
+def test_errors_of_few_rates_hold_the_truth_or_are_not_given(case: str) -> None:
+    """Two standard errors hold it in 88 % or more of the areas, less four standard errors; or the
+    record says why there is none."""
+    found = coverages(case, repeats := 100)
+    given = case.startswith(("19", "two masks"))
+    assert all((one.given == repeats) == given for one in found.values()), found
+    if given:
+        low = 0.88 - 4 * math.sqrt(0.88 * 0.12 / repeats)
+        assert found["area"].within > low
+        assert min(one.within for one in found.values()) > low - 0.04
+    else:
+        assert all(one.given == 0 for one in found.values())
+        assert all("raise per_size" in one.reason for one in found.values())
 
 
 def test_the_population_s_error_has_a_name_of_its_own() -> None:

@@ -74,8 +74,9 @@ def test_the_check_of_calibration_refuses_errors_that_are_off(factor: float) -> 
 
 @pytest.mark.parametrize("per_size", [1, 3])
 def test_the_area_s_error_is_its_spread(models: dict[str, MaskedLm], per_size: int) -> None:
-    masks = {"schedule": "rates", "rates": RATES, "per_size": per_size}
-    runs = [evaluated(models, seed, masks=masks) for seed in range(SEEDS)]
+    rates = RATES if per_size > 1 else [percent / 100 for percent in range(5, 100, 5)]
+    masks = {"schedule": "rates", "rates": rates, "per_size": per_size}
+    runs = [evaluated(models, seed, masks=masks, sequences=16) for seed in range(SEEDS)]
     for name, labels in (("area", {"model": "model"}), ("area_difference", {})):
         found = [metric(run, name, **labels) for run in runs]
         check_calibration([value_of(f) for f in found], [f.std_err for f in found])

@@ -61,7 +61,7 @@ def test_pretrained_against_random(name: str) -> None:
         {"checkpoint": name},
         {"source": "text", "lines": text[:64]},
         baseline={"family": "masked_lm", "checkpoint": name, "init": "random"},
-        evaluate={"masks": {"schedule": "rates", "rates": RATES}},
+        evaluate={"masks": {"schedule": "rates", "rates": RATES, "per_size": 2}},
     )
     learned, flat = curve(found, model="model"), curve(found, model="baseline")
     for rate, expected in zip(RATES, EXPECTED[name], strict=True):
@@ -135,7 +135,9 @@ def test_bfloat16_agrees_with_float32() -> None:
         found = ran(
             {"checkpoint": "rxnfp-bert"},
             {"source": "text", "lines": text[:48]},
-            evaluate={"masks": {"schedule": "rates", "rates": [0.1, 0.3, 0.5, 0.7, 0.9]}},
+            evaluate={
+                "masks": {"schedule": "rates", "rates": [0.1, 0.3, 0.5, 0.7, 0.9], "per_size": 2}
+            },
             compute={"threads": 1, "precision": precision},
         )
         areas.append(area(found))

@@ -77,7 +77,7 @@ def test_fig3_linear_in_short() -> None:
 
 
 def test_all_sizes_of_a_linear_vae_sum_to_its_lml() -> None:
-    masks = {"schedule": "all", "per_size": 5}
+    masks = {"schedule": "all", "per_size": 12}
     found = ran({**LINEAR, "evaluate": {"masks": masks}})
     gap = metric(found, "difference", seed=0)
     assert gap.std_err is not None
@@ -224,7 +224,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_records() -> None:
 
 def test_annealing_and_its_bracket() -> None:
     """It agrees with importance sampling, and the bracket is narrow."""
-    ais = {"temperatures": 60, "chains": 8, "observations": 10, "simulated": 10}
+    ais = {"temperatures": 60, "chains": 8, "observations": 10, "simulated": 12}
     found = ran({**FEW, "evaluate": {**DEEP["evaluate"], "ais": ais}})
     annealed, sampled = metric(found, "lml_ais", seed=0), metric(found, "lml_ais_iwae", seed=0)
     error = math.hypot(std_err_of(annealed), std_err_of(sampled))
@@ -259,7 +259,7 @@ def test_the_lower_of_two_that_differ_is_not_final() -> None:
 
 def test_scores_by_recursion_are_never_final() -> None:
     """They are not the model's: no LML is claimed from them, nor a gap with an error."""
-    masks = {"schedule": "fixed", "size": 20, "per_size": 8}
+    masks = {"schedule": "fixed", "size": 20, "per_size": 12}
     quick = {"masks": masks, "lml": {"method": "iwae", "samples": 4}}
     found = ran({**FEW, "evaluate": quick})
     (point,) = (r for r in found if isinstance(r, Point) and r.series == "score")
@@ -344,7 +344,7 @@ def test_binarized_and_standardized_data() -> None:
 
 def test_the_same_mask_scored_again_tells_of_the_draws() -> None:
     """All dimensions are masked in every mask; the error is that of what is drawn."""
-    masks = {"schedule": "fixed", "size": 64, "per_size": 8}
+    masks = {"schedule": "fixed", "size": 64, "per_size": 12}
     found = ran(changed(FEW, "evaluate/masks", masks))
     assert metric(found, "biased_score_not_final", seed=0).std_err
 
