@@ -29,7 +29,7 @@ class _Sequence(NamedTuple):
 @dataclass(frozen=True)
 class Corpus:
     """N sequences, concatenated. `maskable` excludes special tokens. `left_out` counts the texts
-    with fewer than two maskable tokens, `cut` those that were truncated."""
+    without a maskable token, `cut` those that were truncated."""
 
     ids: Tensor  # (T,) int32
     types: Tensor  # (T,) int32, which of a pair of texts a token belongs to
@@ -100,14 +100,14 @@ def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
     sequences = pack(rows, tokenizer, length)
     found = of_sequences(sequences)
     if not len(found):
-        detail = f"none of the {len(sequences)} sequences has two tokens that can be masked"
+        detail = f"none of the {len(sequences)} sequences has a token that can be masked"
         raise RunError("invalid", f"the text gives nothing to score: {detail}")
     return found
 
 
 def of_sequences(sequences: list[_Sequence]) -> Corpus:
-    """Build a corpus of the sequences with at least two maskable tokens."""
-    kept = [one for one in sequences if sum(one.maskable) >= 2]
+    """Build a corpus of the sequences with a maskable token."""
+    kept = [one for one in sequences if any(one.maskable)]
     offsets = torch.tensor([0] + [len(one.ids) for one in kept]).cumsum(0)
     ids = torch.tensor([i for one in kept for i in one.ids], dtype=torch.int32)
     types = torch.tensor([i for one in kept for i in one.types], dtype=torch.int32)

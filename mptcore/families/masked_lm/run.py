@@ -174,14 +174,15 @@ def _description(text: Corpus, asked: int, longest: int) -> str:
     """Return a description of the text. `asked` is the spec's max_length, `longest` the models'."""
     parts = [f"{len(text)} sequences, {int(text.sizes.sum())} tokens that can be masked"]
     if text.left_out:
-        parts.append(f"{text.left_out} sequences with fewer than two were left out")
+        parts.append(f"{text.left_out} sequences without one were left out")
     if longest < asked:
         parts.append(f"the model takes {longest} tokens, not max_length {asked}")
     return "; ".join(parts)
 
 
 def _cuts(text: Corpus, length: int) -> Work[None]:
-    """Log how many texts were truncated."""
+    """Record how many texts were left out or truncated."""
+    yield Step(Metric("sequences_left_out", text.left_out, 0.0))
     yield Step(Metric("sequences_cut", text.cut, 0.0))
     if text.cut:
         of = len(text) + text.left_out

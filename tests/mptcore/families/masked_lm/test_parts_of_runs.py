@@ -140,18 +140,19 @@ def test_some_texts_are_chosen_by_the_seed_and_keep_their_order() -> None:
     assert json.dumps([row[0] for row in texts(spec)]) == json.dumps(lines)
 
 
-def test_a_text_without_two_tokens_gives_nothing_to_score() -> None:
+def test_a_text_without_a_token_gives_nothing_to_score() -> None:
     with pytest.raises(RunError) as error:
-        corpus_of(["cat", "dog"])
+        corpus_of(["[SEP]", "[CLS] [SEP]"])
     assert str(error.value) == (
-        "the text gives nothing to score: none of the 2 sequences has two tokens that can be masked"
+        "the text gives nothing to score: none of the 2 sequences has a token that can be masked"
     )
+    assert corpus_of(["cat"]).sizes.tolist() == [1]
 
 
 def test_a_text_is_described_by_what_is_scored() -> None:
-    text = corpus_of(["cat", "the cat sat", "a red dog ran"])
+    text = corpus_of(["[SEP]", "the cat sat", "a red dog ran"])
     whole = "2 sequences, 7 tokens that can be masked"
-    left_out = "1 sequences with fewer than two were left out"
+    left_out = "1 sequences without one were left out"
     assert _description(text, 40, 40) == f"{whole}; {left_out}"
     shorter = "the model takes 39 tokens, not max_length 40"
     assert _description(text, 40, 39) == f"{whole}; {left_out}; {shorter}"

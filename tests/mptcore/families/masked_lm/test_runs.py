@@ -253,7 +253,7 @@ def test_a_tokenizer_without_a_mask_token_is_refused(models: Path) -> None:
 def test_text_that_gives_nothing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "gives nothing to score" in refused(with_data(lines=["cat", "dog"]))
+    assert "gives nothing to score" in refused(with_data(lines=["[SEP]", "[CLS]"]))
     monkeypatch.setenv("MPT_DATA_DIR", str(tmp_path))
     assert "there is no text a.txt" in refused(with_data(file="a.txt"))
     (tmp_path / "text").mkdir()
@@ -265,9 +265,28 @@ def test_text_that_gives_nothing_is_refused(
     assert "MPT_DATA_DIR" in refused(with_data(file="a.txt"))
 
 
-def test_short_sequences_are_left_out_and_counted() -> None:
-    found = ran(with_data(lines=["cat", "the cat sat", "a red dog"]))
-    assert any(isinstance(r, Log) and "1 sequences with fewer than two" in r.message for r in found)
+def test_texts_without_a_token_are_counted() -> None:
+    found = ran(with_data(lines=["[SEP]", "cat", "a red dog"]))
+    assert any(isinstance(r, Log) and "1 sequences without one" in r.message for r in found)
+    assert value_of(metric(found, "sequences_left_out")) == 1
+
+
+def test_texts_of_one_token_are_scored() -> None:
+    """By the size 1 alone: the pseudo-log-likelihood of four texts is the mean of theirs, and their
+    area at one rate the sum of the log probabilities over the number of masked tokens."""
+    lines = ["cat", "dog", "a red dog", "the cat sat"]
+    evaluate = {"masks": {"rates": [1.0]}, "dimensions": 10, "pll": True, "orders": 1}
+
+    def of(lines: list[str], name: str) -> float:
+        return value_of(metric(ran({**with_data(lines=lines), "evaluate": evaluate}), name))
+
+    for name in ("pll", "cumulative"):
+        alone = [of([line], name) for line in lines[:2]]
+        assert of(lines[:2], name) == pytest.approx(sum(alone) / 2, abs=1e-4)
+    each = [of([line], "pll") for line in lines]
+    assert of(lines, "pll") == pytest.approx(sum(each) / 4, abs=1e-4)
+    areas = [of([line], "area") * tokens for line, tokens in zip(lines, (1, 1, 3, 3), strict=True)]
+    assert of(lines, "area") == pytest.approx(sum(areas) / 8, abs=1e-4)
 
 
 def test_glue_is_read_from_its_folder_first(
