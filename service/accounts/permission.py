@@ -1,12 +1,20 @@
-"""Check what a caller may do with an object, and refuse the rest."""
+"""Find the rows that a caller may read or change, and refuse the rest."""
 
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 from typing import TypeVar
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session, joinedload
+from sqlalchemy.orm.interfaces import ORMOption
 
 from mptcore.specs import Problem
 from service.accounts.users import Caller
 from service.refusals import ApiError, invalid
-from service.tables.visibility import Owned, Whose
+from service.tables.datasets import Dataset
+from service.tables.experiments import Experiment
+from service.tables.sweeps import Sweep
+from service.tables.visibility import Whose, listed, readable, reader
 
 
 def check_whose(whose: Whose, user: Caller) -> None:
@@ -15,18 +23,70 @@ def check_whose(whose: Whose, user: Caller) -> None:
         raise invalid([Problem("/query/whose", "mine or lab: only an admin lists all")])
 
 
-Row = TypeVar("Row", bound=Owned)
+Row = TypeVar("Row", Dataset, Experiment, Sweep)
 
 
-def writable(user: Caller, found: Row | None, what: str) -> Row:
-    """Return an object that the caller may change. Raises ApiError: 404 if it does not exist or the
-    caller may not know of it, 403 if it is only shared."""
+def find(session: Session, user: Caller, table: type[Row], id: str) -> Row:
+    """Return a row that the caller may read, with its owner. Raises ApiError."""
+    found = find_readable(session, user, table, id)
     if found is None:
-        raise not_found(what)
+        raise not_found(table.noun)
+    return found
+
+
+def find_own(session: Session, user: Caller, table: type[Row], id: str) -> Row:
+    """Return a row that the caller may change. Raises ApiError: 404 if it does not exist or the
+    caller may not know of it, 403 if it is only shared."""
+    found = find(session, user, table, id)
     if found.owner_id != user.id and not user.is_admin:
-        detail = f"this {what} is shared with you to read: only its owner or an admin changes it"
+        detail = (
+            f"this {table.noun} is shared with you to read: only its owner or an admin changes it"
+        )
         raise ApiError(HTTPStatus.FORBIDDEN, "not_yours", detail)
     return found
+
+
+def find_readable(session: Session, user: Caller, table: type[Row], id: str) -> Row | None:
+    """Return a row if the caller owns it, if it is shared with the lab, or if the caller may read
+    everything."""
+    if not id.isalnum():
+        return None
+    query = _with_owner(table).where(table.id == id, readable(table))
+    query = query.execution_options(populate_existing=True)
+    return session.scalar(query, reader(user.id, user.is_admin))
+
+
+def readable_ones(
+    session: Session, user_id: int, table: type[Row], ids: Collection[str]
+) -> dict[str, Row]:
+    """Return those of these rows that a user may read, by id."""
+    if not ids:
+        return {}
+    query = select(table).where(table.id.in_(ids), readable(table)).order_by(table.id)
+    query = query.execution_options(populate_existing=True)
+    return {one.id: one for one in session.scalars(query, reader(user_id))}
+
+
+def newest(
+    session: Session,
+    user: Caller,
+    table: type[Row],
+    whose: Whose,
+    limit: int,
+    before: str | None,
+    *options: ORMOption,
+) -> Sequence[Row]:
+    """Return the caller's rows, those shared with the lab, or all, newest first, older than
+    `before`. Raises ApiError."""
+    check_whose(whose, user)
+    query = _with_owner(table).where(listed(table, user.id, whose)).options(*options)
+    if before is not None:
+        query = query.where(table.id < before)
+    return session.scalars(query.order_by(table.id.desc()).limit(limit)).all()
+
+
+def _with_owner(table: type[Row]) -> Select[Row]:
+    return select(table).options(joinedload(table.owner))
 
 
 def check_has_key(user: Caller) -> None:

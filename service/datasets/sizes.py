@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem, SpecError
-from service.datasets import store
+from service.accounts.permission import readable_ones
 from service.tables.datasets import Dataset
 
 NO_UPLOAD = "you have no data set of this id; POST /v1/datasets makes one"
@@ -47,8 +47,8 @@ class Uploads:
         if not _is_text(dataset_id):
             return None
         if dataset_id not in self._found:
-            found = store.readable_of(self._session, self._reader_id, [dataset_id])
-            self._found[dataset_id] = next(iter(found), None)
+            found = readable_ones(self._session, self._reader_id, Dataset, [dataset_id])
+            self._found[dataset_id] = found.get(dataset_id)
         return self._found[dataset_id]
 
 

@@ -19,6 +19,9 @@ from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from mptcore.protocol.code import CORE_DIGITS, core_digest
+from mptcore.specs import ExperimentSpec
+from service.experiments.inputs import Inputs
+from service.experiments.references import ReferencedInputs
 from service.experiments.schemas import Submission
 from service.tables.experiments import Experiment, Status
 from service.tables.visibility import readable, reader
@@ -26,7 +29,7 @@ from service.tables.visibility import readable, reader
 BESIDE = ("name", "tags", "note", "visibility")
 
 
-def key_of(spec: Mapping[str, Any], inputs: Iterable[str]) -> str:
+def _key_of(spec: Mapping[str, Any], inputs: Iterable[str]) -> str:
     """Return the key of a stored spec and its inputs."""
     text = json.dumps([spec, sorted(inputs)], sort_keys=True)
     rest = hashlib.sha256(text.encode()).hexdigest()
@@ -42,6 +45,26 @@ def fingerprint(files: Collection[Path]) -> str | None:
         return None
     parts = [(name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
     return json.dumps(parts) if parts else None
+
+
+class CacheKeys:
+    """The keys of the specs of one request. Each set of files is looked at once."""
+
+    def __init__(self, inputs: ReferencedInputs, files: Inputs):
+        self._inputs, self._files = inputs, files
+        self._fingerprints: dict[tuple[Path, ...], str | None] = {(): ""}
+
+    def key(self, spec: ExperimentSpec, document: dict[str, Any]) -> str | None:
+        """Return the key of a spec, or None if it is unknown. `document` is the spec as it is
+        stored."""
+        digests, files = self._inputs.digests(spec), self._files.files(spec)
+        if digests is None or files is None:
+            return None
+        read = tuple(files)
+        if read not in self._fingerprints:
+            self._fingerprints[read] = fingerprint(files)
+        found = self._fingerprints[read]
+        return None if found is None else _key_of(document, [*digests, found])
 
 
 EarlierResults = Mapping[str | None, Sequence[Row[Any]]]
@@ -60,7 +83,6 @@ def earlier_results(session: Session, reader_id: int, keys: Iterable[str | None]
         .where(
             Experiment.cache_key.in_(wanted),
             Experiment.status == Status.SUCCEEDED,
-            Experiment.deleted_at.is_(None),
             readable(Experiment),
         )
         .order_by((Experiment.owner_id == reader_id).desc(), Experiment.id.desc())

@@ -18,7 +18,7 @@ from service.experiments.filters.paths import FAMILIES
 from service.experiments.filters.stored_json import a_tag_contains, tag_is
 from service.refusals import ApiError, invalid
 from service.tables.experiments import Experiment, Metric, Status
-from service.tables.visibility import Whose, shared
+from service.tables.visibility import Whose, listed
 
 Clause = ColumnElement[bool]
 
@@ -139,11 +139,7 @@ def _by_metric(session: Session, order: Order, name: str) -> tuple[Select[Any, A
 
 def clauses(session: Session, user_id: int, wanted: Wanted) -> list[Clause]:
     """Return the conditions of a user's list. Raises ApiError."""
-    found: list[Clause] = [Experiment.deleted_at.is_(None)]
-    if wanted.whose == Whose.MINE:
-        found.append(Experiment.owner_id == user_id)
-    if wanted.whose == Whose.LAB:
-        found.append(shared(Experiment))
+    found: list[Clause] = [listed(Experiment, user_id, wanted.whose)]
     if wanted.owner is not None:
         found.append(Experiment.owner_id == owner_id(wanted.owner))
     if wanted.status:

@@ -8,8 +8,9 @@ from sqlalchemy.orm import Session, joinedload
 from mptcore.presets import PRESETS
 from mptcore.specs import ExperimentSpec, stored_spec
 from service.accounts.users import Caller
+from service.experiments.cache import CacheKeys
+from service.experiments.inputs import Inputs
 from service.experiments.listing import Wanted, page_of
-from service.experiments.preparation import Checks
 from service.experiments.references import ReferencedInputs
 from service.settings import Settings
 from service.tables.experiments import Experiment, Status
@@ -31,8 +32,8 @@ def runs_of_presets(
     """For each preset, the experiment that ran each of its specs: the caller's newest one, else the
     newest of others that has succeeded and that the caller may read."""
     specs = [spec for preset in PRESETS.values() for spec in preset.specs]
-    checks = Checks(session, settings, ReferencedInputs.of(session, user.id, specs))
-    keys = [checks.cache_key(spec, spec.model_dump(mode="json")) for spec in specs]
+    cache_keys = CacheKeys(ReferencedInputs.of(session, user.id, specs), Inputs(settings))
+    keys = [cache_keys.key(spec, spec.model_dump(mode="json")) for spec in specs]
     tags = [tags_of(name, 0)[0] for name in PRESETS]
     tagged = page_of(session, user.id, Wanted(tag=tags), limit=MAX_TAGGED, with_spec=True).items
     same = _same(session, user, {key for key in keys if key is not None})
@@ -65,8 +66,8 @@ def _same(
     mine = Experiment.owner_id == user.id
     query = (
         select(Experiment)
-        .where(Experiment.cache_key.in_(keys), Experiment.deleted_at.is_(None))
-        .where(readable(Experiment), mine | (Experiment.status == Status.SUCCEEDED))
+        .where(Experiment.cache_key.in_(keys), readable(Experiment))
+        .where(mine | (Experiment.status == Status.SUCCEEDED))
         .options(joinedload(Experiment.owner))
     )
     found: dict[str | None, list[Experiment]] = {}

@@ -10,9 +10,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, PlainText, Problem, SpecError, UploadData
-from service.datasets import store as datasets
+from service.accounts.permission import readable_ones
 from service.datasets.sizes import NO_UPLOAD, SIZES, shape_of
-from service.experiments import store as experiments
 from service.settings import Settings
 from service.tables.datasets import Dataset
 from service.tables.experiments import UNFINISHED, Artifact, Experiment, Status
@@ -57,10 +56,9 @@ class ReferencedInputs:
         uploads: Collection[str],
         earlier: Collection[str],
     ) -> "ReferencedInputs":
-        found = experiments.find_referenced(session, owner_id, earlier)
         return cls(
-            {one.id: one for one in datasets.readable_of(session, owner_id, uploads)},
-            {one.id: one for one in found},
+            readable_ones(session, owner_id, Dataset, uploads),
+            readable_ones(session, owner_id, Experiment, earlier),
             {one.experiment_id: one.sha256 for one in _kept(session, earlier)},
             (uploads, earlier),
         )

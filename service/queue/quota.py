@@ -1,4 +1,4 @@
-"""Bytes that each user keeps in the store, and how many that may be.
+"""Limits of a user: unfinished experiments, priority, and bytes in the store.
 
 Every transaction that stores or deletes bytes of a user adds a row with the change. Rows are
 inserted and folded, never updated, so that no run or submission waits for another one here.
@@ -7,12 +7,15 @@ Checkpoints are few and come and go, so their sizes are added up when they are a
 
 from collections import defaultdict
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from sqlalchemy import Select, delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from service.fair_share import FairShare
+from service.queue.shares import MAX_PRIORITY
+from service.refusals import ApiError
 from service.tables.experiments import UNFINISHED, Checkpoint, Experiment
 from service.tables.kept_bytes import ByteChange
 from service.tables.users import User
@@ -98,6 +101,51 @@ def room_of(session: Session, owner_id: int, fair_share: FairShare) -> Room:
         Experiment.owner_id == owner_id, Experiment.status.in_(UNFINISHED)
     )
     return Room(kept(session, owner_id), int(session.execute(expected).scalar_one()), most)
+
+
+def check_limits(
+    session: Session,
+    owner_id: int,
+    priority: int,
+    more: int,
+    fair_share: FairShare,
+    needed: int = 0,
+) -> None:
+    """Raises ApiError if a user may not have `more` experiments, which need `needed` bytes.
+    Submissions of one user pass here one at a time, so that two do not both take the last place.
+    """
+    check_priority(session, owner_id, priority)
+    count, most = submitted_of(session, owner_id, fair_share)
+    if count + more > most:
+        asked = "" if more == 1 else f"; these are {more} more"
+        detail = f"{count} of your experiments have not ended, and your limit is {most}{asked}"
+        raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
+    check_bytes(session, owner_id, fair_share, needed)
+
+
+def check_bytes(session: Session, owner_id: int, fair_share: FairShare, needed: int) -> None:
+    """Check that a user may keep so many more bytes. Raises ApiError."""
+    if (problem := room_of(session, owner_id, fair_share).problem(needed)) is not None:
+        raise ApiError(HTTPStatus.CONFLICT, "storage_quota", problem)
+
+
+def check_priority(session: Session, owner_id: int, priority: int) -> None:
+    """Raises ApiError if the owner may not use this priority. Locks the user's row."""
+    may_jump = session.scalar(
+        select(User.may_jump).where(User.id == owner_id).with_for_update(key_share=True)
+    )
+    if priority > MAX_PRIORITY and not may_jump:
+        detail = f"a priority above {MAX_PRIORITY} jumps the queue: an administrator allows it"
+        raise ApiError(HTTPStatus.FORBIDDEN, "may_not_jump", detail)
+
+
+def submitted_of(session: Session, owner_id: int, fair_share: FairShare) -> tuple[int, int]:
+    """Return how many experiments of a user have not ended, and the limit."""
+    own = session.scalar(select(User.max_submitted).where(User.id == owner_id))
+    mine = select(func.count()).where(
+        Experiment.owner_id == owner_id, Experiment.status.in_(UNFINISHED)
+    )
+    return session.scalar(mine) or 0, fair_share.max_submitted if own is None else own
 
 
 def lock(session: Session, owner_id: int) -> None:

@@ -6,15 +6,14 @@ from typing import Protocol
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from service.accounts.permission import not_found
+from service.accounts.permission import find
 from service.accounts.users import Caller
-from service.experiments.finding import find
 from service.records import events
 from service.records.curves import hold_still
 from service.records.events import EventCursor, Kind, Reading
 from service.streams.changes import Subject
-from service.sweeps import store as sweeps
 from service.tables.experiments import UNFINISHED, Event, Experiment
+from service.tables.sweeps import Sweep
 from service.tables.visibility import shared
 
 PAGE = 500
@@ -52,11 +51,11 @@ class OneExperiment:
         self._kinds = kinds
 
     def check(self, session: Session) -> None:
-        find(session, self._user, self._id)
+        find(session, self._user, Experiment, self._id)
 
     def read(self, session: Session, after: EventCursor | None, until: int, limit: int) -> Reading:
         hold_still(session)
-        experiment = find(session, self._user, self._id)
+        experiment = find(session, self._user, Experiment, self._id)
         if after is None:
             after = events.latest(session, experiment)
         return events.of_one(session, experiment, after, self._kinds, limit)
@@ -94,8 +93,7 @@ class ManyExperiments:
         if self._sweep_id is None:
             return there & (Experiment.owner_id == self._user.id)
         user = self._user
-        if sweeps.find_readable(session, user.id, self._sweep_id, user.is_admin) is None:
-            raise not_found("sweep")
+        find(session, user, Sweep, self._sweep_id)
         of_sweep = there & (Experiment.sweep_id == self._sweep_id)
         if user.is_admin:
             return of_sweep

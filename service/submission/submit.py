@@ -3,7 +3,7 @@
 All experiments of a request are stored in one transaction and in a few statements, or none is.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,22 +13,25 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from service.accounts import audit
+from service.accounts.permission import find_readable
 from service.accounts.users import Caller
 from service.experiments import store
-from service.experiments.preparation import (
-    BESIDE,
-    Prepared,
-    PreparedExperiment,
-    Submissions,
-    prepare,
-)
 from service.fair_share import FairShare
 from service.queue import holds, quota, states
 from service.queue.sizes import of_texts
 from service.settings import Settings
 from service.submission import idempotency
 from service.submission.idempotency import IdempotentRequest
+from service.submission.preparation import (
+    BESIDE,
+    Prepared,
+    PreparedExperiment,
+    Submissions,
+    prepare,
+)
+from service.submission.requests import SubmissionRequest
 from service.sweeps import store as sweeps
+from service.sweeps.expansion import check_stored
 from service.tables.audit import AuditEntry
 from service.tables.engine import Database
 from service.tables.experiments import Event, Experiment, Held, Status
@@ -39,10 +42,6 @@ from service.tables.sweeps import Sweep, SweepPoint
 _EXPERIMENTS, _EVENTS, _POINTS = (
     Experiment.metadata.tables[table.__tablename__] for table in (Experiment, Event, SweepPoint)
 )
-
-
-Read = Callable[[Session], Submissions]
-"""Reads the submissions of a request. It is called again where something has changed since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,34 +71,32 @@ def submitted(
     database: Database,
     settings: Settings,
     user: Caller,
-    read: Read,
+    request: SubmissionRequest,
     *,
-    request: IdempotentRequest | None = None,
-    sweep: Callable[[Session], Sweep] | None = None,
+    key: IdempotentRequest | None = None,
 ) -> Iterator[tuple[Session, Accepted]]:
-    """Submit what `read` returns, and yield the transaction and what became of it. A request that
-    was accepted before under its key is not checked again. `sweep` returns the sweep of the new
-    points, or of the experiments that are retried, and locks it. Raises ApiError."""
-    if request is not None:
+    """Carry out a request, and yield the transaction and what became of the submissions. A request
+    that was accepted before under its key is not checked again. Raises ApiError."""
+    if key is not None:
         with database.snapshot() as session:
-            kept = idempotency.find(session, user.id, request)
-            before = _accepted_before(session, user, request, kept)
+            kept = idempotency.find(session, user.id, key)
+            before = _accepted_before(session, user, key, kept)
             if before is not None:
                 yield session, before
                 return
     with database.snapshot() as session:
-        submissions = read(session)
+        submissions = request.submissions(session, settings, user)
         prepared = prepare(session, settings, submissions)
     with database.transaction() as session:
-        if request is not None:
-            kept = idempotency.claim(session, user.id, request)
-            before = _accepted_before(session, user, request, kept)
+        if key is not None:
+            kept = idempotency.claim(session, user.id, key)
+            before = _accepted_before(session, user, key, kept)
             if before is not None:
                 yield session, before
                 return
-        into = None if sweep is None else sweep(session)
-        if not _is_unchanged(session, user, submissions, prepared, into):
-            submissions = read(session)
+        sweep = request.sweep(session, settings, user)
+        if not _is_unchanged(session, user, submissions, prepared, sweep):
+            submissions = request.submissions(session, settings, user)
             prepared = prepare(session, settings, submissions)
         accepted = insert_all(
             session,
@@ -107,16 +104,16 @@ def submitted(
             prepared.experiments,
             by=user,
             fair_share=settings.share,
-            sweep=into,
+            sweep=sweep,
         )
-        if request is not None:
+        if key is not None:
             assert kept is not None
-            idempotency.keep(session, kept, request, accepted.kept())
+            idempotency.keep(session, kept, key, accepted.kept())
         yield session, accepted
 
 
 def _accepted_before(
-    session: Session, user: Caller, request: IdempotentRequest, kept: KeptRequest | None
+    session: Session, user: Caller, key: IdempotentRequest, kept: KeptRequest | None
 ) -> Accepted | None:
     """Return what the same request made before. Where all of that is deleted, the key is free.
     Raises ApiError."""
@@ -124,13 +121,13 @@ def _accepted_before(
         return None
     if isinstance(kept.made[0], str):
         before = Accepted((), *kept.made)
-        there = sweeps.find_readable(session, user.id, before.sweep_id, user.is_admin) is not None
+        there = find_readable(session, user, Sweep, before.sweep_id) is not None
     else:
         before = Accepted([Outcome(one["id"], one["cached_from"]) for one in kept.made])
         there = bool(store.readable_ids(session, user, [one.id for one in before.outcomes]))
     if not there:
         return None
-    request.check_same(kept)
+    key.check_same(kept)
     return before
 
 
@@ -185,6 +182,8 @@ def insert_all(
         for id, one in zip(ids, new, strict=True)
     ]
     if rows:
+        if sweep is not None and rows[0]["retry_of"] is None:
+            check_stored(sum(row["spec_bytes"] for row in rows), len(rows))
         _check_and_count(session, owner_id, rows, fair_share)
         session.execute(insert(_EXPERIMENTS), rows)
         status = {"kind": "status", "data": {"status": Status.QUEUED}}
@@ -225,7 +224,7 @@ def _check_and_count(
     highest = max(row["priority"] for row in rows)
     spec_bytes = sum(row["spec_bytes"] for row in rows)
     needed = spec_bytes + sum(row["expected_bytes"] for row in rows)
-    store.check_limits(session, owner_id, highest, len(rows), fair_share, needed)
+    quota.check_limits(session, owner_id, highest, len(rows), fair_share, needed)
     quota.note(session, owner_id, spec_bytes)
 
 

@@ -8,23 +8,17 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mptcore.specs import (
-    MAX_PROBLEMS,
-    ExperimentSpec,
-    Limits,
-    Problem,
-    SpecError,
-    validate_spec,
-)
+from mptcore.specs import Problem, SpecError
 from mptcore.specs.base import Seed, reject
 from mptcore.specs.parsing.json_text import pointer_token
 from mptcore.specs.parsing.long_lists import first_errors
+from service.refusals import invalid
 from service.schemas import RequestModel
 
 MAX_POINTS = 10_000
@@ -100,9 +94,8 @@ class Points(RequestModel):
         given = [one for one in (self.grid, self.listed, self.random) if one is not None]
         if len(given) != 1:
             reject([Problem("", "give exactly one of grid, list and random")])
-        size = math.prod(map(len, self.grid.values())) if self.grid else 0
-        if size > MAX_POINTS:
-            reject([Problem("/grid", f"at most {MAX_POINTS} points, not {size}")])
+        if self.count() > MAX_POINTS:
+            reject([Problem("/grid", f"at most {MAX_POINTS} points, not {self.count()}")])
         where = "/grid" if self.grid else "/random/fields" if self.random else "/list"
         if problems := field_problems(self.fields(), where):
             reject(problems)
@@ -118,15 +111,20 @@ class Points(RequestModel):
 
     def estimated_bytes(self, base: Mapping[str, Any]) -> int:
         """Return about how many bytes the specs of all points take. None is made for it."""
+        number = self.count()
         if self.grid is not None:
-            number = math.prod(map(len, self.grid.values()))
             values = sum(number // len(some) * _size(some) for some in self.grid.values())
         elif self.random is not None:
-            number = self.random.n
             values = number * sum(_largest(one) for one in self.random.fields.values())
         else:
-            number, values = len(self.listed or ()), _size(self.listed)
+            values = _size(self.listed)
         return number * _size(base) + values
+
+    def count(self) -> int:
+        """Return the number of points."""
+        if self.grid is not None:
+            return math.prod(map(len, self.grid.values()))
+        return self.random.n if self.random is not None else len(self.listed or ())
 
     def points(self) -> Iterator["Point"]:
         """Yield the points with their places in the request."""
@@ -209,46 +207,14 @@ def _short(value: Any) -> str:
     return text
 
 
-def specs_of(
-    base: Mapping[str, Any],
-    points: Sequence[Point],
-    limits: Limits,
-    completed: Callable[[Any], Any] = lambda spec: spec,
-) -> list[ExperimentSpec]:
-    """Return the specs of the points, each `completed` by what is known beside it. Raises SpecError
-    with what is wrong: pointers are into the request, whose spec is the base, and each names the
-    first point that it concerns. Gives up after a hundred wrong points."""
-    found: list[ExperimentSpec] = []
-    problems: dict[str, Problem] = {}
-    wrong = stored = 0
-    for i, point in enumerate(points):
-        try:
-            spec = validate_spec(completed(with_values(base, point.values)), limits)
-        except SpecError as error:
-            wrong += 1
-            for problem in error.within("/spec").problems[:MAX_PROBLEMS]:
-                there = in_request(i, point, problem)
-                problems.setdefault(there.pointer, there)
-        else:
-            found.append(spec)
-            stored += len(spec.model_dump_json())
-            check_stored(stored, len(points))
-        if wrong >= MAX_PROBLEMS or len(problems) >= MAX_PROBLEMS:
-            break
-    if problems:
-        raise SpecError([*problems.values()])
-    return found
-
-
 def check_stored(size: int, points: int) -> None:
-    """Raise SpecError where the specs of so many points take more bytes than a request may
-    store."""
+    """Raise ApiError if the specs of so many points take more bytes than a request may store."""
     if size > MAX_STORED_BYTES:
         detail = (
             f"the specs of {points} points take {math.ceil(size / 2**20)} MiB or more; a request "
             f"may store {MAX_STORED_BYTES // 2**20} MiB: send fewer points, or a smaller spec"
         )
-        raise SpecError([Problem("", detail)])
+        raise invalid([Problem("", detail)])
 
 
 def in_request(number: int, point: Point, problem: Problem) -> Problem:

@@ -1,4 +1,4 @@
-"""Request and response bodies of batches and sweeps."""
+"""Request and response bodies of sweeps."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from mptcore.specs.parsing.long_lists import first_errors
 from service.experiments.schemas import (
     After,
     Described,
@@ -14,43 +13,11 @@ from service.experiments.schemas import (
     Listed,
     Progress,
 )
-from service.experiments.unresolved import SubmissionBody
-from service.schemas import Page, RequestModel, ResponseModel
+from service.schemas import Page, ResponseModel
 from service.sweeps.expansion import MAX_POINTS, Points
 from service.tables.experiments import Status
 
-MAX_TOGETHER = 1000
-
 Concurrency = Annotated[int, Field(ge=1, le=MAX_POINTS)]
-
-
-class Batch(RequestModel):
-    """Experiments to queue, all or none."""
-
-    experiments: Annotated[
-        list[SubmissionBody],
-        Field(min_length=1, max_length=MAX_TOGETHER),
-        first_errors(SubmissionBody),
-    ]
-    """Experiments, to be submitted in this order, all or none."""
-
-
-class Made(ResponseModel):
-    """An experiment of a batch."""
-
-    id: str
-    """Id of the experiment."""
-    url: str
-    """URL of the experiment."""
-    cached_from: str | None
-    """The same id, if the experiment existed before. null: it is new."""
-
-
-class BatchOut(ResponseModel):
-    """Experiments of a batch."""
-
-    items: list[Made]
-    """Experiments, in the order of the request."""
 
 
 class MorePoints(Points):

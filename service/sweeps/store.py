@@ -8,11 +8,11 @@ from http import HTTPStatus
 from typing import Any
 
 from sqlalchemy import Row, Select, Text, bindparam, cast, delete, func, select, update
-from sqlalchemy.orm import Session, defer, joinedload
+from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from service.accounts.users import Caller
-from service.experiments import deletion, store
+from service.experiments import deletion
 from service.fair_share import FairShare
 from service.queue import quota, states
 from service.refusals import ApiError
@@ -20,7 +20,7 @@ from service.sweeps.schemas import SweepSubmission
 from service.tables.engine import now
 from service.tables.experiments import UNFINISHED, Experiment, Metric, Status
 from service.tables.sweeps import Sweep, SweepPoint
-from service.tables.visibility import Whose, readable, reader, shared
+from service.tables.visibility import readable, reader
 
 FAILED = (Status.FAILED, Status.CANCELLED)
 
@@ -49,7 +49,7 @@ def add(session: Session, sweep: Sweep, fair_share: FairShare | None = None) -> 
         )
         raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
     size = len(json.dumps(sweep.spec))
-    store.check_bytes(session, sweep.owner_id, fair_share, size)
+    quota.check_bytes(session, sweep.owner_id, fair_share, size)
     session.add(sweep)
     session.flush()
     quota.note(session, sweep.owner_id, size)
@@ -62,33 +62,6 @@ def next_point(session: Session, sweep_id: str) -> int:
     session.execute(select(Sweep.id).where(Sweep.id == sweep_id).with_for_update())
     last = session.scalar(select(func.max(SweepPoint.point)).filter_by(sweep_id=sweep_id))
     return 0 if last is None else last + 1
-
-
-def find_readable(
-    session: Session, reader_id: int, sweep_id: str, reads_all: bool = False
-) -> Sweep | None:
-    """Return the sweep if the reader owns it, if it is shared with the lab, or if the reader may
-    read everything."""
-    query = _THERE.where(Sweep.id == sweep_id, readable(Sweep))
-    return session.scalar(query, reader(reader_id, reads_all))
-
-
-_THERE = select(Sweep).where(Sweep.deleted_at.is_(None)).options(joinedload(Sweep.owner))
-
-
-def newest(
-    session: Session, owner_id: int, *, whose: Whose, limit: int, before: str | None
-) -> Sequence[Sweep]:
-    """Return the owner's sweeps, those shared with the lab, or all, newest first. Their specs may
-    be large and are not loaded."""
-    query = _THERE.options(defer(Sweep.spec, raiseload=True))
-    if whose == Whose.MINE:
-        query = query.where(Sweep.owner_id == owner_id)
-    if whose == Whose.LAB:
-        query = query.where(shared(Sweep))
-    if before is not None:
-        query = query.where(Sweep.id < before)
-    return session.scalars(query.order_by(Sweep.id.desc()).limit(limit)).all()
 
 
 def counts(
@@ -127,7 +100,7 @@ def _points(*columns: Any) -> Select[Any]:
     return (
         select(*columns)
         .join(Experiment, Experiment.id == SweepPoint.experiment_id)
-        .where(Experiment.deleted_at.is_(None), readable(Experiment))
+        .where(readable(Experiment))
     )
 
 
@@ -199,7 +172,7 @@ def change_all(session: Session, sweep: Sweep, wanted: dict[str, Any]) -> None:
     if "visibility" in wanted:
         session.execute(mine.values(visibility=wanted["visibility"]))
     if "priority" in wanted:
-        store.check_priority(session, sweep.owner_id, wanted["priority"])
+        quota.check_priority(session, sweep.owner_id, wanted["priority"])
         waiting = mine.where(Experiment.status.in_(UNFINISHED))
         session.execute(waiting.values(priority=wanted["priority"]))
 

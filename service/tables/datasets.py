@@ -15,10 +15,10 @@ class Dataset(Owned, Base):
     array; an .npz has the shapes of all in `arrays`, a table its column names in `columns`. Text
     has no `dim`; `n` then counts texts, and `columns` names those that hold them."""
 
+    noun = "data set"
     __tablename__ = "datasets"
     __table_args__ = (UniqueConstraint("owner_id", "sha256", "format", "copy"),)
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), index=True)
     owner: Mapped[User] = relationship(lazy="raise")
     name: Mapped[str] = mapped_column(String(200))

@@ -97,6 +97,7 @@ class Experiment(Owned, Base):
     """One spec and its run. `attempt` is the fence: it increases with every claim, and a write of
     an older attempt matches no row. `last_seq` is the last committed record."""
 
+    noun = "experiment"
     __tablename__ = "experiments"
     __table_args__ = (
         Index("ix_experiments_owner_id_id", "owner_id", "id"),
@@ -143,7 +144,6 @@ class Experiment(Owned, Base):
         ),
     )
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
     """A UUID of version 7: ids increase with time."""
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
     owner: Mapped[User] = relationship(lazy="raise")

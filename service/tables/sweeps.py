@@ -13,10 +13,10 @@ from service.tables.visibility import Owned
 class Sweep(Owned, Base):
     """A spec, its swept fields, and settings for all of its points."""
 
+    noun = "sweep"
     __tablename__ = "sweeps"
     __table_args__ = (Index("ix_sweeps_owner_id_id", "owner_id", "id"),)
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id))
     owner: Mapped[User] = relationship(lazy="raise")
     deleted_at: Mapped[float | None]

@@ -14,13 +14,13 @@ from sqlalchemy import event, func, select, update
 from sqlalchemy.orm import aliased
 
 from service.accounts.users import Caller
-from service.experiments.preparation import Entry
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import lease, ledger, quota, states
 from service.queue.dispatch import Dispatch, dispatch_next
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.records.recording import Batch, record
+from service.submission.preparation import Entry
 from service.submission.submit import insert_all
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission

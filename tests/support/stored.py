@@ -2,25 +2,24 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from service.accounts.users import Caller
-from service.experiments.preparation import (
+from service.experiments.schemas import Submission
+from service.fair_share import FairShare
+from service.queue.memory import Memory
+from service.settings import Settings
+from service.submission.idempotency import IdempotentRequest
+from service.submission.preparation import (
     Entry,
     PreparedExperiment,
     columns_of,
     retry_entry,
 )
-from service.experiments.schemas import Submission
-from service.experiments.unresolved import resolve_sizes
-from service.fair_share import FairShare
-from service.queue.memory import Memory
-from service.settings import Settings
-from service.submission.idempotency import IdempotentRequest
+from service.submission.requests import Bodies
 from service.submission.submit import Accepted, insert_all, submitted
 from service.tables.engine import Database
 from service.tables.experiments import Event, Experiment
@@ -33,9 +32,10 @@ def prepared(
     entry: Entry, memory: Memory | None = None, unfinished: Sequence[str] = ()
 ) -> PreparedExperiment:
     """An experiment to be inserted. Nothing is checked."""
-    document = entry.submission.spec.model_dump(mode="json")
-    columns = columns_of(entry, document, memory, unfinished)
-    return PreparedExperiment(columns, unfinished, retry_of=entry.retry_of)
+    assert isinstance(entry.sent, Submission)
+    document = entry.sent.spec.model_dump(mode="json")
+    columns = columns_of(entry.sent, document, entry.retry_of, memory, unfinished)
+    return PreparedExperiment(entry.sent, columns, unfinished, retry_of=entry.retry_of)
 
 
 def submit(
@@ -68,9 +68,9 @@ def sent(
     database: Database, settings: Settings, submission: Submission, key: str
 ) -> Iterator[Accepted]:
     """Submit under a key, and return the outcome before it is committed."""
-    read = partial(resolve_sizes, owner_id=LOCAL.id, sent=[submission])
-    request = IdempotentRequest(key, "POST /v1/experiments", b"the same")
-    with submitted(database, settings, LOCAL, read, request=request) as (_, accepted):
+    idempotent = IdempotentRequest(key, "POST /v1/experiments", b"the same")
+    with submitted(database, settings, LOCAL, Bodies([submission]), key=idempotent) as found:
+        _, accepted = found
         yield accepted
 
 

@@ -6,8 +6,9 @@ from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
+from service.accounts.permission import find
 from service.accounts.users import Caller
-from service.experiments.finding import find, find_all
+from service.experiments.store import find_all
 from service.queue.states import is_terminal
 from service.records.curves import TooFewPoints, hold_still, labels_of, read_curves
 from service.records.schemas import CurvesOut, CurvesWanted, ManyCurvesOut
@@ -96,7 +97,7 @@ def _answer(
 ) -> Response:
     with database.snapshot() as session:
         hold_still(session)
-        experiment = find(session, user, experiment_id)
+        experiment = find(session, user, Experiment, experiment_id)
         tag = _tag(experiment, asked)
         if is_known(tag, if_none_match):
             return not_modified(tag)

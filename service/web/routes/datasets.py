@@ -12,12 +12,11 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from mptcore.specs import Problem
 from service.accounts import audit
-from service.accounts.permission import check_whose, not_found, writable
+from service.accounts.permission import find, find_own, newest
 from service.accounts.users import Caller
 from service.datasets import quota, store
 from service.datasets.files import inspect, move
@@ -227,10 +226,9 @@ def list_datasets(
     whose: WhoseQuery = Whose.MINE,
 ) -> DatasetPage:
     """List the caller's uploads or, with `whose=lab`, those shared with the lab, newest first."""
-    check_whose(whose, user)
     before = read_cursor(cursor)
     with database.snapshot() as session:
-        found = store.newest(session, user.id, whose=whose, limit=limit + 1, before=before)
+        found = newest(session, user, Dataset, whose, limit + 1, before)
     kept, next_cursor = page(found, limit)
     return DatasetPage(items=[_out(one) for one in kept], next_cursor=next_cursor)
 
@@ -238,10 +236,7 @@ def list_datasets(
 @router.get("/{dataset_id}")
 def get_dataset(dataset_id: DatasetId, database: DatabaseDep, user: Reader) -> DatasetOut:
     with database.snapshot() as session:
-        found = _readable(session, user, dataset_id)
-    if found is None:
-        raise not_found(WHAT)
-    return _out(found)
+        return _out(find(session, user, Dataset, dataset_id))
 
 
 @router.patch("/{dataset_id}")
@@ -251,7 +246,7 @@ def change_dataset(
     """Share an upload with the lab, or make it private."""
     wanted = changes.model_dump(exclude_unset=True)
     with database.transaction() as session:
-        found = writable(user, _readable(session, user, dataset_id), WHAT)
+        found = find_own(session, user, Dataset, dataset_id)
         for name, value in wanted.items():
             setattr(found, name, value)
         audit.note(session, user, "dataset.changed", dataset_id, **wanted)
@@ -264,21 +259,14 @@ def delete_dataset(
 ) -> None:
     """Delete an upload. Queued experiments that use it will fail with that reason."""
     with database.transaction() as session:
-        found = writable(user, _readable(session, user, dataset_id), WHAT)
+        found = find_own(session, user, Dataset, dataset_id)
         if store.remove(session, found.id):
             note(session, found.owner_id, -found.bytes)
         audit.note(session, user, "dataset.deleted", dataset_id)
     shutil.rmtree(settings.datasets(dataset_id), ignore_errors=True)
 
 
-WHAT = "data set"
 COLUMNS = ("name", "format", "bytes", "sha256", "n", "dim", "arrays", "columns", "created_at")
-
-
-def _readable(session: Session, user: Caller, dataset_id: str) -> Dataset | None:
-    if not dataset_id.isalnum():
-        return None
-    return store.find_readable(session, user.id, dataset_id, user.is_admin)
 
 
 def _out(dataset: Dataset) -> DatasetOut:

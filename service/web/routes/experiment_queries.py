@@ -9,9 +9,8 @@ from pydantic import Field
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
-from service.accounts.permission import check_whose
+from service.accounts.permission import check_whose, find
 from service.accounts.users import Caller
-from service.experiments.finding import find, find_all
 from service.experiments.listing import page_of
 from service.experiments.schemas import (
     ExperimentOut,
@@ -20,6 +19,7 @@ from service.experiments.schemas import (
     Fields,
     ListedWithMetrics,
 )
+from service.experiments.store import find_all
 from service.experiments.views import (
     attempt_out,
     experiment_out,
@@ -140,7 +140,7 @@ async def get_experiment(
     If-None-Match, when it has changed; after N seconds at the latest."""
 
     def read(session: Session) -> tuple[Response, bool]:
-        experiment = find(session, user, experiment_id)
+        experiment = find(session, user, Experiment, experiment_id)
         answer = by_content(
             as_json(_whole(session, experiment, queue_snapshots, user)), if_none_match
         )

@@ -7,14 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
+from service.accounts.permission import find
 from service.experiments.bundle import bundle, zipped
-from service.experiments.finding import find
 from service.experiments.schemas import ArtifactList, Level, LogOut, LogPage, MetricList
 from service.experiments.views import artifact_out, log_out, metric_out
 from service.queue.states import is_terminal
 from service.records import results
 from service.records.artifacts import whole_file
 from service.refusals import ApiError
+from service.tables.experiments import Experiment
 from service.web.bodies import StrictRoute
 from service.web.dependencies import DatabaseDep, Reader, SettingsDep
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
@@ -30,7 +31,7 @@ def list_artifacts(
 ) -> ArtifactList:
     """List the files that the run has left so far."""
     with database.snapshot() as session:
-        find(session, user, experiment_id)
+        find(session, user, Experiment, experiment_id)
         found = results.artifacts(session, experiment_id)
     return ArtifactList(items=[artifact_out(artifact) for artifact in found])
 
@@ -49,7 +50,7 @@ def get_artifact(
 ) -> FileResponse:
     """Return a file. A file that is gone, or differs from what the run recorded, is 410."""
     with database.snapshot() as session:
-        find(session, user, experiment_id)
+        find(session, user, Experiment, experiment_id)
         known = {artifact.file: artifact for artifact in results.artifacts(session, experiment_id)}
     if name not in known:
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "the experiment left no such file")
@@ -66,7 +67,7 @@ def get_metrics(
 ) -> Response:
     """Return the metrics so far."""
     with database.snapshot() as session:
-        find(session, user, experiment_id)
+        find(session, user, Experiment, experiment_id)
         found = results.metrics(session, experiment_id)
     answer = MetricList(items=[metric_out(metric) for metric in found])
     return by_content(as_json(answer), if_none_match)
@@ -110,7 +111,7 @@ def get_logs(
     """Return the run's log, oldest first, as JSON or as lines of text. A resumed run logs the lines
     after its checkpoint again, with the same numbers."""
     with database.snapshot() as session:
-        find(session, user, experiment_id)
+        find(session, user, Experiment, experiment_id)
         found = results.logs(session, experiment_id, after, level, limit + 1)
     lines = [log_out(event) for event in found[:limit]]
     last_seq = lines[-1].seq if lines else after
@@ -135,7 +136,7 @@ def get_bundle(
     """Return an ended experiment as a zip: spec, records, curves, metrics, files, environments, and
     a README with the command that computes it again. An experiment that has not ended is 409."""
     with database.snapshot() as session:
-        experiment = find(session, user, experiment_id)
+        experiment = find(session, user, Experiment, experiment_id)
         if not is_terminal(experiment.status):
             detail = f"a bundle is of what has ended, and the experiment is {experiment.status}"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)

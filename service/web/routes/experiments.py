@@ -12,22 +12,22 @@ from fastapi import APIRouter, Depends, Response
 from sqlalchemy.orm import Session
 
 from service.accounts import audit
+from service.accounts.permission import find, find_own
 from service.accounts.users import Caller
 from service.experiments import deletion, store
-from service.experiments.finding import find, find_deleted, find_own
-from service.experiments.preparation import Submissions, prepare, retry_entry
 from service.experiments.schemas import Changes, ExperimentOut, Validation
-from service.experiments.unresolved import SubmissionBody, resolve_sizes
 from service.queue import states
 from service.queue.position import position_of_next
 from service.queue.runtime import expected_runtime
 from service.queue.schemas import RuntimeOut
 from service.queue.snapshot import QueueSnapshots
 from service.refusals import ApiError
+from service.submission.preparation import prepare
+from service.submission.requests import Bodies, Retry
+from service.submission.schemas import Batch, BatchOut, Made, SubmissionBody
 from service.submission.submit import Accepted, submitted
-from service.sweeps.schemas import Batch, BatchOut, Made
 from service.tables.engine import Database
-from service.tables.experiments import DesiredState, Status
+from service.tables.experiments import DesiredState, Experiment, Status
 from service.web.bodies import JsonBody, LargeRoute, StrictRoute
 from service.web.dependencies import (
     Canceller,
@@ -50,9 +50,9 @@ Submit = Callable[..., AbstractContextManager[tuple[Session, Accepted]]]
 
 
 async def _submit(
-    database: WriterDep, settings: SettingsDep, user: Submitter, request: Idempotency
+    database: WriterDep, settings: SettingsDep, user: Submitter, key: Idempotency
 ) -> Submit:
-    return partial(submitted, database, settings, user, request=request)
+    return partial(submitted, database, settings, user, key=key)
 
 
 SubmitDep = Annotated[Submit, Depends(_submit)]
@@ -75,10 +75,10 @@ def submit(
     one, whose `cached_from` says so; nothing is queued, and no limit counts. With an
     Idempotency-Key, the same request sent again gets the answer of the first one; another request
     under the same key is refused."""
-    read = partial(resolve_sizes, owner_id=user.id, sent=[sent])
-    with submitted(read) as (session, accepted):
+    with submitted(Bodies([sent])) as (session, accepted):
         (made,) = accepted.outcomes
-        answer = to_response(session, find(session, user, made.id), queue_snapshots, user)
+        found = find(session, user, Experiment, made.id)
+        answer = to_response(session, found, queue_snapshots, user)
     if made.cached_from is None:
         log.info("submitted", extra={"experiment_id": answer.id})
     else:
@@ -96,15 +96,13 @@ batches = APIRouter(tags=["experiments"], route_class=LargeRoute)
 def submit_batch(batch: JsonBody[Batch], submitted: SubmitDep, user: Submitter) -> BatchOut:
     """Queue up to a thousand experiments: all, or none if one is refused. The Idempotency-Key
     applies to the whole request."""
-    sent, pointer = batch.experiments, "/experiments/{}"
-    with submitted(partial(resolve_sizes, owner_id=user.id, sent=sent, pointer=pointer)) as made:
-        outcomes = made[1].outcomes
-    return BatchOut(
-        items=[
-            Made(id=one.id, url=f"/v1/experiments/{one.id}", cached_from=one.cached_from)
-            for one in outcomes
-        ]
-    )
+    with submitted(Bodies(batch.experiments, "/experiments/{}")) as (_, accepted):
+        return BatchOut(
+            items=[
+                Made(id=one.id, url=f"/v1/experiments/{one.id}", cached_from=one.cached_from)
+                for one in accepted.outcomes
+            ]
+        )
 
 
 @custom.post("/v1/experiments:validate")
@@ -117,12 +115,11 @@ def validate(
 ) -> Validation:
     """Return what a submission would become. Nothing is stored."""
     with database.snapshot() as session:
-        submissions = resolve_sizes(session, user.id, [sent])
+        submissions = Bodies([sent]).submissions(session, settings, user)
         (one,) = prepare(session, settings, submissions).experiments
-        submission = submissions.entries[0].submission
-        spec, memory_bytes = submission.spec, one.columns["memory_bytes"]
+        spec, memory_bytes = one.submission.spec, one.columns["memory_bytes"]
         runtime = expected_runtime(session, spec, settings.worker_silent_s)
-        device, priority = spec.compute.device, submission.priority
+        device, priority = spec.compute.device, one.submission.priority
         place = position_of_next(session, user.id, device, priority, memory_bytes, queue_snapshots)
     return Validation(
         spec=spec,
@@ -154,7 +151,7 @@ def change(
     """Change the fields beside the spec: name, tags, note, priority, visibility, pinned."""
     wanted = changes.model_dump(exclude_unset=True)
     with database.transaction() as session:
-        experiment = find_own(session, user, experiment_id)
+        experiment = find_own(session, user, Experiment, experiment_id)
         store.change(session, experiment, wanted, settings.share)
         # Its texts are the owner's, and long.
         weighty = {name: wanted[name] for name in WEIGHTY if name in wanted}
@@ -169,7 +166,7 @@ def delete(experiment_id: ExperimentId, database: WriterDep, user: Canceller) ->
     cancelled first. A running one must be cancelled before, and a pinned one unpinned: 409.
     Accepted runs that start from it can still do so."""
     with database.transaction() as session:
-        experiment = find_own(session, user, experiment_id)
+        experiment = find_own(session, user, Experiment, experiment_id)
         if experiment.pinned:
             detail = "it is pinned: set pinned to false first"
             raise ApiError(HTTPStatus.CONFLICT, "pinned", detail)
@@ -190,12 +187,12 @@ def undelete(
     """Bring back an experiment that was deleted, as long as its files are kept
     (`MPT_PURGE_AFTER_S`). What waited when it was deleted is cancelled, and may be retried."""
     with database.transaction() as session:
-        if find_deleted(session, user, experiment_id) is not None:
+        if store.find_deleted(session, user, experiment_id) is not None:
             if not deletion.restore(session, experiment_id, settings.purge_after_s):
                 detail = "it was deleted too long ago: its files are being removed"
                 raise ApiError(HTTPStatus.GONE, "purged", detail)
             audit.note(session, user, "experiment.undeleted", experiment_id)
-        experiment = find_own(session, user, experiment_id)
+        experiment = find_own(session, user, Experiment, experiment_id)
         session.refresh(experiment)
         return to_response(session, experiment, queue_snapshots, user)
 
@@ -248,17 +245,10 @@ def retry(
 ) -> ExperimentOut:
     """Queue a new experiment with the spec of one that failed or was cancelled. The Idempotency-Key
     works as for a submission."""
-
-    def read(session: Session) -> Submissions:
-        old = find_own(session, user, experiment_id)
-        if old.status not in (Status.FAILED, Status.CANCELLED):
-            detail = f"only what failed or was cancelled is retried; this is {old.status}"
-            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        return Submissions(old.owner_id, [retry_entry(old)])
-
-    with submitted(read) as (session, accepted):
+    with submitted(Retry(experiment_id)) as (session, accepted):
         (made,) = accepted.outcomes
-        answer = to_response(session, find(session, user, made.id), queue_snapshots, user)
+        found = find(session, user, Experiment, made.id)
+        answer = to_response(session, found, queue_snapshots, user)
     response.headers["Location"] = answer.urls.self
     return answer
 
@@ -291,9 +281,9 @@ def _request(
     already: Status,
 ) -> ExperimentOut:
     with database.transaction() as session:
-        find_own(session, user, experiment_id)
+        find_own(session, user, Experiment, experiment_id)
         accepted = states.request(session, experiment_id, desired)
-        experiment = find(session, user, experiment_id)
+        experiment = find(session, user, Experiment, experiment_id)
         if accepted is None and experiment.status != already:
             what = "is being cancelled" if experiment.status == Status.RUNNING else "is"
             detail = (

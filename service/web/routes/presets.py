@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
 from mptcore.specs import ExperimentSpec, Problem
 from mptcore.specs.parsing.suggestions import meant
-from service.experiments import store
+from service.accounts.permission import find_readable
 from service.experiments.preset_runs import ran, runs_of_presets
 from service.experiments.schemas import ExperimentSummary
 from service.experiments.views import metric_out, summary_out
@@ -141,7 +141,7 @@ def get_verdict(
     allowed to read the experiments."""
     preset = _find(name)
     with database.snapshot() as session:
-        found = [store.find_readable(session, user.id, one, user.is_admin) for one in experiment]
+        found = [find_readable(session, user, Experiment, one) for one in experiment]
         problems = list(_unfit(preset, found))
         results = [] if problems else [_results(session, one) for one in found]
     if problems:

@@ -44,7 +44,7 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
         standings = shares.standings(session, fair_share)
         waiting = store.next_in_turn(session, user.id, SHOWN)
         found = queue_positions(session, waiting, queue_snapshots)
-        submitted, most = store.submitted_of(session, user.id, fair_share)
+        submitted, most = quota.submitted_of(session, user.id, fair_share)
         kept_bytes = quota.kept(session, user.id)
         max_bytes = quota.limit(session, user.id, fair_share)
     mine = next(one for one in standings if one.owner_id == user.id)

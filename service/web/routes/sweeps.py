@@ -1,37 +1,21 @@
 """Routes of sweeps."""
 
-import json
 import logging
-from collections.abc import Sequence
-from functools import partial
 from http import HTTPStatus
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
-from mptcore.specs import Problem, SpecError
 from service.accounts import audit
-from service.accounts.permission import check_whose, not_found, writable
+from service.accounts.permission import find, find_own, newest
 from service.accounts.users import Caller
-from service.datasets.sizes import Uploads
-from service.experiments.preparation import Entry, Submissions, retry_entry
-from service.experiments.schemas import Submission
 from service.queue import holds, states
 from service.queue.snapshot import QueueSnapshots
-from service.refusals import ApiError, invalid
-from service.settings import Settings
+from service.refusals import ApiError
+from service.submission.requests import AddedPoints, NewSweep, SweepRetry
 from service.sweeps import store
 from service.sweeps.ends import estimated_end
-from service.sweeps.expansion import (
-    MAX_FIELDS,
-    MAX_POINTS,
-    Point,
-    check_stored,
-    field_problems,
-    in_request,
-    specs_of,
-)
 from service.sweeps.schemas import (
     Added,
     CsvForm,
@@ -54,7 +38,6 @@ from service.web.dependencies import (
     DatabaseDep,
     QueueSnapshotsDep,
     Reader,
-    SettingsDep,
     Submitter,
     WriterDep,
 )
@@ -73,25 +56,15 @@ SweepId = Annotated[str, Path(max_length=100, description="Id of the sweep.")]
 def submit_sweep(
     submission: JsonBody[SweepSubmission],
     submitted: SubmitDep,
-    settings: SettingsDep,
     queue_snapshots: QueueSnapshotsDep,
     user: Submitter,
     response: Response,
 ) -> SweepOut:
     """Queue an experiment for each point of a sweep: at most 10,000; all, or none if one is
     refused. Errors name the point, and point to its value in the request."""
-    points = [*submission.points()]
-    sweep = store.new(user.id, submission)
-
-    def read(session: Session) -> Submissions:
-        return _submissions(session, settings, sweep, submission, points)
-
-    def add(session: Session) -> Sweep:
-        audit.note(session, user, "sweep.submitted", sweep.id, points=len(points))
-        return store.add(session, sweep, settings.share)
-
-    with submitted(read, sweep=add) as (session, accepted):
-        answer = _out(session, queue_snapshots, _find(session, user, accepted.sweep_id), user)
+    with submitted(NewSweep(submission)) as (session, accepted):
+        sweep = find(session, user, Sweep, accepted.sweep_id)
+        answer = _out(session, queue_snapshots, sweep, user)
     log.info("sweep submitted", extra={"sweep_id": answer.id, "points": answer.points})
     response.headers["Location"] = answer.urls.self
     return answer
@@ -106,10 +79,10 @@ def list_sweeps(
     whose: WhoseQuery = Whose.MINE,
 ) -> SweepPage:
     """List the caller's sweeps or, with `whose=lab`, those shared with the lab, newest first."""
-    check_whose(whose, user)
     before = read_cursor(cursor)
+    without_specs = defer(Sweep.spec, raiseload=True)  # which may be large
     with database.snapshot() as session:
-        found = store.newest(session, user.id, whose=whose, limit=limit + 1, before=before)
+        found = newest(session, user, Sweep, whose, limit + 1, before, without_specs)
         kept, next_cursor = page(found, limit)
         counts = store.counts(session, [one.id for one in kept], user)
     items = [summary_out(one, counts.get(one.id, {})) for one in kept]
@@ -122,7 +95,7 @@ def get_sweep(
 ) -> SweepOut:
     """Return how many points of a sweep have which status, its progress, and its expected end."""
     with database.snapshot() as session:
-        return _out(session, queue_snapshots, _find(session, user, sweep_id), user)
+        return _out(session, queue_snapshots, find(session, user, Sweep, sweep_id), user)
 
 
 @router.get(
@@ -146,7 +119,7 @@ def get_table(
     all points that differ only in their seeds. Points whose experiment was deleted or is not open
     to you are left out."""
     with database.snapshot() as session:
-        sweep = _find(session, user, sweep_id)
+        sweep = find(session, user, Sweep, sweep_id)
         points = store.points(session, sweep_id, user)
         metrics = store.metrics(session, sweep_id)
         made = table(sweep, points, metrics)
@@ -167,29 +140,11 @@ def add_points(
     sweep_id: SweepId,
     more: JsonBody[MorePoints],
     submitted: SubmitDep,
-    settings: SettingsDep,
     user: Submitter,
 ) -> Added:
     """Add points to a sweep, with the same base spec."""
-    points = [*more.points()]
-
-    def read(session: Session) -> Submissions:
-        return _submissions(session, settings, _find_own(session, user, sweep_id), more, points)
-
-    def extend(session: Session) -> Sweep:
-        sweep = _find_own(session, user, sweep_id)
-        if store.next_point(session, sweep.id) + len(points) > MAX_POINTS:
-            detail = f"a sweep has at most {MAX_POINTS} points"
-            raise invalid([Problem("", detail)])
-        fields = [*dict.fromkeys([*sweep.fields, *more.fields()])]
-        if len(fields) > max(MAX_FIELDS, len(sweep.fields)):
-            raise invalid(field_problems(fields, ""))
-        sweep.fields = fields
-        audit.note(session, user, "sweep.extended", sweep.id, points=len(points))
-        return sweep
-
-    with submitted(read, sweep=extend) as (_, accepted):
-        return Added(first=accepted.first, count=len(points))
+    with submitted(AddedPoints(sweep_id, more)) as (_, accepted):
+        return Added(first=accepted.first, count=more.count())
 
 
 @router.patch("/{sweep_id:id}")
@@ -204,7 +159,7 @@ def change_sweep(
     experiments."""
     wanted = changes.model_dump(exclude_unset=True)
     with database.transaction() as session:
-        sweep = _find_own(session, user, sweep_id)
+        sweep = find_own(session, user, Sweep, sweep_id)
         for name, value in wanted.items():
             setattr(sweep, name, value)
         session.flush()
@@ -222,7 +177,7 @@ def delete_sweep(sweep_id: SweepId, database: WriterDep, user: Canceller) -> Non
     """Delete a sweep and the experiments created for it. Waiting ones are cancelled first. If one
     is running it must be cancelled before, and a pinned one unpinned: 409."""
     with database.transaction() as session:
-        sweep = _find_own(session, user, sweep_id)
+        sweep = find_own(session, user, Sweep, sweep_id)
         what = store.obstacle(session, sweep)
         if what == "running":
             detail = "some of it is running: cancel it first, and delete it once that has ended"
@@ -241,7 +196,7 @@ def cancel_sweep(
     """Cancel all of a sweep's experiments that have not ended: waiting ones at once, running ones
     within a heartbeat and the kill grace."""
     with database.transaction() as session:
-        sweep = _find_own(session, user, sweep_id)
+        sweep = find_own(session, user, Sweep, sweep_id)
         count = len(states.cancel_all(session, Experiment.sweep_id == sweep.id).ids)
         audit.note(session, user, "sweep.cancelled", sweep_id, experiments=count)
         session.flush()
@@ -252,71 +207,10 @@ def cancel_sweep(
 def retry_sweep(sweep_id: SweepId, submitted: SubmitDep, user: Submitter) -> Retried:
     """Queue a new experiment for each point that failed or was cancelled. It replaces the old one
     in the sweep. A second request finds nothing to retry."""
-
-    def read(session: Session) -> Submissions:
-        sweep = _find_own(session, user, sweep_id)
-        old = store.retryable(session, sweep)
-        entries = [retry_entry(one, partial(_refuse_retry, one)) for one in old]
-        return Submissions(sweep.owner_id, entries)
-
-    def lock(session: Session) -> Sweep:
-        sweep = _find_own(session, user, sweep_id)
-        store.next_point(session, sweep.id)  # of two requests the second finds nothing to retry
-        return sweep
-
-    with submitted(read, sweep=lock) as (session, accepted):
+    with submitted(SweepRetry(sweep_id)) as (session, accepted):
         count = len(accepted.outcomes)
         audit.note(session, user, "sweep.retried", sweep_id, experiments=count)
     return Retried(count=count)
-
-
-def _refuse_retry(old: Experiment, problem: Problem) -> NoReturn:
-    """Refuse to retry a sweep for a problem of one of its experiments. Raises ApiError."""
-    detail = f"{old.id} cannot run again: {problem.detail}"
-    raise ApiError(HTTPStatus.CONFLICT, "not_retryable", detail)
-
-
-def _submissions(
-    session: Session, settings: Settings, sweep: Sweep, more: MorePoints, points: Sequence[Point]
-) -> Submissions:
-    """Return the submissions of a sweep's points. Raises ApiError, before any spec is made where
-    they would be too large."""
-    size = len(json.dumps(sweep.spec))
-    if size > settings.max_body_bytes:
-        detail = f"at most {settings.max_body_bytes} bytes, as of one experiment, not {size}"
-        raise invalid([Problem("/spec", detail)])
-    uploads = Uploads(session, sweep.owner_id)
-    try:
-        check_stored(more.estimated_bytes(sweep.spec), len(points))
-        specs = specs_of(sweep.spec, points, settings.limits, uploads.with_sizes)
-    except SpecError as error:
-        raise invalid(error) from None
-    after, cache = sweep.comes_after, more.cache
-    submissions = [
-        Submission.model_construct(spec=spec, after=after, cache=cache) for spec in specs
-    ]
-    entries = [
-        Entry(submission, partial(in_request, i, point))
-        for i, (submission, point) in enumerate(zip(submissions, points, strict=True))
-    ]
-    return Submissions(sweep.owner_id, entries)
-
-
-def _find(session: Session, user: Caller, sweep_id: str) -> Sweep:
-    found = _readable(session, user, sweep_id)
-    if found is None:
-        raise not_found("sweep")
-    return found
-
-
-def _find_own(session: Session, user: Caller, sweep_id: str) -> Sweep:
-    return writable(user, _readable(session, user, sweep_id), "sweep")
-
-
-def _readable(session: Session, user: Caller, sweep_id: str) -> Sweep | None:
-    if not sweep_id.isalnum():
-        return None
-    return store.find_readable(session, user.id, sweep_id, user.is_admin)
 
 
 def _out(session: Session, queue_snapshots: QueueSnapshots, sweep: Sweep, user: Caller) -> SweepOut:

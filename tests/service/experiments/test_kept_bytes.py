@@ -345,14 +345,12 @@ def test_two_changes_at_once_count_once(lab: Settings) -> None:
 
     def shorten() -> None:
         with database.transaction() as session:
-            experiment = store.find(session, 1, one)
-            assert experiment is not None
+            experiment = session.get_one(Experiment, one)
             looked.wait()
             store.change(session, experiment, {"note": None}, FairShare())
 
     with database.transaction() as session:
-        experiment = store.find(session, 1, one)
-        assert experiment is not None
+        experiment = session.get_one(Experiment, one)
         store.change(session, experiment, {"note": "a" * 100}, FairShare())
     looked = threading.Barrier(2)
     with ThreadPoolExecutor(2) as pool:

@@ -7,10 +7,12 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import InvalidRequestError
 
+from service.accounts import permission
 from service.accounts.users import Caller
 from service.experiments import store
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
+from service.queue import quota
 from service.queue.shares import MAX_PRIORITY
 from service.records import results
 from service.refusals import ApiError
@@ -80,17 +82,6 @@ def test_a_retry_is_like_the_old_one(database: Database) -> None:
     assert status_events(database, made.id) == [{"status": "queued"}]
 
 
-def test_an_experiment_is_found_by_its_owner_alone(database: Database) -> None:
-    mine, theirs = submit(database), submit(database, owner_id=OTHER)
-    with database.snapshot() as session:
-        found = store.find(session, ME, mine.id)
-        assert found is not None
-        assert found.id == mine.id
-        assert store.find(session, OTHER, mine.id) is None
-        assert store.find(session, ME, theirs.id) is None
-        assert store.find(session, ME, "0" * 32) is None
-
-
 def test_metrics_and_artifacts_come_in_the_order_of_their_records(database: Database) -> None:
     mine, other = submit(database).id, submit(database).id
     with database.transaction() as session:
@@ -107,7 +98,7 @@ def refused(database: Database, most: int, priority: int = 0, more: int = 1) -> 
     """Why a user may not have so many more, by a word and in a sentence; empty where it may."""
     with database.transaction() as session:
         try:
-            store.check_limits(session, ME, priority, more, FairShare(max_submitted=most))
+            quota.check_limits(session, ME, priority, more, FairShare(max_submitted=most))
         except ApiError as error:
             return error.reason, str(error)
     return "", ""
@@ -116,7 +107,7 @@ def refused(database: Database, most: int, priority: int = 0, more: int = 1) -> 
 def test_no_more_than_the_limit_of_those_that_have_not_ended(database: Database) -> None:
     """Those of others and those that have ended do not count; the user's own limit goes first."""
     with database.snapshot() as session:
-        assert store.submitted_of(session, ME, FairShare(max_submitted=3)) == (0, 3)
+        assert quota.submitted_of(session, ME, FairShare(max_submitted=3)) == (0, 3)
     with database.transaction() as session:
         stored.submit(session, ME, submission(), fair_share=FairShare(max_submitted=1))
     change(database, submit(database).id, status=Status.RUNNING)
@@ -170,11 +161,12 @@ def test_what_is_open_to_a_reader(database: Database) -> None:
     me = Caller(ME, "local", Role.MEMBER, "k", frozenset())
     admin = replace(me, scopes=frozenset(Scope))
     with database.transaction() as session:
-        assert {one for one in ids if store.find_readable(session, ME, one)} == {mine, shared}
-        assert store.find_readable(session, ME, theirs, reads_all=True) is not None
-        assert store.find_readable(session, ME, deleted, reads_all=True) is None
-        assert [one.id for one in store.find_referenced(session, ME, ids)] == [mine, shared]
-        assert [*store.find_referenced(session, ME, [])] == []
+        for user, read in ((me, {mine, shared}), (admin, {mine, shared, theirs})):
+            found = {one for one in ids if permission.find_readable(session, user, Experiment, one)}
+            assert found == read
+        assert permission.find_readable(session, me, Experiment, "0" * 32) is None
+        assert [*permission.readable_ones(session, ME, Experiment, ids)] == [mine, shared]
+        assert permission.readable_ones(session, ME, Experiment, []) == {}
         assert store.readable_ids(session, me, ids) == {mine, shared}
         assert store.readable_ids(session, admin, ids) == {mine, shared, theirs}
         assert {one.id for one in store.readable_ones(session, me, ids)} == {mine, shared}

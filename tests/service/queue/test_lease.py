@@ -9,7 +9,6 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from mptcore.protocol.code import core_digest
-from service.experiments import store
 from service.queue import lease
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.records.curves import read_series
@@ -19,6 +18,7 @@ from service.tables.experiments import (
     Attempt,
     Checkpoint,
     DesiredState,
+    Experiment,
     Metric,
     Queue,
     Series,
@@ -416,4 +416,4 @@ def test_no_checkpoint_is_forgotten_that_may_serve(database: Database) -> None:
     left = [saved(database, one) for one in (*ids, unasked.experiment_id)]
     assert left == [[], ["1/a"], ["1/a"], ["1/a"]]
     with database.snapshot() as session:
-        assert store.find(session, 1, ids[0]) is not None
+        assert session.get(Experiment, ids[0]) is not None

@@ -9,7 +9,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from mptcore.specs import MAX_PROBLEMS
-from service.experiments.preparation import Checks
+from service.experiments.cache import CacheKeys
+from service.submission import preparation
 from service.sweeps import expansion
 from service.tables.experiments import Experiment, Status
 from service.tables.sweeps import Sweep, SweepPoint
@@ -33,13 +34,13 @@ TEXT = {"model": {"family": "masked_lm", "checkpoint": "tiny"},
 def validated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The specs that were made."""
     made: list[Any] = []
-    validate = vars(expansion)["validate_spec"]
+    complete = vars(preparation)["with_values"]
 
-    def noted(value: Any, limits: Any) -> Any:
-        made.append(value)
-        return validate(value, limits)
+    def noted(base: Any, values: Any) -> Any:
+        made.append(values)
+        return complete(base, values)
 
-    monkeypatch.setattr(expansion, "validate_spec", noted)
+    monkeypatch.setattr(preparation, "with_values", noted)
     return made
 
 
@@ -95,15 +96,15 @@ def test_points_that_are_all_wrong_are_given_up_soon(api: TestClient, validated:
 def while_it_prepares(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
     """What is done, once, when the next spec of a request has been judged."""
     todo: list[Callable[[], object]] = []
-    cache_key = Checks.cache_key
+    find_key = CacheKeys.key
 
     def key(*arguments: Any) -> str | None:
-        found = cache_key(*arguments)
+        found = find_key(*arguments)
         if todo:
             todo.pop()()
         return found
 
-    monkeypatch.setattr(Checks, "cache_key", key)
+    monkeypatch.setattr(CacheKeys, "key", key)
     return todo
 
 
@@ -228,3 +229,12 @@ def test_sweeps_are_limited_though_the_cache_answers_all_points(
     answer = api.post("/v1/sweeps", json={"spec": SPEC, **point})
     assert (answer.status_code, answer.json()["reason"]) == (409, "limit_reached")
     assert answer.json()["detail"].startswith("you have 2 sweeps, and your limit is 2: delete some")
+
+
+def test_what_no_version_accepts_any_more_is_not_retried(api: TestClient) -> None:
+    old = submitted(api)
+    spec = {**SPEC, "model": {"family": "gone"}}
+    change(database_of(api), old, status=Status.FAILED, spec=spec)
+    answer = api.post(f"/v1/experiments/{old}:retry")
+    assert answer.status_code == 422
+    assert [one["pointer"] for one in answer.json()["errors"]] == ["/spec/model/family"]

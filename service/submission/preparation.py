@@ -1,0 +1,207 @@
+"""Prepare submissions before the transaction that stores them.
+
+To check thousands of specs and to estimate their memory takes seconds, and other users' writes wait
+for a transaction that writes. So everything that takes long is computed here, without a lock.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+
+from mptcore.specs import (
+    MAX_PROBLEMS,
+    ExperimentSpec,
+    Problem,
+    SpecError,
+    spec_error,
+    stored_spec,
+)
+from service.datasets.sizes import Uploads
+from service.experiments.cache import CacheKeys, answer_of, earlier_results
+from service.experiments.inputs import Inputs
+from service.experiments.references import ReferencedInputs, after_problems, reference_problems
+from service.experiments.schemas import Submission
+from service.queue.memory import Memory, MemoryModel
+from service.queue.sizes import POINT_BYTES, of_texts
+from service.refusals import invalid
+from service.settings import Settings
+from service.submission.schemas import UnresolvedSubmission
+from service.sweeps.expansion import with_values
+from service.tables.experiments import Experiment, Held
+from service.tables.visibility import Visibility
+
+BESIDE = ("name", "tags", "note", "priority", "visibility")
+"""Fields of a submission that become columns as they are."""
+
+
+class Entry(NamedTuple):
+    """A submission of a request."""
+
+    sent: Submission | UnresolvedSubmission
+    in_request: Callable[[Problem], Problem] = lambda problem: problem
+    """Translates a problem of the submission to its place in the request."""
+    retry_of: Experiment | None = None
+
+
+class Submissions(NamedTuple):
+    """The submissions of a request, and the owner of the experiments."""
+
+    owner_id: int
+    entries: Sequence[Entry]
+
+
+def retry_entry(old: Experiment, in_request: Callable[[Problem], Problem] = lambda p: p) -> Entry:
+    """Return the submission of a new experiment like an old one. Raises ApiError where the spec is
+    not accepted any more."""
+    beside = {name: getattr(old, name) for name in BESIDE}
+    beside["visibility"] = Visibility(old.visibility)
+    try:
+        spec = stored_spec(old.spec)
+    except ValidationError as error:
+        problems = spec_error(error.errors(include_url=False), old.spec, ExperimentSpec)
+        raise invalid(problems.within("/spec")) from None
+    after = old.comes_after or []
+    submission = Submission.model_construct(spec=spec, after=after, cache=False, **beside)
+    return Entry(submission, in_request, old)
+
+
+class PreparedExperiment(NamedTuple):
+    """The columns of a new experiment, or the earlier experiment that answers a submission."""
+
+    submission: Submission
+    columns: dict[str, Any]
+    unfinished: Sequence[str] = ()
+    """The experiments that it waits for."""
+    cached_from: str | None = None
+    retry_of: Experiment | None = None
+
+
+class Prepared(NamedTuple):
+    """Prepared experiments, and the inputs that they refer to."""
+
+    experiments: Sequence[PreparedExperiment]
+    inputs: ReferencedInputs
+
+
+def prepare(session: Session, settings: Settings, submissions: Submissions) -> Prepared:
+    """Complete and check submissions, and prepare their experiments. Raises ApiError."""
+    owner_id, entries = submissions
+    uploads = Uploads(session, owner_id)
+    found = _for_each(entries, (partial(_resolved, one.sent, uploads) for one in entries))
+    specs = [one.spec for one in found]
+    after = {id for one in found for id in one.after}
+    inputs = ReferencedInputs.of(session, owner_id, specs, after)
+    checks = _Checks(settings, inputs, MemoryModel(session))
+    pairs = zip(found, entries, strict=True)
+    _for_each(entries, (partial(checks.check, *pair) for pair in pairs))
+    documents = [spec.model_dump(mode="json") for spec in specs]
+    cache_keys = CacheKeys(inputs, checks.files)
+    keys = [cache_keys.key(*pair) for pair in zip(specs, documents, strict=True)]
+    searched = (key for one, key in zip(found, keys, strict=True) if one.cache)
+    earlier = earlier_results(session, owner_id, searched)
+    prepared = []
+    for entry, submission, document, key in zip(entries, found, documents, keys, strict=True):
+        unfinished = inputs.unfinished(submission.spec, submission.after)
+        memory = checks.memory.expected(submission.spec)
+        columns = columns_of(submission, document, entry.retry_of, memory, unfinished, key)
+        answer = answer_of(earlier.get(key, ()), submission) if submission.cache else None
+        prepared.append(PreparedExperiment(submission, columns, unfinished, answer, entry.retry_of))
+    return Prepared(prepared, inputs)
+
+
+Result = TypeVar("Result")
+
+
+def _for_each(entries: Sequence[Entry], steps: Iterable[Callable[[], Result]]) -> list[Result]:
+    """Return the result of each entry's step. Raises ApiError with the problems that the steps
+    raise as SpecError, at their places in the request, each place for the first submission that has
+    a problem there. Gives up after a hundred wrong submissions."""
+    results: list[Result] = []
+    found: list[Problem] = []
+    pointers: set[str] = set()
+    wrong = unlisted = 0
+    for entry, step in zip(entries, steps, strict=True):
+        try:
+            results.append(step())
+        except SpecError as error:
+            problems = [entry.in_request(problem) for problem in error.problems]
+            found += [problem for problem in problems if problem.pointer not in pointers]
+            pointers.update(problem.pointer for problem in problems)
+            unlisted += error.count - len(problems)
+            wrong += 1
+        if wrong >= MAX_PROBLEMS:
+            break
+    if found:
+        raise invalid(SpecError(found, len(found) + unlisted))
+    return results
+
+
+def _resolved(sent: Submission | UnresolvedSubmission, uploads: Uploads) -> Submission:
+    """Return a submission whose spec has the values of its point and the sizes of its upload.
+    Raises SpecError."""
+    if isinstance(sent, Submission):
+        return sent
+    try:
+        spec = uploads.with_sizes(with_values(sent.body["spec"], sent.values))
+    except SpecError as error:
+        raise error.within("/spec") from None
+    body = {**sent.body, "spec": spec}
+    try:
+        return Submission.model_validate(body)
+    except ValidationError as error:
+        raise spec_error(error.errors(include_url=False), body, Submission) from None
+
+
+class _Checks:
+    """Checks of the submissions of one request. Everything is looked up once."""
+
+    def __init__(self, settings: Settings, inputs: ReferencedInputs, memory: MemoryModel):
+        self.files = Inputs(settings)
+        self.memory = memory
+        self._limits, self._inputs = settings.limits, inputs
+
+    def check(self, submission: Submission, entry: Entry) -> None:
+        """Raise SpecError for the problems of a submission. The spec of a retry was accepted
+        before: only what it refers to is checked."""
+        spec = submission.spec
+        found = reference_problems(self._inputs, spec)
+        if entry.retry_of is None:
+            found = (
+                spec.limit_problems(self._limits)
+                or found
+                or [*self.files.problems(spec)]
+                or self.memory.problems(spec, self.memory.expected(spec))
+            )
+        of_spec = [Problem(f"/spec{one.pointer}", one.detail) for one in found]
+        if problems := [*of_spec, *after_problems(self._inputs, submission.after)]:
+            raise SpecError(problems)
+
+
+def columns_of(
+    submission: Submission,
+    document: dict[str, Any],
+    old: Experiment | None = None,
+    memory: Memory | None = None,
+    unfinished: Sequence[str] = (),
+    cache_key: str | None = None,
+) -> dict[str, Any]:
+    """Return the columns of a new experiment. `document` is its spec as it is stored."""
+    texts = of_texts(submission.name, submission.tags, submission.note)
+    return {
+        "spec": document,
+        "spec_bytes": len(json.dumps(document)) + texts,
+        "device": document["compute"]["device"],
+        "expected_bytes": submission.spec.point_count().total * POINT_BYTES,
+        "memory_bytes": memory.expected if memory else None,
+        "estimated_bytes": memory.by_spec if memory else None,
+        "comes_after": [*dict.fromkeys([*submission.after, *unfinished])] or None,
+        "cache_key": cache_key,
+        "held": Held.AFTER if unfinished else Held.NOT,
+        "retry_of": old.id if old else None,
+        "sweep_id": old.sweep_id if old else None,
+        **{name: getattr(submission, name) for name in BESIDE},
+    }

@@ -1,0 +1,160 @@
+"""Requests that submit experiments: each returns its submissions, and locks the sweep that they
+belong to."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any, NoReturn
+
+from sqlalchemy.orm import Session
+
+from mptcore.specs import Problem
+from service.accounts import audit
+from service.accounts.permission import find_own
+from service.accounts.users import Caller
+from service.experiments.schemas import Submission
+from service.refusals import ApiError, invalid
+from service.settings import Settings
+from service.submission.preparation import Entry, Submissions, retry_entry
+from service.submission.schemas import UnresolvedSubmission
+from service.sweeps import store
+from service.sweeps.expansion import (
+    MAX_FIELDS,
+    MAX_POINTS,
+    check_stored,
+    field_problems,
+    in_request,
+)
+from service.sweeps.schemas import MorePoints, SweepSubmission
+from service.tables.experiments import Experiment, Status
+from service.tables.sweeps import Sweep
+
+
+class SubmissionRequest(ABC):
+    """Base class of the requests."""
+
+    @abstractmethod
+    def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
+        """Return the submissions. Called again where something has changed since. Raises
+        ApiError."""
+
+    def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep | None:
+        """Return the sweep of the new points or of the retried experiments, locked."""
+        return None
+
+
+@dataclass(frozen=True)
+class Bodies(SubmissionRequest):
+    """Experiments that were sent. `pointer` is the place of each in the request, with `{}` for its
+    number."""
+
+    sent: Sequence[Submission | UnresolvedSubmission]
+    pointer: str = ""
+
+    def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
+        places = (self.pointer.format(number) for number in range(len(self.sent)))
+        pairs = zip(self.sent, places, strict=True)
+        return Submissions(user.id, [Entry(one, partial(_within, place)) for one, place in pairs])
+
+
+def _within(pointer: str, problem: Problem) -> Problem:
+    return Problem(pointer + problem.pointer, problem.detail)
+
+
+@dataclass(frozen=True)
+class Retry(SubmissionRequest):
+    """A new experiment like an old one."""
+
+    experiment_id: str
+
+    def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
+        old = find_own(session, user, Experiment, self.experiment_id)
+        if old.status not in (Status.FAILED, Status.CANCELLED):
+            detail = f"only what failed or was cancelled is retried; this is {old.status}"
+            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
+        return Submissions(old.owner_id, [retry_entry(old)])
+
+
+@dataclass(frozen=True)
+class NewSweep(SubmissionRequest):
+    """A sweep and its first points."""
+
+    sent: SweepSubmission
+
+    def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
+        sent = self.sent
+        return Submissions(user.id, _points(settings, sent.spec, sent.after, sent))
+
+    def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep:
+        sweep = store.add(session, store.new(user.id, self.sent), settings.share)
+        audit.note(session, user, "sweep.submitted", sweep.id, points=self.sent.count())
+        return sweep
+
+
+@dataclass(frozen=True)
+class AddedPoints(SubmissionRequest):
+    """Points that are added to a sweep."""
+
+    sweep_id: str
+    more: MorePoints
+
+    def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
+        sweep = find_own(session, user, Sweep, self.sweep_id)
+        entries = _points(settings, sweep.spec, sweep.comes_after, self.more)
+        return Submissions(sweep.owner_id, entries)
+
+    def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep:
+        sweep = find_own(session, user, Sweep, self.sweep_id)
+        if store.next_point(session, sweep.id) + self.more.count() > MAX_POINTS:
+            detail = f"a sweep has at most {MAX_POINTS} points"
+            raise invalid([Problem("", detail)])
+        fields = [*dict.fromkeys([*sweep.fields, *self.more.fields()])]
+        if len(fields) > max(MAX_FIELDS, len(sweep.fields)):
+            raise invalid(field_problems(fields, ""))
+        sweep.fields = fields
+        audit.note(session, user, "sweep.extended", sweep.id, points=self.more.count())
+        return sweep
+
+
+@dataclass(frozen=True)
+class SweepRetry(SubmissionRequest):
+    """New experiments for the points of a sweep that failed or were cancelled."""
+
+    sweep_id: str
+
+    def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
+        sweep = find_own(session, user, Sweep, self.sweep_id)
+        old = store.retryable(session, sweep)
+        entries = [retry_entry(one, partial(_refuse_retry, one)) for one in old]
+        return Submissions(sweep.owner_id, entries)
+
+    def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep:
+        sweep = find_own(session, user, Sweep, self.sweep_id)
+        store.next_point(session, sweep.id)  # of two requests the second finds nothing to retry
+        return sweep
+
+
+def _refuse_retry(old: Experiment, problem: Problem) -> NoReturn:
+    """Refuse to retry a sweep for a problem of one of its experiments. Raises ApiError."""
+    detail = f"{old.id} cannot run again: {problem.detail}"
+    raise ApiError(HTTPStatus.CONFLICT, "not_retryable", detail)
+
+
+def _points(
+    settings: Settings, spec: dict[str, Any], after: Sequence[str], more: MorePoints
+) -> Sequence[Entry]:
+    """Return the submissions of a sweep's points. Raises ApiError, before any spec is made where
+    they would be too large."""
+    size = len(json.dumps(spec))
+    if size > settings.max_body_bytes:
+        detail = f"at most {settings.max_body_bytes} bytes, as of one experiment, not {size}"
+        raise invalid([Problem("/spec", detail)])
+    check_stored(more.estimated_bytes(spec), more.count())
+    body = {"spec": spec, "after": after, "cache": more.cache}
+    return [
+        Entry(UnresolvedSubmission(body, point.values), partial(in_request, i, point))
+        for i, point in enumerate(more.points())
+    ]
