@@ -94,7 +94,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "worker/transport.py": ("tests/worker/test_transport.py",),
     "mptcore/data/upload_limits.py": ("tests/mptcore/data/test_upload_limits.py",),
     "mptcore/runtime/cgroups.py": ("tests/mptcore/runtime/test_cgroups.py",),
-    "mptcore/specs/points.py": ("tests/mptcore/specs/test_points.py",),
+    "mptcore/specs/experiment.py": ("tests/mptcore/specs/test_points.py",),
     "service/datasets/child_environment.py": ("tests/service/datasets/test_child_environment.py",),
     "mptlab/retries.py": ("tests/mptlab/test_pauses.py",),
     "mptlab/api.py": CALLS,

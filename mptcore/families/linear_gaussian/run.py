@@ -50,7 +50,7 @@ class LinearGaussianRun:
 
     @property
     def evaluations(self) -> int:
-        return self.spec.evaluation_count()
+        return self.spec.evaluations
 
     def records(self, resumed: TrainingState | None) -> Work[None]:
         try:

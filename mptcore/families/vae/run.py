@@ -53,7 +53,7 @@ class VaeRun:
 
     @property
     def evaluations(self) -> int:
-        return self.spec.evaluation_count()
+        return self.spec.evaluations
 
     def records(self, resumed: TrainingState | None) -> Work[None]:
         starts = [start for seed in self.spec.seeds for start in self._starts(seed)]

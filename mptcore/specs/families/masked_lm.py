@@ -1,15 +1,15 @@
 """Experiments with masked language models."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from mptcore.specs.base import ExperimentId, Problem, Seeds, Spec, reject, seed_problems
+from mptcore.specs.base import ExperimentId, Problem, Spec
 from mptcore.specs.compute import Limits, Machine
 from mptcore.specs.data.text import TextSource
 from mptcore.specs.evaluate import max_masks_problems, target_problems
+from mptcore.specs.experiment import Experiment
 from mptcore.specs.masks import Rate
-from mptcore.specs.points import SERIES_OF_A_STEP, PointCount, recorded_steps
 from mptcore.specs.train import one_or_more
 
 PAPER_RATES = tuple(round(percent / 100, 2) for percent in range(1, 100))
@@ -267,7 +267,7 @@ class MaskedLmCompute(Machine):
         return self.precision == "bfloat16"
 
 
-class MaskedLmExperiment(Spec):
+class MaskedLmExperiment(Experiment):
     """Experiments with masked language models on text. The model is trained if `train` is given,
     and scored, once for each seed."""
 
@@ -281,13 +281,10 @@ class MaskedLmExperiment(Spec):
     """Training before the scores. null: no training."""
     evaluate: MaskedLmEvaluate = MaskedLmEvaluate()
     """Measurements of the model."""
-    seeds: Seeds = (0,)
-    """Seeds of the runs, one run for each."""
     compute: MaskedLmCompute = MaskedLmCompute()
     """Device, precision, time limit and memory."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def problems(self) -> list[Problem]:
         problems = self.data.problems() + self.model.problems("/model")
         if self.baseline:
             problems += self.baseline.problems("/baseline")
@@ -304,10 +301,7 @@ class MaskedLmExperiment(Spec):
             problems.append(Problem("/data/heldout", detail))
         if self.model.corruption == "bert":
             problems += self._bernoulli_problems()
-        problems += self.evaluate.problems(self.baseline is not None) + seed_problems(self.seeds)
-        if problems:
-            reject(problems)
-        return self
+        return problems + self.evaluate.problems(self.baseline is not None)
 
     def _bernoulli_problems(self) -> list[Problem]:
         """Return the settings that need exact numbers of masked tokens."""
@@ -324,13 +318,8 @@ class MaskedLmExperiment(Spec):
             problems.append(Problem("/evaluate/pll", f"this is for {exact}: leave it out"))
         return problems
 
-    def mask_count(self) -> int | None:
-        """Return None: the number of masks is known once the text has been read."""
-        return None
-
     @property
     def memory_field(self) -> str:
-        """Part of the spec that determines most of the memory."""
         return "/model/architecture" if self.model.architecture else "/model/checkpoint"
 
     def memory_estimate(self) -> int:
@@ -344,20 +333,11 @@ class MaskedLmExperiment(Spec):
         weights = (trained if self.train else kept) * sizes[0] + kept * sum(sizes[1:])
         return weights + (self.compute.memory_bytes or TOGETHER_BYTES)
 
-    def point_count(self) -> PointCount:
-        """Return the maximum number of points that a run writes, without interim points: their
-        number depends on the text."""
-        train, models = self.train, 2 if self.baseline else 1
-        curves = 1 + len(train.curve_at if train else ())
-        recorded = recorded_steps(train.steps, train.evaluate_every) if train else 0
-        return PointCount(
-            curve=len(self.seeds) * curves * len(self.evaluate.masks.rates) * (2 * models - 1),
-            convergence=0,
-            training=len(self.seeds) * recorded * SERIES_OF_A_STEP,
-        )
+    def curve_points(self) -> tuple[int, int]:
+        """Return the points without interim ones: their number depends on the text."""
+        return len(self.evaluate.masks.rates) * (2 * self.models - 1), 0
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
-        """Return the limits that the experiment exceeds, as far as the spec shows."""
         problems = []
         for pointer, model in (("/model", self.model), ("/baseline", self.baseline)):
             size = model.architecture if model else None
@@ -368,4 +348,4 @@ class MaskedLmExperiment(Spec):
                     f"{needed >> 20} in training, the vocabulary not counted"
                 )
                 problems.append(Problem(f"{pointer}/architecture", detail))
-        return problems + self.point_count().problems(limits)
+        return problems + super().limit_problems(limits)

@@ -86,7 +86,7 @@ def test_the_masks_of_scores_and_of_training_are_counted() -> None:
     assert vectors(seeds=[1, 2]).mask_count() == 2 * 6 * 3
     train = {"epochs": 4, "curve_at": [0, 2], "masks": {"schedule": "all", "per_size": 2}}
     whole = vectors(seeds=[1, 2], train=train)
-    assert whole.evaluation_count() == 2 * 3
+    assert whole.evaluations == 2 * 3
     assert whole.mask_count() == 2 * 3 * 6 * 3 + 2 * (4 + 1) * 12
     batches = vectors(seeds=[1, 2], train={**train, "batch_size": 7})
     assert batches.mask_count() == 2 * 3 * 6 * 3 + 2 * (4 * 3 + 1) * 12
@@ -95,7 +95,7 @@ def test_the_masks_of_scores_and_of_training_are_counted() -> None:
            "curve_at": [1]}  # fmt: skip
     one = {"masks": {"schedule": "fixed", "rate": 0.5, "per_size": 10}}
     found = latent(LINEAR, train=vae, evaluate=one, seeds=[1, 2, 3])
-    assert found.evaluation_count() == 3 * 2 * 2
+    assert found.evaluations == 3 * 2 * 2
     assert found.mask_count() == 12 * 10 + 3 * 2 * (4 * 2 + 1) * 3
     assert latent(LINEAR, evaluate=one, seeds=[1, 2, 3]).mask_count() == 30
 

@@ -1,15 +1,12 @@
 """Experiments with PPCA and factor analysis."""
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import model_validator
-
-from mptcore.specs.base import Problem, Seeds, Spec, reject, seed_problems
-from mptcore.specs.compute import GPU_BATCH_BYTES, Compute, Limits
-from mptcore.specs.data.arrays import DataSource
+from mptcore.specs.base import Problem, Spec
+from mptcore.specs.compute import GPU_BATCH_BYTES, Limits
 from mptcore.specs.evaluate import MaskEvaluation
+from mptcore.specs.experiment import VectorExperiment
 from mptcore.specs.families.linear_gaussian.models import LinearGaussianSpec
-from mptcore.specs.points import PointCount, point_count, recorded_steps
 from mptcore.specs.train import Train
 
 SCORED_A_SECOND, TRAINED_A_SECOND = 1.2e10, 3e9
@@ -37,7 +34,7 @@ class Evaluate(MaskEvaluation):
     """Computation of the log marginal likelihood."""
 
 
-class LinearGaussianExperiment(Spec):
+class LinearGaussianExperiment(VectorExperiment):
     """Experiments with PPCA or factor analysis on data of N observations × D dimensions. The model
     is trained if `train` is given, and scored with masks, once for each seed."""
 
@@ -45,58 +42,14 @@ class LinearGaussianExperiment(Spec):
     """Model that is scored."""
     baseline: LinearGaussianSpec | None = None
     """Second model for the same data and masks. Results then have the label `model`."""
-    data: DataSource
-    """Observations."""
     train: Train | None = None
     """Training before the scores. null: no training."""
     evaluate: Evaluate = Evaluate()
     """Measurements of the model."""
-    seeds: Seeds = (0,)
-    """Seeds of the runs, one run for each."""
-    compute: Compute = Compute()
-    """Device, precision, time limit and memory."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        problems = self.data.problems() + self.model.problems(self.data, "/model")
-        if self.baseline:
-            problems += self.baseline.problems(self.data, "/baseline")
-        if self.train:
-            problems += self.train.problems(self.data)
-        problems += self.evaluate.problems(self.data.dim, self.baseline is not None)
-        problems += seed_problems(self.seeds)
-        if problems:
-            reject(problems)
-        return self
-
-    def mask_count(self) -> int:
-        """Return the number of masks that all seeds score, training included."""
-        scored = self.evaluation_count() * self.evaluate.count(self.data.dim)
-        return scored + len(self.seeds) * self._train_masks()
-
-    def point_count(self) -> PointCount:
-        """Return the maximum number of points that a run writes."""
-        train = self.train
-        return point_count(
-            self.evaluate,
-            self.data.dim,
-            models=2 if self.baseline else 1,
-            starts=len(self.seeds),
-            recorded=recorded_steps(train.epochs, train.evaluate_every) if train else 0,
-            curves=1 + len(train.curve_at if train else ()),
-        )
-
-    def evaluation_count(self) -> int:
-        """Return how often masks are scored as `evaluate` says."""
-        return len(self.seeds) * (1 + len(self.train.curve_at if self.train else ()))
-
-    def _train_masks(self) -> int:
-        """Return the number of masks that the training of one seed scores. The last epoch is
-        recorded and not trained."""
-        if self.train is None:
-            return 0
-        steps = self.train.epochs * self.train.steps_per_epoch(self.data.kept_n) + 1
-        return steps * self.train.masks_per_step(self.data.dim)
+    def model_problems(self) -> list[Problem]:
+        problems = self.model.problems(self.data, "/model")
+        return problems + (self.baseline.problems(self.data, "/baseline") if self.baseline else [])
 
     def _latent_dims(self) -> int:
         """Return K, plus that of the baseline."""
@@ -104,12 +57,10 @@ class LinearGaussianExperiment(Spec):
 
     @property
     def memory_field(self) -> str:
-        """Part of the spec that determines most of the memory."""
         by_scores = 2 * self._score_bytes() > self.memory_estimate()
         return "/evaluate/masks/per_size" if by_scores else "/data"
 
     def memory_estimate(self) -> int:
-        """Estimate the memory of a run, in bytes."""
         n, dim, latent_dim = self.data.n, self.data.dim, self._latent_dims()
         starts = len(self.seeds) * self._train_bytes_per_start() if self.train else 0
         tables = dim * latent_dim * (2 * latent_dim + 3 * min(dim, MAX_RANK))
@@ -121,8 +72,7 @@ class LinearGaussianExperiment(Spec):
         it."""
         if self.evaluate.target_std_err is not None:
             return 0
-        models = 2 if self.baseline else 1
-        return BYTES_PER_SCORE * models * len(self.seeds) * self.evaluate.count(self.data.dim)
+        return BYTES_PER_SCORE * self.models * len(self.seeds) * self.evaluate.count(self.data.dim)
 
     def _together_bytes(self) -> int:
         if self.compute.device == "cpu":
@@ -143,21 +93,16 @@ class LinearGaussianExperiment(Spec):
         return 8 * (tables + per_mask * self.train.masks_per_step(dim))
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
-        """Return the limits that the experiment exceeds."""
-        problems = []
-        n, dim = self.data.n, self.data.dim
-        if n * dim > limits.elements:
-            detail = f"N · D is at most {limits.elements}; {n} · {dim} is more"
-            problems.append(Problem("/data", detail))
+        problems = self.element_problems(limits)
         target = self.evaluate.target_std_err is not None
         pointer = "/evaluate/max_masks" if target else "/evaluate/masks/per_size"
         lower = "max_masks" if target else "per_size"
-        masks, most = self.evaluate.count(dim), limits.mask_work
+        masks, most = self.evaluate.count(self.data.dim), limits.mask_work
         problems += self._work_problems(masks, most, SCORED_A_SECOND, pointer, lower)
-        masks, most = len(self.seeds) * self._train_masks(), limits.train_work
+        masks, most = self.train_masks(), limits.train_work
         lower = "epochs or train.masks.per_size"
         problems += self._work_problems(masks, most, TRAINED_A_SECOND, "/train/epochs", lower)
-        return problems + self._memory_problems(limits) + self.point_count().problems(limits)
+        return problems + self._memory_problems(limits) + super().limit_problems(limits)
 
     def _work_problems(
         self, masks: int, most: int, a_second: float, pointer: str, lower: str
@@ -178,13 +123,9 @@ class LinearGaussianExperiment(Spec):
         if (self.compute.memory_bytes or 0) > limits.memory_bytes:
             detail = f"at most {limits.memory_bytes >> 20}, as for the whole run"
             return [Problem("/compute/memory_mib", detail)]
-        needed = self.memory_estimate()
-        if needed > limits.memory_bytes:
-            detail = (
-                f"a run takes at most {limits.memory_bytes >> 20} MiB; this takes about "
-                f"{needed >> 20}: N · D, D², D · K², the masks of a step and all scores count"
-            )
-            return [Problem(self.memory_field, detail)]
+        cure = "N · D, D², D · K², the masks of a step and all scores count"
+        if problems := self.memory_problems(limits, cure):
+            return problems
         one_mask = self._bytes_per_mask()
         if self.compute.memory_bytes is not None and self.compute.memory_bytes < one_mask:
             detail = f"one mask takes up to {(one_mask >> 20) + 1} MiB here: give that or more"

@@ -1,13 +1,14 @@
 """Experiments with VAEs: training, scores and marginal likelihood."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from mptcore.specs.base import Problem, Seeds, Spec, reject, seed_problems
-from mptcore.specs.compute import Compute, Limits
+from mptcore.specs.base import Problem, Spec
+from mptcore.specs.compute import Limits
 from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.evaluate import MaskEvaluation
+from mptcore.specs.experiment import VectorExperiment
 from mptcore.specs.families.linear_gaussian.models import PpcaModel
 from mptcore.specs.families.vae.models import (
     AnyGrid,
@@ -23,7 +24,6 @@ from mptcore.specs.families.vae.models import (
     grid_problems,
 )
 from mptcore.specs.masks import FixedSize, TrainSchedule
-from mptcore.specs.points import PointCount, point_count, recorded_steps
 from mptcore.specs.train import EpochSchedule, one_or_more
 
 MAX_STARTS = 10
@@ -100,7 +100,7 @@ class VaeTrain(EpochSchedule):
         return problems
 
 
-class VaeExperiment(Spec):
+class VaeExperiment(VectorExperiment):
     """Experiments with VAEs. The model is trained if `train` is given, and scored with masks, once
     for each seed. With several objectives, series and metrics carry the label `objective`."""
 
@@ -108,36 +108,28 @@ class VaeExperiment(Spec):
     """Model that is scored."""
     baseline: PpcaModel | None = None
     """A PPCA for the same data and masks. Results then have the label `model`."""
-    data: DataSource
-    """Observations."""
     train: VaeTrain | None = None
     """Training before the scores. null: no training."""
     evaluate: VaeEvaluate = VaeEvaluate()
     """Measurements of the model."""
-    seeds: Seeds = (0,)
-    """Seeds of the runs, one run for each."""
-    compute: Compute = Compute()
-    """Device, precision, time limit and memory."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        problems = self.data.problems() + self.model.problems(self.data)
+    def problems(self) -> list[Problem]:
+        problems = super().problems() + self._evaluate_problems()
+        if self.train:
+            problems += self._objective_problems(self.train)
+        if self.compute.memory_mib is not None:
+            detail = "a VAE takes what its draws or nodes need: leave it null"
+            problems.append(Problem("/compute/memory_mib", detail))
+        return problems
+
+    def model_problems(self) -> list[Problem]:
+        problems = self.model.problems(self.data)
         if self.baseline is not None:
             problems += self.baseline.problems(self.data, "/baseline")
             if isinstance(self.model.likelihood, Bernoulli):
                 detail = "its density is no probability of data of 0 and 1: leave it null"
                 problems.append(Problem("/baseline", detail))
-        if self.train:
-            problems += self.train.problems(self.data) + self._objective_problems(self.train)
-        problems += self.evaluate.problems(self.data.dim, self.baseline is not None)
-        problems += self._evaluate_problems()
-        problems += seed_problems(self.seeds)
-        if self.compute.memory_mib is not None:
-            detail = "a VAE takes what its draws or nodes need: leave it null"
-            problems.append(Problem("/compute/memory_mib", detail))
-        if problems:
-            reject(problems)
-        return self
+        return problems
 
     @property
     def has_grid(self) -> bool:
@@ -149,25 +141,6 @@ class VaeExperiment(Spec):
             return self.evaluate.lml
         conditionals = self.model.conditionals
         return conditionals if isinstance(conditionals, AnyGrid) else Iwae(method="iwae")
-
-    def mask_count(self) -> int:
-        """Return the number of masks that all seeds score, training included."""
-        scored = self.evaluation_count() * self.evaluate.count(self.data.dim)
-        return scored + self._starts() * self._train_masks()
-
-    def evaluation_count(self) -> int:
-        """Return how often masks are scored as `evaluate` says."""
-        return self._starts() * (1 + len(self.train.curve_at if self.train else ()))
-
-    def _starts(self) -> int:
-        """Return the number of trainings: one for each seed and objective."""
-        return len(self.seeds) * (len(self.train.objective) if self.train else 1)
-
-    def _train_masks(self) -> int:
-        if self.train is None:
-            return 0
-        steps = self.train.epochs * self.train.steps_per_epoch(self.data.kept_n) + 1
-        return steps * self.train.masks.step_count(self.data.dim)
 
     def _objective_problems(self, train: VaeTrain) -> list[Problem]:
         problems = []
@@ -199,11 +172,9 @@ class VaeExperiment(Spec):
 
     @property
     def memory_field(self) -> str:
-        """Part of the spec that determines most of the memory."""
         return "/model/conditionals/nodes" if self.has_grid else "/data"
 
     def memory_estimate(self) -> int:
-        """Estimate the memory of a run, in bytes."""
         numbers = self._grid_numbers() if self.has_grid else self._sampling_numbers()
         return self._number_bytes() * (3 * self.data.n * self.data.dim + numbers) + 2**28
 
@@ -266,38 +237,17 @@ class VaeExperiment(Spec):
         if (ais := self.evaluate.ais) is not None:
             chains = (ais.observations + 2 * ais.simulated) * ais.chains
             work += 2 * ais.temperatures * ais.leapfrog_steps * chains
-        return self._starts() * self.data.dim * work
-
-    def point_count(self) -> PointCount:
-        """Return the maximum number of points that a run writes."""
-        train = self.train
-        return point_count(
-            self.evaluate,
-            self.data.dim,
-            models=2 if self.baseline else 1,
-            starts=self._starts(),
-            recorded=recorded_steps(train.epochs, train.evaluate_every) if train else 0,
-            curves=1 + len(train.curve_at if train else ()),
-        )
+        return self.starts * self.data.dim * work
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
-        """Return the limits that the experiment exceeds."""
-        n, dim = self.data.n, self.data.dim
-        if n * dim > limits.elements:
-            detail = f"N · D is at most {limits.elements}; {n} · {dim} is more"
-            return [Problem("/data", detail)]
         draws = "nodes" if self.has_grid else "draws, samples, chains"
-        needed = self.memory_estimate()
-        if needed > limits.memory_bytes:
-            detail = (
-                f"a run takes at most {limits.memory_bytes >> 20} MiB; this takes about "
-                f"{needed >> 20}: lower {draws}, data.n, train.batch_size or the masks of a step"
-            )
-            return [Problem(self.memory_field, detail)]
+        cure = f"lower {draws}, data.n, train.batch_size or the masks of a step"
+        if problems := self.element_problems(limits) or self.memory_problems(limits, cure):
+            return problems
         if self.work() > limits.latent_work:
             detail = (
                 f"masks · N · D · (nodes or draws) in all is at most {limits.latent_work:.0e}; "
                 f"this is {self.work():.2e}: lower {draws}, data.n, masks or epochs"
             )
             return [Problem("/evaluate/masks", detail)]
-        return self.point_count().problems(limits)
+        return super().limit_problems(limits)
