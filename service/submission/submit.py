@@ -3,6 +3,7 @@
 All experiments of a request are stored in one transaction and in a few statements, or none is.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -61,6 +62,11 @@ class Accepted:
     sweep_id: str = ""
     first: int = 0
 
+    @property
+    def is_all_cached(self) -> bool:
+        """True if the request has stored nothing."""
+        return not self.sweep_id and all(one.cached_from for one in self.outcomes)
+
     def kept(self) -> list[Any]:
         """Return what is kept under an idempotency key."""
         return [self.sweep_id, self.first] if self.sweep_id else [*map(asdict, self.outcomes)]
@@ -108,7 +114,12 @@ def submitted(
         )
         if key is not None:
             assert kept is not None
-            idempotency.keep(session, kept, key, accepted.kept())
+            made = accepted.kept()
+            if accepted.is_all_cached and quota.room_of(session, user.id, settings.share).problem(
+                len(json.dumps(made))
+            ):
+                made = []  # without room the key stays free: nothing would be made twice
+            idempotency.keep(session, kept, key, made)
         yield session, accepted
 
 

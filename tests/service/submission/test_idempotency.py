@@ -144,6 +144,19 @@ def test_an_earlier_result_answers_again_under_its_key(admin: TestClient) -> Non
     assert other.json()["reason"] == "idempotency_key_reused"
 
 
+def test_answers_from_the_cache_fill_no_store_beyond_its_limit(admin: TestClient) -> None:
+    """Without room the key of a request that stores nothing stays free, and the answer is given."""
+    first = send(admin, "/v1/experiments", {**ONE, "cache": False}, None).json()
+    finish(database_of(admin), claim_next(database_of(admin)))
+    assert admin.patch(f"/v1/users/{first['owner']}", json={"max_bytes": 1}).is_success
+    for key in ("one", "two", "two"):
+        answer = send(admin, "/v1/experiments:batch", {"experiments": [ONE, ONE]}, key)
+        assert [one["cached_from"] for one in answer.json()["items"]] == [first["id"]] * 2
+    with database_of(admin).snapshot() as session:
+        assert session.scalars(select(KeptRequest)).all() == []
+        assert bytes_agree(session)
+
+
 @ALL
 def test_two_at_once_make_one(
     processes: list[TestClient], path: str, monkeypatch: pytest.MonkeyPatch
