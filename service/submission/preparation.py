@@ -36,6 +36,9 @@ from service.tables.visibility import Visibility
 
 BESIDE = ("name", "tags", "note", "priority", "visibility")
 """Fields of a submission that become columns as they are."""
+MAX_AFTER = 20_000
+"""Experiments that those of one request come after, counted for each of them. While these are
+stored, the ends of the others wait, which may be another user's."""
 
 
 class Entry(NamedTuple):
@@ -110,7 +113,19 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
         columns = columns_of(submission, document, entry.retry_of, memory, unfinished, key)
         answer = answer_of(earlier.get(key, ()), submission) if submission.cache else None
         prepared.append(PreparedExperiment(submission, columns, unfinished, answer, entry.retry_of))
+    _check_after(prepared)
     return Prepared(prepared, inputs)
+
+
+def _check_after(prepared: Sequence[PreparedExperiment]) -> None:
+    """Raises ApiError where a request's experiments come after too many others."""
+    new = [one.columns["comes_after"] or () for one in prepared if one.cached_from is None]
+    if (number := sum(map(len, new))) > MAX_AFTER:
+        detail = (
+            f"the experiments of a request come after at most {MAX_AFTER} others in all, not "
+            f"{number}: let one experiment come after the others, and the rest after that one"
+        )
+        raise invalid([Problem("/after", detail)])
 
 
 Result = TypeVar("Result")
@@ -190,7 +205,10 @@ def columns_of(
     cache_key: str | None = None,
 ) -> dict[str, Any]:
     """Return the columns of a new experiment. `document` is its spec as it is stored."""
+    comes_after = [*dict.fromkeys([*submission.after, *unfinished])] or None
     texts = of_texts(submission.name, submission.tags, submission.note)
+    if comes_after:
+        texts += len(json.dumps(comes_after))
     return {
         "spec": document,
         "spec_bytes": len(json.dumps(document)) + texts,
@@ -198,7 +216,7 @@ def columns_of(
         "expected_bytes": submission.spec.point_count().total * POINT_BYTES,
         "memory_bytes": memory.expected if memory else None,
         "estimated_bytes": memory.by_spec if memory else None,
-        "comes_after": [*dict.fromkeys([*submission.after, *unfinished])] or None,
+        "comes_after": comes_after,
         "cache_key": cache_key,
         "held": Held.AFTER if unfinished else Held.NOT,
         "retry_of": old.id if old else None,

@@ -142,6 +142,7 @@ def bytes_in_tables(session: Session) -> dict[int, int]:
         owners[one.id] = one.owner_id
         found[one.owner_id] += len(json.dumps(one.spec))
         found[one.owner_id] += sum(map(len, (one.name or "", one.note or "", *one.tags)))
+        found[one.owner_id] += len(json.dumps(one.comes_after)) if one.comes_after else 0
     for request in session.scalars(select(KeptRequest)):
         found[request.owner_id] += len(json.dumps(request.made))
     for sweep in session.scalars(select(Sweep)):

@@ -24,6 +24,7 @@ from tests.service.sweeps.test_sweeps import (
     rows,
     sweep,
 )
+from tests.support.invariants import bytes_agree
 from tests.support.stored import change
 
 TEXT = {"model": {"family": "masked_lm", "checkpoint": "tiny"},
@@ -76,6 +77,24 @@ def test_what_defaults_add_counts(api: TestClient, monkeypatch: pytest.MonkeyPat
 def submitted(api: TestClient, **beside: Any) -> str:
     experiment_id: str = api.post("/v1/experiments", json={"spec": SPEC, **beside}).json()["id"]
     return experiment_id
+
+
+@pytest.mark.parametrize(("most", "is_refused"), [(6, False), (5, True)])
+def test_a_request_comes_after_so_many_in_all(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch, most: int, is_refused: bool
+) -> None:
+    """The ends of the others wait while the references to them are stored."""
+    monkeypatch.setattr(preparation, "MAX_AFTER", most)
+    after = [submitted(api, cache=False), submitted(api, cache=False)]
+    grid = {"seeds": [[i] for i in range(7, 10)]}
+    answer = api.post("/v1/sweeps", json={"spec": SPEC, "grid": grid, "after": after})
+    assert answer.status_code == (422 if is_refused else 202)
+    if is_refused:
+        (problem,) = answer.json()["errors"]
+        assert problem["pointer"] == "/after"
+        assert "at most 5 others in all, not 6" in problem["detail"]
+    with database_of(api).snapshot() as session:
+        assert bytes_agree(session)
 
 
 def test_a_base_spec_is_no_larger_than_one_that_is_sent_alone(api: TestClient) -> None:
