@@ -104,10 +104,10 @@ def _judged(name: str, runs: Sequence[list[Record]]) -> list[str]:
     verdict: Verdict = preset.verdict([_results(records) for records in runs])
     return [
         f"{preset.statement} **{verdict.verdict.capitalize()}.**\n",
-        "| | measured | from | to | agrees |\n|---|---|---|---|---|",
+        "| | measured | from | to | outcome | power |\n|---|---|---|---|---|---|",
         *(
-            f"| {c.what} | {c.measured:.2f} | {c.low:g} | {c.high:g} | "
-            f"{'yes' if c.agrees else 'NO'} |"
+            f"| {c.what} | {c.measured:.2f} ± {c.half_width:.2g} | {c.low:g} | {c.high:g} | "
+            f"{c.outcome} | {'' if c.power is None else f'{c.power:.0%}'} |"
             for c in verdict.comparisons
         ),
         "",

@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mptcore.presets import student
+
 Label = int | float | str
+Outcome = Literal["agrees", "differs", "cannot tell"]
 LabelSet = frozenset[tuple[str, Label]]
 
 
@@ -74,22 +77,34 @@ def _curve(rows: list[Mapping[str, Any]]) -> Curve:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One published figure beside ours. They agree if `measured` is between `low` and `high`."""
+    """One published figure beside ours. They agree if the whole interval `measured` ±
+    `half_width` is between `low` and `high`, and differ if none of it is."""
 
     what: str
     published: float
     measured: float
     low: float
     high: float
+    half_width: float = 0.0
+    power: float | None = None
+    """Probability that figures that are equal are found to agree. None without a standard error.
+    Figures that are a whole margin apart are found to agree in at most 5 %."""
 
     @property
     def agrees(self) -> bool:
-        return math.isfinite(self.measured) and self.low <= self.measured <= self.high
+        return self.outcome == "agrees"
+
+    @property
+    def outcome(self) -> Outcome:
+        least, most = self.measured - self.half_width, self.measured + self.half_width
+        if not math.isfinite(self.measured) or most < self.low or least > self.high:
+            return "differs"
+        return "agrees" if self.low <= least and most <= self.high else "cannot tell"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    verdict: Literal["agrees", "differs", "incomplete"]
+    verdict: Outcome | Literal["incomplete"]
     comparisons: tuple[Comparison, ...]
     missing: str | None = None
     """The missing part, if the verdict is incomplete."""
@@ -101,6 +116,32 @@ Judge = Callable[[Mapping[str, tuple[float, ...]], Sequence[Results]], Iterable[
 def within(what: str, published: float, measured: float, tolerance: float) -> Comparison:
     """Compare two values with a tolerance."""
     return Comparison(what, published, measured, published - tolerance, published + tolerance)
+
+
+def equivalent(
+    what: str, published: float, measured: float, margin: float, std_err: float, degrees: float
+) -> Comparison:
+    """Test whether two values are less than `margin` apart: their 95 % interval by Student's t must
+    be within it (Schuirmann 1987)."""
+    reach = student.quantile(0.975, degrees)
+    power = max(0.0, 2 * student.cdf(_in_errors(margin, std_err) - reach, degrees) - 1)
+    bounds = (published - margin, published + margin)
+    return Comparison(what, published, measured, *bounds, reach * std_err, power)
+
+
+def no_more(
+    what: str, published: float, measured: float, margin: float, std_err: float, degrees: float
+) -> Comparison:
+    """Test whether a value exceeds the published one by less than `margin`, at 95 % on one side."""
+    reach = student.quantile(0.95, degrees)
+    power = student.cdf(_in_errors(margin, std_err) - reach, degrees)
+    return Comparison(
+        what, published, measured, -math.inf, published + margin, reach * std_err, power
+    )
+
+
+def _in_errors(margin: float, std_err: float) -> float:
+    return margin / std_err if std_err else 1000.0
 
 
 def at_least(what: str, published: float, measured: float) -> Comparison:
@@ -123,5 +164,7 @@ def judged(
         comparisons = tuple(judge(published, results))
     except (KeyError, IndexError) as error:
         return Verdict("incomplete", (), f"missing: {error}")
-    agrees = bool(comparisons) and all(c.agrees for c in comparisons)
-    return Verdict("agrees" if agrees else "differs", comparisons)
+    outcomes = {one.outcome for one in comparisons}
+    if "differs" in outcomes or not comparisons:
+        return Verdict("differs", comparisons)
+    return Verdict("cannot tell" if "cannot tell" in outcomes else "agrees", comparisons)

@@ -137,7 +137,7 @@ def verdict(
     if context.as_json:
         context.dump(told)
     else:
-        columns = ("what", "published", "measured", "low", "high", "agrees")
+        columns = ("what", "published", "measured", "low", "high", "outcome", "power")
         print_table(columns, ([one[key] for key in columns] for one in told["comparisons"]))
         typer.echo(told["verdict"] + (f": {told['missing']}" if told["missing"] else ""))
     if told["verdict"] != "agrees":

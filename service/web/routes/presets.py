@@ -78,15 +78,22 @@ class ComparisonOut(ResponseModel):
     """Lowest value that agrees. null: no bound."""
     high: float | None
     """Highest value that agrees. null: no bound."""
+    half_width: float | None
+    """Half the width of the interval of the measured value at 95 %. 0: without a standard error."""
+    power: float | None
+    """Probability that equal values are found to agree. null: without a standard error."""
+    outcome: str
+    """`agrees` if the whole interval is between `low` and `high`, `differs` if none of it is, else
+    `cannot tell`."""
     agrees: bool
-    """True if the measured value is between `low` and `high`."""
+    """True if the outcome is `agrees`."""
 
 
 class VerdictOut(ResponseModel):
     """Comparison of experiments with the paper."""
 
     verdict: str
-    """`agrees`, `differs` or `incomplete`."""
+    """`agrees`, `differs`, `cannot tell` or `incomplete`."""
     comparisons: list[ComparisonOut]
     """A comparison for each published figure."""
     missing: str | None
@@ -213,6 +220,9 @@ def _comparison_out(one: Comparison) -> ComparisonOut:
         measured=_finite(one.measured),
         low=_finite(one.low),
         high=_finite(one.high),
+        half_width=_finite(one.half_width),
+        power=one.power,
+        outcome=one.outcome,
         agrees=one.agrees,
     )
 

@@ -65,24 +65,27 @@ def test_table1(figure: str, tolerance: float, sign: int) -> None:
     assert of(1.02 * tolerance) == "differs"
 
 
-def fig1(lml: float, last: float) -> str:
-    rows = [*metrics("lml", [-5.0 + lml] * 5), *curves("convergence", [9.0, last], 0.1)]
-    return verdict(judges.fig1_converges, {"lml": (-5.0,) * 5, "limit": (0.0,)}, rows)
+def fig1(lml: float, last: float, std_err: float = 0.1) -> str:
+    rows = [*metrics("lml", [-5.0 + lml] * 5), *curves("convergence", [9.0, last], std_err)]
+    published = {"lml": (-5.0,) * 5, "limit": (0.0,), "margin": (0.5,)}
+    return verdict(judges.fig1_converges, published, rows)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_fig1_left_and_center(sign: int) -> None:
     assert fig1(sign * 5.9e-5, 0.0) == "agrees"
     assert fig1(sign * 6.1e-5, 0.0) == "differs"
-    assert fig1(0.0, sign * 0.39) == "agrees"  # four standard errors
-    assert fig1(0.0, sign * 0.41) == "differs"
+    assert fig1(0.0, sign * 0.30) == "agrees"  # 1.96 standard errors of 0.1 below the margin
+    assert fig1(0.0, sign * 0.31) == fig1(0.0, sign * 0.69) == "cannot tell"
+    assert fig1(0.0, sign * 0.70) == "differs"
+    assert fig1(0.0, 0.0, 0.26) == "cannot tell"  # not the more easily the noisier it is
 
 
 @pytest.mark.parametrize("figure", ["biased_score", "bias"])
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_fig1_right(figure: str, sign: int) -> None:
     published = {"lml": (-121.0,), "biased_score": (-114.0,), "bias": (7.0,), "std_err": (0.03,)}
-    tolerance = 4 * math.hypot(0.04, 0.03) + 0.005  # the mean of five with 0.04 √5 each
+    reach = 1.96 * math.hypot(0.04, 0.03)  # the mean of five with 0.04 √5 each
 
     def of(off: float, lml: float = 0.0) -> str:
         values = {"biased_score": -114.0, "bias": 7.0}
@@ -90,10 +93,11 @@ def test_fig1_right(figure: str, sign: int) -> None:
         rows = [row for name, value in values.items()
                 for row in metrics(name, [value] * 5, 0.04 * math.sqrt(5))]  # fmt: skip
         rows += metrics("lml", [-121.0 + lml] * 5)
-        return verdict(judges.fig1_biased, published, rows)
+        return verdict(judges.fig1_biased, {**published, "margin": (0.2,)}, rows)
 
-    assert of(0.99 * tolerance) == "agrees"
-    assert of(1.01 * tolerance) == "differs"
+    assert of(0.99 * (0.2 - reach)) == "agrees"
+    assert of(1.01 * (0.2 - reach)) == of(0.99 * (0.2 + reach)) == "cannot tell"
+    assert of(1.01 * (0.2 + reach)) == "differs"
     assert of(0.0, sign * 5.9e-4) == "agrees"
     assert of(0.0, sign * 6.1e-4) == "differs"
 
@@ -133,7 +137,7 @@ def test_fig4_right(end: float, sign: int) -> None:
         curve = [0.0] * 10 + [-share] * 7 + [-1.0] * 3
         curve[9] = -share
         rows = [*curves("score", curve), *metrics("difference", [0.0] * 5)]
-        published = {"difference": (0.0,), "decay_from": (0.5,)}
+        published = {"difference": (0.0,), "margin": (0.6,), "decay_from": (0.5,)}
         return verdict(judges.fig4_early_decay, published, rows)
 
     inwards = math.copysign(0.01, 0.1 - end)

@@ -253,8 +253,10 @@ def vae_verdict(
 
 
 DEEP = ["fig3-vae-mnist", "fig3-vae-fmnist"]
-BOUND = judges.ERRORS * 3.0 / math.sqrt(3)
-"""Of a mean over three seeds with a spread of 3."""
+REACH = 2.919986 * 3.0 / math.sqrt(3)
+"""Of a mean over three seeds with a spread of 3: one side of its interval at 95 %."""
+BOUND = 10 - REACH
+"""Within the margin of 10 nats."""
 
 
 @pytest.mark.parametrize("name", DEEP)
@@ -271,13 +273,13 @@ def test_deep_vaes_that_keep_every_bound_agree(name: str) -> None:
         ("mpt", 190 - BOUND),
         ("uniform", 190 - BOUND),
         ("elbo", 190 + BOUND),
-        ("ppca", 190 - BOUND),
+        ("ppca", 190 - REACH),
     ],
 )
 def test_deep_vaes_are_judged_at_each_bound(name: str, figure: str, bound: float) -> None:
     outwards = -0.01 if figure in ("mpt", "uniform") else 0.01
     assert vae_verdict(name, **{figure: bound - outwards}) == "agrees"
-    assert vae_verdict(name, **{figure: bound + outwards}) == "differs"
+    assert vae_verdict(name, **{figure: bound + outwards}) == "cannot tell"
 
 
 @pytest.mark.parametrize("name", DEEP)
@@ -290,9 +292,11 @@ def test_a_deep_vae_that_hardly_rises_differs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_the_spread_over_seeds_is_the_tolerance(name: str) -> None:
+def test_a_larger_spread_over_seeds_makes_no_verdict_easier(name: str) -> None:
     assert vae_verdict(name, elbo=193.0, spread=3.0) == "agrees"
-    assert vae_verdict(name, elbo=193.0, spread=1.0) == "differs"
+    assert vae_verdict(name, elbo=193.0, spread=6.0) == "cannot tell"
+    assert vae_verdict(name, elbo=205.0, spread=1.0) == "differs"
+    assert vae_verdict(name, elbo=205.0, spread=6.0) == "cannot tell"
 
 
 def test_fig1_right_by_another_route() -> None:
