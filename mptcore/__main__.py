@@ -13,7 +13,6 @@ checkpoint are not given again. With --work-dir DIR it keeps its files there.
 """
 
 import argparse
-import importlib
 import os
 import sys
 import traceback
@@ -35,7 +34,6 @@ def main() -> int:
     """Run the filter and return its exit status."""
     options = _options()
     if options.supervised:
-        importlib.import_module("mptcore.run")  # and torch, before there is a spec
         status = supervised()
         os._exit(status)  # an interpreter that shuts down would wait for the reader of stdin
     assignment = _read(sys.stdin.buffer.read())
@@ -50,6 +48,9 @@ def main() -> int:
 def supervised() -> int:
     """Run the spec on the first line of stdin under the orders on the later lines, and return the
     exit status. The caller must end the process with os._exit."""
+    from mptcore.run import resumable
+    from mptcore.runtime.runner import SpecRunner
+
     print(encode(None, Ready()), flush=True)  # noqa: T201
     text = sys.stdin.buffer.readline()
     if not text:
@@ -57,9 +58,6 @@ def supervised() -> int:
     assignment = _read(text)
     if assignment is None:
         return INVALID
-    from mptcore.run import resumable
-    from mptcore.runtime.runner import SpecRunner
-
     os.environ.update(assignment.environment)
     runner = SpecRunner(resumable, assignment, sys.stdout, supervised=True)
     follow_orders(sys.stdin.buffer, runner.obey)

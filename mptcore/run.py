@@ -1,6 +1,5 @@
 """Compute the records of a spec. This is the only file that knows all families."""
 
-import importlib
 from collections.abc import Iterator
 from typing import assert_never
 
@@ -34,10 +33,9 @@ def implementation(
         case VaeExperiment():
             return VaeRun(spec, session, device, dtype)
         case MaskedLmExperiment():
-            # transformers takes seconds to import
-            masked_lm = importlib.import_module("mptcore.families.masked_lm.run")
-            of_text: ExperimentRun = masked_lm.MaskedLmRun(spec, session, device, dtype)
-            return of_text
+            from mptcore.families.masked_lm.run import MaskedLmRun  # seconds, for transformers
+
+            return MaskedLmRun(spec, session, device, dtype)
         case _:
             assert_never(spec)
 

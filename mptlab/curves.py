@@ -1,6 +1,5 @@
 """The curves of an experiment: as lists, as a table of all points, as a figure."""
 
-import importlib
 import os
 from collections.abc import Iterable, Iterator
 from html import escape
@@ -33,7 +32,8 @@ class Curves(list[Json]):
         evolution, comparison; by default what suits the series. With `file` it is saved, as its
         ending says: .pdf and .svg are vectors."""
         needed("matplotlib", "plots")
-        plots = importlib.import_module("mptlab.plots")
+        from mptlab import plots
+
         figure = plots.draw(self, kind, self.title)
         if file is not None:
             plots.save(figure, file)

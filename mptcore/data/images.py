@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from typing import assert_never
 
 import torch
 
@@ -27,14 +26,7 @@ def _pixels(spec: MnistData | FashionMnistData) -> torch.Tensor:  # (60000, 28, 
     allowed = os.environ.get("MPT_ALLOW_DOWNLOAD") == "1"
     if not folder:
         raise RunError("invalid", f"{spec.source} is read from MPT_DATA_DIR, which is not set")
-    datasets = torchvision_datasets()
-    match spec:
-        case MnistData():
-            source = datasets.MNIST
-        case FashionMnistData():
-            source = datasets.FashionMNIST
-        case _:
-            assert_never(spec)
+    source = getattr(torchvision_datasets(), spec.class_name)
     try:
         pixels: torch.Tensor = source(folder, train=True, download=allowed).data
     except RuntimeError as error:
@@ -42,6 +34,6 @@ def _pixels(spec: MnistData | FashionMnistData) -> torch.Tensor:  # (60000, 28, 
             raise
         cure = "put it there, or set MPT_ALLOW_DOWNLOAD=1"
         raise RunError("invalid", f"MPT_DATA_DIR has no {spec.source}: {cure}") from error
-    place = f"MPT_DATA_DIR/{source.__name__}, the pixels of its training images"
+    place = f"MPT_DATA_DIR/{spec.class_name}, the pixels of its training images"
     inputs.note_used(place, hashlib.sha256(pixels.numpy().tobytes()).hexdigest())
     return pixels

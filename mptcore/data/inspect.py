@@ -7,13 +7,11 @@ use so much and no more, for a file can promise far more than it holds, and may 
 harm who reads it; and it dies with who started it.
 """
 
-import importlib
 import resource
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from mptcore.data import tables, texts, upload_limits
 from mptcore.data.tables import Inspection, as_json
@@ -44,7 +42,8 @@ def look(path: Path, max_cells: int = upload_limits.MAX_CELLS) -> Inspection:
 
 def _kinds(path: Path) -> tuple[list[str], list[str]]:
     """Return the columns that hold text, and those that hold fractions."""
-    arrow: Any = importlib.import_module("pyarrow")
+    import pyarrow as arrow
+
     with suppress(arrow.ArrowException, OSError):
         return texts.text_columns(path), texts.columns_of(path, "is_floating")
     return [], []  # which is said where it is read as numbers

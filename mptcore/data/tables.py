@@ -1,6 +1,5 @@
 """Read uploaded files of numbers. Nothing is ever unpickled."""
 
-import importlib
 import json
 import zipfile
 import zlib
@@ -168,9 +167,8 @@ def _check_beginning(path: Path, suffix: str) -> None:
 
 
 def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]], list[str]]:
-    arrow: Any = importlib.import_module("pyarrow")
-    csv: Any = importlib.import_module("pyarrow.csv")
-    parquet: Any = importlib.import_module("pyarrow.parquet")
+    import pyarrow as arrow
+    from pyarrow import csv, parquet
 
     try:
         if suffix == "csv":
@@ -194,7 +192,8 @@ def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]
 
 
 def _is_numeric(place: Any) -> bool:
-    types: Any = importlib.import_module("pyarrow").types
+    from pyarrow import types
+
     return bool(types.is_integer(place.type) or types.is_floating(place.type))
 
 

@@ -1,7 +1,6 @@
 """Read texts from GLUE, files, uploads, or the spec itself."""
 
 import hashlib
-import importlib
 import json
 import os
 from collections.abc import Sequence
@@ -12,9 +11,8 @@ from mptcore.data.tables import Inspection, UnreadableError, stored_file, told_o
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.specs import GlueText, PlainText, SpecError, TextSource, parse_json
+from mptcore.specs.data.text import GLUE_HUB, TEXT_FORMATS
 
-FORMATS = ("txt", "jsonl", "parquet")
-GLUE_HUB = "nyu-mll/glue"
 NO_TEXT = ("label", "idx")
 """Columns of GLUE that hold no text. The other one or two do."""
 LINES = "lines"
@@ -51,7 +49,7 @@ def texts(spec: TextSource) -> Rows:
         case PlainText(lines=lines) if lines is not None:
             return [(line,) for line in lines]
         case PlainText(file=name) if name is not None:
-            return _named(name, spec.column)
+            return _named(spec, name)
         case PlainText():
             return _uploaded(str(spec.dataset), spec.column)
         case _:
@@ -113,8 +111,9 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _parquet(path: Path) -> tuple[list[dict[str, Any]], dict[str, None]]:
-    arrow: Any = importlib.import_module("pyarrow")
-    parquet: Any = importlib.import_module("pyarrow.parquet")
+    import pyarrow as arrow
+    from pyarrow import parquet
+
     try:
         names = dict.fromkeys(text_columns(path))
         return parquet.read_table(path, columns=list(names)).to_pylist(), names
@@ -130,20 +129,21 @@ def text_columns(path: Path) -> list[str]:
 def columns_of(path: Path, *kinds: str) -> list[str]:
     """Return the columns of a .parquet file with one of the given Arrow types. Raises
     ArrowException."""
-    arrow: Any = importlib.import_module("pyarrow")
-    parquet: Any = importlib.import_module("pyarrow.parquet")
+    import pyarrow as arrow
+    from pyarrow import parquet
+
     tests = [getattr(arrow.types, kind) for kind in kinds]
     return [one.name for one in parquet.read_schema(path) if any(test(one.type) for test in tests)]
 
 
-def _named(name: str, column: str) -> Rows:
+def _named(spec: PlainText, name: str) -> Rows:
     folder = os.environ.get("MPT_DATA_DIR")
     if not folder:
         raise RunError("invalid", "MPT_DATA_DIR, the folder that holds texts, is not set")
-    path = Path(folder, "text", name)
-    if not path.is_file():
+    path = spec.local(Path(folder))
+    if path is None or not path.is_file():
         raise RunError("invalid", f"there is no text {name} in the folder MPT_DATA_DIR/text")
-    rows = _texts_of(path, column, f"the text {name}")
+    rows = _texts_of(path, spec.column, f"the text {name}")
     inputs.note_used(f"MPT_DATA_DIR/text/{name}", inputs.digest(path))
     return rows
 
@@ -151,7 +151,7 @@ def _named(name: str, column: str) -> Rows:
 def _uploaded(dataset: str, column: str) -> Rows:
     what = f"the upload {dataset}"
     try:
-        path = stored_file(dataset, FORMATS)
+        path = stored_file(dataset, TEXT_FORMATS)
     except UnreadableError as error:
         raise RunError("invalid", f"{what} cannot be used: {error}") from error
     return _texts_of(path, column, what)
@@ -176,14 +176,14 @@ def _pairs(source: Path | Table, what: str) -> Rows:
 def _glue(spec: GlueText) -> Rows:
     """Load a GLUE subset from a local copy or, if there is none, from the hub."""
     folder = os.environ.get("MPT_DATA_DIR")
-    what = f"glue/{spec.subset}/{spec.split}"
-    for suffix in FORMATS:
-        local = Path(folder, "glue", spec.subset, f"{spec.split}.{suffix}") if folder else None
-        if local is not None and local.is_file():
-            pairs = _pairs(local, what)
-            inputs.note_used(f"MPT_DATA_DIR/{what}.{suffix}", inputs.digest(local))
-            return pairs
-    datasets: Any = importlib.import_module("datasets")
+    what = f"glue/{spec.local_name}"
+    if folder and spec.is_local(Path(folder)):
+        local = spec.local(Path(folder))
+        pairs = _pairs(local, what)
+        inputs.note_used(f"MPT_DATA_DIR/{what}{local.suffix}", inputs.digest(local))
+        return pairs
+    import datasets
+
     try:
         found = datasets.load_dataset(GLUE_HUB, spec.subset, split=spec.split)
     except Exception as error:  # whatever lies below: the hub, the network, the cache

@@ -1,9 +1,7 @@
 """Describe the environment of a run, so that its results can be reproduced."""
 
-import importlib
 import platform
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -45,7 +43,8 @@ def _cpu_model() -> str:
 
 
 def _gpu_driver() -> str | None:
-    pynvml: Any = importlib.import_module("pynvml")
+    import pynvml
+
     try:
         pynvml.nvmlInit()
         return str(pynvml.nvmlSystemGetDriverVersion())

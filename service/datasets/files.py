@@ -14,7 +14,6 @@ from typing import Any, BinaryIO
 
 from mptcore.runtime.durable import sync_folder
 from mptcore.specs import Problem
-from service.datasets import quota
 from service.datasets.child_environment import run_environment
 from service.queue.quota import Room
 from service.refusals import ApiError, disk_full, invalid
@@ -41,7 +40,7 @@ class _Writer:
 
     def check_room(self, more: int) -> None:
         """Check that this many more bytes are within the limits and leave the disk's reserve."""
-        quota.check(self.room, self.size + more)
+        self.room.check(self.size + more)
         limit = self.settings.max_upload_bytes
         if self.size + more > limit:
             detail = f"an upload is at most {limit} bytes"

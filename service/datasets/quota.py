@@ -30,11 +30,5 @@ def store_bytes(session: Session, fair_share: FairShare, owner_id: int, size: in
     """Count the bytes of an upload. A user's uploads and submissions pass here one at a time, so
     that two at once do not both take the last room. Raises ApiError."""
     quota.lock(session, owner_id)
-    check(quota.room_of(session, owner_id, fair_share), size)
+    quota.check_bytes(session, owner_id, fair_share, size)
     quota.note(session, owner_id, size)
-
-
-def check(room: quota.Room, size: int) -> None:
-    """Check that there is room for so many bytes more. Raises ApiError."""
-    if (problem := room.problem(size)) is not None:
-        raise ApiError(HTTPStatus.CONFLICT, "storage_quota", problem)

@@ -1,10 +1,8 @@
 """Limit the size of the hub's cache, if it lies in the store."""
 
-import importlib
 import logging
 import time
 from pathlib import Path
-from typing import Any
 
 from service.settings import Settings
 
@@ -17,10 +15,12 @@ UNUSED_S = 48 * 3600.0
 def trim_hub_cache(settings: Settings) -> None:
     """Delete the files that were not read for the longest time until the cache has its size. The
     hub still has them. A cache outside the store is not touched."""
-    cache = Path(_hub("constants").HF_HUB_CACHE)
+    from huggingface_hub import constants, scan_cache_dir
+
+    cache = Path(constants.HF_HUB_CACHE)
     if not cache.is_dir() or not cache.resolve().is_relative_to(settings.store.resolve()):
         return
-    found = _hub("utils").scan_cache_dir(cache)
+    found = scan_cache_dir(cache)
     excess = found.size_on_disk - settings.hub_cache_bytes
     for repo in sorted(found.repos, key=lambda repo: repo.last_accessed):
         if excess <= 0 or time.time() - repo.last_accessed < UNUSED_S:
@@ -29,7 +29,3 @@ def trim_hub_cache(settings: Settings) -> None:
         hashes = [revision.commit_hash for revision in repo.revisions]
         found.delete_revisions(*hashes).execute()
         excess -= repo.size_on_disk
-
-
-def _hub(module: str) -> Any:
-    return importlib.import_module(f"huggingface_hub.{module}")

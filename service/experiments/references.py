@@ -95,8 +95,8 @@ def _kept(session: Session, experiment_ids: Collection[str]) -> Sequence[Artifac
 
 def _weights(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
     """Yield the experiments whose weights a spec uses, each with the part that uses them."""
-    for part in ("model", "baseline"):  # a family may have no baseline, or use no weights
-        experiment_id = getattr(getattr(spec, part, None), "experiment", None)
+    for part in ("model", "baseline"):  # a model may use no weights
+        experiment_id = getattr(getattr(spec, part), "experiment", None)
         if experiment_id is not None:
             yield part, experiment_id
 

@@ -36,8 +36,6 @@ def summary_out(experiment: Experiment, place: QueuePosition | None) -> Experime
     failure = None
     if experiment.failure_kind is not None:
         failure = FailureOut(kind=experiment.failure_kind, message=experiment.failure_message or "")
-    created_at = moment(experiment.created_at)
-    assert created_at is not None
     path = f"/v1/experiments/{experiment.id}"
     return ExperimentSummary(
         id=experiment.id,
@@ -57,7 +55,7 @@ def summary_out(experiment: Experiment, place: QueuePosition | None) -> Experime
         sweep=experiment.sweep_id,
         after=experiment.comes_after or [],
         worker=experiment.worker,
-        created_at=created_at,
+        created_at=moment(experiment.created_at),
         started_at=moment(experiment.started_at),
         finished_at=moment(experiment.finished_at),
         progress=_progress_out(experiment),
@@ -113,20 +111,16 @@ def metric_out(metric: Metric) -> MetricOut:
 
 
 def log_out(event: Event) -> LogOut:
-    at = moment(event.at)
-    assert at is not None
     assert event.seq is not None
-    return LogOut(seq=event.seq, at=at, **event.data)
+    return LogOut(seq=event.seq, at=moment(event.at), **event.data)
 
 
 def attempt_out(attempt: Attempt) -> AttemptOut:
     found = attempt.environment
-    started_at = moment(attempt.started_at)
-    assert started_at is not None
     return AttemptOut(
         attempt=attempt.attempt,
         worker=attempt.worker,
-        started_at=started_at,
+        started_at=moment(attempt.started_at),
         ended_at=moment(attempt.ended_at),
         peak_bytes=attempt.peak_bytes,
         environment=None if found is None else EnvironmentOut(**found),

@@ -71,17 +71,18 @@ class Room:
     """Points that the user's unfinished experiments write at most."""
     most: int | None
 
-    def problem(self, needed: int) -> str | None:
-        """Return a sentence for the user if `needed` more bytes are too many."""
+    def check(self, needed: int) -> None:
+        """Raise ApiError if `needed` more bytes are too many."""
         if self.most is None or self.kept + self.expected + needed <= self.most:
-            return None
+            return
         unfinished = f", your unfinished experiments may write {self.expected} more"
-        return (
+        detail = (
             f"you keep {self.kept} bytes{unfinished if self.expected else ''}, this needs "
             f"{needed}, and your limit is {self.most}: delete data sets, experiments or sweeps "
             "(deleted experiments and sweeps count until the service purges them), or ask an "
             "administrator for a higher limit"
         )
+        raise ApiError(HTTPStatus.CONFLICT, "storage_quota", detail)
 
 
 def limit(session: Session, owner_id: int, fair_share: FairShare) -> int | None:
@@ -125,8 +126,7 @@ def check_limits(
 
 def check_bytes(session: Session, owner_id: int, fair_share: FairShare, needed: int) -> None:
     """Check that a user may keep so many more bytes. Raises ApiError."""
-    if (problem := room_of(session, owner_id, fair_share).problem(needed)) is not None:
-        raise ApiError(HTTPStatus.CONFLICT, "storage_quota", problem)
+    room_of(session, owner_id, fair_share).check(needed)
 
 
 def check_priority(session: Session, owner_id: int, priority: int) -> None:

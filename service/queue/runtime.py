@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
@@ -93,22 +94,13 @@ def learned(ran: Sequence[tuple[float, float]], log_work: float) -> Runtime | No
     """Fit the runtime to the logarithms of work and time of each run."""
     if len(ran) < MIN_RUNS:
         return None
-    mean_w, mean_t = (math.fsum(column) / len(ran) for column in zip(*ran, strict=True))
-    spread_w = math.fsum((w - mean_w) ** 2 for w, _ in ran)
-    both = math.fsum((w - mean_w) * (t - mean_t) for w, t in ran)
-    slope = min(1.0, max(0.0, both / spread_w)) if spread_w > 0 else 0.0
-    rest = sorted(t - mean_t - slope * (w - mean_w) for w, t in ran)
-    at = mean_t + slope * (log_work - mean_w)
-    low, median, high = (
-        math.exp(at + _quantile(rest, q)) for q in ((1 - SHARE) / 2, 0.5, (1 + SHARE) / 2)
-    )
+    w, t = np.transpose(ran)
+    off = w - w.mean()
+    spread = off @ off
+    slope = min(1.0, max(0.0, off @ t / spread)) if spread > 0 else 0.0
+    at = t.mean() + slope * (log_work - w.mean())
+    shares = ((1 - SHARE) / 2, 0.5, (1 + SHARE) / 2)
+    # Plotting positions i / (n + 1): for few values the tails are the minimum and the maximum.
+    rest = np.quantile(t - t.mean() - slope * off, shares, method="weibull")
+    low, median, high = np.exp(at + rest).tolist()
     return Runtime(median, low, high, len(ran))
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    """Return the quantile of sorted values with Weibull's plotting positions, i / (n + 1). For few
-    values the tails are the minimum and the maximum."""
-    place = min(max(share * (len(values) + 1), 1.0), float(len(values))) - 1
-    below = math.floor(place)
-    above = min(below + 1, len(values) - 1)
-    return values[below] + (place - below) * (values[above] - values[below])

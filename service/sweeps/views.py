@@ -45,8 +45,6 @@ PER_RUN = 100
 
 
 def summary_out(sweep: Sweep, counts: Mapping[Status, int]) -> SweepSummary:
-    created_at = moment(sweep.created_at)
-    assert created_at is not None
     status = next((one for one in IN_TURN if counts.get(one)), Status.SUCCEEDED)
     path = f"/v1/sweeps/{sweep.id}"
     return SweepSummary(
@@ -58,7 +56,7 @@ def summary_out(sweep: Sweep, counts: Mapping[Status, int]) -> SweepSummary:
         note=sweep.note,
         priority=sweep.priority,
         concurrency=sweep.concurrency,
-        created_at=created_at,
+        created_at=moment(sweep.created_at),
         fields=sweep.fields,
         status=status,
         terminal=status in TERMINAL,

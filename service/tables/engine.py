@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, overload
 
 from psycopg.pq import Format
 from sqlalchemy import (
@@ -324,6 +324,10 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
 
+@overload
+def moment(seconds: float) -> datetime: ...
+@overload
+def moment(seconds: float | None) -> datetime | None: ...
 def moment(seconds: float | None) -> datetime | None:
     """Convert a time of the database to a date with a time zone."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

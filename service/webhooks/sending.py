@@ -55,11 +55,9 @@ def key_of(secret: str) -> bytes:
 
 def message_of(delivery: Delivery) -> tuple[str, str]:
     """Return the id of a message, the same at every try, and its body."""
-    ended_at = moment(delivery.ended_at)
-    assert ended_at is not None
     document = {
         "type": f"experiment.{delivery.status}",
-        "timestamp": ended_at.isoformat(),
+        "timestamp": moment(delivery.ended_at).isoformat(),
         "data": {
             "experiment_id": delivery.experiment_id,
             "status": delivery.status,

@@ -5,11 +5,12 @@ from typing import Any
 
 import tokenizers
 import torch
+import transformers
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from mptcore.families.masked_lm.pretrained import MASKED_LMS, transformers
+from mptcore.families.masked_lm.pretrained import MASKED_LMS
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "a", "mat", "red", "old"]

@@ -11,11 +11,11 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from mptcore.families.masked_lm.corpus import counted_from, repeated
 from mptcore.families.masked_lm.masked_batch import MaskedBatch
-from mptcore.families.masked_lm.pretrained import transformers
 from mptcore.runtime.device import sent
 
 PACKED = "mpt_packed"

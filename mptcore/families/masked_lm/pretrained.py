@@ -1,7 +1,6 @@
 """Load masked language models and tokenizers of transformers: safetensors only, no remote code."""
 
 import hashlib
-import importlib
 import json
 import os
 from collections.abc import Callable
@@ -10,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 
-from mptcore.data.vision import make_importable
 from mptcore.protocol.records import RunError
 from mptcore.runtime.inputs import note_used
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.tensor_files import load_weights
 from mptcore.specs import MaskedLmModel
-
-make_importable()  # transformers imports torchvision
-transformers: Any = importlib.import_module("transformers")
 
 FAMILY = "masked_lm"
 

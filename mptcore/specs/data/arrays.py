@@ -1,11 +1,13 @@
 """Sources of vectors: N observations × D dimensions."""
 
 import math
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from mptcore.specs.base import Problem, Seed, Spec
+from mptcore.specs.base import Problem, Seed
+from mptcore.specs.data.source import Source
 
 Precision = Annotated[float, Field(gt=0, le=1e12)]
 """Inverse variance."""
@@ -13,7 +15,7 @@ Dimensions = Annotated[int, Field(ge=2, le=1_000_000)]
 Observations = Annotated[int, Field(ge=1, le=100_000_000)]
 
 
-class Data(Spec):
+class Data(Source):
     """Base class of the sources."""
 
     source: str
@@ -129,12 +131,36 @@ class DigitsData(MeasuredData):
 class ImageData(MeasuredData):
     """The training images of a torchvision data set: 28 × 28 pixels, values 0 to 1."""
 
+    is_remote: ClassVar[bool] = True
+
     n: Annotated[int, Field(ge=1, le=60_000)] = 60_000
     """Number of images N: all of them in their order, or fewer, chosen at random by `seed`."""
 
     @property
     def dim(self) -> int:
         return 784
+
+    @property
+    def class_name(self) -> str:
+        """Name of the class in torchvision.datasets, and of its folder."""
+        return IMAGES[self.source]
+
+    def local(self, folder: Path) -> Path:
+        return folder / self.class_name
+
+    def is_local(self, folder: Path) -> bool:
+        return _has_images(folder, self.class_name)
+
+    def local_names(self, folder: Path) -> list[str]:
+        return [source for source, name in IMAGES.items() if _has_images(folder, name)]
+
+
+IMAGES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
+
+
+def _has_images(folder: Path, class_name: str) -> bool:
+    file = folder / class_name / "raw/train-images-idx3-ubyte"
+    return file.is_file() or file.with_name(f"{file.name}.gz").is_file()
 
 
 class MnistData(ImageData):

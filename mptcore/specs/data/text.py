@@ -1,15 +1,19 @@
 """Sources of text, and how a text becomes sequences of tokens."""
 
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mptcore.specs.base import Problem, Seed, Spec, reject
+from mptcore.specs.base import Problem, Seed, reject
+from mptcore.specs.data.source import Source
 
 MAX_LINE_CHARACTERS = 200_000
 """Maximum number of characters in the lines of a spec. Longer texts are uploaded."""
 
 TEXT_FILE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.(txt|jsonl|parquet)$"
+TEXT_FORMATS = ("txt", "jsonl", "parquet")
+GLUE_HUB = "nyu-mll/glue"
 
 _PAIRED = ("train", "validation", "test")
 _MNLI = ("validation_matched", "validation_mismatched", "test_matched", "test_mismatched")
@@ -43,7 +47,7 @@ GlueSubset = Literal[
 ]
 
 
-class Text(Spec):
+class Text(Source):
     """Base class of the sources."""
 
     packing: Literal["sentences", "blocks"] = "sentences"
@@ -68,6 +72,10 @@ class GlueText(Text):
     """A subset of GLUE: sentences or pairs of sentences. It is read from the folder
     MPT_DATA_DIR/glue/SUBSET if that has SPLIT.parquet or SPLIT.jsonl, else from the hub."""
 
+    named_by: ClassVar[str] = "subset"
+    noun: ClassVar[str] = "GLUE subset"
+    is_remote: ClassVar[bool] = True
+
     source: Literal["glue"]
     """Source of the text."""
     subset: GlueSubset
@@ -82,17 +90,32 @@ class GlueText(Text):
         detail = f"the splits of {self.subset} are {', '.join(splits)}"
         return [Problem("/data/split", f"{detail}; not {self.split!r}")]
 
+    @property
+    def local_name(self) -> str:
+        return f"{self.subset}/{self.split}"
+
+    def local(self, folder: Path) -> Path:
+        files = [folder / "glue" / f"{self.local_name}.{suffix}" for suffix in TEXT_FORMATS]
+        return next((file for file in files if file.is_file()), files[-1])
+
+    def local_names(self, folder: Path) -> list[str]:
+        return [
+            f"{subset}/{path.stem}"
+            for subset in GLUE_SPLITS
+            for path in sorted((folder / "glue" / subset).glob("*.*"))
+        ]
+
 
 class PlainText(Text):
     """Texts from exactly one of a file, an upload, and lines in the spec. Files are .txt, with one
     text in each line, or .jsonl or .parquet, with the texts in `column`."""
 
+    named_by: ClassVar[str] = "file"
+    noun: ClassVar[str] = "text"
+
     source: Literal["text"]
     """Source of the text."""
-    file: (
-        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.(txt|jsonl|parquet)$")]
-        | None
-    ) = None
+    file: Annotated[str, Field(pattern=TEXT_FILE)] | None = None
     """Name of a file in the folder MPT_DATA_DIR/text."""
     lines: (
         Annotated[
@@ -119,6 +142,12 @@ class PlainText(Text):
             return []
         detail = f"{MAX_LINE_CHARACTERS} characters in all, not {characters}: upload longer texts"
         return [Problem("/data/lines", f"at most {detail}")]
+
+    def local(self, folder: Path) -> Path | None:
+        return None if self.file is None else folder / "text" / self.file
+
+    def local_names(self, folder: Path) -> list[str]:
+        return sorted(one.name for one in (folder / "text").glob("*") if one.is_file())
 
 
 TextSource = Annotated[GlueText | PlainText, Field(discriminator="source")]

@@ -309,7 +309,7 @@ def _user_out(user: User) -> UserOut:
         name=user.name,
         role=Role(user.role),
         active=user.disabled_at is None,
-        created_at=_moment(user.created_at),
+        created_at=moment(user.created_at),
         **{name: getattr(user, name) for name in STANDING},
     )
 
@@ -319,7 +319,7 @@ def _key_out(key: ApiKey) -> KeyOut:
         id=key.id,
         name=key.name,
         scopes=[Scope(scope) for scope in key.scopes],
-        created_at=_moment(key.created_at),
+        created_at=moment(key.created_at),
         expires_at=moment(key.expires_at),
         revoked_at=moment(key.revoked_at),
         last_used_at=moment(key.last_used_at),
@@ -328,10 +328,4 @@ def _key_out(key: ApiKey) -> KeyOut:
 
 def _audit_out(entry: AuditEntry) -> AuditOut:
     columns = ("id", "actor", "key_id", "action", "object_id", "details")
-    return AuditOut(at=_moment(entry.at), **{name: getattr(entry, name) for name in columns})
-
-
-def _moment(seconds: float) -> datetime:
-    found = moment(seconds)
-    assert found is not None
-    return found
+    return AuditOut(at=moment(entry.at), **{name: getattr(entry, name) for name in columns})

@@ -1,8 +1,9 @@
 """Routes of curves: of one experiment, and of many at once."""
 
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
@@ -37,14 +38,17 @@ FORMATS: dict[str, dict[str, object]] = {
 """Descriptions of the formats other than JSON in the OpenAPI document."""
 
 
-class Asked(NamedTuple):
-    """Parameters of a request for one experiment's curves."""
+@dataclass(frozen=True)
+class Asked:
+    """Parameters of a request for one experiment's curves, besides its labels."""
 
-    labels: Wanted
-    format: Format
-    max_points: int
-    after: int
-    series: str | None
+    format: FormatDep
+    if_none_match: IfNoneMatch = None
+    max_points: MaxPoints = 100_000
+    after: After = 0
+
+
+AskedDep = Annotated[Asked, Depends()]
 
 
 @router.get(
@@ -57,15 +61,11 @@ def get_curves(
     database: DatabaseDep,
     user: Reader,
     labels: FreeParameters,
-    format: FormatDep,
-    if_none_match: IfNoneMatch = None,
-    max_points: MaxPoints = 100_000,
-    after: After = 0,
+    asked: AskedDep,
 ) -> Response:
     """Return all series with at most `max_points` points in total. Every other query parameter is a
     label with its value, for example ?seed=44, or with several values, ?seed=4&seed=44."""
-    asked = Asked(labels, format, max_points, after, None)
-    return _answer(experiment_id, database, user, asked, if_none_match)
+    return _answer(experiment_id, None, database, user, labels, asked)
 
 
 @router.get(
@@ -81,47 +81,46 @@ def get_curve(
     database: DatabaseDep,
     user: Reader,
     labels: FreeParameters,
-    format: FormatDep,
-    if_none_match: IfNoneMatch = None,
-    max_points: MaxPoints = 100_000,
-    after: After = 0,
+    asked: AskedDep,
 ) -> Response:
     """Return the series with one name; other query parameters are labels, as for all curves. Until
     the experiment has ended, a series that it may still record is empty instead of unknown."""
-    asked = Asked(labels, format, max_points, after, series)
-    return _answer(experiment_id, database, user, asked, if_none_match)
+    return _answer(experiment_id, series, database, user, labels, asked)
 
 
 def _answer(
-    experiment_id: str, database: Database, user: Caller, asked: Asked, if_none_match: str | None
+    experiment_id: str,
+    series: str | None,
+    database: Database,
+    user: Caller,
+    labels: Wanted,
+    asked: Asked,
 ) -> Response:
     with database.snapshot() as session:
         hold_still(session)
         experiment = find(session, user, Experiment, experiment_id)
-        tag = _tag(experiment, asked)
-        if is_known(tag, if_none_match):
+        # The points stay the same up to a record number until another attempt starts.
+        at = (experiment.id, experiment.attempt, experiment.last_seq, experiment.status)
+        wanted = (sorted(labels.items()), asked.format, asked.max_points, asked.after, series)
+        tag = etag(*at, *wanted)
+        if is_known(tag, asked.if_none_match):
             return not_modified(tag)
-        answer = _curves(session, experiment, asked)
+        answer = _curves(session, experiment, series, labels, asked)
     return tagged(written(answer, asked.format), tag)
 
 
-def _tag(experiment: Experiment, asked: Asked) -> str:
-    """Return the ETag of the recorded points. They stay the same up to a record number until
-    another attempt starts."""
-    at = (experiment.id, experiment.attempt, experiment.last_seq, experiment.status)
-    return etag(*at, sorted(asked.labels.items()), *asked[1:])
-
-
-def _curves(session: Session, experiment: Experiment, asked: Asked) -> Answer:
-    names = None if asked.series is None else [asked.series]
+def _curves(
+    session: Session, experiment: Experiment, series: str | None, labels: Wanted, asked: Asked
+) -> Answer:
+    names = None if series is None else [series]
     known = labels_of(session, [experiment.id])[experiment.id]
-    check_selection(known, is_terminal(experiment.status), names, asked.labels)
+    check_selection(known, is_terminal(experiment.status), names, labels)
     try:
         found = read_curves(
             session,
             [experiment.id],
             names=names,
-            labels=asked.labels,
+            labels=labels,
             after=asked.after,
             max_points=asked.max_points,
         )

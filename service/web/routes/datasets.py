@@ -270,11 +270,9 @@ COLUMNS = ("name", "format", "bytes", "sha256", "n", "dim", "arrays", "columns",
 
 
 def _out(dataset: Dataset) -> DatasetOut:
-    created_at = moment(dataset.created_at)
-    assert created_at is not None
     names = ("id", "name", "format", "bytes", "sha256", "n", "dim", "arrays", "columns")
     return DatasetOut(
-        created_at=created_at,
+        created_at=moment(dataset.created_at),
         owner=dataset.owner.name,
         visibility=Visibility(dataset.visibility),
         **{name: getattr(dataset, name) for name in names},

@@ -123,7 +123,7 @@ def get_worker_history(
     by_worker = groupby(rows, lambda row: row.worker_id)
     return WorkerHistory(
         stretch_s=together * worker_samples.MINUTE_S,
-        at=[_moment(one * together * worker_samples.MINUTE_S) for one in stretches],
+        at=[moment(one * together * worker_samples.MINUTE_S) for one in stretches],
         items=[_past(worker_id, list(own), stretches) for worker_id, own in by_worker],
     )
 
@@ -170,12 +170,6 @@ def _past(
     )
 
 
-def _moment(seconds: float) -> datetime:
-    found = moment(seconds)
-    assert found is not None
-    return found
-
-
 def _worker_out(
     worker: Worker, experiment_id: str | None, silent_s: float, open_ids: Set[str]
 ) -> WorkerOut:
@@ -186,7 +180,7 @@ def _worker_out(
         queue=Queue(worker.queue),
         busy=experiment_id is not None,
         experiment_id=experiment_id if experiment_id in open_ids else None,
-        started_at=_moment(worker.started_at),
+        started_at=moment(worker.started_at),
         silent_s=round(silent_s, 3),
     )
 

@@ -63,14 +63,12 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
 
 
 def _queued_out(one: Experiment, place: QueuePosition) -> QueuedOut:
-    created_at = moment(one.created_at)
-    assert created_at is not None
     return QueuedOut(
         id=one.id,
         name=one.name,
         priority=one.priority,
         device=one.device,
-        created_at=created_at,
+        created_at=moment(one.created_at),
         queue=place,
     )
 

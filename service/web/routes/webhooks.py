@@ -178,13 +178,11 @@ def _secret_problems(secret: str | None) -> list[Problem]:
 
 
 def _out(webhook: Webhook, standing: Row[*tuple[Any, ...]] | None, error: str | None) -> WebhookOut:
-    created_at = moment(webhook.created_at)
-    assert created_at is not None
     return WebhookOut(
         id=webhook.id,
         url=webhook.url,
         statuses=[Ending(one) for one in webhook.statuses.split(",")],
-        created_at=created_at,
+        created_at=moment(webhook.created_at),
         pending=standing.pending if standing else 0,
         given_up=standing.given_up if standing else 0,
         last_delivered_at=moment(standing.last_delivered_at) if standing else None,

@@ -131,9 +131,9 @@ def make_code(database: WriterDep, user: UserDep) -> SignInCodeOut:
     with database.transaction() as session:
         made = sign_ins.new_code(session, user.key_id)
         audit.note(session, user, "sign_in_code.made", user.key_id)
-    expires_at = moment(made.expires_at)
-    assert expires_at is not None
-    return SignInCodeOut(code=made.code, path=f"{SIGN_IN_PAGE}#{made.code}", expires_at=expires_at)
+    return SignInCodeOut(
+        code=made.code, path=f"{SIGN_IN_PAGE}#{made.code}", expires_at=moment(made.expires_at)
+    )
 
 
 def _caller(session: Session, given: SignInWith) -> Caller:

@@ -165,5 +165,5 @@ def test_what_a_run_read_is_told_by_its_pixels(torchvision: object) -> None:
     other = images(FashionMnistData(source="fashion_mnist"), torch.Generator()).x
     assert torch.equal(other, (250 - PIXELS).flatten(1).float() / 255)
     digest = hashlib.sha256((250 - PIXELS).numpy().tobytes()).hexdigest()
-    place = "MPT_DATA_DIR/Other, the pixels of its training images"
+    place = "MPT_DATA_DIR/FashionMNIST, the pixels of its training images"
     assert inputs.used() == {place: digest}

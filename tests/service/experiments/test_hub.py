@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
-from service.experiments import hub
 from service.experiments.hub import UNUSED_S, trim_hub_cache
 from service.settings import Settings
 from tests.support.hub import cached
@@ -12,7 +12,9 @@ from tests.support.hub import cached
 
 @pytest.fixture
 def cache(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(hub._hub("constants"), "HF_HUB_CACHE", str(settings.store / "hub" / "hub"))
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HF_HUB_CACHE", str(settings.store / "hub" / "hub")
+    )
     return settings.store / "hub" / "hub"
 
 
@@ -31,7 +33,7 @@ def test_what_was_read_longest_ago_goes_first(settings: Settings, cache: Path) -
 def test_a_cache_outside_of_the_store_is_left_alone(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub._hub("constants"), "HF_HUB_CACHE", str(tmp_path / "mine"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "mine"))
     mine = cached(tmp_path / "mine", "a", 1000, 3 * UNUSED_S)
     trim_hub_cache(settings.model_copy(update={"hub_cache_bytes": 0}))
     assert mine.exists()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from mptcore.families.masked_lm import corpus
-from mptcore.families.masked_lm.pretrained import transformers
 from mptcore.protocol.records import Artifact, Checkpoint, Log, Metric, Progress, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.session import Session
