@@ -71,9 +71,13 @@ class Room:
     """Points that the user's unfinished experiments write at most."""
     most: int | None
 
+    def holds(self, needed: int) -> bool:
+        """Return whether there is room for `needed` more bytes."""
+        return self.most is None or self.kept + self.expected + needed <= self.most
+
     def check(self, needed: int) -> None:
         """Raise ApiError if `needed` more bytes are too many."""
-        if self.most is None or self.kept + self.expected + needed <= self.most:
+        if self.holds(needed):
             return
         unfinished = f", your unfinished experiments may write {self.expected} more"
         detail = (

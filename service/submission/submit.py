@@ -115,12 +115,15 @@ def submitted(
         if key is not None:
             assert kept is not None
             made = accepted.kept()
-            if accepted.is_all_cached and quota.room_of(session, user.id, settings.share).problem(
-                len(json.dumps(made))
-            ):
+            size = len(json.dumps(made))
+            if accepted.is_all_cached and not _has_room(session, settings, user, size):
                 made = []  # without room the key stays free: nothing would be made twice
             idempotency.keep(session, kept, key, made)
         yield session, accepted
+
+
+def _has_room(session: Session, settings: Settings, user: Caller, size: int) -> bool:
+    return quota.room_of(session, user.id, settings.share).holds(size)
 
 
 def _accepted_before(
