@@ -1,4 +1,4 @@
-"""How long requests take while others ask too: claims of `benchmarks.service`."""
+"""Duration of requests while others send requests too: claims of `benchmarks.service`."""
 
 import json
 import time
@@ -31,7 +31,7 @@ class Crowd:
 
 
 WAITING = Crowd(20, 0.2)
-"""As `client.wait` looks."""
+"""The rate at which `client.wait` polls."""
 POLLING = Crowd(100, 1.0)
 """Five submissions a second, and a hundred looks."""
 

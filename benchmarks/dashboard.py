@@ -1,4 +1,4 @@
-"""How quick the pages are in a real browser: claims of `benchmarks.service`."""
+"""Speed of the pages in a real browser: claims of `benchmarks.service`."""
 
 import gzip
 import statistics
@@ -159,7 +159,7 @@ def _status(port: int, key: str, experiment_id: str, how: str) -> Iterator[Figur
 
 
 def _dashboard(port: int, key: str, stopping: threading.Event) -> None:
-    """As `static/live.js` has the list of experiments do."""
+    """Poll the list of experiments like `static/live.js`."""
     headers = {"Authorization": f"Bearer {key}"}
     with (
         closing(HTTPConnection("127.0.0.1", port, timeout=60)) as stream,

@@ -23,7 +23,7 @@ from mptcore.specs import MaskedLmExperiment
 SENTENCES = 1024
 HOST_RATES = {"rates": [0.1, 0.3, 0.5, 0.7, 0.9]}
 GPU_BYTES = 24 * 2**30
-"""Of memory for a batch: of a GPU of 80 GB."""
+"""Memory for a batch on a GPU of 80 GB."""
 STEP_BATCHES, STEPS = (32, 1024), 5
 """Sentences of a training step, and the steps that are looked at."""
 SORTED = "batches of 64 sorted by length"

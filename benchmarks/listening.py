@@ -1,4 +1,4 @@
-"""What open and idle event streams cost other requests: a claim of `benchmarks.service`."""
+"""Cost of open and idle event streams for other requests: a claim of `benchmarks.service`."""
 
 import socket
 import statistics

@@ -1,4 +1,4 @@
-"""How fast what is stored is found and read: claims of `benchmarks.service`."""
+"""Speed of finding and reading stored data: claims of `benchmarks.service`."""
 
 import json
 import statistics
@@ -46,7 +46,7 @@ class Asker:
         parse: Callable[[bytes], object] = bytes,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[float, HTTPMessage]:
-        """How many ms the whole answer took, and its headers."""
+        """Return the milliseconds of the whole response, and its headers."""
         began = time.perf_counter()
         self._http.request(
             "POST" if body else "GET", path, body, {**self._headers, **(headers or {})}

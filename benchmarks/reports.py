@@ -22,7 +22,7 @@ from mptcore.specs import ExperimentSpec, parse_spec
 
 FOLDER = Path(__file__).parent / "reports"
 OWN = ("small-bert-", "uniform-against-fixed")
-"""How the names of presets of our own begin."""
+"""Prefix of the names of our own presets."""
 SHOWN = 9
 """Places in the table of a curve."""
 CURVES = {"score_by_rate": "masking rate", "score": "mask size"}

@@ -1,4 +1,4 @@
-"""What a benchmark reports, and the table of all of them."""
+"""Results of a benchmark, and the table of all of them."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""The Python client of the service, on httpx. Nothing here imports torch."""
+"""Python client of the service, built on httpx. Nothing here imports torch."""
 
 from mptlab.api import Client
 from mptlab.curves import Curves
@@ -18,4 +18,4 @@ __all__ = [
 ]
 
 __version__ = "0.2.0"
-"""Version of the whole repository. Both pyproject.toml read it here."""
+"""Version of the whole repository; pyproject.toml reads it here."""

@@ -1,4 +1,4 @@
-"""Read the service's answers, and raise its refusals."""
+"""Read the service's responses, and raise its errors."""
 
 import httpx
 
@@ -6,21 +6,22 @@ from mptlab.errors import Json, Refused
 
 
 def checked(response: httpx.Response) -> httpx.Response:
-    """The response where it is a success. Raises Refused."""
+    """Return the response if it is a success. Raises Refused."""
     if response.is_error:
         raise Refused(_document(response), response.status_code)
     return response
 
 
 def answer_of(response: httpx.Response) -> Json:
-    """The JSON of a success; an empty object where there is none. Raises Refused."""
+    """Return the JSON of a successful response, or an empty object if it has no body. Raises
+    Refused."""
     content = checked(response).content
     if not content:
         return {}
     try:
         answer: Json = response.json()
     except ValueError:
-        detail = f"what answers at {response.url} is not MPT Lab: is the URL right?"
+        detail = f"the server at {response.url} is not MPT Lab: check the URL"
         raise Refused({"detail": detail}, response.status_code) from None
     return answer
 

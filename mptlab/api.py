@@ -1,4 +1,4 @@
-"""Submitting experiments, waiting for them, reading what came out."""
+"""Submit experiments, wait for them, and read their results."""
 
 import hashlib
 import math
@@ -27,46 +27,47 @@ from mptlab.sweeps import Sweep, points_of
 __all__ = ["Client", "Refused", "store"]
 
 UPLOAD_S = 600.0
-"""Seconds that the service may inspect an upload before it answers."""
+"""Seconds to wait for the service to inspect an upload."""
 
 MAX_AT_ONCE = 1000
-"""Experiments whose curves are asked for together."""
+"""Maximum number of experiments in one request for curves."""
 
 WAITS_AT_FULL_PACE = 10
-"""More of them together look no more often than these do."""
+"""Number of concurrent waits that poll at full rate; with more, each wait polls less often."""
 
 MAX_WITH_SPECS = 50
-"""Experiments that are asked for together with their specs."""
+"""Maximum number of experiments in one request that returns specs."""
 
 Spec = Any
 """A mapping, a pydantic model, the path of a JSON or YAML file, or the name of a preset."""
 
 
 class Client(Administration):
-    """The service, by a URL and a key: see Connection for where these come from.
+    """Client of the service. `Connection` explains where the URL and the key come from.
 
-    `experiments` holds objects to work with; the methods here take ids, and give the service's
-    documents as they come.
-    """
+    `experiments` returns `Experiment` objects. The methods of this class use ids and return the
+    service's JSON documents unchanged."""
 
     @cached_property
     def experiments(self) -> Experiments:
-        """Your experiments: `create`, `get`, `list`, `wait`. Called, it goes over all of them."""
+        """Your experiments: `create`, `get`, `list`, `wait`. Call it to iterate over all of
+        them."""
         return Experiments(self)
 
     def submit(self, spec: Spec, *, idempotency_key: str | None = None, **beside: Any) -> Json:
-        """Queue an experiment; `beside` is name, tags, note, priority, visibility, after, cache.
-        Where one had computed the same, this is that one, and has `cached_from`. What is sent again
-        under the same idempotency key, by default one of this call's own, is queued once.
-        Raises Refused."""
+        """Queue an experiment. `beside` is name, tags, note, priority, visibility, after, cache. If
+        the same experiment was computed before, return that experiment, with `cached_from`.
+        Requests with the same idempotency key are queued once; by default each call makes its own
+        key. Raises Refused."""
         body = {"spec": self._spec(spec), **beside}
         return self._once("/v1/experiments", body, idempotency_key)
 
     def batch(
         self, submissions: Iterable[Mapping[str, Any]], *, idempotency_key: str | None = None
     ) -> list[str]:
-        """Queue many experiments, all or none: each a mapping with `spec` and what stands beside
-        it. Their ids, in order; those of before where one had computed the same. Raises Refused."""
+        """Queue many experiments, all or none. Each is a mapping with `spec` and the other fields
+        of `submit`. Return their ids in order; an experiment that was computed before keeps its old
+        id. Raises Refused."""
         body = {"experiments": list(submissions)}
         answer = self._once("/v1/experiments:batch", body, idempotency_key)
         return [one["id"] for one in answer["items"]]
@@ -79,9 +80,9 @@ class Client(Administration):
         idempotency_key: str | None = None,
         **beside: Any,
     ) -> Sweep:
-        """Queue an experiment for each combination of values of some fields, by their dotted paths:
-        `client.sweep(spec, {"model.latent_dim": range(1, 13)})`. In place of a grid, `list=[…]`
-        gives the points, or `random={…}` draws them; `beside` is also name, tags, note, priority,
+        """Queue an experiment for each combination of values of some fields, given by dotted path:
+        `client.sweep(spec, {"model.latent_dim": range(1, 13)})`. Instead of a grid, `list=[…]`
+        gives the points, or `random={…}` draws them. `beside` is also name, tags, note, priority,
         visibility, concurrency, after, cache. Raises Refused."""
         points = points_of(grid) if grid is not None else {}
         body = {"spec": self._spec(spec), **points, **beside}
@@ -89,17 +90,17 @@ class Client(Administration):
         return Sweep(self, made["id"])
 
     def get_sweep(self, sweep_id: str) -> Sweep:
-        """A sweep of before. Raises Refused."""
+        """Return an existing sweep. Raises Refused."""
         found = self._call("GET", f"/v1/sweeps/{quote(sweep_id, safe='')}")
         return Sweep(self, found["id"])
 
     def sweeps(self, **filters: Any) -> Iterator[Json]:
-        """Your sweeps, newest first; `whose="lab"` lists what is shared."""
+        """Yield your sweeps, newest first; `whose="lab"` lists shared sweeps."""
         return self._pages("/v1/sweeps", filters)
 
     def upload(self, file: str | os.PathLike[str]) -> Json:
-        """Upload a data set, of numbers or of text; its id goes into a spec. The same bytes are one
-        data set however often they are sent. Raises Refused."""
+        """Upload a data set of numbers or text and return it; use its id in a spec. Uploading the
+        same bytes again returns the same data set. Raises Refused."""
         path = Path(file)
         patience = httpx.Timeout(self._http.timeout.connect, read=UPLOAD_S)
 
@@ -116,22 +117,22 @@ class Client(Administration):
         return answer
 
     def datasets(self, **filters: Any) -> Iterator[Json]:
-        """Your uploads, newest first."""
+        """Yield your uploads, newest first."""
         return self._pages("/v1/datasets", filters)
 
     def validate(self, spec: Spec) -> Json:
-        """The resolved spec, how long it would run, what memory it would take, where it would stand
-        in the queue, and whether it was computed before. Raises Refused."""
+        """Return the resolved spec, its estimated run time and memory, its position in the queue if
+        it were submitted, and whether it was computed before. Raises Refused."""
         body = {"spec": self._spec(spec)}
         return self._call("POST", "/v1/experiments:validate", idempotent=True, json=body)
 
     def get(self, experiment_id: Id) -> Json:
-        """Where an experiment stands, with its metrics so far."""
+        """Return an experiment's status and its metrics so far."""
         return self._call("GET", _path(experiment_id))
 
     def get_many(self, experiment_ids: Iterable[Id]) -> list[Json]:
-        """Where many experiments stand, in their order, with their specs and metrics so far. Raises
-        Refused where one is not there."""
+        """Return many experiments in the given order, with their specs and their metrics so far.
+        Raises Refused if an experiment does not exist."""
         wanted = [id_of(one) for one in experiment_ids]
         ids = [*dict.fromkeys(wanted)]
         found: Json = {}
@@ -143,13 +144,13 @@ class Client(Administration):
         return [found[one] for one in wanted]
 
     def cancel(self, experiment_id: Id) -> Json:
-        """Ask for an experiment to end."""
+        """Request the cancellation of an experiment."""
         return self._call("POST", f"{_path(experiment_id)}:cancel", idempotent=True)
 
     def cancel_matching(self, **filters: Any) -> Json:
-        """Cancel all your experiments that match the filters of a list, which are at least one; an
-        admin's `whose="all", owner="ann"` cancels those of another user. Return how many waited and
-        are `cancelled`, and how many run and are `ending`."""
+        """Cancel all your experiments that match the filters; at least one filter is required. An
+        admin can cancel another user's with `whose="all", owner="ann"`. Return the number of
+        waiting experiments that were `cancelled` and of running experiments that are `ending`."""
         path = f"/v1/experiments:cancel?{httpx.QueryParams(filters)}"
         counts = {"cancelled": 0, "ending": 0}
         more = True
@@ -160,7 +161,7 @@ class Client(Administration):
         return counts
 
     def pause(self, experiment_id: Id) -> Json:
-        """Ask for an experiment to be set aside."""
+        """Request that an experiment pauses."""
         return self._call("POST", f"{_path(experiment_id)}:pause", idempotent=True)
 
     def resume(self, experiment_id: Id) -> Json:
@@ -168,29 +169,30 @@ class Client(Administration):
         return self._call("POST", f"{_path(experiment_id)}:resume")
 
     def retry(self, experiment_id: Id, *, idempotency_key: str | None = None) -> Json:
-        """Queue a new experiment like one that failed or was cancelled; the key as in `submit`."""
+        """Queue a copy of an experiment that failed or was cancelled. The key works as in
+        `submit`."""
         return self._once(f"{_path(experiment_id)}:retry", None, idempotency_key)
 
     def change(self, experiment_id: Id, **changes: Any) -> Json:
-        """Change what stands beside the spec: name, tags, note, priority, visibility ("private" or
+        """Change fields other than the spec: name, tags, note, priority, visibility ("private" or
         "lab"), pinned."""
         return self._call("PATCH", _path(experiment_id), json=changes)
 
     def delete(self, experiment_id: Id) -> None:
-        """Delete an experiment that does not run; `undelete` brings it back for some days."""
+        """Delete an experiment that is not running; `undelete` restores it for some days."""
         self._call("DELETE", _path(experiment_id))
 
     def undelete(self, experiment_id: Id) -> Json:
-        """Bring back an experiment that was deleted, while its files are kept. Raises Refused."""
+        """Restore a deleted experiment while its files still exist. Raises Refused."""
         path = f"{_path(experiment_id)}:undelete"
         return self._call("POST", path, idempotent=True)
 
     def me(self) -> Json:
-        """Whose key this is, and what it allows."""
+        """Return the user of this key and the key's permissions."""
         return self._call("GET", "/v1/me")
 
     def sign_in_url(self) -> str:
-        """A page that signs one browser in with this key, once, within ten minutes."""
+        """Return a link that signs one browser in with this key, once, within ten minutes."""
         made = self._call("POST", "/v1/sign-in-codes")
         return f"{self.url}{made['path']}"
 
@@ -201,10 +203,10 @@ class Client(Administration):
         on_change: Callable[[Json], object] = lambda experiment: None,
         poll_s: float = 0.2,
     ) -> Json:
-        """Wait until an experiment has ended, and return it, however it did: `experiments.wait`
-        raises where it failed. `on_change` sees it at every look. Once the service has answered, an
-        outage is waited for as well. Where one client waits for many at once, it looks at each less
-        often. Raises TimeoutError."""
+        """Wait until an experiment has ended, and return it whether it succeeded or not;
+        `experiments.wait` raises if it failed. `on_change` is called with each polled document.
+        After the first response, an outage of the service does not end the wait. If one client runs
+        many waits, each polls less often. Raises TimeoutError."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._one_more_wait():
             experiment = self.get(experiment_id)
@@ -226,8 +228,8 @@ class Client(Administration):
         max_points: int = 100_000,
         **labels: Any,
     ) -> Curves:
-        """The series of an experiment by column: all, or those of one name and with the given
-        labels."""
+        """Return the curves of an experiment by column: all series, or those with the given name
+        and labels."""
         path = f"{_path(experiment_id)}/curves" + (f"/{quote(series, safe='')}" if series else "")
         answer = self._call("GET", path, params={"max_points": max_points, **labels})
         return Curves(answer["series"])
@@ -239,9 +241,9 @@ class Client(Administration):
         max_points: int = 100_000,
         **labels: Any,
     ) -> list[Json]:
-        """The curves of many experiments, in their order, each with its `series` by column: all, or
-        those of some names and with the given labels, a value or a list of values each. Of every
-        thousand experiments, at most `max_points` points. Raises Refused."""
+        """Return the curves of many experiments in the given order, each with its `series` by
+        column: all series, or those with the given names and labels (a label may have a list of
+        values). Each thousand experiments share `max_points` points. Raises Refused."""
         ids = [id_of(one) for one in experiment_ids]
         found: list[Json] = []
         for first in range(0, len(ids), MAX_AT_ONCE):
@@ -262,8 +264,8 @@ class Client(Administration):
         return follow(self, f"{_path(experiment_id)}/events", after, kind)
 
     def logs(self, experiment_id: Id, level: str | None = None) -> Iterator[Json]:
-        """The lines of an experiment's log so far, or those of a level: `at`, `level`, `message`,
-        and `seq`."""
+        """Return the lines of an experiment's log so far, all or of one level: `at`, `level`,
+        `message` and `seq`."""
         query: Json = {"level": level} if level else {}
         more = True
         while more:
@@ -272,29 +274,29 @@ class Client(Administration):
             query["after"], more = page["last_seq"], page["more"]
 
     def artifacts(self, experiment_id: Id) -> list[Json]:
-        """The files that an experiment left: weights, pictures."""
+        """List the files of an experiment: weights, pictures."""
         return self._items(f"{_path(experiment_id)}/artifacts")
 
     def artifact(self, experiment_id: Id, name: str) -> bytes:
-        """The content of one of these files."""
+        """Return the content of a file of an experiment."""
         return self._content(f"{_path(experiment_id)}/artifacts/{quote(name, safe='')}")
 
     def download(
         self, experiment_id: Id, folder: str | os.PathLike[str] = ".", *names: str
     ) -> list[Path]:
-        """Write all files that an experiment left, or those of some names, into a folder; what was
-        not received whole is not written. Raises Refused, and ValueError for a name that is not
-        there."""
+        """Write the files of an experiment, all or those with the given names, into a folder. A
+        file that was not received completely is not written. Raises Refused, and ValueError for an
+        unknown name."""
         left = {one["name"]: one for one in self.artifacts(experiment_id)}
         if missing := [name for name in names if name not in left]:
             there = ", ".join(left) or "no files"
-            raise ValueError(f"{missing[0]} is not there: the experiment left {there}")
+            raise ValueError(f"{missing[0]} does not exist: the experiment has {there}")
         Path(folder).mkdir(parents=True, exist_ok=True)
         return [self._download(experiment_id, left[name], Path(folder)) for name in names or left]
 
     def bundle(self, experiment_id: Id, file: str | os.PathLike[str]) -> Path:
-        """Write the zip of all that there is of an experiment that has ended: its spec, records,
-        curves, metrics, files, and how to compute it again. Raises Refused."""
+        """Write a zip of an ended experiment: its spec, records, curves, metrics, files, and
+        instructions to compute it again. Raises Refused."""
         content = self._content(f"{_path(experiment_id)}/bundle")
         Path(file).write_bytes(content)
         return Path(file)
@@ -302,30 +304,30 @@ class Client(Administration):
     def _download(self, experiment_id: Id, artifact: Json, folder: Path) -> Path:
         content = self.artifact(experiment_id, artifact["name"])
         if hashlib.sha256(content).hexdigest() != artifact["sha256"]:
-            raise ValueError(f"{artifact['name']} came damaged: ask for it again")
+            raise ValueError(f"{artifact['name']} arrived damaged: download it again")
         file = folder / Path(artifact["name"]).name
         file.write_bytes(content)
         return file
 
     def compare(self, experiment_ids: Iterable[Id]) -> Any:
-        """A pandas DataFrame with a row for each experiment: name, status, the fields in which
-        their specs differ, and their metrics, over seeds where they have several."""
+        """Return a pandas DataFrame with a row for each experiment: name, status, the fields in
+        which the specs differ, and the metrics, as means over seeds if there are several."""
         documents = self.get_many(experiment_ids)
         return needed("pandas", "frames").DataFrame(tables.comparison(documents)).set_index("id")
 
     def presets(self) -> list[Json]:
-        """The paper's tables and figures: their specs, and what was published."""
+        """List the paper's tables and figures: their specs and published values."""
         return self._items("/v1/presets")
 
     def preset(self, name: str) -> Json:
-        """One of the paper's tables and figures: its specs, and what was published."""
+        """Return one of the paper's tables or figures: its specs and published values."""
         return self._call("GET", f"/v1/presets/{quote(name, safe='')}")
 
     def run_preset(
         self, name: str, *, idempotency_key: str | None = None, **beside: Any
     ) -> list[Experiment]:
-        """Queue an experiment for each of a preset's specs, all or none, tagged as the dashboard's
-        Paper page does; their ids, in order, are what `verdict` takes."""
+        """Queue all of a preset's specs, or none, tagged as on the dashboard's Paper page. Return
+        the ids in the order that `verdict` needs."""
         tags = [*beside.get("tags", ()), f"preset:{name}"]
         submissions = [
             {"spec": spec, "name": name, **beside, "tags": [*tags, f"part:{part}"]}
@@ -335,7 +337,7 @@ class Client(Administration):
         return [self.experiments.get(one) for one in ids]
 
     def verdict(self, name: str, experiment_ids: Iterable[Id]) -> Json:
-        """Return whether experiments that ran a preset's specs, in order, agree with the paper."""
+        """Return whether experiments with a preset's specs, in order, agree with the paper."""
         query = {"experiment": [id_of(one) for one in experiment_ids]}
         path = f"/v1/presets/{quote(name, safe='')}/verdict"
         return self._call("GET", path, params=query)
@@ -348,8 +350,8 @@ class Client(Administration):
             return given
         specs = self._specs_of(given)
         if len(specs) > 1:
-            told = f"the preset {given} has {len(specs)} specs: client.run_preset({given!r})"
-            raise ValueError(f"{told} queues them all")
+            told = f"the preset {given} has {len(specs)} specs: call client.run_preset({given!r})"
+            raise ValueError(f"{told} to queue them all")
         return specs[0]
 
     def _specs_of(self, preset: str) -> list[Json]:

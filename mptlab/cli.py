@@ -1,4 +1,4 @@
-"""The command `mpt`."""
+"""The command line `mpt`."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from mptlab.commands.context import warn
 from mptlab.errors import NoAnswer, NotSucceeded, Refused
 
 REFUSED, RUN_FAILED, NO_ANSWER = 1, 3, 4
-"""Exit statuses, beside 0, 2 for what was mistyped, and 130 for Ctrl-C."""
+"""Exit statuses, besides 0 (success), 2 (usage error) and 130 (Ctrl-C)."""
 
 app = typer.Typer(no_args_is_help=True)
 for theme in (submitting, reading, changing, server):
@@ -31,17 +31,17 @@ def _show_version(wanted: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="show it and exit"),
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="show the version and exit"
+        ),
     ] = False,
 ) -> None:
-    """Submit experiments to MPT Lab, read what came out.
-
-    Exit status: 0 done, 1 refused, 2 mistyped, 3 the run failed, 4 nothing answers, 130 Ctrl-C.
-    """
+    """Submit experiments to MPT Lab and read their results. Exit status: 0 success, 1 refused, 2
+    usage error, 3 the run failed, 4 the service does not answer, 130 Ctrl-C."""
 
 
 def main() -> None:
-    """Run a command; what goes wrong becomes one line and an exit status."""
+    """Run a command; print an error as one line and set the exit status."""
     try:
         app()
     except Exception as error:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _status_of(error: Exception) -> int | None:
-    """The exit status that an error becomes; None for a defect of our own."""
+    """Return the exit status for an error; None if the error is a bug in `mpt`."""
     match error:
         case Refused():
             return NO_ANSWER if error.is_away else REFUSED

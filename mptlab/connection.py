@@ -1,4 +1,4 @@
-"""The connection to the service: where it is, with which key, and what is sent again."""
+"""Connection to the service: its URL, the key, and retries."""
 
 import logging
 import threading
@@ -21,16 +21,14 @@ log = logging.getLogger(__name__)
 
 
 class Connection:
-    """Requests to the service, with its answers as JSON.
+    """Send requests to the service and return its responses as JSON.
 
-    The URL is that given, else MPT_URL, else that of `mpt login`, else this machine's. The key is
-    that given, else MPT_API_KEY, else that of `mpt login` at this URL, else, on this machine, what
-    the embedded service left in its store (MPT_STORE).
-
-    A request that may be sent again is, where the service does not answer or asks for it, for
-    `for_s` seconds (else MPT_RETRY_S, else half a minute); `on_outage` is told, once, also
-    where many wait for an answer.
-    """
+    The URL is the argument, else MPT_URL, else the one stored by `mpt login`, else this machine's.
+    The key is the argument, else MPT_API_KEY, else the one stored by `mpt login` for this URL,
+    else, on this machine, the key in the embedded service's store (MPT_STORE). If the service does
+    not answer or asks for a retry, requests that are safe to repeat are sent again for `for_s`
+    seconds (else MPT_RETRY_S, else half a minute). `on_outage` is called once for each outage, even
+    if many threads wait."""
 
     def __init__(
         self,
@@ -67,7 +65,7 @@ class Connection:
             return False
 
     def _once(self, path: str, body: Json | None, idempotency_key: str | None) -> Json:
-        """Send what is to be done once however often it is sent."""
+        """Send a request under an idempotency key, so that repeating it has no further effect."""
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return self._call("POST", path, headers=headers, json=body)
 
@@ -83,13 +81,13 @@ class Connection:
         return answer_of(self._send(send, idempotent=again))
 
     def _items(self, path: str) -> list[Json]:
-        """Return the items of a list without pages."""
+        """Yield the items of a list over all its pages."""
         answer = self._call("GET", path)
         found: list[Json] = answer["items"]
         return found
 
     def _content(self, path: str) -> bytes:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
         send = partial(self._http.get, path)
         return checked(self._send(send, idempotent=True)).content
 
@@ -114,7 +112,7 @@ class Connection:
 
     @property
     def _waits(self) -> int:
-        """Number of waits under way, in all threads."""
+        """Count the waits in progress in all threads."""
         return len(self._waiting)
 
     def _look(self, path: str, deadline: float) -> Json:
@@ -137,7 +135,8 @@ class Connection:
         idempotent: bool,
         for_s: float | None = None,
     ) -> httpx.Response:
-        """Send, and send again: for as long as the client does, or `for_s`. Raises NoAnswer."""
+        """Send a request and retry it for as long as the client allows, or for `for_s`. Raises
+        NoAnswer."""
         if for_s is None:
             for_s = retry_s() if self._for_s is None else self._for_s
         try:
@@ -153,7 +152,7 @@ class Connection:
         def tell(cause: str) -> None:
             with self._telling:
                 if not self._missing:
-                    self._on_outage(f"{self.url} does not answer ({cause}): trying again")
+                    self._on_outage(f"{self.url} does not answer ({cause}): retrying")
                 self._missing.add(request)
 
         try:

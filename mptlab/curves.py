@@ -1,4 +1,4 @@
-"""The curves of an experiment: as lists, as a table of all points, as a figure."""
+"""Curves of an experiment: as lists, as a table of all points, as a figure."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -12,25 +12,26 @@ POINT = ("x", "value", "std_err", "n")
 
 
 class Curves(list[Json]):
-    """Series by column, as the service gives them: each has `name`, `labels`, `x`, `value`,
-    `std_err`, `n`, and `reasons` why a number is missing."""
+    """Series by column, as the service returns them. Each has `name`, `labels`, `x`, `value`,
+    `std_err`, `n`, and `reasons` for missing numbers."""
 
     def __init__(self, series: Iterable[Json] = (), title: str = ""):
         super().__init__(series)
         self.title = title
 
     def to_pandas(self) -> Any:
-        """A DataFrame with a row for each point and a column for each label."""
+        """Return a DataFrame with a row for each point and a column for each label."""
         return needed("pandas", "frames").DataFrame(self.columns())
 
     def to_arrow(self) -> Any:
-        """The same as an Arrow table."""
+        """Return the same table as an Arrow table."""
         return needed("pyarrow", "frames").table(self.columns())
 
     def plot(self, kind: str | None = None, file: str | os.PathLike[str] | None = None) -> Any:
-        """A matplotlib figure in one of the paper's forms: scores, area, convergence, training,
-        evolution, comparison; by default what suits the series. With `file` it is saved, as its
-        ending says: .pdf and .svg are vectors."""
+        """Return a matplotlib figure in one of the paper's forms: scores, area, convergence,
+        training, evolution, comparison. By default the form is chosen from the series. With `file`,
+        also save the figure; the file's suffix sets the format, and .pdf and .svg are vector
+        graphics."""
         needed("matplotlib", "plots")
         from mptlab import plots
 
@@ -73,7 +74,7 @@ def _ends(series: Json) -> tuple[Any, Any, Any]:
 
 
 def table_html(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A table for a notebook; what users wrote in it is text there, and no markup."""
+    """Return an HTML table for a notebook, with users' text escaped."""
     head = "".join(f"<th>{escape(one)}</th>" for one in headers)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

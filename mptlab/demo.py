@@ -1,4 +1,4 @@
-"""`make demo`: the paper's Table 1 and a real data set, through the whole service."""
+"""`make demo`: run the paper's Table 1 and a real data set through the whole service."""
 
 import shutil
 import statistics
@@ -26,7 +26,7 @@ PAPER_LML = -60.34
 
 
 def table1(per_size: int) -> dict[str, Any]:
-    """The spec of a column of Table 1."""
+    """Return the spec of a column of Table 1."""
     truth = {"latent_dim": 5, "noise_precision": 5.0}
     data = {"source": "ppca", "n": 1000, "dim": 200, "noise": "shared", "seed": 1991}
     return {
@@ -58,7 +58,7 @@ def main() -> None:
             console.print(f"serving {client.url}")
             _run(client, console)
     console.print(f"{time.monotonic() - began:.1f} s in all")
-    console.print("next: `make serve`, and in another terminal README's first experiment")
+    console.print("next: `make serve`, then README's first experiment in another terminal")
     console.print(f"to see these curves in a browser: MPT_STORE={OUTPUT / 'store'} make serve")
 
 
@@ -109,7 +109,7 @@ def _values(experiment: dict[str, Any], name: str) -> list[float]:
 
 
 def _std_err(experiment: dict[str, Any]) -> str:
-    """The standard error of the mean over seeds."""
+    """Return the standard error of the mean over seeds."""
     (mean,) = over_seeds(one for one in experiment["metrics"] if one["name"] == "mpt")
     return "–" if mean.std_err is None else f"{mean.std_err:.3f}"
 

@@ -6,26 +6,27 @@ from typing import Any
 Json = dict[str, Any]
 
 AWAY = (502, 503, 504)
-"""Statuses that say: not now."""
+"""HTTP statuses of temporary failures."""
 
 
 class Refused(Exception):
-    """The service's answer was a problem (RFC 9457): its sentence, and the whole document."""
+    """The service refused a request (a problem document, RFC 9457). The message is its sentence;
+    `document` is the whole document."""
 
     def __init__(self, document: Json, status: int | None = None):
         super().__init__(document.get("detail") or document.get("title") or str(document))
         self.document = document
         self.status = status
-        """The HTTP status; None where it was the client that refused."""
+        """HTTP status; None if the client itself refused."""
 
     @property
     def reason(self) -> str | None:
-        """A stable word for programs, such as wrong_state."""
+        """Stable error code for programs, such as wrong_state."""
         return self.document.get("reason")
 
     @property
     def errors(self) -> list[dict[str, str]]:
-        """Each thing that is wrong: `pointer`, the field as a JSON pointer, and `detail`."""
+        """Every problem with the request: `pointer`, a JSON pointer to the field, and `detail`."""
         return self.document.get("errors") or []
 
     @property
@@ -35,7 +36,7 @@ class Refused(Exception):
 
 
 class NoAnswer(ConnectionError):
-    """Nothing answers at the URL; the sentence names it, the cause, and what to do."""
+    """Nothing answers at the URL; the message gives the URL, the cause and what to do."""
 
     def __init__(self, url: str, cause: object):
         super().__init__(f"{url} does not answer ({cause}): `mpt serve` starts a service on this "

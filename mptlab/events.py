@@ -1,4 +1,4 @@
-"""Following what happens, by the service's event streams."""
+"""Follow the service's event streams."""
 
 import json
 import math
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from mptlab.api import Client
 
 SILENT_S = 60.0
-"""The service says something each 15 s."""
+"""Seconds without data after which a stream is broken; the service sends a line every 15 s."""
 PAUSE_S = 0.5
-"""Before a stream that was cut off is opened again."""
+"""Seconds to wait before a broken stream is opened again."""
 
 
 def follow(
     client: "Client", path: str, after: str | None = None, kind: Sequence[str] = ()
 ) -> Iterator[Json]:
-    """Yield events, each once and in order, until there will be no more. `after` is the `id` of an
-    event, or "now"; `kind` is status, log, progress or points, by default all. A stream that is cut
-    off is opened again at the same position, however long the service is away. Raises Refused, and
-    NoAnswer where nothing answers at first."""
-    if after == "now":  # and not "from now on" once more after a cut
+    """Yield each event once and in order, until no more can come. `after` is the `id` of an event,
+    or "now". `kind` is status, log, progress or points; by default all. A broken stream is opened
+    again at the same position, however long the service is away. Raises Refused, and NoAnswer if
+    the service does not answer at first."""
+    if after == "now":  # a reconnect must not start from a new "now"
         page = client._call("GET", path, params={"after": after})
         after = page["last_id"]
     for_s: float | None = None
@@ -47,7 +47,7 @@ def follow(
                 event: Json = json.loads(one.data)
                 yield event
         except SSEError as error:
-            raise Refused({"detail": f"no events come from {response.url}: {error}"}) from None
+            raise Refused({"detail": f"cannot read events from {response.url}: {error}"}) from None
         except httpx.TransportError:
             pass
         finally:
@@ -69,4 +69,4 @@ def _opened(http: httpx.Client, path: str, query: Json) -> httpx.Response:
 
 def _check_end(end: Json) -> None:
     if end["reason"] != "ended":
-        raise Refused({"detail": "what was followed is not open to this key any more", **end})
+        raise Refused({"detail": "this key may no longer read what it followed", **end})

@@ -17,7 +17,7 @@ MAX_A_PAGE = 500
 
 
 class Experiment:
-    """An experiment of the service, by its `id`; `document` is what was last seen of it."""
+    """An experiment of the service, by its `id`; `document` is the last document received."""
 
     def __init__(self, client: "Client", document: Json):
         self.id: str = document["id"]
@@ -29,7 +29,7 @@ class Experiment:
         return f"<Experiment {self.id}{name} {self.status}>"
 
     def __getitem__(self, field: str) -> Any:
-        """A field of the document."""
+        """Return a field of the document."""
         return self.document[field]
 
     @property
@@ -53,8 +53,8 @@ class Experiment:
 
     @property
     def metrics(self) -> Json:
-        """Each metric by its name: its mean over seeds, and as `… std_err` the standard error of
-        that. `document["metrics"]` has them one by one."""
+        """Each metric by its name: its mean over seeds, and the mean's standard error as `…
+        std_err`. `document["metrics"]` has the values of each seed."""
         if "metrics" not in self.document:
             self.refresh()
         return summary(self.document["metrics"])
@@ -67,8 +67,8 @@ class Experiment:
     def wait(
         self, timeout_s: float | None = None, *, progress: bool = True, check: bool = True
     ) -> "Experiment":
-        """Wait until it has ended, and show how far it is. Raises NotSucceeded where it failed or
-        was cancelled, unless `check` is false, and TimeoutError."""
+        """Wait until it has ended, and show its progress. Raises NotSucceeded if it failed or was
+        cancelled, unless `check` is false, and TimeoutError."""
         with followed(progress) as show:
             self.document = self._client.wait(self.id, timeout_s, on_change=show)
         if check and self.status != "succeeded":
@@ -76,44 +76,44 @@ class Experiment:
         return self
 
     def curves(self, series: str | None = None, max_points: int = 100_000, **labels: Any) -> Curves:
-        """Its curves: all, or those of one name and with the given labels, `seed=4`."""
+        """Return its curves: all, or those with the given name and labels, such as `seed=4`."""
         found = self._client.curves(self.id, series, max_points, **labels)
         found.title = self.name or ""
         return found
 
     def events(self, *, after: str | None = None, kind: Sequence[str] = ()) -> Iterator[Json]:
         """Yield its events until it has ended, each with its `id`, its `kind` (status, log,
-        progress, points) and `data`; `kind` filters. A stream that is cut off goes on. Raises
+        progress, points) and `data`; `kind` filters. A broken stream is opened again. Raises
         Refused."""
         return self._client.events_of(self.id, after=after, kind=kind)
 
     def logs(self, level: str | None = None) -> list[Json]:
-        """The lines of its log so far, or those of a level."""
+        """Return the lines of its log so far, all or of one level."""
         return list(self._client.logs(self.id, level))
 
     def plot(self, kind: str | None = None, file: str | os.PathLike[str] | None = None) -> Any:
-        """Its curves as a figure: see `Curves.plot`."""
+        """Return its curves as a figure: see `Curves.plot`."""
         curves = self.curves()
         return curves.plot(kind, file)
 
     def artifacts(self) -> list[Json]:
-        """The files that it left: weights, pictures."""
+        """List its files: weights, pictures."""
         return self._client.artifacts(self.id)
 
     def download(self, folder: str | os.PathLike[str] = ".", *names: str) -> list[Path]:
-        """Write these files, or those of some names, into a folder."""
+        """Write its files, all or those with the given names, into a folder."""
         return self._client.download(self.id, folder, *names)
 
     def bundle(self, file: str | os.PathLike[str]) -> Path:
-        """Write the zip of all that there is of it, once it has ended: see `Client.bundle`."""
+        """Write a zip of everything about it, once it has ended: see `Client.bundle`."""
         return self._client.bundle(self.id, file)
 
     def cancel(self) -> "Experiment":
-        """Ask for it to end."""
+        """Request its cancellation."""
         return self._seen(self._client.cancel(self.id))
 
     def pause(self) -> "Experiment":
-        """Ask for it to be set aside."""
+        """Request that it pauses."""
         return self._seen(self._client.pause(self.id))
 
     def resume(self) -> "Experiment":
@@ -121,7 +121,7 @@ class Experiment:
         return self._seen(self._client.resume(self.id))
 
     def retry(self) -> "Experiment":
-        """A new experiment like this one, which failed or was cancelled."""
+        """Queue a copy of this experiment, which failed or was cancelled."""
         return Experiment(self._client, self._client.retry(self.id))
 
     def change(self, **changes: Any) -> "Experiment":
@@ -129,7 +129,7 @@ class Experiment:
         return self._seen(self._client.change(self.id, **changes))
 
     def delete(self) -> None:
-        """Delete it; it must not run."""
+        """Delete it; it must not be running."""
         self._client.delete(self.id)
 
     def _seen(self, document: Json) -> "Experiment":
@@ -161,10 +161,10 @@ class Experiments:
         self._client = client
 
     def __call__(self, **filters: Any) -> Iterator[Json]:
-        """The documents of your experiments, newest first, over all pages: without their specs, or
-        with `fields="full"` (and `limit` at most 50) with them; `whose="lab"` lists what is shared.
-        `filter="metrics.lml > -61 and tag = x"`, `order_by="metrics.lml desc"`, and status, tag,
-        family, name, owner, q, created_after and the like choose among them. Raises Refused."""
+        """Yield the documents of your experiments, newest first, over all pages. They have no specs
+        unless `fields="full"` (with `limit` at most 50). `whose="lab"` lists shared experiments.
+        Filter and sort with `filter="metrics.lml > -61 and tag = x"`, `order_by="metrics.lml
+        desc"`, status, tag, family, name, owner, q, created_after and others. Raises Refused."""
         return self._client._pages("/v1/experiments", filters)
 
     def create(
@@ -177,15 +177,15 @@ class Experiments:
         idempotency_key: str | None = None,
         **beside: Any,
     ) -> Experiment:
-        """Queue an experiment: of a mapping, a pydantic model, the path of a JSON or YAML file, or
+        """Queue an experiment from a mapping, a pydantic model, the path of a JSON or YAML file, or
         the name of a preset. `beside` is name, tags, note, priority, visibility, after, cache. With
-        `wait` it has succeeded when this returns. Raises Refused, NotSucceeded, TimeoutError."""
+        `wait`, return after it has succeeded. Raises Refused, NotSucceeded, TimeoutError."""
         document = self._client.submit(spec, idempotency_key=idempotency_key, **beside)
         made = Experiment(self._client, document)
         return made.wait(timeout_s, progress=progress) if wait else made
 
     def get(self, experiment_id: Id) -> Experiment:
-        """One experiment. Raises Refused."""
+        """Return an experiment. Raises Refused."""
         return Experiment(self._client, self._client.get(experiment_id))
 
     def wait(
@@ -196,12 +196,13 @@ class Experiments:
         progress: bool = True,
         check: bool = True,
     ) -> Experiment:
-        """Wait until one has ended: see `Experiment.wait`."""
+        """Wait until an experiment has ended: see `Experiment.wait`."""
         waited = Experiment(self._client, {"id": id_of(experiment_id)})
         return waited.wait(timeout_s, progress=progress, check=check)
 
     def list(self, most: int | None = 100, **filters: Any) -> Sequence[Experiment]:
-        """Your newest experiments, so many at most; None for all. Filters are those of a call."""
+        """Return your newest experiments, at most `limit` of them; None means all. Filters are the
+        same as for a call."""
         if most is not None:
             filters = {"limit": min(most, MAX_A_PAGE), **filters}
         found: list[Experiment] = []

@@ -1,4 +1,4 @@
-"""Where `mpt login` keeps a URL and the key for it: one file that its user alone may read."""
+"""File in which `mpt login` stores a URL and its key; only its user can read it."""
 
 import json
 import os
@@ -9,13 +9,13 @@ from platformdirs import user_config_path
 
 
 class Login(NamedTuple):
-    """A URL and the key for it; None where no one has logged in."""
+    """A URL and its key; None if nobody has logged in."""
 
     url: str | None = None
     key: str | None = None
 
     def key_for(self, url: str) -> str | None:
-        """The key, which goes to its own URL alone."""
+        """The key, which is sent only to its own URL."""
         return self.key if url == self.url else None
 
 

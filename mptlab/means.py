@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 SEED = "seed"
-"""The label that means are taken over; metrics whose other labels differ are never mixed."""
+"""Label over which means are computed; metrics that differ in other labels are never mixed."""
 POPULATION = "_population"
-"""End of the names of metrics whose errors cover the choice of texts, which all seeds share."""
+"""Suffix of metrics whose errors cover the choice of texts, which all seeds share."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Mean:
 
     @property
     def covers(self) -> str:
-        """What the standard error covers."""
+        """Description of what the standard error covers."""
         texts = "the choice of texts and " if self.name.endswith(POPULATION) else ""
         if self.count == 1:
             return f"{texts}the masks or samples of this seed, not its training"
@@ -44,7 +44,7 @@ class Mean:
 
 
 def over_seeds(metrics: Iterable[Mapping[str, Any]]) -> list[Mean]:
-    """One mean for each name and set of labels other than the seed, in order of appearance."""
+    """Return a mean for each name and set of labels other than the seed, in order of appearance."""
     groups: dict[tuple[str, tuple[tuple[str, Any], ...]], list[Mapping[str, Any]]] = {}
     for metric in metrics:
         labels = tuple((key, value) for key, value in metric["labels"].items() if key != SEED)

@@ -1,4 +1,4 @@
-"""Where the service is, and by which key: given, in the environment, logged in, on this machine."""
+"""URL and key of the service: from arguments, the environment, `mpt login` or this machine."""
 
 import os
 from pathlib import Path
@@ -14,19 +14,19 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def url_and_key(url: str | None, key: str | None) -> tuple[str, str]:
-    """Return the URL and the key to use, the given ones first. Raises Refused."""
+    """Return the URL and the key to use; arguments come first. Raises Refused."""
     kept = login.kept()
     url = (url or os.environ.get("MPT_URL") or kept.url or DEFAULT_URL).rstrip("/")
     if not url.startswith(("http://", "https://")):
-        raise Refused({"detail": f"{url} is no URL: it begins with http:// or https://"})
+        raise Refused({"detail": f"{url} is not a URL: start it with http:// or https://"})
     key = key or os.environ.get("MPT_API_KEY") or kept.key_for(url) or _local_key(url)
     if not (key.isascii() and key.isprintable()):
-        raise Refused({"detail": "the API key holds a character that no key has: copy it anew"})
+        raise Refused({"detail": "the API key has an invalid character: copy it again"})
     return url, key
 
 
 def store() -> Path:
-    """Where the embedded service keeps everything: MPT_STORE, or the user's data directory."""
+    """Return the embedded service's folder: MPT_STORE, or the user's data directory."""
     given = os.environ.get("MPT_STORE")
     return Path(given) if given else user_data_path("mptlab")
 

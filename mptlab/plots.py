@@ -1,7 +1,5 @@
-"""The paper's figures: one function for each form, from the series that the service gives.
-
-Nothing here touches pyplot: no window opens, and no backend is chosen for the user.
-"""
+"""The paper's figures: one function for each form, from the service's series. Nothing here uses
+pyplot: no window opens, and the user's backend stays unchanged."""
 
 import io
 import math
@@ -18,7 +16,7 @@ from matplotlib.figure import Figure
 from mptlab.errors import Json
 
 BAND = 2.0
-"""Bands are of so many standard errors."""
+"""Half-width of error bands, in standard errors."""
 
 STYLE: Any = {
     "font.size": 9,
@@ -31,7 +29,7 @@ STYLE: Any = {
 
 
 class Plot(Figure):
-    """A figure that a notebook shows."""
+    """A figure that a notebook displays."""
 
     def _repr_png_(self) -> bytes:
         content = io.BytesIO()
@@ -40,21 +38,21 @@ class Plot(Figure):
 
 
 def draw(series: Sequence[Json], kind: str | None = None, title: str = "") -> Plot:
-    """The figure of a kind, by default of what suits the series. Raises ValueError that says which
-    kinds there are, or what the series lack."""
+    """Return the figure of a kind; by default the kind is chosen from the series. Raises ValueError
+    with the known kinds, or with the missing series."""
     if kind is not None and kind not in KINDS:
-        raise ValueError(f"{kind} is no kind of figure: there are {', '.join(KINDS)}")
+        raise ValueError(f"{kind} is not a kind of figure: choose from {', '.join(KINDS)}")
     chosen = kind or next(
         (one for one, (_, names) in KINDS.items() if _named(series, *names)), None
     )
     if chosen is None:
-        raise ValueError("there are no curves to draw yet")
+        raise ValueError("the experiment has no curves yet")
     form, names = KINDS[chosen]
     found = _named(series, *names)
     if not found:
         there = ", ".join(dict.fromkeys(one["name"] for one in series)) or "nothing"
         wanted = " or ".join(names)
-        raise ValueError(f"{chosen} draws the series {wanted}, and there is {there} alone")
+        raise ValueError(f"{chosen} needs the series {wanted}, but there is only {there}")
     with mpl.rc_context(STYLE):
         figure = Plot(figsize=(5.5, 3.4), layout="constrained")
         axes = figure.add_subplot()
@@ -68,25 +66,25 @@ def draw(series: Sequence[Json], kind: str | None = None, title: str = "") -> Pl
 def save(
     figure: Figure, file: str | os.PathLike[str] | io.BytesIO, form: str | None = None
 ) -> None:
-    """Write a figure as the ending of its file says, pdf or svg as vectors. Raises ValueError for
-    an ending that is no kind of picture."""
+    """Write a figure in the format of the file's suffix; pdf and svg are vector graphics. Raises
+    ValueError for an unknown suffix."""
     if not isinstance(file, io.BytesIO):
         form = Path(file).suffix.removeprefix(".").lower()
         known = figure.canvas.get_supported_filetypes()
         if form not in known:
-            raise ValueError(f"{file} does not end as a picture does: .pdf, .svg or .png")
+            raise ValueError(f"{file} is not a picture format: use .pdf, .svg or .png")
     with mpl.rc_context(STYLE):
         figure.savefig(file, format=form, dpi=150)
 
 
 def scores(axes: Axes, series: Sequence[Json]) -> None:
-    """S(m) against the mask size m, or the masking rate."""
+    """Draw S(m) against the mask size m, or the masking rate."""
     _lines(axes, _at_end(series))
     axes.set(xlabel=_size_axis(series), ylabel="score S(m), nats")
 
 
 def area(axes: Axes, series: Sequence[Json]) -> None:
-    """The area under the MPT curve, which is the log marginal likelihood."""
+    """Draw the area under the MPT curve, which is the log marginal likelihood."""
     for one, colour in zip(_at_end(series), _colours(), strict=False):
         _line(axes, one, colour, _label(one))
         x, value = _finite(one)
@@ -103,13 +101,13 @@ def convergence(axes: Axes, series: Sequence[Json]) -> None:
 
 
 def training(axes: Axes, series: Sequence[Json]) -> None:
-    """Draw the training objective and the LML, epoch by epoch (Fig. 2 and 3)."""
+    """Draw the training objective and the LML for each epoch (Fig. 2 and 3)."""
     _lines(axes, series, dashed=("lml", "lml_heldout"), named=True)
     axes.set(xlabel="epoch", ylabel="nats per observation")
 
 
 def evolution(axes: Axes, series: Sequence[Json]) -> None:
-    """The curve of scores at several epochs of one training, from light to dark (Fig. 4)."""
+    """Draw the curve of scores at several epochs of one training, from light to dark (Fig. 4)."""
     moments = sorted({_moment(one) for one in series})
     shades = mpl.colormaps["viridis_r"].resampled(len(moments) + 1)
     for one in series:
@@ -120,7 +118,8 @@ def evolution(axes: Axes, series: Sequence[Json]) -> None:
 
 
 def comparison(axes: Axes, series: Sequence[Json]) -> None:
-    """The model's score less the baseline's on the same masks, with errors of the pairs."""
+    """Draw the model's score minus the baseline's on the same masks, with standard errors of the
+    paired differences."""
     for one, colour in zip(series, _colours(), strict=False):
         errors = [BAND * (e or 0.0) for e in one["std_err"]]
         axes.errorbar(one["x"], one["value"], errors, color=colour, linewidth=1, capsize=2,
@@ -133,7 +132,7 @@ def comparison(axes: Axes, series: Sequence[Json]) -> None:
 Form = Callable[[Axes, Sequence[Json]], None]
 SCORES = ("score", "score_by_rate")
 EVOLVING = ("epoch", "step")
-"""The labels of curves that were taken during training."""
+"""Return the labels of curves that were recorded during training."""
 
 KINDS: dict[str, tuple[Form, tuple[str, ...]]] = {
     "training": (training, ("mpt", "elbo", "lml", "lml_heldout")),
@@ -143,7 +142,7 @@ KINDS: dict[str, tuple[Form, tuple[str, ...]]] = {
     "evolution": (evolution, SCORES),
     "comparison": (comparison, ("score_difference",)),
 }
-"""Each kind of figure, and the series that it draws; the first that there is, is the default."""
+"""Each kind of figure and the series that it draws. The first kind with data is the default."""
 
 
 def _named(series: Iterable[Json], *names: str) -> list[Json]:
@@ -153,7 +152,7 @@ def _named(series: Iterable[Json], *names: str) -> list[Json]:
 def _lines(
     axes: Axes, series: Sequence[Json], dashed: Sequence[str] = (), named: bool = False
 ) -> None:
-    """A line for each series; those of the same labels have the same colour."""
+    """Draw a line for each series; series with the same labels have the same colour."""
     colours = dict(zip(dict.fromkeys(map(_label, series)), _colours(), strict=False))
     for one in series:
         label = f"{one['name']} {_label(one)}" if named else _label(one)
@@ -188,7 +187,7 @@ def _label(one: Json) -> str:
 
 
 def _at_end(series: Sequence[Json]) -> list[Json]:
-    """Without what was taken during training, where there is anything else."""
+    """Return the series without those recorded during training, if any others exist."""
     return [one for one in series if _moment(one) == math.inf] or list(series)
 
 
@@ -202,5 +201,5 @@ def _size_axis(series: Sequence[Json]) -> str:
 
 
 def _is_by_rate(series: Sequence[Json]) -> bool:
-    """Return whether x is a masking rate, at most 1. Mask sizes are whole numbers from 1 on."""
+    """Return whether x is a masking rate, at most 1. Mask sizes are whole numbers from 1."""
     return any(x < 1 for one in series for x in one["x"])

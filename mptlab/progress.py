@@ -1,4 +1,4 @@
-"""Show the progress of experiments: a bar in a terminal, else lines."""
+"""Show the progress of experiments: a bar in a terminal, otherwise lines."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,21 +19,22 @@ Json = dict[str, Any]
 Show = Callable[[Json], None]
 
 LONGEST_NAME = 20
-"""So much of a name, or of an id, leaves room for a bar in 80 columns."""
+"""Maximum characters of a name or id, so that a bar fits in 80 columns."""
 
 PLAIN_STEPS = 10
 """Plain lines are written for each tenth of the work."""
 
 
 def followed(wanted: bool = True) -> AbstractContextManager[Show]:
-    """Yield a function that shows the progress of experiments and sweeps on stderr, or nothing."""
+    """Yield a function that shows the progress of experiments and sweeps on stderr, or does
+    nothing."""
     return shown_progress(Console(stderr=True)) if wanted else nullcontext(lambda _: None)
 
 
 @contextmanager
 def shown_progress(console: Console) -> Iterator[Show]:
-    """A bar for each experiment or sweep that the given function is shown. Where the console is no
-    terminal or notebook, a line for each change of status and each tenth. Both say what is left."""
+    """Show a bar for each experiment or sweep. If the console is neither a terminal nor a notebook,
+    print a line for each change of status and each tenth of the work. Both show the time left."""
     if not (console.is_terminal or console.is_jupyter):
         yield _lines(console)
         return
@@ -99,7 +100,7 @@ def _counted(document: Json) -> tuple[int, int, str]:
 
 
 def _time_left(document: Json) -> str:
-    """To the end that the service expects; nothing where that is not known, or overdue."""
+    """Return the time until the expected end; empty if it is unknown or past."""
     end = {**(document["progress"] or {}), **document}.get("estimated_end")
     if end is None or document["terminal"]:
         return ""

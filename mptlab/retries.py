@@ -1,4 +1,4 @@
-"""Sending again what may be sent again, after a pause that grows or that the service asks for."""
+"""Send a request again after a pause that grows or that the service requests."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tenacity import (
 )
 
 RETRY_S = 30.0
-"""For so long a request is sent again, unless MPT_RETRY_S says otherwise."""
+"""Seconds during which a request is retried, unless MPT_RETRY_S is set."""
 LONGEST_PAUSE_S = 5.0
 MAX_RETRY_AFTER_S = 60.0
 
@@ -39,9 +39,9 @@ def send_again(
     for_s: float,
     on_outage: Callable[[str], object],
 ) -> httpx.Response:
-    """Send until there is an answer, for at most `for_s` seconds. Return the last response, or
-    raise the last error of httpx. A request that is not idempotent is sent again only if nothing
-    was sent, or it was refused unread. `on_outage` is called once, with the cause."""
+    """Send until there is a response, for at most `for_s` seconds. Return the last response, or
+    raise httpx's last error. A request that is not idempotent is sent again only if nothing was
+    sent, or if the server refused it unread. `on_outage` is called once, with the cause."""
     safe = retry_if_exception_type(NOT_SENT) | retry_if_result(is_refused_unread)
     any_way = retry_if_exception_type(NOT_ANSWERED) | retry_if_result(is_busy)
 
@@ -78,7 +78,7 @@ def _pause_s(state: RetryCallState) -> float:
 
 
 def _retry_after_s(response: httpx.Response) -> float:
-    """The header's seconds, or those to its date; 0 where it says neither."""
+    """Return the header's seconds, or the seconds until its date; 0 if it has neither."""
     said = response.headers.get("Retry-After", "0")
     if said.isdecimal():
         return float(said)

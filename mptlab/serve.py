@@ -1,4 +1,4 @@
-"""The embedded service: an API process and a worker process, started and kept together."""
+"""The embedded service: an API process and a worker process, started and restarted together."""
 
 import importlib.util
 import os
@@ -14,24 +14,25 @@ from typing import NoReturn
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 LOCK = "serving.lock"
-"""The file in a store that the process holds that serves it."""
+"""File in a store that is locked by the process that serves the store."""
 
 
 def require_server() -> None:
-    """Raises RuntimeError where only the client is installed."""
+    """Raises RuntimeError if only the client is installed."""
     if importlib.util.find_spec("service") is None:
-        raise RuntimeError("this command needs the server, and only the client is installed here: "
+        raise RuntimeError("this command needs the server, but only the client is installed: "
                            "install mptlab-server")  # fmt: skip
 
 
 def become(module: str, *arguments: str) -> NoReturn:
-    """Go on as another program: signals reach it, and the client imports none of it."""
+    """Replace this process by another program, which then receives signals directly; the client
+    imports none of it."""
     require_server()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nothing uses now."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -40,22 +41,23 @@ def free_port() -> int:
 
 @contextmanager
 def embedded(store: Path, port: int, log: Path | None = None) -> Iterator[Callable[[], None]]:
-    """Run the service on a loopback port with everything in `store`, while the block runs; output
-    goes to the file `log` or to stderr. Gives a function that starts again what has died. Raises
-    RuntimeError where the store is served already, or the port is in use."""
+    """Run the service on a loopback port with all data in `store`, while the block runs. Output
+    goes to the file `log` or to stderr. Yield a function that restarts processes that have died.
+    Raises RuntimeError if the store is already served or the port is in use."""
     require_server()
     with _locked(store, f"http://127.0.0.1:{port}"):
         if _is_taken(port):
-            raise RuntimeError(f"port {port} is in use: choose another")
+            raise RuntimeError(f"port {port} is in use: choose another port")
         with _started(store, port, log) as revive:
             yield revive
 
 
 @contextmanager
 def _locked(store: Path, url: str) -> Iterator[None]:
-    """Mark the store as served at a URL. Raises RuntimeError where it is served already. The kernel
-    releases the lock when this process ends, however it ends; the file stays and means nothing."""
-    import fcntl  # which Windows lacks, where the client runs too
+    """Lock the store and write its URL. Raises RuntimeError if it is already served. The kernel
+    releases the lock when this process ends for any reason; the file that stays behind has no
+    effect."""
+    import fcntl  # not on Windows, where the client also runs
 
     store.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (store / LOCK).open("a+") as file:
@@ -63,7 +65,7 @@ def _locked(store: Path, url: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            at = file.read().strip() or "a URL that is not known yet"
+            at = file.read().strip() or "an unknown URL"
             told = f"this store is already served at {at}: {store}"
             raise RuntimeError(f"{told}; to serve another one, set MPT_STORE") from None
         file.truncate(0)
@@ -74,11 +76,11 @@ def _locked(store: Path, url: str) -> Iterator[None]:
 
 @contextmanager
 def _started(store: Path, port: int, log: Path | None) -> Iterator[Callable[[], None]]:
-    """The processes of the service; see `embedded`."""
+    """Start the service's processes; see `embedded`."""
     environment = {
         **os.environ,
         "MPT_STORE": str(store.absolute()),
-        "MPT_UNTIL_STDIN_ENDS": "true",  # where this process is killed, its children end too
+        "MPT_UNTIL_STDIN_ENDS": "true",  # if this process is killed, its children exit
     }
     if log is None and sys.stderr.isatty():
         environment.setdefault("MPT_LOG_FORM", "terminal")
@@ -114,7 +116,7 @@ def _started(store: Path, port: int, log: Path | None) -> Iterator[Callable[[], 
 
 
 def store_key(store: Path) -> str:
-    """The key that the embedded service made for its first admin."""
+    """Return the key that the embedded service created for its first admin."""
     return (store / "api-key").read_text().strip()
 
 

@@ -1,4 +1,4 @@
-"""Objects whose content is read from the service when a notebook shows them."""
+"""Objects that a notebook displays as a table read from the service."""
 
 from abc import ABC, abstractmethod
 
@@ -7,7 +7,7 @@ from mptlab.errors import Json
 
 
 class ShownTable(ABC):
-    """Is shown as its table."""
+    """Displayed as its table."""
 
     @abstractmethod
     def table(self) -> list[Json]: ...
@@ -19,4 +19,4 @@ class ShownTable(ABC):
 
 
 class AsyncShownTable:
-    """Is not: a notebook awaits nothing in order to show it."""
+    """Not displayed as a table: a notebook cannot await the content."""

@@ -1,4 +1,4 @@
-"""Specs as users have them: mappings, pydantic models, files; and values as JSON has them."""
+"""Specs as users write them (mappings, pydantic models, files), and values converted to JSON."""
 
 import copy
 import json
@@ -27,11 +27,14 @@ def plain(value: Any) -> Any:
         return dict(value)
     if isinstance(value, Iterable):
         return list(value)
-    raise TypeError(f"{value!r} is no JSON: give text, numbers, true, false, null, lists, mappings")
+    raise TypeError(
+        f"{value!r} is not valid JSON: give text, numbers, true, false, null, lists, mappings"
+    )
 
 
 def to_json(value: Any) -> bytes:
-    """The text of a request. Raises ValueError for NaN and infinity, which JSON does not have."""
+    """Return the body of a request. Raises ValueError for NaN and infinity, which JSON does not
+    have."""
     return json.dumps(value, default=plain, allow_nan=False).encode()
 
 
@@ -43,13 +46,13 @@ def is_file(given: object) -> bool:
 
 
 def read_spec(file: str | os.PathLike[str]) -> Json:
-    """The spec in a file of JSON or YAML."""
+    """Return the spec in a JSON or YAML file."""
     return parse_spec(Path(file).read_text(encoding="utf-8"), str(file))
 
 
 def parse_spec(text: str, name: str) -> Json:
-    """The spec in the text of a file of this name: YAML where that ends so, else JSON. Raises
-    ValueError that says where it is wrong."""
+    """Return the spec in the text of a file with this name: YAML if the suffix says so, else JSON.
+    Raises ValueError with the position of the error."""
     try:
         value = yaml.load(text, _Loader) if name.endswith(SUFFIXES[1:]) else json.loads(text)
     except json.JSONDecodeError as error:
@@ -58,12 +61,12 @@ def parse_spec(text: str, name: str) -> Json:
     except yaml.YAMLError as error:
         raise ValueError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{name} holds no spec: a spec is an object of model, data and the like")
+        raise ValueError(f"{name} contains no spec: a spec is an object of model, data etc.")
     return value
 
 
 def parse_value(text: str) -> Any:
-    """A value as typed: JSON where it is that, else the text itself."""
+    """Return a typed value: parsed if it is JSON, else the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -71,8 +74,8 @@ def parse_value(text: str) -> Any:
 
 
 def changed(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
-    """The spec with other values at some dotted paths. Raises ValueError where a path leads
-    nowhere."""
+    """Return the spec with other values at some dotted paths. Raises ValueError for an invalid
+    path."""
     made = copy.deepcopy(dict(spec))
     for path, value in changes.items():
         *parents, last = path.split(".")
@@ -80,13 +83,15 @@ def changed(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
         for parent in parents:
             part = part.setdefault(parent, {}) if isinstance(part, dict) else None
         if not isinstance(part, dict):
-            raise ValueError(f"{path} leads nowhere: what stands before .{last} is no object")
+            raise ValueError(
+                f"{path} is not a valid path: the part before .{last} is not an object"
+            )
         part[last] = value
     return made
 
 
 def flat(value: Any, path: str = "") -> Json:
-    """The leaves of a spec by their dotted paths."""
+    """Return the leaves of a spec by their dotted paths."""
     if not isinstance(value, Mapping):
         return {path: value}
     return {
@@ -97,7 +102,7 @@ def flat(value: Any, path: str = "") -> Json:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as the number that it is: YAML 1.1 asks for a point in it."""
+    """Read 1e-3 as a number: YAML 1.1 requires a decimal point in it."""
 
 
 _Loader.add_implicit_resolver(

@@ -1,4 +1,4 @@
-"""A sweep as its client holds it: waiting for it, its table, cancelling it."""
+"""A sweep in the client: wait for it, read its table, cancel it."""
 
 import math
 import time
@@ -24,7 +24,7 @@ class Sweep(ShownTable):
         self._path = f"/v1/sweeps/{sweep_id}"
 
     def get(self) -> Json:
-        """Its status, how many points stand where, its progress, and when it may end."""
+        """Return its status, the number of points by status, its progress and its expected end."""
         return self._client._call("GET", self._path)
 
     def wait(
@@ -36,9 +36,9 @@ class Sweep(ShownTable):
         progress: bool = True,
         check: bool = True,
     ) -> Json:
-        """Wait until all of its points have ended, and return it; `on_change` sees it at every
-        look. Raises NotSucceeded where a point failed or was cancelled, unless `check` is false,
-        and TimeoutError."""
+        """Wait until all its points have ended, and return it; `on_change` is called with each
+        polled document. Raises NotSucceeded if a point failed or was cancelled, unless `check` is
+        false, and TimeoutError."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with followed(progress) as show:
             while True:
@@ -55,19 +55,19 @@ class Sweep(ShownTable):
         return sweep
 
     def events(self, *, after: str | None = None, kind: Sequence[str] = ()) -> Iterator[Json]:
-        """Yield the events of all its experiments by one stream, until all have ended: each with
+        """Yield the events of all its experiments in one stream, until all have ended: each with
         its `experiment_id`, its `kind` (status, log, progress, points) and `data`."""
         return follow(self._client, f"{self._path}/events", after, kind)
 
     def table(self) -> list[Json]:
-        """A row for each point: its number, experiment and status, the swept fields by their paths,
-        and each metric over its seeds, with its standard error as `… std_err` and the number of
-        seeds as `… count`."""
+        """Return a row for each point: its number, experiment and status, the swept fields by their
+        paths, and each metric over its seeds, with its standard error as `… std_err` and the number
+        of seeds as `… count`."""
         answer = self._client._call("GET", f"{self._path}/table")
         return [_flat(row) for row in answer["items"]]
 
     def frame(self) -> Any:
-        """The same as a pandas DataFrame, where pandas is installed."""
+        """Return the table as a pandas DataFrame, if pandas is installed."""
         return needed("pandas", "frames").DataFrame(self.table())
 
     def add(
@@ -78,17 +78,17 @@ class Sweep(ShownTable):
         return self._client._once(f"{self._path}/points", body, idempotency_key)
 
     def cancel(self) -> Json:
-        """Ask for all of it to end."""
+        """Request the cancellation of all its experiments."""
         return self._client._call("POST", f"{self._path}:cancel", idempotent=True)
 
     def retry(self) -> int:
-        """Compute anew what failed or was cancelled; says how many points that is."""
+        """Compute failed and cancelled points again; return their number."""
         again = self._client._call("POST", f"{self._path}:retry", idempotent=True)
         count: int = again["count"]
         return count
 
     def delete(self) -> None:
-        """Delete it with the experiments that were made for it."""
+        """Delete it with the experiments that were created for it."""
         self._client._call("DELETE", self._path)
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ class Sweep(ShownTable):
 
 
 def points_of(points: Mapping[str, Any]) -> Json:
-    """A grid by the fields' paths; its values may be any iterable of JSON."""
+    """Return a grid by the fields' paths; its values may be any iterable of JSON values."""
     return {"grid": {path: list(values) for path, values in points.items()}}
 
 

@@ -1,4 +1,4 @@
-"""Tables of what several experiments have in common, and in what they differ."""
+"""Tables that show what several experiments share and where they differ."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ MISSING = object()
 
 
 def comparison(experiments: Sequence[Json]) -> list[Json]:
-    """A row for each experiment: id, name, status, the fields in which their specs differ by their
+    """Return a row for each experiment: id, name, status, the spec fields that differ by their
     dotted paths, and each metric by its name, with its standard error as `… std_err`."""
     specs = [flat(one["spec"]) for one in experiments]
     paths = [path for path in _union(specs) if _differs(path, specs)]
@@ -26,8 +26,8 @@ def comparison(experiments: Sequence[Json]) -> list[Json]:
 
 
 def for_people(rows: Sequence[Json]) -> list[Json]:
-    """Put each metric of a sweep's table or a comparison in one cell with its error. The ids of a
-    sweep's experiments and the counts of seeds are left out."""
+    """Put each metric and its error in one cell, for a sweep's table or a comparison. Omit the ids
+    of a sweep's experiments and the counts of seeds."""
     return [_for_people(row) for row in rows]
 
 
@@ -51,8 +51,8 @@ def _with_error(mean: float | None, error: float | None) -> str | None:
 
 
 def summary(metrics: Sequence[Json]) -> Json:
-    """Each metric by its name and its labels other than the seed: the mean over seeds, and its
-    standard error as `… std_err` (see `mptlab.means`)."""
+    """Return each metric by its name and its labels other than the seed: the mean over seeds, and
+    its standard error as `… std_err` (see `mptlab.means`)."""
     columns: Json = {}
     for mean in over_seeds(metrics):
         columns |= {mean.title: mean.value, f"{mean.title} std_err": mean.std_err}

@@ -1,1 +1,1 @@
-"""Whether estimates are unbiased and their errors right, over a thousand seeds each."""
+"""Checks that estimates are unbiased and their errors right, over a thousand seeds each."""

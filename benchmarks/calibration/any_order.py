@@ -51,7 +51,7 @@ class Toy:
         return Masker(self.corpus, VOCABULARY, VOCABULARY)
 
     def score(self, masks: MaskedBatch) -> Work[Tensor]:
-        """As of a model: (1, 2, B)."""
+        """Return the scores in the shape of a model: (1, 2, B)."""
         of = torch.repeat_interleave(torch.arange(len(masks)), masks.counts)  # (M,)
         code = torch.zeros(len(masks), dtype=torch.long).index_add_(0, of, 2**masks.places)
         starts = self.corpus.offsets[masks.sequences]
@@ -64,7 +64,7 @@ class Toy:
         return torch.stack([scores, following])[None]
 
     def truths(self) -> dict[str, float]:
-        """Of all the sequences, from all their orders."""
+        """Return the true values for all sequences, from all their orders."""
         parts = [self._of_all_orders(i) for i in range(len(self.corpus))]
         sizes = self.corpus.sizes.double()
         cumulative = torch.stack([scores.mean() for scores, _ in parts])
@@ -126,7 +126,7 @@ CASES = {
 
 
 def calibrations(case: str, repeats: int) -> Iterator[Calibration]:
-    """Of each figure of a case."""
+    """Yield a calibration for each figure of a case."""
     sequences, chosen, orders = CASES[case]
     toy = Toy.of(sequences)
     runs = [toy.measured(orders, chosen, seed) for seed in range(repeats)]

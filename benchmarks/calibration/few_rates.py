@@ -35,7 +35,8 @@ CASES: dict[str, tuple[Sequence[float], int, int]] = {  # rates, masks, sequence
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of one figure: how many seeds gave an error, and the share of them that held the truth."""
+    """Coverage of one figure: the number of seeds with an error, and the share of them that contain
+    the truth."""
 
     given: int
     within: float

@@ -61,7 +61,7 @@ def _score(x: Tensor, covariance: Tensor, masked: list[int]) -> float:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of the estimates of one figure over seeds."""
+    """Statistics of the estimates of one figure over seeds."""
 
     given: float
     """The share of seeds that gave an error."""

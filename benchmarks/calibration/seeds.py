@@ -10,7 +10,7 @@ from mptlab.means import over_seeds
 REPEATS = 20_000
 SEEDS = 5
 QUANTILE = 2.776
-"""Of Student's t with 4 degrees of freedom: 95 % of it lies between minus that and that."""
+"""Quantile of Student's t with 4 degrees of freedom: 95 % of it lies within plus or minus this."""
 CASES = {  # name of the metric, sd by training, by masks, by the texts that seeds share
     "training, exact values": ("lml", 1.0, 0.0, 0.0),
     "training and masks": ("mpt", 1.0, 1.0, 0.0),

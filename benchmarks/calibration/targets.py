@@ -40,10 +40,10 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Seed:
-    """What one seed's run gave."""
+    """Result of one seed's run."""
 
     error: float
-    """Of the estimate."""
+    """Error of the estimate."""
     std_err: float | None
     masks: float
     reached: float
@@ -157,7 +157,7 @@ def _spiked(strata: int, share: float, target: float) -> Iterator[Seed]:
 
 
 def _metric(records: list[Record], name: str) -> tuple[float, float | None]:
-    """Of the first model."""
+    """Return the value and standard error of a metric of the first model."""
     found = next(one for one in records if isinstance(one, Metric) and one.name == name)
     assert found.value is not None
     return found.value, found.std_err

@@ -78,7 +78,7 @@ CASES = {
 
 
 def metrics_of(case: Case, seed: int) -> Mapping[str, Metric]:
-    """Of one run: the score of MASKS masks, times D, and the evidence."""
+    """Results of one run: the score of MASKS masks, times D, and the evidence."""
     generator = torch.Generator().manual_seed(seed)
     work = case.vae.evidence(case.x, generator)
     while True:

@@ -1,1 +1,1 @@
-"""The commands of `mpt`, by theme."""
+"""The commands of `mpt`, by topic."""

@@ -1,4 +1,4 @@
-"""The commands `mpt admin`: users, keys, the audit, the sweep."""
+"""The commands `mpt admin`: users, keys, the audit log, retention."""
 
 from enum import StrEnum
 from itertools import islice
@@ -10,15 +10,15 @@ from mptlab import serve as server
 from mptlab.commands.context import CommandContext, with_context
 from mptlab.errors import Json
 
-app = typer.Typer(no_args_is_help=True, help="Users, keys, the audit, the sweep: for admins.")
-user_app = typer.Typer(no_args_is_help=True, help="Who may use the service.")
-key_app = typer.Typer(no_args_is_help=True, help="What users show to the service.")
+app = typer.Typer(no_args_is_help=True, help="Users, keys, the audit log, retention: for admins.")
+user_app = typer.Typer(no_args_is_help=True, help="Users of the service.")
+key_app = typer.Typer(no_args_is_help=True, help="API keys of users.")
 app.add_typer(user_app, name="user")
 app.add_typer(key_app, name="key")
 
 
 class Role(StrEnum):
-    """What a user may do."""
+    """Permissions of a user."""
 
     admin = "admin"
     member = "member"
@@ -26,7 +26,7 @@ class Role(StrEnum):
 
 
 class Scope(StrEnum):
-    """What a key may do."""
+    """Permissions of a key."""
 
     read = "read"
     submit = "submit"
@@ -46,9 +46,9 @@ Name = Annotated[str, typer.Argument(help="the user's name")]
 def add_user(
     context: CommandContext,
     name: Name,
-    role: Annotated[Role, typer.Option(help="what the user may do")] = Role.member,
+    role: Annotated[Role, typer.Option(help="permissions of the user")] = Role.member,
 ) -> None:
-    """Add a user, and print a first key: it is shown this once."""
+    """Add a user, and print the first key. It is shown only once."""
     context.client.add_user(name, role.value)
     _show_key(context, context.client.add_key(name))
 
@@ -70,28 +70,30 @@ def change_user(
         bool | None,
         typer.Option("--active/--disabled", help="disabled: keys are refused, the queue is held"),
     ] = None,
-    shares: Annotated[int | None, typer.Option(help="of slots, beside other users'")] = None,
+    shares: Annotated[
+        int | None, typer.Option(help="shares of slots, relative to other users")
+    ] = None,
     max_running: Annotated[
-        str | None, typer.Option(metavar=LIMIT, help="running at once; 0: nothing starts")
+        str | None, typer.Option(metavar=LIMIT, help="concurrent runs; 0: nothing starts")
     ] = None,
     max_submitted: Annotated[
-        str | None, typer.Option(metavar=LIMIT, help="not ended yet; 0: nothing is accepted")
+        str | None, typer.Option(metavar=LIMIT, help="unfinished experiments; 0: none accepted")
     ] = None,
     max_gpu_hours: Annotated[
-        str | None, typer.Option(metavar=LIMIT, help="within 24 hours; 0: nothing starts on a GPU")
+        str | None, typer.Option(metavar=LIMIT, help="GPU-hours in 24 hours; 0: no GPU runs")
     ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option(metavar=LIMIT, help="kept in the store; 0: nothing is accepted")
+        str | None, typer.Option(metavar=LIMIT, help="bytes in the store; 0: nothing accepted")
     ] = None,
     may_jump: Annotated[
-        bool | None, typer.Option("--may-jump/--may-not-jump", help="by priorities above 100")
+        bool | None, typer.Option("--may-jump/--may-not-jump", help="allow priorities above 100")
     ] = None,
 ) -> None:
     """Change a user's role, shares of slots or limits; disable or enable the user.
 
-    A limit is a number, or "none": the user has no limit of its own, and the server's counts.
-    While a user is disabled, no key of the user serves and nothing queued starts; what runs goes
-    on: see "mpt cancel --user".
+    A limit is a number, or "none" for the server's default limit.
+    A disabled user's keys are refused and its queued experiments do not start; running ones
+    continue: see "mpt cancel --user".
     """
     plain = {"role": role and role.value, "active": active, "shares": shares, "may_jump": may_jump}
     typed = (max_running, max_submitted, max_gpu_hours, max_bytes)
@@ -107,13 +109,13 @@ def change_user(
 def add_key(
     context: CommandContext,
     name: Name,
-    label: Annotated[str | None, typer.Option(help="what the key is for")] = None,
+    label: Annotated[str | None, typer.Option(help="purpose of the key")] = None,
     scope: Annotated[
-        list[Scope] | None, typer.Option(help="may be given again; all of the role's by default")
+        list[Scope] | None, typer.Option(help="repeatable; default: all of the role's scopes")
     ] = None,
-    days: Annotated[float | None, typer.Option(help="for how long it serves")] = None,
+    days: Annotated[float | None, typer.Option(help="days until it expires")] = None,
 ) -> None:
-    """Make a key, and print it: it is shown this once."""
+    """Create a key and print it. It is shown only once."""
     scopes = [one.value for one in scope] if scope else None
     wanted = {"name": label, "scopes": scopes, "lasts_days": days}
     _show_key(context, context.client.add_key(name, **_given(wanted)))
@@ -122,7 +124,7 @@ def add_key(
 @key_app.command("list")
 @with_context
 def list_keys(context: CommandContext, name: Name) -> None:
-    """Show a user's keys: what they are for, what they may, when they were used."""
+    """Show a user's keys: their names, their scopes, and when they were used."""
     columns = ("id", "name", "scopes", "created_at", "expires_at", "last_used_at", "revoked_at")
     context.show(context.client.keys(name), *columns)
 
@@ -134,7 +136,7 @@ def revoke_key(
     name: Name,
     key_id: Annotated[str, typer.Argument(help="the id, mpt_<id>_…")],
 ) -> None:
-    """Revoke a key: it serves no request that comes after."""
+    """Revoke a key; later requests with it are refused."""
     context.client.revoke_key(name, key_id)
 
 
@@ -142,11 +144,11 @@ def revoke_key(
 @with_context
 def audit(
     context: CommandContext,
-    actor: Annotated[str | None, typer.Option(help="only what this user did")] = None,
+    actor: Annotated[str | None, typer.Option(help="only actions of this user")] = None,
     object_id: Annotated[
-        str | None, typer.Option("--object", help="only about this id or name")
+        str | None, typer.Option("--object", help="only actions on this id or name")
     ] = None,
-    limit: Annotated[int, typer.Option(help="so many lines at most", min=1)] = 50,
+    limit: Annotated[int, typer.Option(help="maximum number of lines", min=1)] = 50,
 ) -> None:
     """Show who did what to which object, newest first."""
     filters = _given({"actor": actor, "object_id": object_id, "limit": min(limit, MAX_A_PAGE)})
@@ -157,7 +159,7 @@ def audit(
 @app.command()
 @with_context
 def usage(context: CommandContext) -> None:
-    """Show how the users share the server, who has used it most of late first."""
+    """Show each user's share and usage of the server, heaviest recent user first."""
     rows = [{**one, **one["share"]} for one in context.client.usage()]
     columns = ("raw_shares", "raw_usage", "effectv_usage", "level_fs", "fair_share")
     context.show(rows, "name", "running", "kept_bytes", *columns)
@@ -166,19 +168,20 @@ def usage(context: CommandContext) -> None:
 @app.command()
 @with_context
 def retention(context: CommandContext) -> None:
-    """Show what the sweep would free by now: delete what is old, purge what was deleted."""
+    """Show what retention would delete now: old experiments and purgeable files."""
     found = context.client.retention()
     rows = [{"what": what, **one} for what in ("delete", "purge") for one in found[what]]
     context.show(rows, "what", "owner", "why", "count", "bytes")
 
 
 @app.command()
-def sweep(
+@app.command("sweep", hidden=True)  # the former name
+def apply_retention(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="only say what would be freed")
+        bool, typer.Option("--dry-run", help="only show what would be freed")
     ] = False,
 ) -> None:
-    """On the server: delete what was kept for long enough, purge what was deleted, and say so."""
+    """On the server: delete expired experiments and purge deleted ones now."""
     server.become("service.operations.retention", *(["--dry-run"] if dry_run else []))
 
 
@@ -186,7 +189,7 @@ MAX_A_PAGE = 500
 
 
 def _limit(name: str, typed: str) -> float | None:
-    """Return the number that was typed, or None for the word "none". Raises BadParameter."""
+    """Return the typed number, or None for the word "none". Raises BadParameter."""
     if typed == "none":
         return None
     try:

@@ -1,4 +1,4 @@
-"""The commands that change what there is, and who one is."""
+"""Commands that change experiments, uploads and the stored login."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -21,28 +21,28 @@ app = typer.Typer()
 def cancel(
     context: CommandContext,
     experiment_ids: OptionalIds = None,
-    user: Annotated[str | None, typer.Option(help="all of this user's: for admins")] = None,
+    user: Annotated[str | None, typer.Option(help="all of this user (for admins)")] = None,
     status: Annotated[list[str] | None, typer.Option(help="all with this status")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="all with this tag")] = None,
-    filter: Annotated[str | None, typer.Option(help="all that match, see docs/api.md")] = None,
+    filter: Annotated[str | None, typer.Option(help="all that match; see docs/api.md")] = None,
 ) -> None:
-    """Cancel experiments: these, or all unfinished ones that match every option."""
+    """Cancel the given experiments, or all unfinished experiments that match every option."""
     given = {"owner": user, "status": status, "tag": tag, "filter": filter}
     filters = {name: value for name, value in given.items() if value}
     if bool(experiment_ids) == bool(filters):
-        raise typer.BadParameter("give experiments, or options that select some: see --help")
+        raise typer.BadParameter("name experiments, or select some with options: see --help")
     if experiment_ids:
         return _each(context, experiment_ids, context.client.cancel)
     found = context.client.cancel_matching(**filters, whose="all" if user else "mine")
     if context.as_json:
         return context.dump(found)
-    typer.echo(f"{found['cancelled']} cancelled, {found['ending']} running ones end soon")
+    typer.echo(f"{found['cancelled']} cancelled, {found['ending']} running will end soon")
 
 
 @app.command()
 @with_context
 def pause(context: CommandContext, experiment_ids: ExperimentIds) -> None:
-    """Set experiments aside; what runs saves a checkpoint first."""
+    """Pause experiments; a running experiment saves a checkpoint first."""
     _each(context, experiment_ids, context.client.pause)
 
 
@@ -56,7 +56,7 @@ def resume(context: CommandContext, experiment_ids: ExperimentIds) -> None:
 @app.command()
 @with_context
 def retry(context: CommandContext, experiment_ids: ExperimentIds) -> None:
-    """Queue experiments like some that failed or were cancelled, and print their ids."""
+    """Queue copies of experiments that failed or were cancelled, and print their ids."""
     _each(context, experiment_ids, context.client.retry)
 
 
@@ -65,10 +65,10 @@ def retry(context: CommandContext, experiment_ids: ExperimentIds) -> None:
 def delete(
     context: CommandContext,
     experiment_ids: ExperimentIds,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask, as in a script")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="delete without asking")] = False,
 ) -> None:
-    """Delete experiments that do not run, after a question. `mpt undelete` brings them back while
-    their files are kept."""
+    """Delete experiments that are not running, after confirmation. `mpt undelete` restores them
+    while their files still exist."""
     found = [context.client.get(one) for one in context.ids(experiment_ids)]
     if not yes:
         _ask_to_delete(found)
@@ -83,14 +83,14 @@ def delete(
 @app.command()
 @with_context
 def undelete(context: CommandContext, experiment_ids: ExperimentIds) -> None:
-    """Bring back deleted experiments, by their whole ids, while their files are kept."""
+    """Restore deleted experiments while their files still exist. Give complete ids."""
     _each(context, experiment_ids, context.client.undelete)
 
 
 def _ask_to_delete(found: Sequence[Json]) -> None:
-    """Raises Abort where the answer is no, and BadParameter where no one can be asked."""
+    """Raises Abort if the user answers no, and BadParameter if there is no terminal to ask."""
     if not sys.stdin.isatty():
-        raise typer.BadParameter("no one can be asked here whether to delete: give --yes")
+        raise typer.BadParameter("cannot ask for confirmation here: give --yes")
     for one in found:
         typer.echo(f"  {_named(one)} {one['status']}", err=True)
     noun = "experiment" if len(found) == 1 else "experiments"
@@ -118,24 +118,24 @@ def upload(
 
 @app.command()
 def login(
-    url: Annotated[str, typer.Option(help="of the service", prompt="URL")],
+    url: Annotated[str, typer.Option(help="URL of the service", prompt="URL")],
     key: Annotated[str, typer.Option(help="your API key", prompt="API key", hide_input=True)],
 ) -> None:
-    """Keep the URL of a service and your key for it, in a file that you alone may read."""
+    """Store the URL of a service and your key for it in a file that only you can read."""
     with Client(url, key.strip()) as client:
         name = client.me()["name"]
         logins.keep(client.url, key.strip())
-        typer.echo(f"you are {name} at {client.url}; kept in {logins.file()}")
+        typer.echo(f"logged in as {name} at {client.url}; stored in {logins.file()}")
 
 
 @app.command()
 def logout() -> None:
-    """Forget what login kept."""
+    """Delete the URL and the key that login stored."""
     logins.forget()
 
 
 def _each(context: CommandContext, typed: list[str], ask: Callable[[str], Json]) -> None:
-    """Ask the same of some experiments, and say how they stand then."""
+    """Call a method for each of the experiments, and print their new status."""
     seen = [ask(one) for one in context.ids(typed)]
     if context.as_json:
         context.dump(seen)

@@ -22,7 +22,7 @@ from mptlab.progress import printable
 from mptlab.tables import for_people
 
 PLAIN_WIDTH = 1000
-"""Where a program reads what is printed, no line is folded."""
+"""Width that folds no line, used when a program reads the output."""
 
 WHOLE_ID = re.compile(r"[0-9a-f]{32}")
 PART_OF_ID = re.compile(r"[0-9a-f]+")
@@ -30,28 +30,28 @@ AFTER_ALL_DIGITS = "g"  # of hexadecimal numbers
 MAX_CANDIDATES = 5
 SUGGESTED = 50
 HASTE_S = 2.0
-"""No one waits longer for the ids that a shell suggests."""
+"""Maximum seconds to wait for the ids that a shell suggests."""
 
-Url = Annotated[str | None, typer.Option("--url", help="of the service", show_default=False)]
+Url = Annotated[str | None, typer.Option("--url", help="URL of the service", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 
 
 @dataclass
 class CommandContext:
-    """The service that a command calls, and whether a program reads the output."""
+    """URL of the service that a command calls, and whether it prints JSON."""
 
     client: Client
     as_json: bool
 
     def show(self, items: Sequence[Json], *columns: str) -> None:
-        """Print what the service said: as JSON whole, else these columns in a table."""
+        """Print the service's response: as complete JSON, or these columns in a table."""
         if self.as_json:
             self.dump(items)
         else:
             print_table(columns, ([item.get(one) for one in columns] for item in items))
 
     def show_metrics(self, rows: Sequence[Json]) -> None:
-        """The rows of a sweep's table or a comparison: whole as JSON, else what a person reads."""
+        """Print the rows of a sweep's table or a comparison: complete as JSON, or a short table."""
         shown = rows if self.as_json else for_people(rows)
         self.show(shown, *dict.fromkeys(column for row in shown for column in row))
 
@@ -62,14 +62,14 @@ class CommandContext:
         return [self.id(one) for one in typed]
 
     def id(self, typed: str) -> str:
-        """The id of the one experiment of the caller's whose id begins so, or that is called so.
-        Raises BadParameter where several are."""
+        """Return the id of the caller's experiment with this id, this beginning of an id or this
+        name. Raises BadParameter if several match."""
         if WHOLE_ID.fullmatch(typed):
             return typed
         found = {one["id"]: one for one in islice(self._candidates(typed), MAX_CANDIDATES)}
         if len(found) > 1:
             each = ", ".join(f"{one['id']} ({one['status']})" for one in found.values())
-            raise typer.BadParameter(f"{typed} may be several: {each}")
+            raise typer.BadParameter(f"{typed} matches several experiments: {each}")
         return next(iter(found), typed)
 
     def _candidates(self, typed: str) -> Iterator[Json]:
@@ -101,7 +101,7 @@ def with_context(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def connected(url: str | None) -> Client:
-    """The client of a command, which says on stderr when the service is away."""
+    """Return the client of a command; it reports on stderr when the service does not answer."""
     return Client(url, on_outage=lambda told: typer.echo(f"mpt: {told}", err=True))
 
 
@@ -116,17 +116,17 @@ def ids_and_names(incomplete: str) -> list[tuple[str, str]]:
     return [pair for pair in suggested if pair[0].startswith(incomplete)]
 
 
-_HELP = "its id, the beginning of it, or its name"
+_HELP = "experiment id, the beginning of an id, or a name"
 ExperimentId = Annotated[str, typer.Argument(help=_HELP, autocompletion=ids_and_names)]
 OptionalIds = Annotated[list[str] | None, typer.Argument(help=_HELP, autocompletion=ids_and_names)]
 ExperimentIds = Annotated[list[str], typer.Argument(help=_HELP, autocompletion=ids_and_names)]
 
 
 def print_table(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """A table as wide as the terminal; for a program, with no line folded."""
+    """Print a table as wide as the terminal, or without folded lines for a program."""
     table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     for header in headers:
-        name = header if "." in header else header.replace("_", " ")  # which can be folded
+        name = header if "." in header else header.replace("_", " ")  # spaces allow folding
         table.add_column(Text(name), overflow="fold", no_wrap=header == "id")
     for row in rows:
         table.add_row(*(Text(printable(cell(value))) for value in row))
@@ -152,5 +152,5 @@ def cell(value: Any) -> str:
 
 
 def warn(told: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     typer.echo(f"mpt: {printable(told)}", err=True)

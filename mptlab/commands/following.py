@@ -1,4 +1,4 @@
-"""Waiting for experiments at the terminal."""
+"""Wait for experiments in the terminal."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,13 +13,13 @@ RUN_FAILED = 3
 
 
 def follow(context: CommandContext, ids: Sequence[str]) -> list[Json]:
-    """Show how far experiments are until all have ended; how they did."""
+    """Show the progress of experiments until all have ended; return their last documents."""
     with comes_back("watch", ids), followed() as show:
         return [context.client.wait(one, on_change=show) for one in ids]
 
 
 def print_ended(ended: Sequence[Json]) -> None:
-    """The metrics of experiments, under their ids where there are several."""
+    """Print the metrics of experiments; if there are several, under their ids."""
     for one in ended:
         if len(ended) > 1:
             typer.echo(f"{one['id']}  {printable(one['name'] or '')}".rstrip())
@@ -27,7 +27,7 @@ def print_ended(ended: Sequence[Json]) -> None:
 
 
 def exit_unless_succeeded(ended: Sequence[Json]) -> None:
-    """Say what has not succeeded, and end the command with status 3 where anything has not."""
+    """Print the experiments that did not succeed, and exit with status 3 if there are any."""
     told = [str(NotSucceeded(one)) for one in ended if one["status"] != "succeeded"]
     for one in told:
         warn(one)
@@ -37,13 +37,13 @@ def exit_unless_succeeded(ended: Sequence[Json]) -> None:
 
 @contextmanager
 def comes_back(command: str, ids: Sequence[str]) -> Iterator[None]:
-    """Ctrl-C ends the waiting alone, and says so."""
+    """Let Ctrl-C end only the waiting, and print a message."""
     try:
         yield
     except KeyboardInterrupt:
         names = " ".join(ids)
-        told = f"the run goes on; come back to it: mpt {command} {names}"
-        warn(told if command != "watch" else f"{told}; end it: mpt cancel {names}")
+        told = f"the run continues; to watch it again: mpt {command} {names}"
+        warn(told if command != "watch" else f"{told}; to cancel it: mpt cancel {names}")
         raise
 
 

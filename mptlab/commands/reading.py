@@ -1,4 +1,4 @@
-"""The commands that show what there is, and what came out."""
+"""Commands that show experiments and their results."""
 
 import csv
 import io
@@ -25,23 +25,25 @@ from mptlab.tables import comparison
 app = typer.Typer()
 
 MAX_A_PAGE = 500
-FIGURES = "scores, area, convergence, training, evolution, comparison; else what suits the series"
+FIGURES = "scores, area, convergence, training, evolution, comparison; default: from the series"
 Kind = Annotated[str | None, typer.Option(help=FIGURES)]
-Limit = Annotated[int, typer.Option(help="so many at most", min=1)]
+Limit = Annotated[int, typer.Option(help="maximum number of rows", min=1)]
 
 
 @app.command("list")
 @with_context
 def list_experiments(
     context: CommandContext,
-    name: Annotated[str | None, typer.Option(help="only those called so")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="only with such a tag; again")] = None,
-    status: Annotated[list[str] | None, typer.Option(help="only such; again")] = None,
-    where: Annotated[
-        str | None, typer.Option(help="metrics.lml > -61 and spec.model.latent_dim in (1, 2)")
+    name: Annotated[str | None, typer.Option(help="only with this name")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="only with this tag; repeatable")] = None,
+    status: Annotated[
+        list[str] | None, typer.Option(help="only with this status; repeatable")
     ] = None,
-    order_by: Annotated[str | None, typer.Option(help="metrics.lml desc, name, created")] = None,
-    lab: Annotated[bool, typer.Option("--lab", help="what is shared with the lab")] = False,
+    where: Annotated[str | None, typer.Option(help="such as metrics.lml > -61 and tag = x")] = None,
+    order_by: Annotated[
+        str | None, typer.Option(help="such as metrics.lml desc, name, created")
+    ] = None,
+    lab: Annotated[bool, typer.Option("--lab", help="experiments shared with the lab")] = False,
     limit: Limit = 20,
 ) -> None:
     """Show your experiments, newest first."""
@@ -57,7 +59,7 @@ def list_experiments(
 @app.command()
 @with_context
 def show(context: CommandContext, experiment_id: ExperimentId) -> None:
-    """Show where an experiment stands, and its metrics so far."""
+    """Show an experiment's status and its metrics so far."""
     one = context.client.get(context.id(experiment_id))
     if context.as_json:
         context.dump(one)
@@ -70,8 +72,8 @@ def show(context: CommandContext, experiment_id: ExperimentId) -> None:
 @app.command()
 @with_context
 def watch(context: CommandContext, experiment_ids: ExperimentIds) -> None:
-    """Show progress to the end, then metrics; exit status 3 unless all succeeded. Ctrl-C ends the
-    watching alone."""
+    """Show progress until the experiments end, then their metrics. Exit status 3 unless all
+    succeeded. Ctrl-C stops only the watching."""
     ended = follow(context, context.ids(experiment_ids))
     context.dump(ended) if context.as_json else print_ended(ended)
     exit_unless_succeeded(ended)
@@ -87,7 +89,7 @@ def curves(
     experiment_id: ExperimentId,
     series: Annotated[str | None, typer.Option(help="only the series of this name")] = None,
     csv_: Annotated[Path | None, typer.Option("--csv", help="write a table of all points")] = None,
-    plot: Annotated[Path | None, typer.Option(help="draw them: .pdf, .svg or .png")] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw a figure: .pdf, .svg or .png")] = None,
     kind: Kind = None,
     output: Annotated[Path | None, typer.Option(help="write JSON to a file")] = None,
 ) -> None:
@@ -109,9 +111,11 @@ def curves(
 def logs(
     context: CommandContext,
     experiment_id: ExperimentId,
-    level: Annotated[str | None, typer.Option(help="only lines of info or of warning")] = None,
+    level: Annotated[
+        str | None, typer.Option(help="only lines of this level: info, warning")
+    ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="and what it writes from now on, to its end")
+        bool, typer.Option("--follow", "-f", help="also print new lines until the end")
     ] = False,
 ) -> None:
     """Print an experiment's log."""
@@ -134,10 +138,10 @@ def _followed(context: CommandContext, experiment_id: str, level: str | None) ->
 def plot(
     context: CommandContext,
     experiment_id: ExperimentId,
-    file: Annotated[Path, typer.Argument(help="what is written: .pdf, .svg or .png")],
+    file: Annotated[Path, typer.Argument(help="output file: .pdf, .svg or .png")],
     kind: Kind = None,
 ) -> None:
-    """Draw an experiment's curves in one of the paper's forms."""
+    """Draw an experiment's curves as one of the paper's figures."""
     context.client.experiments.get(context.id(experiment_id)).plot(kind, file)
     typer.echo(str(file))
 
@@ -154,8 +158,8 @@ def compare(context: CommandContext, experiment_ids: ExperimentIds) -> None:
 @with_context
 def table(
     context: CommandContext,
-    sweep_id: Annotated[str, typer.Argument(help="the id that sweep printed")],
-    csv_: Annotated[Path | None, typer.Option("--csv", help="write it")] = None,
+    sweep_id: Annotated[str, typer.Argument(help="id printed by mpt sweep")],
+    csv_: Annotated[Path | None, typer.Option("--csv", help="write it to a file")] = None,
 ) -> None:
     """Show a sweep's table: a row for each point, with its metrics."""
     rows = context.client.get_sweep(sweep_id).table()
@@ -180,10 +184,10 @@ def sweeps(context: CommandContext, limit: Limit = 20) -> None:
 def download(
     context: CommandContext,
     experiment_id: ExperimentId,
-    names: Annotated[list[str] | None, typer.Argument(help="of files; else all")] = None,
-    to: Annotated[Path, typer.Option(help="the folder that they go to")] = Path(),
+    names: Annotated[list[str] | None, typer.Argument(help="names of files; default: all")] = None,
+    to: Annotated[Path, typer.Option(help="output folder")] = Path(),
 ) -> None:
-    """Write the files that an experiment left: weights, pictures."""
+    """Write an experiment's files: weights, pictures."""
     written = context.client.download(context.id(experiment_id), to, *names or [])
     if context.as_json:
         context.dump([str(one) for one in written])
@@ -203,7 +207,7 @@ def datasets(context: CommandContext, limit: Limit = 50) -> None:
 @app.command()
 @with_context
 def workers(context: CommandContext) -> None:
-    """Show the workers that live."""
+    """Show the live workers."""
     context.show(
         context.client.workers(), "host", "queue", "busy", "gpu", "experiment_id", "silent_s"
     )
@@ -212,7 +216,7 @@ def workers(context: CommandContext) -> None:
 @app.command()
 @with_context
 def queue(context: CommandContext) -> None:
-    """Print your share of the server (as Slurm's sshare does), and what you have waiting."""
+    """Print your share of the server (like Slurm's sshare) and your waiting experiments."""
     found = context.client.queue()
     if context.as_json:
         context.dump(found)
@@ -227,7 +231,7 @@ def queue(context: CommandContext) -> None:
     )
     typer.echo(f"running {running}, submitted {submitted}")
     if (most := found["max_gpu_hours_a_day"]) is not None:
-        typer.echo(f"GPU-hours within 24: {found['gpu_hours']:.3g} of {most:g}")
+        typer.echo(f"GPU-hours in the last 24 h: {found['gpu_hours']:.3g} of {most:g}")
     for one in found["items"]:
         place = one["queue"]
         start = place["estimated_start"] or "unknown"
@@ -252,7 +256,7 @@ def _log_line(one: Json) -> str:
 
 
 def _told(one: Json) -> Json:
-    """Return the most important facts of an experiment, without those that are missing."""
+    """Return the most important facts of an experiment, without empty fields."""
     told = {key: one[key] for key in ("id", "name", "tags", "note", "status", "owner", "sweep")}
     told["model"] = one["spec"]["model"]["family"]
     for key in ("created_at", "started_at", "finished_at"):

@@ -1,4 +1,4 @@
-"""The commands that run the service, or parts of it."""
+"""Commands that run the service, or parts of it."""
 
 import signal
 import sys
@@ -24,10 +24,10 @@ class Queue(StrEnum):
 @app.command()
 def serve(
     port: Annotated[
-        int, typer.Option(help="of the loopback interface; 0 is any free one", min=0, max=65535)
+        int, typer.Option(help="loopback port; 0 means any free port", min=0, max=65535)
     ] = 8765,
 ) -> None:
-    """Run the service on this machine: API and one worker, SQLite in the store."""
+    """Run the service on this machine: the API and one worker, with SQLite in the store."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     port = port or server.free_port()
     with server.embedded(store(), port) as revive:
@@ -45,7 +45,7 @@ def serve(
 
 @app.command()
 def migrate() -> None:
-    """Lab mode: bring the database to the newest schema and make the first admin's key."""
+    """Lab mode: migrate the database to the newest schema and create the first admin's key."""
     server.become("service.operations.prepare")
 
 
@@ -54,43 +54,44 @@ def api(
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="the port to listen on", min=1, max=65535)] = 8765,
 ) -> None:
-    """Lab mode: an API process; any number may run."""
+    """Lab mode: run an API process. You can run several."""
     server.become("service", "--host", host, "--port", str(port))
 
 
 @app.command()
 def dispatcher() -> None:
-    """Lab mode: chooses what runs next and rings a worker; any number may run."""
+    """Lab mode: run the dispatcher, which selects the next run and notifies a worker. You can run
+    several."""
     server.become("worker.dispatcher")
 
 
 @app.command()
 def reaper() -> None:
-    """Lab mode: puts back what a lost worker left; any number may run."""
+    """Lab mode: run the reaper, which requeues the runs of lost workers. You can run several."""
     server.become("worker.reaper")
 
 
 @app.command()
 def worker(
-    queue: Annotated[Queue, typer.Argument(help="what it works for")] = Queue.cpu,
+    queue: Annotated[Queue, typer.Argument(help="queue that it serves")] = Queue.cpu,
     lifetime: Annotated[
-        str | None, typer.Option(help="end after so long (90s, 45m, 3h), its run handed back")
+        str | None, typer.Option(help="stop after this time (90s, 45m, 3h) and requeue its run")
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="a worker for each GPU of this machine, pinned to it")
+        bool, typer.Option("--all", help="one worker for each GPU of this machine")
     ] = False,
 ) -> None:
-    """Lab mode: a worker of one slot. One for GPUs takes the GPU with the fewest workers, of all or
-    of those that CUDA_VISIBLE_DEVICES names."""
+    """Lab mode: run a worker with one slot. A GPU worker uses the GPU with the fewest workers,
+    among all GPUs or those in CUDA_VISIBLE_DEVICES."""
     if every and queue != Queue.gpu:
-        raise typer.BadParameter("--all is for workers of the queue gpu")
+        raise typer.BadParameter("--all works only with the queue gpu")
     part = ["worker.every_gpu"] if every else ["worker.node", queue.value]
     server.become(*part, *(["--lifetime", lifetime] if lifetime else []))
 
 
-BackupFolder = Annotated[Path, typer.Argument(help="where the backup lies")]
+BackupFolder = Annotated[Path, typer.Argument(help="folder of the backup")]
 StoreOnly = Annotated[
-    bool, typer.Option("--store-only", help="the files; the database is seen to where it runs")
+    bool, typer.Option("--store-only", help="only files; the database is dumped separately")
 ]
 
 
@@ -99,20 +100,20 @@ def backup(
     folder: BackupFolder,
     store_only: StoreOnly = False,
     finish: Annotated[
-        bool, typer.Option("--finish", help="with --store-only: after the database was dumped")
+        bool, typer.Option("--finish", help="with --store-only, after dumping the database")
     ] = False,
 ) -> None:
-    """On the server: save the database and the store, consistent with each other, while the
-    service runs. Files that the store has lost are deleted from the folder at the end."""
+    """On the server: save the database and the store, consistent with each other, while the service
+    runs. At the end, files that the store no longer has are deleted from the backup folder."""
     if finish and not store_only:
-        raise typer.BadParameter("--finish belongs to --store-only: a whole backup needs it not")
+        raise typer.BadParameter("--finish works only with --store-only")
     words = [*(["--store-only"] if store_only else []), *(["--finish"] if finish else [])]
     server.become("service.operations.backup", "save", str(folder), *words)
 
 
 @app.command()
 def restore(folder: BackupFolder, store_only: StoreOnly = False) -> None:
-    """On the server: put a backup into an empty database and an empty store, the service
-    stopped."""
+    """On the server: restore a backup into an empty database and an empty store. Stop the service
+    first."""
     arguments = [str(folder), *(["--store-only"] if store_only else [])]
     server.become("service.operations.backup", "restore", *arguments)

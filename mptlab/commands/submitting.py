@@ -1,4 +1,4 @@
-"""The commands that say what is to be computed."""
+"""Commands that submit experiments."""
 
 import json
 import re
@@ -33,17 +33,15 @@ app = typer.Typer()
 presets_app = typer.Typer(no_args_is_help=False)
 app.add_typer(presets_app, name="presets")
 
-SpecFile = Annotated[
-    Path, typer.Argument(help="the spec, a file of JSON or YAML; - is JSON on standard input")
-]
+SpecFile = Annotated[Path, typer.Argument(help="spec file (JSON or YAML); - reads JSON from stdin")]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", help="another value in the spec: data.n=500; again")
+    list[str] | None, typer.Option("--set", help="change a field: data.n=500; repeatable")
 ]
-Name = Annotated[str | None, typer.Option(help="to find it by")]
-Tags = Annotated[list[str] | None, typer.Option("--tag", help="to find it by; again")]
-Share = Annotated[bool, typer.Option("--share", help="let the lab read it")]
+Name = Annotated[str | None, typer.Option(help="name, to find it later")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", help="tag, to find it later; repeatable")]
+Share = Annotated[bool, typer.Option("--share", help="let the whole lab read it")]
 Watch = Annotated[bool, typer.Option("--watch", "--wait", help="show progress to the end")]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="compute what was computed before")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="compute even if computed before")]
 
 
 @app.command()
@@ -70,7 +68,7 @@ def submit(
 @app.command()
 @with_context
 def validate(context: CommandContext, spec: SpecFile, set_: Changes = None) -> None:
-    """Say what a submission would become; nothing is queued."""
+    """Check a spec and show its estimates; nothing is queued."""
     told = context.client.validate(_spec(spec, set_))
     if context.as_json:
         context.dump(told)
@@ -80,7 +78,7 @@ def validate(context: CommandContext, spec: SpecFile, set_: Changes = None) -> N
         "masks": told["masks"],
         "points": told.get("points"),
         "memory": f"{told['memory_bytes'] / 2**20:.0f} MiB",
-        "runtime": f"about {runtime['median_s']:.0f} s" if runtime else "not known yet",
+        "runtime": f"about {runtime['median_s']:.0f} s" if runtime else "unknown",
         "would wait": told["queue_reason"],
         "computed before": told["cached_from"],
     }
@@ -91,17 +89,17 @@ def validate(context: CommandContext, spec: SpecFile, set_: Changes = None) -> N
 
 @presets_app.callback(invoke_without_command=True)
 def presets(context: typer.Context, url: Url = None, as_json: AsJson = False) -> None:
-    """The paper's tables and figures; without a command, which there are."""
+    """The paper's tables and figures. Without a command, list them."""
     if context.invoked_subcommand is None:
         list_presets(url=url, as_json=as_json)
     elif url or as_json:
-        raise typer.BadParameter("--url and --json stand after the command")
+        raise typer.BadParameter("give --url and --json after the command")
 
 
 @presets_app.command("list")
 @with_context
 def list_presets(context: CommandContext) -> None:
-    """Show which there are."""
+    """List the presets."""
     context.show(context.client.presets(), "name", "title")
 
 
@@ -114,7 +112,8 @@ def run_preset(
     share: Share = False,
     watch: Watch = False,
 ) -> None:
-    """Queue an experiment for each of its specs, and print their ids in order, for verdict."""
+    """Queue an experiment for each of the preset's specs, and print the ids in the order that
+    verdict needs."""
     beside = _beside(None, tag, share, no_cache=False)
     made = context.client.run_preset(preset, **beside)
     seen = _followed(context, [one.document for one in made], watch)
@@ -131,8 +130,8 @@ def verdict(
     preset: Annotated[str, typer.Argument(help="its name")],
     experiments: ExperimentIds,
 ) -> None:
-    """Say whether experiments that ran a preset's specs, in order, agree with what was published;
-    exit status 3 unless they do."""
+    """Compare experiments that ran a preset's specs, in order, with the published values. Exit
+    status 3 unless they agree."""
     told = context.client.verdict(preset, context.ids(experiments))
     if context.as_json:
         context.dump(told)
@@ -151,18 +150,18 @@ def sweep(
     spec: SpecFile,
     over: Annotated[
         list[str],
-        typer.Option(help="a field and its values: model.latent_dim=1..12, data.n=100,500; again"),
+        typer.Option(help="field and values: model.latent_dim=1..12, data.n=100,500; repeatable"),
     ],
     set_: Changes = None,
     name: Name = None,
     tag: Tags = None,
     share: Share = False,
     no_cache: NoCache = False,
-    concurrency: Annotated[int | None, typer.Option(help="so many runs at once")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="maximum concurrent runs")] = None,
     watch: Watch = False,
 ) -> None:
-    """Queue an experiment for each combination of some fields' values, and print the sweep's id;
-    with --watch, its table at the end."""
+    """Queue an experiment for each combination of values of some fields, and print the sweep's id.
+    With --watch, also print its table at the end."""
     grid = {path: _values(text) for path, text in map(_pair, over)}
     beside = _beside(name, tag, share, no_cache)
     if concurrency is not None:
@@ -179,7 +178,7 @@ def sweep(
 
 
 def _followed(context: CommandContext, made: list[Json], watch: bool) -> list[Json]:
-    """Print the ids of what was queued, and follow it to its end if that is asked for."""
+    """Print the ids of queued experiments and, if requested, wait until they end."""
     ids = [one["id"] for one in made]
     if watch or not context.as_json:
         typer.echo("\n".join(ids), err=context.as_json)
@@ -192,7 +191,7 @@ def _followed(context: CommandContext, made: list[Json], watch: bool) -> list[Js
 
 
 def _beside(name: str | None, tags: list[str] | None, share: bool, no_cache: bool) -> Json:
-    """Return the options beside the spec that were given."""
+    """Return the given options other than the spec."""
     return {
         **({"name": name} if name is not None else {}),
         **({"tags": tags} if tags else {}),
@@ -204,7 +203,7 @@ def _beside(name: str | None, tags: list[str] | None, share: bool, no_cache: boo
 def _spec(file: Path, changes: list[str] | None) -> Json:
     is_input = str(file) == "-"
     if not (is_input or file.exists()):
-        told = f"there is no file {file}; a preset is run by: mpt presets run NAME"
+        told = f"file not found: {file}; to run a preset: mpt presets run NAME"
         raise typer.BadParameter(told)
     text = sys.stdin.read() if is_input else file.read_text(encoding="utf-8")
     spec = parse_spec(text, "standard input" if is_input else str(file))
@@ -214,12 +213,12 @@ def _spec(file: Path, changes: list[str] | None) -> Json:
 def _pair(text: str) -> tuple[str, str]:
     path, equals, value = text.partition("=")
     if not (path and equals):
-        raise typer.BadParameter(f"{text} is no field with its value: write data.n=500")
+        raise typer.BadParameter(f"{text} is not FIELD=VALUE: write data.n=500")
     return path, value
 
 
 def _values(text: str) -> list[Any]:
-    """The values of a swept field: `1..12`, `[…]` as JSON, or some between commas."""
+    """Return the values of a swept field: `1..12`, `[…]` as JSON, or a comma-separated list."""
     if between := re.fullmatch(r"(-?\d+)\.\.(-?\d+)", text):
         first, last = map(int, between.groups())
         if last - first >= MAX_VALUES:

@@ -225,14 +225,14 @@ def test_files_are_written_where_they_are_wanted(
     assert client.download("e", folder, "a.png") == [folder / "a.png"]
     assert (folder / "a.png").read_bytes() == b"x"
     answers.given = [left, content]
-    with pytest.raises(ValueError, match=r"^b\.png came damaged: ask for it again$"):
+    with pytest.raises(ValueError, match=r"^b\.png arrived damaged: download it again$"):
         client.download("e", str(folder))
     assert [file.name for file in folder.iterdir()] == ["a.png"]
     answers.given = [left]
-    with pytest.raises(ValueError, match=r"^c is not there: the experiment left a\.png, b\.png$"):
+    with pytest.raises(ValueError, match=r"^c does not exist: the experiment has a\.png, b\.png$"):
         client.download("e", folder, "a.png", "c")
     answers.says({"items": []})
-    with pytest.raises(ValueError, match=r"^c is not there: the experiment left no files$"):
+    with pytest.raises(ValueError, match=r"^c does not exist: the experiment has no files$"):
         client.download("e", folder, "c")
     monkeypatch.chdir(tmp_path)
     answers.given = [httpx.Response(200, json={"items": left.json()["items"][:1]}), content]
@@ -282,7 +282,7 @@ def test_no_preset_of_several_specs_is_one(client: Client, answers: Answers) -> 
     client.submit("fig1")
     assert answers.body == {"spec": SPEC}
     answers.says({"specs": [SPEC, SPEC]})
-    told = r"^the preset fig1 has 2 specs: client\.run_preset\('fig1'\) queues them all$"
+    told = r"^the preset fig1 has 2 specs: call client\.run_preset\('fig1'\) to queue them all$"
     with pytest.raises(ValueError, match=told):
         client.submit("fig1")
 
@@ -383,8 +383,8 @@ def test_the_last_look_of_a_wait_is_one(client: Client, answers: Answers) -> Non
 @pytest.mark.parametrize(
     ("url", "key", "told"),
     [
-        ("lab:8765", "k", "lab:8765 is no URL: it begins with http:// or https://"),
-        ("http://a", "ü", "the API key holds a character that no key has: copy it anew"),
+        ("lab:8765", "k", "lab:8765 is not a URL: start it with http:// or https://"),
+        ("http://a", "ü", "the API key has an invalid character: copy it again"),
     ],
 )
 def test_what_is_no_url_or_no_key_is_told_in_words(url: str, key: str, told: str) -> None:

@@ -134,10 +134,10 @@ def test_an_admin_changes_a_user(environment: dict[str, str]) -> None:
     code, _, error = mpt_here(environment, "admin", "user", "set", "bob", "--max-running", "all")
     assert (code, 'give a number, or "none"' in error) == (2, True)
     code, shown, _ = mpt_here(environment, "cancel", "--user", "bob", "--status", "queued")
-    assert (code, shown) == (0, "0 cancelled, 0 running ones end soon\n")
+    assert (code, shown) == (0, "0 cancelled, 0 running will end soon\n")
     for typed in ((), ("--tag", "a", "an-id")):
         code, _, error = mpt_here(environment, "cancel", *typed)
-        assert (code, "options that select some" in error) == (2, True)
+        assert (code, "or select some with options" in error) == (2, True)
     code, _, error = mpt_here({**environment, "MPT_API_KEY": key.strip()}, "wait", "a")
     assert (code, error) == (1, "mpt: the user of this API key was disabled: ask an admin\n")
     code, _, error = mpt_here(environment, "admin", "user", "set", "bob")
@@ -151,7 +151,7 @@ def test_an_admin_changes_a_user(environment: dict[str, str]) -> None:
 
 
 def test_a_sweep_of_the_server(environment: dict[str, str]) -> None:
-    code, shown, _ = mpt(environment, "admin", "sweep", "--dry-run")
+    code, shown, _ = mpt(environment, "admin", "apply-retention", "--dry-run")
     assert code == 0
     assert shown.splitlines() == [
         "would delete 0 experiments (0 bytes of files) in all",

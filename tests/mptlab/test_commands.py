@@ -82,7 +82,7 @@ def test_what_may_be_several_is_not_guessed(environment: Environment, client: Cl
     twins = [client.submit(WAITING, name="twin")["id"] for _ in range(2)]
     code, _, error = mpt(environment, "cancel", "twin")
     assert code == 2
-    assert "may be several" in error
+    assert "matches several experiments" in error
     assert {client.get(one)["status"] for one in twins} == {"queued"}
     assert mpt(environment, "cancel", *twins)[0] == 0
     assert {client.get(one)["status"] for one in twins} == {"cancelled"}
@@ -107,18 +107,21 @@ def test_curves_as_a_table_and_as_a_figure(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("plot", "a run", "a.odt"), "a.odt does not end as a picture does: .pdf, .svg or .png"),
-        (("plot", "a run", "a.pdf", "--kind", "x"), "x is no kind of figure: there are training"),
-        (("plot", "a run", "a.pdf", "--kind", "training"), "training draws the series mpt or elbo"),
+        (("plot", "a run", "a.odt"), "a.odt is not a picture format: use .pdf, .svg or .png"),
+        (
+            ("plot", "a run", "a.pdf", "--kind", "x"),
+            "x is not a kind of figure: choose from training",
+        ),
+        (("plot", "a run", "a.pdf", "--kind", "training"), "training needs the series mpt or elbo"),
         (("plot", "a run", "/proc/a.pdf"), "/proc/a.pdf: No such file"),
         (("curves", "a run", "--output", "/proc/a"), "/proc/a: No such file"),
         (("submit", "/etc/hostname"), "/etc/hostname is not valid JSON: "),
-        (("submit", "-", "--set", "seeds.a=1"), "seeds.a leads nowhere"),
+        (("submit", "-", "--set", "seeds.a=1"), "seeds.a is not a valid path"),
         (("show", "no-such"), "you have no experiment of this id"),
         (("list", "--where", "nam = a"), "/query/filter: column 1: there is no field nam: did you"),
-        (("list", "--url", "lab:1"), "lab:1 is no URL: it begins with http:// or https://"),
+        (("list", "--url", "lab:1"), "lab:1 is not a URL: start it with http:// or https://"),
         (("presets", "run", "tabel1"), "there is no preset tabel1: did you mean table1?"),
-        (("download", "a run", "weights"), "weights is not there: the experiment left no files"),
+        (("download", "a run", "weights"), "weights does not exist: the experiment has no files"),
         (("table", "a"), "you have no sweep of this id"),
     ],
 )
@@ -183,8 +186,8 @@ def test_an_interrupted_watch_says_that_the_run_goes_on(
     assert line == f"{waiting}  queued\n"
     assert process.returncode == 130
     assert told == (
-        f"mpt: the run goes on; come back to it: mpt watch {waiting}; "
-        f"end it: mpt cancel {waiting}\n"
+        f"mpt: the run continues; to watch it again: mpt watch {waiting}; "
+        f"to cancel it: mpt cancel {waiting}\n"
     )
     assert client.get(waiting)["status"] == "queued"
     client.cancel(waiting)
@@ -311,7 +314,7 @@ def test_a_login_is_kept_for_its_own_url(environment: Environment, tmp_path: Pat
     url, key = environment["MPT_URL"], (Path(environment["MPT_STORE"]) / "api-key").read_text()
     home = {"HOME": str(tmp_path), "MPT_STORE": str(tmp_path / "none"), "MPT_RETRY_S": "0"}
     code, told, error = mpt(home, "login", "--url", url, "--key", key)
-    assert (code, told.startswith(f"you are local at {url}")) == (0, True), error
+    assert (code, told.startswith(f"logged in as local at {url}")) == (0, True), error
     file = tmp_path / ".config/mptlab/login.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert mpt(home, "list")[0] == 0

@@ -35,7 +35,7 @@ def test_the_demo_ends_with_a_table_two_figures_and_what_to_do_next(
         assert f"{name}  succeeded" in progress
         assert f" {name} " in told
     assert "-159.994" in told
-    assert "next: `make serve`, and in another terminal README's first experiment\n" in told
+    assert "next: `make serve`, then README's first experiment in another terminal\n" in told
     assert titles == ["Table 1 of the paper, P = 100", "Handwritten digits, PPCA with K = 10"]
     for figure in ("table1.png", "digits.png"):
         assert (tmp_path / "demo-output" / figure).read_bytes().startswith(b"\x89PNG")

@@ -134,6 +134,6 @@ def test_what_needs_the_server_says_so(environment: Path, command: str) -> None:
     done = run(environment / "mpt", command)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "mpt: this command needs the server, and only the client is installed here: "
+        "mpt: this command needs the server, but only the client is installed: "
         "install mptlab-server\n"
     )

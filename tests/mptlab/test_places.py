@@ -67,5 +67,5 @@ def test_a_store_unless_the_user_names_one_is_in_the_data_directory(
     ("url", "key"), [("lab:8765", "k"), ("http://lab", "k\n"), ("http://a", "ü")]
 )
 def test_no_client_of_what_is_no_url_or_no_key(url: str, key: str) -> None:
-    with pytest.raises(Refused, match=r"is no URL: it begins with http|holds a character that no"):
+    with pytest.raises(Refused, match=r"is not a URL: start it with http|has an invalid character"):
         Client(url, key)

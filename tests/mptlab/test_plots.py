@@ -143,9 +143,9 @@ def test_the_lml_is_beside_what_training_maximises() -> None:
 @pytest.mark.parametrize(
     ("kind", "found", "told"),
     [
-        ("pie", "score", "pie is no kind of figure: there are training, convergence, scores"),
-        ("area", "loss", "area draws the series score or score_by_rate, and there is loss alone"),
-        (None, "loss", "there are no curves to draw yet"),
+        ("pie", "score", "pie is not a kind of figure: choose from training, convergence, scores"),
+        ("area", "loss", "area needs the series score or score_by_rate, but there is only loss"),
+        (None, "loss", "the experiment has no curves yet"),
     ],
 )
 def test_what_cannot_be_drawn_is_told(kind: str | None, found: str, told: str) -> None:

@@ -60,14 +60,15 @@ def test_the_exit_status_tells_what_has_not_succeeded(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("command", "end"), [("watch", "; end it: mpt cancel a b"), ("table", ""), ("logs -f", "")]
+    ("command", "end"),
+    [("watch", "; to cancel it: mpt cancel a b"), ("table", ""), ("logs -f", "")],
 )
 def test_who_stops_waiting_is_told_how_to_come_back(
     capsys: pytest.CaptureFixture[str], command: str, end: str
 ) -> None:
     with pytest.raises(KeyboardInterrupt), comes_back(command, ["a", "b"]):
         raise KeyboardInterrupt
-    told = f"mpt: the run goes on; come back to it: mpt {command} a b{end}\n"
+    told = f"mpt: the run continues; to watch it again: mpt {command} a b{end}\n"
     assert capsys.readouterr() == ("", told)
 
 

@@ -298,7 +298,7 @@ def test_an_outage_is_told_with_its_cause(
     monkeypatch.setattr(client, "_on_outage", told.append)
     answers.given = [httpx.Response(503), httpx.Response(200, json={})]
     client.get("a")
-    assert told == ["http://lab:1 does not answer (HTTP 503): trying again"]
+    assert told == ["http://lab:1 does not answer (HTTP 503): retrying"]
 
 
 def test_a_client_is_closed_at_the_end_of_its_block() -> None:
@@ -310,7 +310,7 @@ def test_a_client_is_closed_at_the_end_of_its_block() -> None:
 def test_what_is_not_the_service_is_told(client: Client, answers: Answers) -> None:
     """As a login page of a proxy, which answers 200."""
     answers.given = [httpx.Response(200, text="<html>")]
-    with pytest.raises(Refused, match=r"^what answers at http://lab:1/v1/me is not MPT Lab"):
+    with pytest.raises(Refused, match=r"^the server at http://lab:1/v1/me is not MPT Lab"):
         client.me()
 
 

@@ -76,7 +76,7 @@ def test_a_busy_service_is_asked_again(answers: Answers) -> None:
     with Client(answers.url, "key", on_outage=told.append) as client:
         assert client.get("a")["id"] == "a"
     assert len(answers.seen) == 3
-    assert told == [f"{answers.url} does not answer (HTTP 503): trying again"]
+    assert told == [f"{answers.url} does not answer (HTTP 503): retrying"]
 
 
 @busy(1, retry_after="1")

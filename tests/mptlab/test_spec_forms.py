@@ -29,7 +29,7 @@ def test_what_json_does_not_know_is_made_plain() -> None:
     with pytest.raises(TypeError) as error:
         plain(3j)
     assert str(error.value) == (
-        "3j is no JSON: give text, numbers, true, false, null, lists, mappings"
+        "3j is not valid JSON: give text, numbers, true, false, null, lists, mappings"
     )
     with pytest.raises(ValueError, match="not JSON compliant"):
         to_json(float("nan"))
@@ -51,8 +51,8 @@ def test_a_file_is_told_from_a_preset(given: object, names_a_file: bool) -> None
     [
         ('{"a":\n 1,,}', "a.json", "a.json is not valid JSON: Expecting property name enclosed in "
          "double quotes at line 2, column 4"),
-        ("[1]", "a.json", "a.json holds no spec: a spec is an object of model, data and the like"),
-        ("3", "a.yml", "a.yml holds no spec: a spec is an object of model, data and the like"),
+        ("[1]", "a.json", "a.json contains no spec: a spec is an object of model, data etc."),
+        ("3", "a.yml", "a.yml contains no spec: a spec is an object of model, data etc."),
         ("a: 1", "a.json", "a.json is not valid JSON: Expecting value at line 1, column 1"),
     ],
 )  # fmt: skip
@@ -86,10 +86,13 @@ def test_a_value_is_json_where_it_can_be() -> None:
 def test_a_path_that_leads_nowhere_is_refused() -> None:
     spec: dict[str, Any] = {"a": {"b": 1}, "c": [1]}
     for path in ("a.b.c", "c.d", "a.b.c.d"):
-        with pytest.raises(ValueError, match="leads nowhere") as error:
+        with pytest.raises(ValueError, match="is not a valid path") as error:
             changed(spec, {path: 2})
         last = path.rpartition(".")[2]
-        assert str(error.value) == f"{path} leads nowhere: what stands before .{last} is no object"
+        assert (
+            str(error.value)
+            == f"{path} is not a valid path: the part before .{last} is not an object"
+        )
     kept = json.dumps(spec)
     assert changed(spec, {"c": 2, "x.y.z": 3}) == {"a": {"b": 1}, "c": 2, "x": {"y": {"z": 3}}}
     assert changed(spec, {"a.b": 2})["a"] == {"b": 2}

@@ -70,7 +70,7 @@ def test_experiments_are_changed_one_by_one(typed: Typed, command: str) -> None:
 
 def test_what_matches_is_cancelled(typed: Typed) -> None:
     client = Recording(cancel_matching={"cancelled": 3, "ending": 1})
-    told = "3 cancelled, 1 running ones end soon\n"
+    told = "3 cancelled, 1 running will end soon\n"
     assert typed(client, "cancel", "--tag", "a", "--status", "queued") == (0, told, "")
     assert typed(client, "cancel", "--user", "ann", "--filter", "x > 1")[0] == 0
     assert client.calls == [
@@ -171,7 +171,8 @@ def test_the_audit_is_asked_page_by_page(typed: Typed) -> None:
         (["restore", "to"], ("service.operations.backup", "restore", "to")),
         (["restore", "to", "--store-only"],
          ("service.operations.backup", "restore", "to", "--store-only")),
-        (["admin", "sweep"], ("service.operations.retention",)),
+        (["admin", "apply-retention"], ("service.operations.retention",)),
+        (["admin", "apply-retention", "--dry-run"], ("service.operations.retention", "--dry-run")),
         (["admin", "sweep", "--dry-run"], ("service.operations.retention", "--dry-run")),
     ],
 )  # fmt: skip
@@ -187,8 +188,8 @@ def test_a_part_of_the_service_is_another_program(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["worker", "cpu", "--all"], "--all is for workers of the queue gpu"),
-        (["backup", "to", "--finish"], "--finish belongs to --store-only"),
+        (["worker", "cpu", "--all"], "--all works only with the queue gpu"),
+        (["backup", "to", "--finish"], "--finish works only with --store-only"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(words: list[str], told: str) -> None:
@@ -224,7 +225,7 @@ def test_what_may_be_several_is_listed() -> None:
     found, _ = asked({"id": "abc1", "status": "queued"}, {"id": "abc2", "status": "failed"})
     with pytest.raises(typer.BadParameter) as refused:
         found.id("abc")
-    assert str(refused.value) == "abc may be several: abc1 (queued), abc2 (failed)"
+    assert str(refused.value) == "abc matches several experiments: abc1 (queued), abc2 (failed)"
 
 
 def submitted(**beside: Any) -> tuple[Any, ...]:
@@ -257,7 +258,7 @@ def test_a_change_is_a_field_and_its_value(typed: Typed, pair: str) -> None:
     code, _, error = typed(Recording(), "submit", "-", "--set", pair, text="{}")
     is_whole = pair == "data.n="
     assert code == (0 if is_whole else 2)
-    assert ("is no field with its value" in error) != is_whole
+    assert ("is not FIELD=VALUE" in error) != is_whole
 
 
 def test_a_valid_spec_is_told_with_what_it_takes(typed: Typed) -> None:
@@ -270,7 +271,7 @@ def test_a_valid_spec_is_told_with_what_it_takes(typed: Typed) -> None:
         "runtime          about 12 s", "would wait       a worker", "computed before  -",
     ]  # fmt: skip
     unknown = Recording(validate={**told, "runtime": None})
-    assert "runtime          not known yet" in typed(unknown, "validate", "-", text="{}")[1]
+    assert "runtime          unknown" in typed(unknown, "validate", "-", text="{}")[1]
 
 
 def test_a_sweep_asks_for_each_field(typed: Typed) -> None:
@@ -322,7 +323,7 @@ def test_ones_own_share_is_printed_as_slurm_does(typed: Typed) -> None:
     assert names == " ".join(f"{column:>12}" for column in columns)
     assert figures.split() == ["1", "0.5", "3.25", "-", "2", "0.333333"]
     assert counts == "running 2 of 4, submitted 3"
-    assert hours == "GPU-hours within 24: 1.23 of 8"
+    assert hours == "GPU-hours in the last 24 h: 1.23 of 8"
     assert item == f"{ID}  priority; starts: unknown"
     none = {**found, "max_gpu_hours_a_day": None, "items": []}
     assert len(typed(Recording(queue=none), "queue")[1].splitlines()) == 3

@@ -1,4 +1,4 @@
-"""When a worker's process ends, by its threads alone; with real processes: test_lifetimes.py."""
+"""End of a worker process, tested on its threads; test_batch_job_lifetime.py has real processes."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A GPU worker on a machine where no GPU can be used, which CUDA_VISIBLE_DEVICES makes of any."""
+"""A GPU worker refuses to start if no GPU can be used; CUDA_VISIBLE_DEVICES hides the GPUs."""
 
 import subprocess
 from contextlib import closing
@@ -40,7 +40,7 @@ def test_a_worker_for_each_is_of_gpus() -> None:
     command = [*MPT, "worker", "cpu", "--all"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "--all is for workers of the queue gpu" in done.stderr
+    assert "--all works only with the queue gpu" in done.stderr
 
 
 def test_a_run_that_finds_no_gpu_is_handed_back_and_ends_the_worker(

@@ -1,4 +1,4 @@
-"""What a supervisor does when, by a clock that stands still between two looks at the runner."""
+"""Decisions of a supervisor over time, with a clock that only the tests advance."""
 
 import os
 import signal

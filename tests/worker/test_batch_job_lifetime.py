@@ -1,4 +1,4 @@
-"""A worker whose time is limited, as that of a batch job: real processes."""
+"""A worker with a limited lifetime, as in a batch job: real processes."""
 
 import argparse
 import signal

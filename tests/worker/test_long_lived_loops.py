@@ -1,4 +1,4 @@
-"""What a long-lived loop survives, and what ends its process."""
+"""Errors that a long-lived loop survives, and errors that end its process."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Which GPU a worker has. NVML is pretended: there is none where there is no GPU."""
+"""Assignment of GPUs to workers, with a simulated NVML."""
 
 import os
 import sys
