@@ -19,12 +19,11 @@ from mptcore.estimation.estimate import (
     Estimate,
     final_metric,
     lml_metrics,
-    metric,
     point,
 )
 from mptcore.estimation.masks import draw_independent, draw_masks, enumerate_masks
-from mptcore.estimation.model import Evidence, SampledModel, TractableModel, VectorModel
-from mptcore.estimation.quality import Grade, doubtful_reason
+from mptcore.estimation.model import SampledModel, TractableModel, VectorModel
+from mptcore.estimation.quality import Grade, doubtful_reason, shift_reason
 from mptcore.estimation.scores import (
     ScoredSizes,
     SizeScores,
@@ -205,8 +204,12 @@ class Evaluation:
         """Grade an estimate computed as `factor` times the scores of a curve, for a model or, in
         the row after the models, for the difference."""
         models = list(self.models.values())
-        grade = Grade.of(curve, factor)
-        return Judged(estimate, grade, _reason(models[row : row + 1] or models, estimate, grade))
+        grade, judged = Grade.of(curve, factor), models[row : row + 1] or models
+        reason = _reason(judged, estimate, grade)
+        if reason is None:
+            sizes = [scores.size for scores in curve]
+            reason = _quadrature_reason(judged, estimate, sizes, factor)
+        return Judged(estimate, grade, reason)
 
     def _points(self, size: int, rows: Sequence[Judged]) -> Iterator[Point]:
         """Yield the points of one size, for each model and the difference."""
@@ -216,7 +219,7 @@ class Evaluation:
             if self.spec.bias:
                 lml = model.evidence()
                 gap = own.estimate.scaled(model.dim).beyond(lml)
-                yield point("bias", size, gap, labels, own.reason or _lml_reason(model, lml))
+                yield point("bias", size, gap, labels, own.reason or lml.unconverged_reason)
         for paired in rows[len(self.models) :]:
             yield point("score_difference", size, paired.estimate, self.labels, paired.reason)
 
@@ -241,7 +244,7 @@ class Evaluation:
             yield Metric(f"{score}_bias_estimate", total.grade.bias, 0.0, labels)
             yield Metric(f"{score}_doubtful", total.grade.share, 0.0, labels)
         if gap is not None:
-            reason = total.reason or _lml_reason(model, lml)
+            reason = total.reason or lml.unconverged_reason
             yield from final_metric(gap, total.estimate.beyond(lml), labels, reason)
 
     def _of_scores(
@@ -255,11 +258,11 @@ class Evaluation:
         if curve and curve[0].joint is not None:
             kurtosis = size_kurtosis(curve[0].size, model.dim)
             joint = mask_mean(curve[0].joint, self.spec.masks, kurtosis)
-            yield metric("joint_score", joint, labels)
+            yield from final_metric("joint_score", joint, labels, unconverged_reason)
         if self.spec.convergence:
             factor = model.dim if isinstance(self.spec.masks, FixedSize) else 1
             lml = model.evidence()
-            reason = unconverged_reason or _lml_reason(model, lml)
+            reason = unconverged_reason or lml.unconverged_reason
             yield from self._convergence(curve, factor, lml.value, labels, reason)
 
     def _convergence(
@@ -305,10 +308,24 @@ def _reason(models: Sequence[VectorModel], estimate: Estimate, grade: Grade | No
     return None
 
 
-def _lml_reason(model: VectorModel, lml: Evidence) -> str | None:
-    """Return why a difference from the LML should not be quoted. The LML of a grid is exact for
-    that grid, which the scores use too."""
-    return None if isinstance(model, TractableModel) else lml.unconverged_reason
+def _quadrature_reason(
+    models: Sequence[VectorModel], estimate: Estimate, sizes: Sequence[int], factor: float
+) -> str | None:
+    """Return why an estimate that is `factor` times the scores of these sizes should not be quoted
+    where the models integrate by quadrature. Over all sizes it is the LML by the same quadrature,
+    Eq. (5), and as good."""
+    for model in models:
+        if not isinstance(model, TractableModel):
+            continue
+        if len(sizes) == model.dim:
+            reason = model.evidence().unconverged_reason
+        else:
+            shift = factor * math.fsum(model.quadrature_shift(size) for size in sizes)
+            share = factor * len(sizes) / model.dim
+            reason = shift_reason(shift, share, estimate.known_std_err)
+        if reason is not None:
+            return reason
+    return None
 
 
 def _by_size(rounds: Sequence[ScoredSizes]) -> dict[int, tuple[SizeScores, ...]]:

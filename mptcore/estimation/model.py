@@ -76,6 +76,11 @@ class VectorModel(Model[Tensor]):
         """Count masks as scored when the scores of an earlier attempt are used."""
         self.masks_scored += masks
 
+    def quadrature_shift(self, size: int) -> float:
+        """Return how far another quadrature moves the score of a mask of this size, in nats. 0 if
+        there is no quadrature, NaN if it is unknown."""
+        return 0.0
+
     @abstractmethod
     def evidence(self) -> Evidence:
         """Return the log marginal likelihood, as well as it is known."""

@@ -29,6 +29,17 @@ def doubtful_reason(bias: float, std_err: float | None, share: float, cure: str)
     return None
 
 
+def shift_reason(shift: float, share: float, std_err: float | None) -> str | None:
+    """Return why a score computed by quadrature should not be quoted, given how far another one
+    moves it and the share of the LML's dimensions that it stands for. It may move by as large a
+    share of MAX_BIAS, or by its standard error."""
+    most = max(MAX_BIAS * share, std_err or 0.0)
+    if shift <= most:  # NaN is not known, and not final
+        return None
+    detail = f"another grid would move it by {shift:.2g} nats, more than {most:.2g}"
+    return f"not final: {detail}; raise the grid's nodes"
+
+
 class Graded(Protocol):
     """Sampled scores of one size."""
 

@@ -1,10 +1,13 @@
 """The linear VAE with integrals over a grid. All results are exact for that grid."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence, TractableModel, VectorModel
 from mptcore.families.vae.grid import nodes_of
+from mptcore.families.vae.grid_check import checked_sizes, score_shift
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder
 from mptcore.families.vae.vae import Vae
@@ -87,6 +90,7 @@ class GridVaeModel(TractableModel):
         self.vae, self.x = vae, x
         self._evidence = evidence
         self.device = x.device
+        self._shifts: dict[int, float] = {}
 
     @property
     def dim(self) -> int:
@@ -137,6 +141,16 @@ class GridVaeModel(TractableModel):
 
     def evidence(self) -> Evidence:
         return self._evidence
+
+    def quadrature_shift(self, size: int) -> float:
+        vae = self.vae
+        checked = checked_sizes(size, self.dim)
+        for one in checked:
+            if one not in self._shifts:
+                model = vae.grid, vae.decoder, vae.likelihood
+                self._shifts[one] = score_shift(*model, self.x, one, vae.latent_dim)
+        shifts = [self._shifts[one] for one in checked]
+        return math.nan if any(map(math.isnan, shifts)) else max(shifts)
 
     def joint_scores(self, masks: Tensor) -> Tensor:
         whole = self.log_marginal_likelihood()

@@ -1,5 +1,6 @@
 """The records of an evaluation, for models whose scores and grades are set by hand."""
 
+import math
 from typing import Any
 
 import pytest
@@ -201,17 +202,33 @@ def test_with_a_target_each_size_has_its_point() -> None:
     assert metric(found, "score_difference").value == pytest.approx(-28)
 
 
-def test_an_lml_that_can_be_computed_is_always_final() -> None:
-    """A grid has its own LML, and the scores use the same grid."""
+def test_the_sum_over_a_grid_is_as_final_as_the_lml_of_that_grid() -> None:
+    """Their agreement is an identity of the grid, and proves nothing."""
 
     class OnGrid(Numbers):
         def evidence(self) -> Evidence:
             return Evidence(20.0, 0.0, "not final: few nodes")
 
     found = evaluated({"model": OnGrid()}, masks=EVERY, bias=True)
-    assert {one.reason for one in found if isinstance(one, Point)} == {None}
-    assert metric(found, "difference").value is not None
-    assert metric(found, "lml").reason == "not final: few nodes"
+    reasons = {one.series: one.reason for one in found if isinstance(one, Point)}
+    assert reasons == {"score": None, "bias": "not final: few nodes"}
+    for name in ("lml", "mpt", "difference"):
+        assert metric(found, name).reason == "not final: few nodes"
+
+
+@pytest.mark.parametrize(("shift", "final"), [(0.0166, True), (0.0167, False), (math.nan, False)])
+def test_a_score_that_another_quadrature_moves_is_not_final(shift: float, final: bool) -> None:
+    """By more than its share of 0.05 nats, of three dimensions."""
+
+    class OnGrid(Numbers):
+        def quadrature_shift(self, size: int) -> float:
+            return shift
+
+    masks = {"schedule": "fixed", "size": 2, "design": "exhaustive"}
+    found = evaluated({"model": OnGrid()}, masks=masks)
+    assert (metric(found, "biased_score").value is not None) == final
+    assert (metric(found, "joint_score").value is not None) == final
+    assert {one.reason is None for one in found if isinstance(one, Point)} == {final}
 
 
 def test_the_lml_of_samples_makes_its_differences_doubtful() -> None:

@@ -1,0 +1,96 @@
+"""Check the scores of a grid against other grids, as its LML is checked.
+
+On any grid the scores of all sizes sum to the LML of that grid (Eq. 5), so their agreement proves
+nothing. The posterior given few dimensions is wider, and given many is narrower, than the
+posterior given all of them: each size needs a check of its own."""
+
+import math
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from mptcore.families.vae.grid import Nodes, nodes_of
+from mptcore.families.vae.likelihoods import Likelihood
+from mptcore.families.vae.networks import Decoder
+from mptcore.runtime.out_of_memory import by_rows
+from mptcore.specs.families.vae.models import AnyGrid
+
+CHUNK_BYTES = 2**28
+"""Memory for observations × nodes, and for nodes × dimensions."""
+MIN_MASKS, MASKS_TIMES_DIM = 2, 64
+"""Minimum number of masks of a size that are checked, and their number times D where D is small."""
+EVERY_SIZE = 16
+"""Maximum number of observed dimensions at which each size is checked. Beyond it the sizes are
+checked at steps of √2 in the number of observed dimensions."""
+
+
+def checked_sizes(size: int, dim: int) -> list[int]:
+    """Return the sizes whose check covers `size`: itself, or those checked next to it."""
+    observed = dim - size
+    if observed <= EVERY_SIZE:
+        return [size]
+    lower = 2 ** (math.floor(2 * math.log2(observed)) / 2)
+    return [dim - int(lower), dim - min(dim - 1, math.ceil(math.sqrt(2) * lower))]
+
+
+@torch.no_grad()
+def score_shift(
+    grid: AnyGrid, decoder: Decoder, likelihood: Likelihood, x: Tensor, size: int, latent_dim: int
+) -> float:
+    """Return how far other grids move the score of a mask of this size, in nats: the mean of the
+    absolute shift over a few masks, for the grid that moves it most."""
+    masks = _masks(size, x.shape[1]).to(x.device)
+
+    def scores(one: AnyGrid) -> Tensor:
+        nodes = nodes_of(one, latent_dim)
+        return scores_over(
+            Nodes(nodes.z.to(x), nodes.log_weights.to(x)), decoder, likelihood, x, masks
+        )
+
+    own, others = scores(grid), (grid.doubled(), grid.of_another_kind())
+    return torch.stack([(scores(one) - own).abs().mean() for one in others]).max().item()
+
+
+def scores_over(
+    nodes: Nodes, decoder: Decoder, likelihood: Likelihood, x: Tensor, masks: Tensor
+) -> Tensor:
+    """Return the score of each mask (B, D) over the given nodes: float64, (B,). The nodes are
+    processed in parts."""
+    found = []
+    for mask in masks:
+        (log_probs,) = by_rows(
+            lambda some, mask=mask: (_conditionals(nodes, decoder, likelihood, some, mask),), x
+        )
+        found.append(log_probs.double().mean())
+    return torch.stack(found)
+
+
+def _conditionals(
+    nodes: Nodes, decoder: Decoder, likelihood: Likelihood, x: Tensor, mask: Tensor
+) -> Tensor:
+    """Return log p(x_j | x_R) for each masked j, (N, M)."""
+    columns, observed = mask.nonzero().flatten(), (~mask).to(x)
+    at_once = max(1, CHUNK_BYTES // (4 * max(x.shape) * x.element_size()))
+    rest = torch.full_like(x[:, 0], -torch.inf)  # log p(x_R)
+    joint = torch.full_like(x[:, columns], -torch.inf)  # log p(x_R, x_j)
+    for z, log_weights in zip(
+        torch.split(nodes.z, at_once), torch.split(nodes.log_weights, at_once), strict=True
+    ):
+        outputs = decoder(z)
+        each = likelihood.node_log_probs(x, outputs, observed) + log_weights  # (N, G)
+        part = each.logsumexp(-1)
+        mixed = likelihood.mixed_log_probs(x[:, columns], outputs[:, columns], each - part[:, None])
+        rest = torch.logaddexp(rest, part)
+        joint = torch.logaddexp(joint, part[:, None] + mixed)
+    return joint - rest[:, None]
+
+
+def _masks(size: int, dim: int) -> Tensor:
+    """Return all masks of a size if there are few, else a fixed random choice: (B, D)."""
+    count = max(MIN_MASKS, MASKS_TIMES_DIM // dim)
+    if math.comb(dim, size) <= count:
+        chosen = torch.tensor(list(combinations(range(dim), size)))
+        return torch.zeros(len(chosen), dim, dtype=torch.bool).scatter(1, chosen, True)
+    order = torch.rand(count, dim, generator=torch.Generator().manual_seed(size))
+    return order.argsort(-1).argsort(-1) < size
