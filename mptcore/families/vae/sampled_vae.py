@@ -85,23 +85,32 @@ class SampledVae(Vae):
         return super().rows(max(draws, (2 + EVIDENCE_STARTS) * self.latent_dim))
 
     def score(self, x: Tensor, masks: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the score. Its gradient reaches the decoder through the last decoding alone."""
+        """Return the score. By recursion its gradient reaches the decoder through the last decoding
+        alone."""
         return torch.stack([self._step_score(x, mask, generator) for mask in masks]).mean()
 
     def _step_score(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
         """Return the score of one mask (D,), or one for each observation (N, D), from the few draws
-        of a training step. The gradient treats the importance weights as constants."""
+        of a training step. Its gradient is ∇ log Σ w p(x_j | z) − ∇ log Σ w with z and its proposal
+        fixed: the model's parameters move the weights w ∝ p(z) p(x_R | z), too."""
         if isinstance(self.conditionals, Recursive):
             return self._by_recursion(x, masked, generator).mean()
         draws, steps = self.conditionals.train_draws, self.conditionals.train_steps
-        fit = self._fit(x, masked)
-        proposal = fit.proposal([fit.best(self._starts(x, masked))], steps)
-        sampler = Sampler(fit, self.rows(1), generator)
-        weight, log_probs = sampler.weighed(proposal.draw(draws, generator), proposal)
-        share = weight.detach().log_softmax(0)[..., None]
+        proposal = self._step_proposal(x, masked, steps)
+        z = proposal.draw(draws, generator)
+        weight, log_probs = self._sampler(x, masked, generator).weighed(z, proposal)
+        share = weight.log_softmax(0)[..., None]
         each = (share + log_probs).logsumexp(0)  # (N, D)
         hidden = masked.expand_as(x)
         return ((each * hidden).sum(-1) / hidden.sum(-1)).mean()
+
+    def _step_proposal(self, x: Tensor, masked: Tensor, steps: int) -> Proposal:
+        """Return a proposal about a mode given x_R and one given all of x. The gradient is a
+        difference of means given x_R, and given x_R and x_j: the latter lies between the two."""
+        starts, given, whole = self._starts(x, masked), self._fit(x, masked), self._fit(x, None)
+        found = given.proposal([given.best(starts)], steps)
+        best = whole.best([*starts, found.centres[0]])
+        return found.mixed(whole.proposal([best], steps))
 
     @torch.no_grad()
     def conditional(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Conditionals:

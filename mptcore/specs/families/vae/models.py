@@ -98,7 +98,7 @@ AnyGrid = GaussHermite | UniformGrid
 class Importance(Spec):
     """Self-normalized importance sampling: z is drawn from a proposal that is fitted to the
     observed part of each observation by damped Gauss–Newton steps, and weighted by p(z) p(x_R | z).
-    The gradient of a training step treats the weights as constants."""
+    The gradient of a training step includes that of the weights, for fixed draws."""
 
     method: Literal["importance"]
     """Method of computation."""
