@@ -97,12 +97,14 @@ def main() -> None:
     vae.conditionals = vae.conditionals.model_copy(update={"train_draws": 10})
     for size in (3, 6):
         masks = masks_of(size, 4)
-        ends = {
-            "sampled": trained(
-                vae, lambda own, i, m=masks: own.score(x, m, torch.Generator().manual_seed(i)), 300
-            ),
-            "exact": trained(vae, lambda own, _, m=masks: true_score(own, x, m), 300),
-        }
+
+        def sampled(own: SampledVae, step: int, masks: Tensor = masks) -> Tensor:
+            return own.score(x, masks, torch.Generator().manual_seed(step))
+
+        def exact(own: SampledVae, step: int, masks: Tensor = masks) -> Tensor:
+            return true_score(own, x, masks)
+
+        ends = {"sampled": trained(vae, sampled, 200), "exact": trained(vae, exact, 200)}
         values = {name: DIM * true_score(end, x, masks).item() for name, end in ends.items()}
         before = DIM * true_score(vae, x, masks).item()
         print(f"{size} of {DIM} masked: D · S from {before:.2f} to {values}", flush=True)

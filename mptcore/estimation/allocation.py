@@ -216,11 +216,16 @@ def _uncertainty(
 
 
 def target_records(
-    sample: StratifiedSample, row: int, target: float, scale: float, labels: Labels
+    sample: StratifiedSample,
+    row: int,
+    target: float,
+    scale: float,
+    labels: Labels,
+    doubt: float = 0.0,
 ) -> Iterator[Record]:
     """Yield the records that report whether a target was met, for `scale` times the sum over strata
-    of a row."""
-    std_err = sample.total_estimates()[row].scaled(scale).known_std_err
+    of a row. `doubt` is an error that masks do not reduce."""
+    std_err = sample.total_estimates()[row].scaled(scale).widened(doubt).known_std_err
     reached = std_err is not None and std_err <= target
     yield Metric("masks", sample.masks, 0.0, labels)
     yield Metric("target_reached", float(reached), 0.0, labels)

@@ -73,6 +73,11 @@ class Estimate:
         std_err = None if self.std_err is None else abs(factor) * self.std_err
         return replace(self, mean=factor * self.mean, std_err=std_err)
 
+    def widened(self, error: float) -> "Estimate":
+        """Return the estimate with another, independent error added."""
+        std_err = None if self.std_err is None else math.hypot(self.std_err, error)
+        return replace(self, std_err=std_err)
+
     def beyond(self, other: Evidence) -> "Estimate":
         """Return the difference from an independent estimate."""
         std_err = None if self.std_err is None else math.hypot(self.std_err, other.std_err)

@@ -154,11 +154,13 @@ class Evaluation:
         for size, estimates in zip(sizes, sample.estimates(), strict=True):
             rows = [self._judged(i, one, [scores[size][i]]) for i, one in enumerate(estimates)]
             yield from map(Step, self._points(size, rows))
-        yield from map(Step, target_records(sample, row, target, 1.0, self.labels))
         totals = [
             self._judged(i, one, [scores[size][i] for size in sizes], width)
             for i, one in enumerate(sample.total_estimates())
         ]
+        grade = totals[row].grade
+        doubt = 0.0 if grade is None else grade.doubt
+        yield from map(Step, target_records(sample, row, target, 1.0, self.labels, doubt))
         yield from map(Step, self._conclusions(totals))
 
     def _draw(
@@ -205,6 +207,8 @@ class Evaluation:
         the row after the models, for the difference."""
         models = list(self.models.values())
         grade, judged = Grade.of(curve, factor), models[row : row + 1] or models
+        if grade is not None:
+            estimate = estimate.widened(grade.doubt)
         reason = _reason(judged, estimate, grade)
         if reason is None:
             sizes = [scores.size for scores in curve]

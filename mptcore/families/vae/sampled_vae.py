@@ -23,17 +23,17 @@ from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 from mptcore.families.vae.proposal import Fit, Proposal
 from mptcore.families.vae.sampler import Sampler
+from mptcore.families.vae.starts import likely_starts
 from mptcore.families.vae.vae import Vae
 from mptcore.families.vae.variational import log_prior, sample_posterior
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import Step, Work
 from mptcore.specs import Importance, Iwae, Recursive
 
-SCORE_STARTS, EVIDENCE_STARTS = 2, 8
+SCORE_STARTS, EVIDENCE_STARTS = 3, 8
 """Number of starts of a fit in addition to the encoder's mean and zero, for a score and for the
-evidence. Half are the likeliest of PRIOR_DRAWS from the prior, half lie around the encoder's mean.
-They find modes that the other two miss."""
-PRIOR_DRAWS = 256
+evidence. Half, rounded up, are likely draws from the prior, the others lie around the encoder's
+mean. They find modes that the other two miss."""
 BY_DEFAULT = Iwae(method="iwae")
 PILOT_SHARE = 2
 """Draws of the estimate for each draw of the pilot that adapts the proposal. The pilot is not part
@@ -218,25 +218,14 @@ class SampledVae(Vae):
         improve the conditionals."""
         zero, mean = self._starts(x, masked)
         around = plan.starts // 2
-        likely = self._likely(x, masked, plan.starts - around, generator)
+        fit = self._fit(x, masked)
+        likely = likely_starts(fit, self.latent_dim, plan.starts - around, generator)
         drawn = [*likely, *(mean + draw_normal((around, *mean.shape), x, generator))]
-        found = self._fit(x, masked).proposal([zero, mean, *drawn, *more], plan.steps)
+        found = fit.proposal([zero, mean, *drawn, *more], plan.steps)
         sampler = self._sampler(x, masked, generator)
         for draws in plan.pilots:
             found = found.adapted(*sampler.draw(found, draws))
         return found
-
-    @torch.no_grad()
-    def _likely(
-        self, x: Tensor, masked: Tensor | None, count: int, generator: torch.Generator
-    ) -> Tensor:
-        """Return the likeliest of some draws from the prior, `count` times: (count, N, K)."""
-        z = draw_normal((count, PRIOR_DRAWS, self.latent_dim), x, generator)
-        observed = None if masked is None else (~masked).to(x)
-        fits = [
-            self.likelihood.node_log_probs(x, self.decoder(one), observed).argmax(-1) for one in z
-        ]
-        return torch.stack([one[best] for one, best in zip(z, fits, strict=True)])
 
     def _sampler(self, x: Tensor, masked: Tensor | None, generator: torch.Generator) -> Sampler:
         return Sampler(self._fit(x, masked), self.rows(1), generator)

@@ -12,27 +12,27 @@ from mptcore.estimation.model import Evidence, SampledModel, TractableModel, Vec
 from mptcore.protocol.records import Log, Metric, Point, Record
 from mptcore.runtime.session import ScoreCache
 from mptcore.specs.evaluate import MaskEvaluation
-from tests.support.runs import metric, records_of, value_of
+from tests.support.runs import metric, records_of, std_err_of, value_of
 
 DIM = 3
 TARGET = {"target_std_err": 1e-3, "max_masks": 400}
 
 
 class Sampled(SampledModel):
-    """Scores −2 with an error of 1 from draws, a bias of 0.5, and no doubtful weights."""
+    """Scores −2 with an error of 1 from draws, a bias, and a share of doubtful weights."""
 
     device = torch.device("cpu")
     dim, bytes_per_mask = DIM, 1
     cure = "raise draws"
 
-    def __init__(self, bias: float = 0.5) -> None:
-        self.bias = bias
+    def __init__(self, bias: float = 0.5, doubtful: float = 0.0) -> None:
+        self.bias, self.doubtful = bias, doubtful
         self.generator = torch.Generator().manual_seed(0)
 
     def graded_scores(self, masks: Tensor) -> Tensor:
         self.masks_scored += len(masks)
         noise = torch.randn(len(masks), generator=self.generator, dtype=torch.float64)
-        rest = [torch.full_like(noise, value) for value in (self.bias, 0.0, 1.0)]
+        rest = [torch.full_like(noise, value) for value in (self.bias, self.doubtful, 1.0)]
         return torch.stack([noise - 2, *rest])
 
     def evidence(self) -> Evidence:
@@ -189,6 +189,27 @@ def test_a_bias_within_its_error_may_be_quoted() -> None:
     assert bias.value == pytest.approx(0.3)
     assert (bias.std_err, bias.labels) == (0.0, {})
     assert doubt == Metric("mpt_doubtful", 0.0, 0.0, {})
+
+
+@pytest.mark.parametrize("design", ["independent", "exhaustive"])
+def test_what_is_in_doubt_widens_the_error(design: str) -> None:
+    """By half a nat for each term, of one sign: 3 · 0.04 / 2 in D · S(2)."""
+    masks = {"schedule": "fixed", "size": 2, "design": design}
+    masks |= {"per_size": 2000} if design == "independent" else {}
+    sure, doubted = (
+        std_err_of(metric(evaluated({"model": Sampled(0.0, share)}, masks=masks), "biased_score"))
+        for share in (0.0, 0.04)
+    )
+    assert doubted == pytest.approx(math.hypot(sure, 0.06))
+
+
+@pytest.mark.parametrize(("doubtful", "reached"), [(0.0, 1.0), (0.04, 0.0)])
+def test_a_target_is_not_reached_by_what_is_in_doubt(doubtful: float, reached: float) -> None:
+    """Three sizes with half a nat for 4 % of the terms are 0.06 nats, more than the target."""
+    masks = {"schedule": "all"}
+    spec = {"masks": masks, "target_std_err": 0.05, "max_masks": 20_000}
+    found = evaluated({"model": Sampled(0.0, doubtful)}, **spec)
+    assert metric(found, "target_reached").value == reached
 
 
 def test_with_a_target_each_size_has_its_point() -> None:

@@ -50,6 +50,7 @@ def test_a_sum_is_as_doubtful_as_its_most_doubtful_size() -> None:
     assert grade is not None
     assert grade.bias == pytest.approx(100.0)
     assert grade.share == 1.0
+    assert grade.doubt == pytest.approx(2 * 0.5 * 1.0)
     exact = SizeScores(1, torch.zeros(3))
     assert Grade.of([exact]) is None
-    assert Grade.of([exact, of_size(2, 0.5, 0.25)]) == Grade(0.5, 0.25)
+    assert Grade.of([exact, of_size(2, 0.5, 0.25)]) == Grade(0.5, 0.25, 0.125)

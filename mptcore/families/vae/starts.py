@@ -1,0 +1,27 @@
+"""Starts for the fit of a proposal that are drawn from the prior."""
+
+import torch
+from torch import Tensor
+
+from mptcore.families.vae.networks import draw_normal
+from mptcore.families.vae.proposal import Fit
+
+PRIOR_DRAWS, LIKELIEST = 256, 16
+"""Draws from the prior for each start, and the number of likeliest among which it is chosen."""
+
+
+@torch.no_grad()
+def likely_starts(fit: Fit, latent_dim: int, count: int, generator: torch.Generator) -> Tensor:
+    """Return starts, (count, N, K): the likeliest of some draws from the prior, then each time the
+    one farthest from those chosen, of the LIKELIEST of new draws. So two modes are both found where
+    each holds some of the likeliest draws."""
+    chosen: list[Tensor] = []
+    for z in draw_normal((count, PRIOR_DRAWS, latent_dim), fit.x, generator):
+        log_probs = fit.likelihood.node_log_probs(fit.x, fit.decoder(z), fit.observed)  # (N, G)
+        likeliest = z[log_probs.topk(LIKELIEST, -1).indices]  # (N, LIKELIEST, K)
+        if not chosen:
+            chosen.append(likeliest[:, 0])
+            continue
+        gaps = torch.stack([(likeliest - one[:, None]).norm(dim=-1) for one in chosen]).amin(0)
+        chosen.append(likeliest[torch.arange(len(gaps), device=gaps.device), gaps.argmax(-1)])
+    return torch.stack(chosen) if chosen else fit.x.new_zeros(0, len(fit.x), latent_dim)
