@@ -74,7 +74,9 @@ def resumable(
     )
     experiment = implementation(spec, session, device, dtype)
 
+    session.max_masks = spec.mask_count() or 0
+
     def total() -> int:
-        return experiment.total - session.left_out(experiment.evaluations)
+        return session.max_masks - session.left_out(spec.evaluations)
 
     yield from with_progress(experiment.records(resumed), session, total)

@@ -5,17 +5,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mptlab.curves import table_html
 from mptlab.errors import Json, NotSucceeded
 from mptlab.events import follow
 from mptlab.optional import needed
 from mptlab.progress import followed
-from mptlab.shown import ShownTable
 
 if TYPE_CHECKING:
     from mptlab.api import Client
 
 
-class Sweep(ShownTable):
+class Sweep:
     """A sweep of the service, by its `id`."""
 
     def __init__(self, client: "Client", sweep_id: str):
@@ -65,6 +65,11 @@ class Sweep(ShownTable):
         of seeds as `… count`."""
         answer = self._client._call("GET", f"{self._path}/table")
         return [_flat(row) for row in answer["items"]]
+
+    def _repr_html_(self) -> str:
+        rows = self.table()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return table_html(names, ([row.get(name) for name in names] for row in rows))
 
     def frame(self) -> Any:
         """Return the table as a pandas DataFrame, if pandas is installed."""

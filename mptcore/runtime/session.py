@@ -92,6 +92,8 @@ class Session:
     """Number of records emitted so far, without progress records. The consumer increments it."""
     masks: int = 0
     """Number of masks scored so far. `with_progress` increments it."""
+    max_masks: int = 0
+    """Maximum number of masks to score in all. It is known once the first masks are scored."""
     plans: list[MaskPlan] = field(default_factory=list)
     """Plans of the evaluations with a target that have begun. `with_progress` appends them."""
     scores: ScoreCache = field(default_factory=ScoreCache)
@@ -128,14 +130,6 @@ class Session:
 
 class ExperimentRun(Protocol):
     """Runs one experiment."""
-
-    @property
-    def total(self) -> int:
-        """Maximum number of masks to score in all. It is known once the first masks are scored."""
-
-    @property
-    def evaluations(self) -> int:
-        """Number of evaluations that the spec's `evaluate` asks for."""
 
     def records(self, resumed: TrainingState | None) -> Work[None]:
         """Yield all records from the start. Raises RunError."""

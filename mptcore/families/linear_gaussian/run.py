@@ -44,14 +44,6 @@ class LinearGaussianRun:
     device: torch.device
     dtype: torch.dtype
 
-    @property
-    def total(self) -> int:
-        return self.spec.mask_count()
-
-    @property
-    def evaluations(self) -> int:
-        return self.spec.evaluations
-
     def records(self, resumed: TrainingState | None) -> Work[None]:
         try:
             yield from self._records(resumed)

@@ -1,6 +1,6 @@
 """Run experiments on language models."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -51,12 +51,6 @@ class MaskedLmRun:
     session: Session
     device: torch.device
     dtype: torch.dtype
-    total: int = field(default=0, init=False)
-
-    @property
-    def evaluations(self) -> int:
-        curves = 0 if self.spec.train is None else len(self.spec.train.curve_at)
-        return len(self.spec.seeds) + curves
 
     def records(self, resumed: TrainingState | None) -> Work[None]:
         spec = self.spec
@@ -70,7 +64,7 @@ class MaskedLmRun:
         yield from _cuts(text, min(spec.data.max_length, longest))
         _check_vocabularies(spec, models, tokenizer, text)
         loaded = LoadedText(tokenizer, *self._split(text))
-        self.total = self._total(loaded.scored)
+        self.session.max_masks = self._total(loaded.scored)
         if spec.train is not None:
             yield from self._train(models, loaded, resumed)
         self.session.at_safe_point = True

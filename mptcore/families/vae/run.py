@@ -47,14 +47,6 @@ class VaeRun:
     _data: dict[int, LoadedData] = field(default_factory=dict, init=False)
     _baselines: dict[int, Baseline] = field(default_factory=dict, init=False)
 
-    @property
-    def total(self) -> int:
-        return self.spec.mask_count()
-
-    @property
-    def evaluations(self) -> int:
-        return self.spec.evaluations
-
     def records(self, resumed: TrainingState | None) -> Work[None]:
         starts = [start for seed in self.spec.seeds for start in self._starts(seed)]
         if self.spec.train is not None:

@@ -73,14 +73,6 @@ class MarkovRun:
     session: Session
     device: torch.device
 
-    @property
-    def total(self) -> int:
-        return self.spec.mask_count()
-
-    @property
-    def evaluations(self) -> int:
-        return len(self.spec.seeds)
-
     def records(self, resumed: TrainingState | None) -> Work[None]:
         self.session.at_safe_point = True
         for seed in self.spec.seeds:
