@@ -86,6 +86,12 @@ class Bodies:
         error = _try_again(HTTPStatus.TOO_MANY_REQUESTS, "too_many_large_bodies", detail)
         return self._one(("large", user_id), MAX_USER_LARGE, error)
 
+    def upload(self, user_id: int, limit: int) -> AbstractContextManager[None]:
+        """Count an upload of the user while it is under way. Raise ApiError (429)."""
+        detail = f"{limit} uploads of yours are under way, which is the most: try again"
+        error = _try_again(HTTPStatus.TOO_MANY_REQUESTS, "too_many_uploads", detail, after_s=5)
+        return self._one(("upload", user_id), limit, error)
+
     @contextmanager
     def _one(self, key: tuple[str, int | str], limit: int, error: ApiError) -> Iterator[None]:
         if self._counts[key] >= limit:
@@ -99,8 +105,8 @@ class Bodies:
                 del self._counts[key]
 
 
-def _try_again(status: HTTPStatus, reason: str, detail: str) -> ApiError:
-    return ApiError(status, reason, detail, headers={"Retry-After": "2"})
+def _try_again(status: HTTPStatus, reason: str, detail: str, after_s: int = 2) -> ApiError:
+    return ApiError(status, reason, detail, headers={"Retry-After": f"{after_s}"})
 
 
 class IdConvertor(StringConvertor):

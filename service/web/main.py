@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from functools import cache
 from typing import Any, ClassVar
 
@@ -108,7 +108,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.readers = FairLimiter(connections, of_user=connections // USERS_PART)
     app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)
-    app.state.uploads_of = Counter[int]()  # by user
     app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
     app.state.inspecting = defaultdict[int, asyncio.Lock](asyncio.Lock)  # one of each user at once
     app.state.rates = Rates(settings)

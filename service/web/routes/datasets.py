@@ -18,9 +18,10 @@ from mptcore.specs import Problem
 from service.accounts import audit
 from service.accounts.permission import find, find_own, newest
 from service.accounts.users import Caller
-from service.datasets import quota, store
+from service.datasets import store
 from service.datasets.files import inspect, move
-from service.queue.quota import Room, note, room_of
+from service.queue import quota
+from service.queue.quota import Room
 from service.refusals import ApiError, invalid
 from service.schemas import Page, RequestModel, ResponseModel
 from service.settings import Settings
@@ -137,8 +138,7 @@ async def upload(
     )
     folder = settings.all_incoming / dataset.id
     settled = True
-    one_of_few = quota.one_of_few(request.app.state.uploads_of, user.id, settings.max_user_uploads)
-    with one_of_few:
+    with request.app.state.bodies.upload(user.id, settings.max_user_uploads):
         async with request.app.state.uploads:
             try:
                 room = await run_in_threadpool(_room, database, settings, user)
@@ -166,7 +166,7 @@ async def upload(
 
 def _room(database: Database, settings: Settings, user: Caller) -> Room:
     with database.snapshot() as session:
-        return room_of(session, user.id, settings.share)
+        return quota.room_of(session, user.id, settings.share)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,10 @@ class _Arrival:
         place = self.settings.datasets(self.dataset.id) / self.dataset.file
         try:
             with self.database.transaction() as session:
-                quota.store_bytes(session, self.settings.share, self.by.id, self.dataset.bytes)
+                size = self.dataset.bytes
+                quota.lock(session, self.by.id)  # two at once do not both take the last room
+                quota.check_bytes(session, self.by.id, self.settings.share, size)
+                quota.note(session, self.by.id, size)
                 move(self.file, place)
                 session.add(self.dataset)
                 audit.note(session, self.by, "dataset.uploaded", self.dataset.id)
@@ -261,7 +264,7 @@ def delete_dataset(
     with database.transaction() as session:
         found = find_own(session, user, Dataset, dataset_id)
         if store.remove(session, found.id):
-            note(session, found.owner_id, -found.bytes)
+            quota.note(session, found.owner_id, -found.bytes)
         audit.note(session, user, "dataset.deleted", dataset_id)
     shutil.rmtree(settings.datasets(dataset_id), ignore_errors=True)
 

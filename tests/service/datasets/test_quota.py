@@ -1,17 +1,17 @@
 """What a user may keep, and how many uploads at once."""
 
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 from fastapi.testclient import TestClient
 
-from service.datasets import quota
 from service.fair_share import FairShare
 from service.queue.quota import UNLIMITED
 from service.refusals import ApiError
 from service.settings import Settings
+from service.web.bodies import Bodies
 from service.web.main import create_app
 from tests.support.uploads import GOOD, npy, post, stored
 
@@ -70,20 +70,22 @@ def test_two_at_once_do_not_share_the_last_room(
 
 
 def test_so_many_uploads_of_one_user_at_once() -> None:
-    under_way = Counter[int]()
-    with quota.one_of_few(under_way, 1, 2), quota.one_of_few(under_way, 1, 2):
-        with pytest.raises(ApiError) as refused, quota.one_of_few(under_way, 1, 2):
+    bodies = Bodies()
+    with bodies.upload(1, 2), bodies.upload(1, 2):
+        with pytest.raises(ApiError) as refused, bodies.upload(1, 2):
             pass
         assert refused.value.status == 429
         assert refused.value.headers == {"Retry-After": "5"}
-        with quota.one_of_few(under_way, 2, 2):
+        with bodies.upload(2, 2):
             pass
-    with quota.one_of_few(under_way, 1, 2):
+    with bodies.upload(1, 2):
         pass
 
 
 def test_an_upload_is_one_of_few(api: TestClient, settings: Settings) -> None:
-    owner = api.app.state.uploads_of  # type: ignore[attr-defined]
-    for user_id in range(10):
-        owner[user_id] = 2
-    assert post(api, "a.npy", npy(GOOD)).json()["reason"] == "too_many_uploads"
+    bodies: Bodies = api.app.state.bodies  # type: ignore[attr-defined]
+    with ExitStack() as held:
+        for user_id in range(10):
+            for _ in range(settings.max_user_uploads):
+                held.enter_context(bodies.upload(user_id, settings.max_user_uploads))
+        assert post(api, "a.npy", npy(GOOD)).json()["reason"] == "too_many_uploads"
