@@ -119,11 +119,15 @@ def test_one_that_is_killed_before_it_is_there(monkeypatch: pytest.MonkeyPatch) 
     parent.close()
 
 
-@pytest.mark.parametrize("transformers", [False, True])
+@pytest.mark.parametrize(("transformers", "given"), [(False, None), (True, None), (False, "3")])
 def test_what_a_parent_imports_before_it_is_ready(
-    monkeypatch: pytest.MonkeyPatch, transformers: bool
+    monkeypatch: pytest.MonkeyPatch, transformers: bool, given: str | None
 ) -> None:
+    """OpenBLAS starts no threads before that, unless the environment says how many."""
     done: list[str] = []
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", given or "")
+    if given is None:
+        monkeypatch.delenv("OPENBLAS_NUM_THREADS")
 
     class Module:
         def preload(self) -> None:
@@ -136,6 +140,7 @@ def test_what_a_parent_imports_before_it_is_ready(
         raise Ready
 
     def noted(name: str) -> Module:
+        assert os.environ["OPENBLAS_NUM_THREADS"] == (given or "1")
         done.append(name)
         return Module()
 

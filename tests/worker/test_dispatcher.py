@@ -87,6 +87,15 @@ def test_as_many_are_dispatched_as_workers_are_idle(
     assert [one.experiment_id for one in doorbell.dispatch()] == ids[2:]
 
 
+@pytest.mark.parametrize("name", Queue)
+def test_a_queue_without_idle_workers_gets_nothing(
+    database: Database, doorbell: Dispatcher, name: Queue
+) -> None:
+    register(database, **{name.value: 1})
+    first, _ = [submitted(database, ppca_spec(compute__device="auto")) for _ in range(2)]
+    assert doorbell.dispatch() == [Dispatch(first, 1, name)]
+
+
 def test_shares_are_those_of_the_settings(database: Database, settings: Settings) -> None:
     share = settings.share.model_copy(update={"max_running": 1})
     limited = Dispatcher(database, settings.model_copy(update={"share": share}), Celery())
@@ -133,7 +142,10 @@ def test_a_database_that_is_away_ends_no_dispatcher(
 
 @pytest.mark.parametrize("error", [None, BrokerError("away"), ConnectionError("away")])
 def test_a_dispatch_is_rung_and_a_broker_that_is_away_ends_nothing(
-    doorbell: Dispatcher, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+    doorbell: Dispatcher,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception | None,
 ) -> None:
     rung: list[Any] = []
 
@@ -143,8 +155,15 @@ def test_a_dispatch_is_rung_and_a_broker_that_is_away_ends_nothing(
             raise error
 
     monkeypatch.setattr(dispatcher, "ring", ring)
-    doorbell._ring(Dispatch("0123", 7, Queue.GPU))
+    with caplog.at_level("INFO"):
+        doorbell._ring(Dispatch("0123", 7, Queue.GPU))
     assert rung == [(doorbell.celery, Queue.GPU, "0123", 7)]
+    (line,) = caplog.records
+    if error is None:
+        assert line.message == "dispatched to gpu"
+        assert (vars(line)["experiment_id"], vars(line)["dispatch_no"]) == ("0123", 7)
+    else:
+        assert line.message == "the broker is away, the reaper will put it back: away"
 
 
 def test_an_error_of_the_dispatcher_s_own_is_loud(

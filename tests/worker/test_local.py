@@ -7,6 +7,11 @@ import pytest
 from service.settings import Settings
 from worker import slot
 from worker.local import LocalWorker
+from worker.messenger import Messenger
+from worker.presence import Presence, worker_name
+from worker.reaper import Reaper
+from worker.slot import Slot
+from worker.sweeper import Sweeper
 
 
 def test_an_error_ends_the_worker(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +25,26 @@ def test_an_error_ends_the_worker(settings: Settings, monkeypatch: pytest.Monkey
     assert worker.stopping.is_set()
     left = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
     assert left == []
+
+
+def test_all_its_parts_run_until_it_stops(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = LocalWorker(settings)
+    ran: list[object] = []
+    for part in (Reaper, Sweeper, Messenger):
+        monkeypatch.setattr(part, "run", lambda self, stopping: ran.append((type(self), stopping)))
+
+    def beat(self: Presence, stopping: threading.Event) -> None:
+        ran.append((self.name, stopping))
+
+    def be_ready(self: Slot, is_stopping: object) -> None:
+        assert self.name == worker_name()
+        worker.stopping.set()
+
+    monkeypatch.setattr(Presence, "run", beat)
+    monkeypatch.setattr(Slot, "be_ready", be_ready)
+    worker.run()
+    parts = (Reaper, Sweeper, Messenger, worker_name())
+    assert {*ran} == {(part, worker.stopping) for part in parts}
+    assert not worker.lifetime.failed

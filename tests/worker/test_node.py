@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -157,7 +158,35 @@ def test_a_node_whose_consumer_ends_by_itself_fails(
     with pytest.raises(SystemExit) as ended:
         node.run()
     assert ended.value.code == 1
-    assert given[:6] == ["--quiet", "worker", "--queues", "cpu", "--pool", "solo"]
+    words = "--quiet worker --queues cpu --pool solo"
+    words += " --without-gossip --without-mingle --without-heartbeat --loglevel INFO"
+    assert given == words.split()
+
+
+@pytest.mark.parametrize("lifetime_s", [None, 100.0])
+def test_the_threads_of_a_node(
+    rung: Settings, monkeypatch: pytest.MonkeyPatch, lifetime_s: float | None
+) -> None:
+    """Heartbeats that know whether it is idle and hears its broker, and the end of its lifetime."""
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    node = Node(rung.model_copy(update={"warm_parent": False}), Queue.CPU, lifetime_s)
+    started: list[tuple[Any, ...]] = []
+
+    def start(*given: Any) -> threading.Thread:
+        started.append(given)
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        return thread
+
+    monkeypatch.setattr(node.lifetime, "start", start)
+    monkeypatch.setattr("worker.node.broker_answers", lambda settings: settings is node.settings)
+    monkeypatch.setattr(node.celery, "worker_main", lambda arguments: node._shut_down())
+    node.run()
+    *ends, (beats, stopping, is_idle, broker_answers, restart) = started
+    assert ends == ([] if lifetime_s is None else [(node._end_in_time, lifetime_s)])
+    assert (beats, stopping) == (node.slot.presence.run, node.stopping)
+    assert (is_idle, restart) == (node._is_idle, node._restart)
+    assert broker_answers() is True
 
 
 def test_a_node_that_was_told_to_stop_does_not(

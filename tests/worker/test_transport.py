@@ -2,13 +2,20 @@
 a real broker."""
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery.worker.consumer import Consumer as CeleryConsumer
 from kombu.transport import redis
+from pydantic import SecretStr
 from redis import ConnectionError as RedisConnectionError
+from redis import Redis as Client
+from redis import ResponseError
 
+from service.settings import Settings
+from tests.support.servers import Redis
+from worker.celery_app import make_celery
 from worker.transport import BROKER_ERRORS, Channel, Consumer, QoS, Transport
 
 
@@ -128,3 +135,64 @@ def test_no_message_is_delivered_again() -> None:
     """The reaper puts back the dispatches of workers that are gone."""
     assert (Transport.Channel, Channel.QoS) == (Channel, QoS)
     QoS.__new__(QoS).restore_visible(1, num=2)  # it asks Redis for nothing
+
+
+KEYS = {
+    **dict.fromkeys((b"cpu", b"cpu\x06\x163", b"cpu\x06\x166", b"cpu\x06\x169"), "list"),
+    b"_kombu.binding.cpu": "set",
+    b"_kombu.binding_permanent.cpu": "set",
+    b"unacked": "hash",
+    b"unacked_index": "zset",
+}
+"""The keys of a queue in Redis, each with its type."""
+
+
+@pytest.fixture
+def channel(settings: Settings, redis: Redis) -> Iterator[Channel]:
+    url = SecretStr(redis.new_url())
+    celery = make_celery(settings.model_copy(update={"redis_url": url}))
+    with celery.connection_for_read() as connection:
+        channel = connection.default_channel
+        assert isinstance(channel, Channel)
+        yield channel
+
+
+def fill(broker: Client, kind: str) -> None:
+    """Give each key of the queue a value of a type."""
+    for key in KEYS:
+        broker.delete(key)
+        match kind:
+            case "list":
+                broker.lpush(key, "x")
+            case "set":
+                broker.sadd(key, "x")
+            case "hash":
+                broker.hset(key, "x", "y")
+            case "zset":
+                broker.zadd(key, {"x": 1})
+
+
+@pytest.mark.parametrize("kind", ["list", "set", "hash", "zset"])
+def test_only_keys_of_a_wrong_type_are_deleted(
+    channel: Channel, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    fill(channel.client, kind)
+    channel._delete_wrong_keys("cpu")
+    wrong = {key: right for key, right in KEYS.items() if right != kind}
+    assert {*channel.client.keys()} == KEYS.keys() - wrong.keys()
+    deleted = {line.message for line in caplog.records if "deleted" in line.message}
+    assert all(f"it was no {right}" in "".join(deleted) for right in wrong.values())
+    assert len(deleted) == len(wrong)
+
+
+def test_a_queue_of_a_wrong_type_is_deleted_where_it_is_read(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Channel, "active_queues", {"cpu"})
+    fill(channel.client, "hash")
+    monkeypatch.setattr(redis.Channel, "_brpop_read", raising(ResponseError("WRONGTYPE it is")))
+    assert channel._brpop_read() is True
+    assert channel.client.keys() == [b"unacked"]
+    monkeypatch.setattr(redis.Channel, "_brpop_read", raising(ResponseError("LOADING")))
+    with pytest.raises(ResponseError, match="LOADING"):
+        channel._brpop_read()

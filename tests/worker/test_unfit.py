@@ -16,6 +16,7 @@ from service.queue import lease
 from service.queue.dispatch import dispatch_next
 from service.settings import Settings
 from service.tables.engine import Database
+from tests.support.processes import wait_until
 from tests.support.stub import started
 from tests.worker.test_endings import claimed, load
 from worker import children, supervisor
@@ -133,6 +134,22 @@ def test_a_pipe_of_the_usual_size_will_do(monkeypatch: pytest.MonkeyPatch) -> No
     while (some := runner.read(0.1)) is not None:
         found += some
     assert found == [{"record": "log", "seq": 1}]
+    runner.kill()
+
+
+def test_nothing_is_waited_for_once_a_runner_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = started("true")
+    wait_until(lambda: not runner.alive)
+    select, waited = runner._selector.select, []
+
+    def noted(timeout_s: float) -> Any:
+        waited.append(timeout_s)
+        return select(0)
+
+    monkeypatch.setattr(runner._selector, "select", noted)
+    while runner.read(60.0) is not None:
+        pass
+    assert {*waited} == {0}
     runner.kill()
 
 
