@@ -33,6 +33,7 @@ def environment() -> dict[str, str]:
 
 
 MPTCORE = (sys.executable, "-m", "mptcore", "--supervised")
+WARM_PARENT = (sys.executable, "-m", "worker.warm_parent")
 
 Stdio = tuple[int, int, int]
 """The child's ends of its three pipes."""
@@ -170,8 +171,7 @@ class WarmParent:
         seconds earlier."""
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "worker.warm_parent", str(theirs.fileno()),
-             *([TRANSFORMERS] if transformers else ())],
+            [*WARM_PARENT, str(theirs.fileno()), *([TRANSFORMERS] if transformers else ())],
             env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, pass_fds=[theirs.fileno()], start_new_session=True,
         )  # fmt: skip

@@ -94,6 +94,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/worker/test_supervisor_decisions.py",
         "tests/worker/test_exits.py",
     ),
+    "worker/warm_parent.py": ("tests/worker/test_children.py",),
     "worker/transport.py": ("tests/worker/test_transport.py",),
     "mptcore/data/upload_limits.py": ("tests/mptcore/data/test_upload_limits.py",),
     "mptcore/runtime/cgroups.py": ("tests/mptcore/runtime/test_cgroups.py",),

@@ -7,18 +7,26 @@ twins on SQLite reach the same functions.
 import gc
 import json
 import os
+import sys
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from mutmut.state import state
 
 from service.datasets import child_environment
+from worker import children
 
 STATISTICS = Path("mutmut-stats.json")
 """In mutmut's folder, where the tests run: among others how long each test takes."""
 
 MAX_S = 30
 """Seconds that a mutant's quickest tests may take together. The slower tests are left out."""
+
+IN_CHILDREN = ("worker/warm_parent.py",)
+"""Modules that run in child processes, where mutmut counts no coverage. All of their tests are
+asked about each of their functions."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -34,7 +42,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         child_environment.NAMES |= {
             "MUTANT_UNDER_TEST"
         }  # runners and their parents are mutants too
+        start = "from worker.warm_parent import main; main()"  # a mutant has its module's real name
+        children.WARM_PARENT = (sys.executable, "-c", start)
     gc.freeze()  # pytest collects garbage five times at its end: not torch again, for each mutant
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """While mutmut notes which functions each test reaches, name those of child processes too."""
+    if os.environ.get("MUTANT_UNDER_TEST") == "stats":
+        state()._stats.update(*map(functions, IN_CHILDREN))
+
+
+@cache
+def functions(module: str) -> frozenset[str]:
+    """Return the names that mutmut gives to the functions of a module, of which it made mutants."""
+    file = Path(f"{module}.meta")
+    names = json.loads(file.read_text())["exit_code_by_key"] if file.exists() else {}
+    return frozenset(name.partition("__mutmut_")[0] for name in names)
 
 
 def _durations_s() -> dict[str, float]:
