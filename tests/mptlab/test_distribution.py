@@ -124,8 +124,8 @@ def test_the_command_line(environment: Path) -> None:
 def test_what_needs_more_says_what(environment: Path, call: str, package: str, extra: str) -> None:
     done = run(environment / "python", "-I", "-c", f"import mptlab; mptlab.Curves().{call}")
     assert done.stderr.splitlines()[-1] == (
-        f"ImportError: this needs {package}, which is not installed: pip install {package}, "
-        f"or the client with its extra, 'mptlab[{extra}]'"
+        f"ImportError: {package} is not installed: run pip install {package}, "
+        f"or install the client with its extra, 'mptlab[{extra}]'"
     )
 
 

@@ -91,7 +91,7 @@ def test_a_stream_of_what_is_open_no_longer_says_so(
         run = client.experiments.create(ppca_spec(), cache=False)
         assert next(events)["experiment_id"] == run.id
         client.revoke_key("local", key["id"])
-        with pytest.raises(Refused, match="not open to this key any more"):
+        with pytest.raises(Refused, match="may no longer read what it followed"):
             list(events)
 
 

@@ -298,15 +298,16 @@ def test_a_verdict_is_a_table_and_a_line(typed: Typed) -> None:
         "measured": 2.0,
         "low": 0.5,
         "high": 1.5,
-        "agrees": False,
+        "outcome": "cannot tell",
+        "power": None,
     }
     verdict = {"verdict": "incomplete", "comparisons": [row], "missing": "a curve"}
     client = Recording(verdict=verdict)
     code, shown, _ = typed(client, "verdict", "table1", ID, ID)
     assert client.calls == [("verdict", "table1", [ID, ID])]
     header, _, values, told = (line.split() for line in shown.splitlines() if line.strip())
-    assert header == ["what", "published", "measured", "low", "high", "agrees"]
-    assert values == ["LML", "1", "2", "0.5", "1.5", "no"]
+    assert header == ["what", "published", "measured", "low", "high", "outcome", "power"]
+    assert values == ["LML", "1", "2", "0.5", "1.5", "cannot", "tell", "-"]
     assert (code, told) == (3, ["incomplete:", "a", "curve"])
 
 

@@ -63,7 +63,7 @@ def test_the_verdict_is_that_it_agrees(name: str) -> None:
         (name, figure)
         for name in QUICK
         for figure in PRESETS[name].published
-        if figure not in ("std_err", "true_lml")
+        if figure not in ("std_err", "true_lml", "margin")
     ],
 )
 def test_another_published_value_makes_it_differ(name: str, figure: str) -> None:
@@ -72,6 +72,14 @@ def test_another_published_value_makes_it_differ(name: str, figure: str) -> None
     published = {**preset.published, figure: wrong}
     verdict = replace(preset, published=published).verdict(results_of(preset))
     assert verdict.verdict == "differs"
+
+
+@pytest.mark.parametrize("name", [name for name in QUICK if "margin" in PRESETS[name].published])
+def test_a_margin_below_the_error_shows_nothing(name: str) -> None:
+    preset = PRESETS[name]
+    published = {**preset.published, "margin": (1e-6,)}
+    verdict = replace(preset, published=published).verdict(results_of(preset))
+    assert verdict.verdict in ("cannot tell", "differs")
 
 
 def _wrong(value: float, figure: str) -> float:

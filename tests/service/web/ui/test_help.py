@@ -26,7 +26,7 @@ def test_every_document_has_a_page_of_its_own() -> None:
 def test_the_first_is_the_readme_and_the_others_follow_it() -> None:
     first, *others = documents()
     assert first == ADDRESSES[README] == "/help"
-    table = README.read_text().split("\n## What else it does\n")[1]
+    table = README.read_text().split("\n## Documentation\n")[1]
     order = [f"/help/{name.lower()}" for name in re.findall(r"([\w-]+)\.(?:md|ipynb)\)", table)]
     assert others[: len(order)] == order
 
