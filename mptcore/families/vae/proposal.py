@@ -61,7 +61,7 @@ class Proposal:
         uniform = draw_uniform(shape, self.log_shares, generator)
         return (uniform > self.log_shares.exp().cumsum(0)[:-1, None]).sum(0)
 
-    def of(self, rows: Tensor) -> "Proposal":
+    def of(self, rows: Tensor | slice) -> "Proposal":
         """Return the proposals of some observations."""
         return Proposal(self.centres[:, rows], self.roots[:, rows], self.log_shares[:, rows])
 

@@ -107,10 +107,11 @@ class SampledVae(Vae):
     def _step_proposal(self, x: Tensor, masked: Tensor, steps: int) -> Proposal:
         """Return a proposal about a mode given x_R and one given all of x. The gradient is a
         difference of means given x_R, and given x_R and x_j: the latter lies between the two."""
-        starts, given, whole = self._starts(x, masked), self._fit(x, masked), self._fit(x, None)
-        found = given.proposal([given.best(starts)], steps)
-        best = whole.best([*starts, found.centres[0]])
-        return found.mixed(whole.proposal([best], steps))
+        starts = [start.repeat(2, 1) for start in self._starts(x, masked)]
+        hidden = torch.cat([masked.expand_as(x), torch.zeros_like(x, dtype=torch.bool)])
+        both = self._fit(x.repeat(2, 1), hidden)
+        found = both.proposal([both.best(starts)], steps)
+        return found.of(slice(len(x))).mixed(found.of(slice(len(x), None)))
 
     @torch.no_grad()
     def conditional(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Conditionals:

@@ -82,7 +82,7 @@ def test_the_noise_of_scores_is_drawn_where_they_are_computed(
 @pytest.mark.parametrize(
     ("conditionals", "objective", "launches"),
     [
-        (IMPORTANCE, ["mpt"], 3175),
+        (IMPORTANCE, ["mpt"], 3246),
         (RECURSIVE, ["mpt"], 698),
         (GRID, ["mpt"], 398),
         (RECURSIVE, ["elbo"], 348),
