@@ -196,7 +196,7 @@ def _cursor(wanted: Wanted, key: Any, experiment_id: str) -> str:
 def _read(cursor: str, wanted: Wanted, order: Order) -> tuple[str | float, str]:
     """Return where the last page ended. Raises ApiError."""
     try:
-        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        text = base64.urlsafe_b64decode(cursor + "==").decode()
         digest, key, experiment_id = json.loads(text)
         place = str(key) if order.field == "name" else float(key)
     except (ValueError, TypeError, OverflowError, RecursionError):

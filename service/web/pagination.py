@@ -40,7 +40,7 @@ def read_cursor(cursor: str | None) -> str | None:
     if not cursor:
         return None
     try:
-        before = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
+        before = base64.urlsafe_b64decode(cursor + "==").decode("ascii")
     except ValueError:
         before = ""
     if not before.isalnum():
