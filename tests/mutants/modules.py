@@ -33,7 +33,7 @@ CURVES = (
 SUBMISSIONS = (
     "tests/service/submission/test_idempotency.py",
     "tests/service/sweeps",
-    *(f"{EXPERIMENTS}/test_{name}.py" for name in ("store", "after", "cache")),
+    *(f"{EXPERIMENTS}/test_{name}.py" for name in ("store", "after", "cache", "kept_bytes")),
 )
 CALLS = ("tests/mptlab/test_calls.py", "tests/mptlab/test_requests.py")
 JUDGES = ("tests/mptcore/presets/test_judges.py", "tests/mptcore/presets/test_comparisons.py")
@@ -68,6 +68,9 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/accounts/permission.py": (*SIGN_INS, "tests/service/accounts/test_sharing.py"),
     "service/accounts/sign_ins.py": SIGN_INS,
     "service/web/ui/sign_in.py": SIGN_INS,
+    "service/records/artifacts.py": ("tests/worker/test_attempts.py",),
+    "service/records/statistics.py": ("tests/service/web/test_monitoring.py",),
+    "service/records/stored_records.py": (f"{EXPERIMENTS}/test_bundle.py",),
     "service/records/spreadsheets.py": ("tests/service/records/test_spreadsheets.py",),
     "service/experiments/bundle.py": (f"{EXPERIMENTS}/test_bundle.py",),
     "service/experiments/readme.py": (f"{EXPERIMENTS}/test_bundle.py",),

@@ -23,7 +23,7 @@ from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.pool import QueuePool
 from starlette.types import Receive, Scope, Send
 
-from service.logs import configure_logs, logged_process
+from service.logs import configure_logs, logged_process, write_line
 from service.settings import Settings
 from service.web import access_log
 from service.web.main import create_app
@@ -153,6 +153,18 @@ def test_everything_that_a_process_says_is_a_line_of_json(
         ("a setting is missing", ""),
     ):
         assert any(event in one and exception in two for one, two in told), event
+
+
+def test_a_line_of_a_signal_handler_is_like_the_others(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_line("worker", "it stops")
+    line = json.loads(capfd.readouterr().err)
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {"event": "it stops", "level": "info", "logger": "worker"}
+    monkeypatch.setenv("MPT_LOG_FORM", "terminal")
+    write_line("worker", "it stops")
+    assert capfd.readouterr().err == "it stops\n"
 
 
 def test_what_a_warm_parent_writes_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -32,6 +32,9 @@ def test_many_are_as_one_by_one(api: TestClient, ids: list[str]) -> None:
     each: list[Any] = [api.get(f"/v1/experiments/{one}").json() for one in order]
     assert items == [{k: v for k, v in one.items() if k != "attempts"} for one in each]
     assert [len(one["metrics"]) for one in items] == [0, 4, 0]
+    lml = [one for one in items[1]["metrics"] if one["name"] == "lml"]
+    query = {"fields": "full", "metrics": "lml", "status": "succeeded"}
+    assert api.get("/v1/experiments", params=query).json()["items"] == [items[1] | {"metrics": lml}]
     assert [one["queue"] is None for one in items] == [False, True, True]
 
 

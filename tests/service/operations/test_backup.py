@@ -4,6 +4,7 @@ either database."""
 import os
 import shutil
 import signal
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -173,6 +174,22 @@ def test_all_is_lost_and_restored(there: Settings, elsewhere: Settings, tmp_path
     first, second = starts(elsewhere, run)
     assert "resumed_after" not in first
     assert second["resumed_after"] > 0
+
+
+def test_the_command_saves_and_restores(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = Settings(store=tmp_path / "new", database_url=None)
+    monkeypatch.setattr(backup, "begin", lambda: settings)
+    monkeypatch.setattr(backup, "Settings", lambda: new)
+    monkeypatch.setattr(os, "umask", lambda mask: mask)
+    monkeypatch.setattr(sys, "argv", ["backup", "save", str(tmp_path / "backup")])
+    backup.main()
+    monkeypatch.setattr(sys, "argv", ["backup", "restore", str(tmp_path / "backup")])
+    with pytest.raises(SystemExit) as end:
+        backup.main()
+    assert end.value.code == 0
+    assert new.key_file.read_text() == settings.key_file.read_text()
 
 
 @pytest.mark.usefixtures("mpt")

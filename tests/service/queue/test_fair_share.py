@@ -129,6 +129,15 @@ def test_many_keys_of_one_user_gain_nothing(
     assert Counter(names[owner] for _, owner, _ in lab.starts) == {"many": 8, "one": 8}
 
 
+def test_the_oldest_experiment_is_first_among_users_of_equal_usage(either: Database) -> None:
+    lab = SharedLab(either, FairShare())
+    users = [lab.user(name) for name in ("a", "b", "c")]
+    for user in reversed(users):
+        lab.submit(user, 1, JOB_S)
+    lab.run()
+    assert [owner for _, owner, _ in lab.starts] == users[::-1]
+
+
 def test_priority_orders_ones_own_runs_alone(either: Database) -> None:
     lab = SharedLab(either, FairShare())
     mild, loud = lab.user("mild"), lab.user("loud")

@@ -3,12 +3,15 @@
 import random
 from collections.abc import Sequence
 
+import pytest
 from sqlalchemy import select, update
 
 from service.fair_share import FairShare
+from service.queue.forecast import Forecast, Running
 from service.queue.position import queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QueueSnapshots
+from service.queue.workers import Slots
 from service.tables.engine import Database
 from service.tables.experiments import Attempt, Experiment, Queue, Status
 from tests.support.shared_lab import WITHIN_S, SharedLab
@@ -151,6 +154,17 @@ def test_a_start_is_by_progress_or_by_the_last_runs_or_not_known(either: Databas
     (late,) = found_places(lab, [second]).values() or [None]
     assert late is not None
     assert late.estimated_start is not None
+
+
+@pytest.mark.parametrize(
+    ("free_in_s", "told_s"),
+    [(0.5, 1), (59.5, 60), (60, 60), (61, 120), (3590, 3600), (3601, 4200), (4201, 4800)],
+)
+def test_a_start_far_off_is_told_less_precisely(free_in_s: float, told_s: float) -> None:
+    """To the second within a minute, to the minute within an hour, then to ten minutes."""
+    run = Running(owner_id=1, started_at=0.0, end=free_in_s)
+    forecast = Forecast(clock=0.0, mean_s=None, running=[run], ends={})
+    assert forecast.start_after(0, Slots(workers=1, idle=0)) == told_s
 
 
 def test_a_start_is_by_the_pace_of_what_runs(either: Database) -> None:

@@ -123,9 +123,11 @@ def test_what_was_held_when_it_was_paused_starts_in_its_turn(either: Database) -
 def test_what_its_last_predecessor_frees_starts(either: Database) -> None:
     submitted(either)
     before = claim_next(either)
-    (waits,) = limited_sweeps(either, 1, {"held": Held.AFTER})
+    waits, _ = limited_sweeps(either, 1, {"held": Held.AFTER}, {"status": Status.SUCCEEDED})
     with either.transaction() as session:
-        holds.wait_for(session, {waits: [before.experiment_id]})
+        assert holds.wait_for(session, {waits: [before.experiment_id]}) == {}
+        reason = f"it waits for {before.experiment_id} (running) to succeed"
+        assert holds.reasons(session, [session.get_one(Experiment, waits)], None) == {waits: reason}
     assert chosen(either) is None
     with either.transaction() as session:
         lease.finish(session, before, Status.SUCCEEDED)

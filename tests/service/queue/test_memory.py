@@ -123,6 +123,10 @@ def test_two_workers_of_one_gpu_do_not_take_its_memory_twice(either: Database) -
     assert chosen.experiment_id == first
     assert claim(either, chosen, "a")  # and has taken nothing of its memory yet
     assert dispatch(either) is None
+    with either.transaction() as session:
+        assert workers.room_at(session, "b") == 30 * GIB
+        running = {worker.id: run for worker, run, _ in workers.alive(session, 60)}
+    assert running == {"a": first, "b": None}
     register(either, "a", free=30, ours=50)
     assert dispatch(either) is None
     assert reason(either, second) == "next in turn"

@@ -9,11 +9,12 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event
 
 from service.accounts.users import ensure_key
-from service.queue import lease
+from service.queue import lease, workers
+from service.queue.workers import Vitals
 from service.records.recording import Batch, record
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import Metric, Status
+from service.tables.experiments import Metric, Queue, Status
 from tests.support.attempts import claim_next
 from tests.support.ppca_spec import ppca_spec
 
@@ -92,6 +93,9 @@ def test_an_experiment_from_submission_to_curves(api: TestClient, database: Data
         "estimate": no_worker,
     }
     assert waiting["spec"]["model"]["family"] == "ppca"
+    with database.transaction() as session:
+        workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
+    assert api.get(f"/v1/experiments/{second}").json()["queue"]["reason"] == "1 before it"
 
     claim = claim_next(database)
     assert claim.experiment_id == first

@@ -23,7 +23,9 @@ def test_no_other_origin_may_ask_unless_a_setting_names_it(settings: Settings) -
         assert api.options("/v1/me", headers=asks).status_code == 405
     named = settings.model_copy(update={"cors_origins": [PAGE]})
     with TestClient(create_app(named)) as api:
-        assert api.get("/healthz", headers=asks).headers["access-control-allow-origin"] == PAGE
+        found = api.get("/healthz", headers=asks).headers
+        assert found["access-control-allow-origin"] == PAGE
+        assert {"ETag", "Retry-After"} < {*found["access-control-expose-headers"].split(", ")}
         asks["Origin"] = "https://elsewhere.example"
         assert "access-control-allow-origin" not in api.get("/healthz", headers=asks).headers
 
