@@ -182,6 +182,7 @@ def test_a_body_is_parsed_and_validated_once_and_not_on_the_event_loop(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large ones one at a time."""
+    app = create_app(settings)
     parsed_in: list[int] = []
     parsing: list[int] = []
 
@@ -191,7 +192,6 @@ def test_a_body_is_parsed_and_validated_once_and_not_on_the_event_loop(
         return parse_json(text)
 
     monkeypatch.setattr(bodies, "parse_json", noting)
-    app = create_app(settings)
     router = APIRouter(route_class=StrictRoute)
 
     @router.post("/noted")
