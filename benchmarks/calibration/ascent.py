@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.calibration.vae import _simulated, _vae
+from benchmarks.calibration.vae import random_vae, simulated
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import dense
 from mptcore.families.vae.sampled_vae import SampledVae
@@ -22,8 +22,8 @@ DIM, N, NODES, EXTENT, PRECISION = 8, 12, 140, 6.0, 20.0
 def small_decoder() -> tuple[SampledVae, Tensor]:
     """Return a tanh decoder that is not the one its data are drawn from, and the data (N, D)."""
     networks = dense(Dense(layers="dense", widths=(8,), activation="tanh"), DIM, 2)
-    vae = _vae(GaussianLikelihood(PRECISION), networks, 2)
-    x = _simulated(vae, N)
+    vae = random_vae(GaussianLikelihood(PRECISION), networks, 2)
+    x = simulated(vae, N)
     with torch.no_grad():
         for parameter in vae.decoder.parameters():
             parameter.mul_(0.8)

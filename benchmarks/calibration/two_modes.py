@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from benchmarks.calibration.vae import _simulated, _vae
+from benchmarks.calibration.vae import random_vae, simulated
 from mptcore.estimation.model import Evidence
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import dense
@@ -21,7 +21,7 @@ MASKS = [[0, 0, 0, 1], [1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 0, 0], [1, 1, 1, 1]]
 
 def two_modes(noise_precision: float) -> tuple[SampledVae, Tensor]:
     networks = dense(Dense(layers="dense", widths=(2,), activation="relu"), 4, 1)
-    vae = _vae(GaussianLikelihood(noise_precision), networks, 1)
+    vae = random_vae(GaussianLikelihood(noise_precision), networks, 1)
     first = next(part for part in vae.decoder.modules() if isinstance(part, nn.Linear))
     last = vae.decoder.last
     loadings = torch.tensor([[1.0, 1.0], [0.8, 0.8], [1.2, 1.2], [1.0, -1.0]])
@@ -30,7 +30,7 @@ def two_modes(noise_precision: float) -> tuple[SampledVae, Tensor]:
         first.bias.zero_()
         last.get_parameter("weight").copy_(loadings)
         last.bias.zero_()
-    return vae, _simulated(vae, N)
+    return vae, simulated(vae, N)
 
 
 def true_score(x: Tensor, mask: Tensor, noise_precision: float) -> float:

@@ -52,19 +52,19 @@ def needles(noise_precision: float = 1e4) -> Case:
 
 
 def linear_bernoulli() -> Case:
-    return _beside_a_grid(_vae(BernoulliLikelihood(), linear(16, 2), 2))
+    return _beside_a_grid(random_vae(BernoulliLikelihood(), linear(16, 2), 2))
 
 
 def nonlinear() -> Case:
     networks = dense(Dense(layers="dense", widths=(16,), activation="tanh"), 16, 2)
-    return _beside_a_grid(_vae(GaussianLikelihood(PRECISION), networks, 2))
+    return _beside_a_grid(random_vae(GaussianLikelihood(PRECISION), networks, 2))
 
 
 def folded(n: int = 24, nodes: int = 400) -> Case:
     """Posteriors with several modes, and bent ones: of one in ten the weights are in doubt before
     they are drawn again."""
     networks = dense(Dense(layers="dense", widths=(16,), activation="tanh"), 3, 2)
-    vae = _vae(GaussianLikelihood(PRECISION), networks, 2, seed=5)
+    vae = random_vae(GaussianLikelihood(PRECISION), networks, 2, seed=5)
     return _beside_a_grid(vae, n, 2, nodes)
 
 
@@ -77,18 +77,18 @@ CASES = {
 }
 
 
-def metrics_of(case: Case, seed: int) -> Mapping[str, Metric]:
+def metrics_of(vae: SampledVae, x: Tensor, mask_size: int, seed: int) -> Mapping[str, Metric]:
     """Results of one run: the score of MASKS masks, times D, and the evidence."""
     generator = torch.Generator().manual_seed(seed)
-    work = case.vae.evidence(case.x, generator)
+    work = vae.evidence(x, generator)
     while True:
         try:
             next(work)
         except StopIteration as end:
             evidence = end.value
             break
-    masks = FixedSize(schedule="fixed", size=case.mask_size, per_size=MASKS)
-    models = {"model": case.vae.scored_on(case.x, seed, evidence)}
+    masks = FixedSize(schedule="fixed", size=mask_size, per_size=MASKS)
+    models = {"model": vae.scored_on(x, seed, evidence)}
     evaluation = Evaluation(MaskEvaluation(masks=masks), models, {}, ScoreCache())
     steps: list[Step] = [*evaluation.records(generator)]
     found = [step.record for step in steps] + list(lml_metrics("lml", evidence, {}))
@@ -112,12 +112,12 @@ def main() -> None:
         case = case_of()
         truths = {"lml": case.truth.evidence().value, "biased_score": true_score(case)}
         print(name, {metric: round(value, 3) for metric, value in truths.items()}, flush=True)
-        runs = [metrics_of(case, seed) for seed in range(SEEDS)]
+        runs = [metrics_of(case.vae, case.x, case.mask_size, seed) for seed in range(SEEDS)]
         for metric, truth in truths.items():
-            print(f"  {metric}: {_calibration([run[metric] for run in runs], truth)}", flush=True)
+            print(f"  {metric}: {calibration([run[metric] for run in runs], truth)}", flush=True)
 
 
-def _calibration(found: list[Metric], truth: float) -> str:
+def calibration(found: list[Metric], truth: float) -> str:
     pairs = [(m.value, m.std_err) for m in found if m.value is not None and m.std_err is not None]
     if len(pairs) < 2:
         return f"final in {len(pairs)} of {len(found)} runs"
@@ -130,10 +130,10 @@ def _calibration(found: list[Metric], truth: float) -> str:
     )
 
 
-def _vae(
+def random_vae(
     likelihood: Likelihood, networks: tuple[Encoder, Decoder], latent_dim: int, seed: int = 3
 ) -> SampledVae:
-    """With large weights, and an encoder that was never trained."""
+    """Return a VAE with large weights, and an encoder that was never trained."""
     encoder, decoder = networks
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -151,7 +151,7 @@ def _vae(
     return vae
 
 
-def _simulated(vae: SampledVae, n: int) -> Tensor:
+def simulated(vae: SampledVae, n: int) -> Tensor:
     draws = torch.Generator().manual_seed(1)
     z = torch.randn(n, vae.latent_dim, generator=draws, dtype=torch.float64)
     with torch.no_grad():
@@ -159,9 +159,9 @@ def _simulated(vae: SampledVae, n: int) -> Tensor:
 
 
 def _linear_gaussian(dim: int, noise_precision: float, mask_size: int) -> Case:
-    vae = _vae(GaussianLikelihood(noise_precision), linear(dim, 4), 4)
+    vae = random_vae(GaussianLikelihood(noise_precision), linear(dim, 4), 4)
     assert isinstance(vae.decoder.last, nn.Linear)
-    x, mean = _simulated(vae, 20), vae.decoder.last.bias.detach()
+    x, mean = simulated(vae, 20), vae.decoder.last.bias.detach()
     noise = torch.full((dim,), 1 / noise_precision, dtype=torch.float64)
     density = LowRankGaussian(vae.decoder.last.weight.detach(), mean, noise)
     truth = LinearGaussianModel(density, moment_of(x, mean, 1 / noise_precision))
@@ -169,7 +169,7 @@ def _linear_gaussian(dim: int, noise_precision: float, mask_size: int) -> Case:
 
 
 def _beside_a_grid(vae: SampledVae, n: int = 10, mask_size: int = 2, nodes: int = 300) -> Case:
-    x = _simulated(vae, n)
+    x = simulated(vae, n)
     uniform = UniformGrid(method="uniform_grid", nodes=nodes)
     grid = GridVae(None, vae.decoder, vae.likelihood, vae.latent_dim, uniform).to(x)
     evidence = grid_evidence(grid, x)

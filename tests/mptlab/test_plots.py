@@ -158,7 +158,7 @@ def test_a_saved_figure_is_of_vectors(tmp_path: Path, name: str, begins: bytes) 
     figure = Curves([series("score", seed=4)], title="words").plot(file=tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(begins)
     assert figure._repr_png_().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match=r"a\.odt does not end as a picture does"):
+    with pytest.raises(ValueError, match=r"a\.odt is not a picture format"):
         save(figure, tmp_path / "a.odt")
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.calibration.training import language_model
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
@@ -79,6 +80,14 @@ def test_a_step_by_hand(memory_bytes: int | None) -> None:
         expected = kept - rate * old.grad / (old.grad.abs() + 1e-8)
         certain = old.grad.abs() > 1e-5
         assert torch.allclose(new[certain], expected[certain], atol=2e-5, rtol=0), name
+
+
+def test_twenty_steps_of_plain_transformers() -> None:
+    """With warm-up, decay and clipping."""
+    losses, weights, fallen = language_model(20)
+    assert losses < 1e-5
+    assert weights < 1e-6
+    assert fallen > 0.1
 
 
 def test_gradients_are_clipped_together() -> None:
