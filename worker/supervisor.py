@@ -178,7 +178,7 @@ class Supervision:
         batch = self._batches[-1]
         batch.add(line)
         if line["record"] == "progress":
-            batch.eta = self._pace.eta(line["done"], line["total"], time.monotonic())
+            batch.eta_s = self._pace.eta_s(line["done"], line["total"], time.monotonic())
         elif line["record"] == "restart":
             self._pace, self._received = EtaEstimate(), 0
         self._received += line["seq"] is not None

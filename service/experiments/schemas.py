@@ -104,8 +104,6 @@ class RunProgress(Progress):
     """Time of this progress. `eta_s` counts from it."""
     eta_s: float | None
     """Estimated seconds to the end. null: unknown, or the run is not running."""
-    eta_std_err_s: float | None
-    """Standard error of `eta_s`."""
     estimated_end: datetime | None
     """Estimated end. null: unknown."""
 

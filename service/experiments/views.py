@@ -95,7 +95,6 @@ def _progress_out(experiment: Experiment) -> RunProgress | None:
         stage=None if stage is None else StageOut(**stage),
         at=moment(at),
         eta_s=eta_s,
-        eta_std_err_s=None if eta_s is None else experiment.progress_eta_std_err_s,
         estimated_end=None if at is None or eta_s is None else moment(at + eta_s),
     )
 

@@ -109,7 +109,6 @@ def claim(
             progress_stage=None,
             progress_at=None,
             progress_eta_s=None,
-            progress_eta_std_err_s=None,
         )
         .returning(
             Experiment.id,

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from sqlalchemy import func, select, update
@@ -32,13 +32,6 @@ def canonical(labels: dict[str, Any]) -> str:
     return json.dumps(labels, sort_keys=True, separators=(",", ":"))
 
 
-class Eta(NamedTuple):
-    """Approximate seconds until a run is done, and their standard error."""
-
-    mean_s: float
-    std_err_s: float
-
-
 @dataclass
 class Batch:
     """Records as the runner wrote them, grouped by kind."""
@@ -52,8 +45,8 @@ class Batch:
     checkpoint: dict[str, Any] | None = None
     """A checkpoint ends the batch, so that no block spans it."""
     progress: dict[str, Any] | None = None
-    eta: Eta | None = None
-    """Estimate of the remaining time at that progress."""
+    eta_s: float | None = None
+    """Estimated seconds to the end at that progress."""
     environment: dict[str, Any] | None = None
     """The latest environment of the attempt."""
     last_seq: int = 0
@@ -92,8 +85,7 @@ def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Desi
         columns |= {
             "progress_stage": batch.progress.get("stage"),
             "progress_at": now(),
-            "progress_eta_s": batch.eta and batch.eta.mean_s,
-            "progress_eta_std_err_s": batch.eta and batch.eta.std_err_s,
+            "progress_eta_s": batch.eta_s,
         }
     desired = heartbeat(session, claim, lease_s, **columns)
     if batch.restarts:

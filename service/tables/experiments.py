@@ -200,7 +200,6 @@ class Experiment(Owned, Base):
     progress_at: Mapped[float | None]
     progress_eta_s: Mapped[float | None]
     """Approximate seconds from `progress_at` to the end."""
-    progress_eta_std_err_s: Mapped[float | None]
     failure_kind: Mapped[str | None] = mapped_column(String(16))
     failure_message: Mapped[str | None] = mapped_column(Text)
 

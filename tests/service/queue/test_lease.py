@@ -97,7 +97,7 @@ def _other_is_left_alone(request: pytest.FixtureRequest, database: Database) -> 
 
 PROGRESS = {
     "progress_done": 1, "progress_total": 2, "progress_unit": "masks", "progress_stage": {},
-    "progress_at": 1.0, "progress_eta_s": 1.0, "progress_eta_std_err_s": 1.0,
+    "progress_at": 1.0, "progress_eta_s": 1.0,
 }  # fmt: skip
 """Of an earlier attempt, which tells nothing of the next one's pace."""
 

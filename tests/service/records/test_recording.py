@@ -11,7 +11,7 @@ from service.queue import lease
 from service.queue.lease import Claim
 from service.records import recording
 from service.records.curves import read_series
-from service.records.recording import Batch, Eta, canonical, record
+from service.records.recording import Batch, canonical, record
 from service.tables.engine import Base, Database
 from service.tables.experiments import (
     Artifact,
@@ -240,16 +240,15 @@ def test_progress_says_its_stage_and_when_it_ends(database: Database, claim: Cla
     """And not that of earlier progress."""
     told = {"seq": None, "record": "progress", "done": 3, "total": 9, "unit": "masks"}
     staged = batch_of(told | {"stage": {"seed": 4}})
-    staged.eta = Eta(60.0, 2.5)
+    staged.eta_s = 60.0
     for one, expected in (
-        (staged, ({"seed": 4}, 60.0, 2.5)),
-        (batch_of(told | {"seq": 3}), (None, None, None)),
+        (staged, ({"seed": 4}, 60.0)),
+        (batch_of(told | {"seq": 3}), (None, None)),
     ):
         with database.transaction() as session:
             record(session, claim, one, 60)
         found = row(database, claim.experiment_id)
-        eta = found.progress_eta_s, found.progress_eta_std_err_s
-        assert (found.progress_stage, *eta) == expected
+        assert (found.progress_stage, found.progress_eta_s) == expected
         assert found.progress_at == pytest.approx(time.time(), abs=60)
 
 
