@@ -105,6 +105,8 @@ def test_training_is_cut_into_larger_parts(monkeypatch: pytest.MonkeyPatch) -> N
     for training, parts in ((False, len(draws)), (True, 1)):
         model.network.train(training)
         assert len(list(model.parts(draws))) == parts
+    model.take_fewer(draws)  # what scores cannot hold does not change the parts of a step
+    assert len(list(model.parts(draws))) == 1
 
 
 def test_attention_drops_out_in_training_alone() -> None:

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 
@@ -87,6 +89,17 @@ def test_a_checkpoint_is_named_by_the_digest_of_its_files(models: Path, weights:
     assert found == digest.hexdigest()
     place = f"MPT_MODELS_DIR/tiny, {' and '.join(patterns)} together"
     assert inputs.used() == {place: found}
+
+
+def test_a_checkpoint_of_the_hub_has_the_digest_of_the_same_files(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a commit in the hub's cache, for which no network is needed."""
+    commit = "0123456789abcdef" * 2 + "01234567"
+    shutil.copytree(models / "tiny", tmp_path / f"cache/models--lab--tiny/snapshots/{commit}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    of_hub = PretrainedSource.of(model(checkpoint="lab/tiny", revision=commit))
+    assert of_hub.digest(weights=True) == PretrainedSource.of(model()).digest(weights=True)
 
 
 def test_random_weights_are_those_of_their_seed(models: Path) -> None:

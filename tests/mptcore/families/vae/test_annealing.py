@@ -54,8 +54,10 @@ def test_backward_weights_are_those_of_forward_ones() -> None:
     has heavier tails than p, so that ten temperatures found 0.79 ± 0.06."""
     annealing, z, truth = annealing_of(chains=400, leapfrog_steps=2)
     result_of(annealing.tune())
-    forward = (result_of(annealing.forward()) - truth).clamp(max=0).exp()
-    backward = (result_of(annealing.backward(z)) + truth).clamp(max=0).exp()
+    log_forward, log_backward = result_of(annealing.forward()), result_of(annealing.backward(z))
+    assert log_forward.dtype == log_backward.dtype == torch.float64
+    forward = (log_forward - truth).clamp(max=0).exp()
+    backward = (log_backward + truth).clamp(max=0).exp()
     error = math.hypot(
         *((one.std() / math.sqrt(one.numel())).item() for one in (forward, backward))
     )

@@ -77,11 +77,12 @@ def test_a_mixture_of_nodes_is_the_log_of_the_mean_likelihood(likelihood: Likeli
 
 def test_a_pixel_that_no_node_expects_keeps_its_log_likelihood() -> None:
     """e^−800 is no number in float64."""
-    outputs = torch.tensor([[800.0], [900.0]], dtype=torch.float64)
+    outputs = torch.tensor([[800.0, -800.0], [900.0, -900.0]], dtype=torch.float64)
     shares = torch.full((2, 2), math.log(0.5), dtype=torch.float64)
-    x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    x = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
     found = BernoulliLikelihood().mixed_log_probs(x, outputs, shares)
-    assert found.flatten().tolist() == pytest.approx([math.log(0.5) - 800, 0])
+    assert found[0].tolist() == pytest.approx([math.log(0.5) - 800] * 2)
+    assert found[1].tolist() == [0, 0]
 
 
 def test_independent_outputs_give_the_mean_of_each_dimension() -> None:

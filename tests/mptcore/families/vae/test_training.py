@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.calibration import ascent
 from mptcore.data.dataset import Dataset
+from mptcore.estimation.estimate import ONE_DRAW
 from mptcore.families.vae.ascent import ascend
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
 from mptcore.specs import Importance, Recursive, VaeTrain
@@ -104,8 +105,32 @@ def test_points_are_recorded_at_every_third_epoch_and_the_last(objective: str) -
         names = ["loss", "mpt", "elbo", "lml", "lml_heldout"] * 2
         assert [point.series for point in points] == (names if epoch in (0, 3, 4) else [])
         assert {point.x for point in points} <= {epoch}
-        for loss, mpt, *_ in (points[:5], points[5:]) if points and objective == "mpt" else ():
-            assert value_of(loss) == -value_of(mpt)
+        for loss, mpt, *_ in (points[:5], points[5:]) if points else ():
+            if objective == "mpt":
+                assert value_of(loss) == -value_of(mpt)
+            else:
+                assert (loss.std_err, loss.reason) == (None, ONE_DRAW)
+
+
+def test_a_step_that_does_not_fit_has_the_draws_of_one_that_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = trainer_of("mpt")
+    start, score = trainer.starts[0], trainer.starts[0].vae.score
+    masks = torch.arange(12) < torch.tensor([[4], [7]])
+
+    def refused(x: Tensor, some: Tensor, generator: torch.Generator) -> Tensor:
+        found = score(x, some, generator)
+        if len(some) > 1:
+            raise torch.OutOfMemoryError
+        return found
+
+    def ascended() -> float:
+        return trainer._score_ascent(start, start.x, masks, torch.Generator().manual_seed(3)).item()
+
+    whole = ascended()
+    monkeypatch.setattr(start.vae, "score", refused)
+    assert ascended() == pytest.approx(whole, rel=1e-6)
 
 
 @pytest.mark.parametrize(("batch_size", "steps"), [(None, 1), (10, 3), (20, 2)])
