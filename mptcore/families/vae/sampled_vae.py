@@ -22,7 +22,7 @@ from mptcore.families.vae.importance import WeightSummary, weight_evidence
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 from mptcore.families.vae.proposal import Fit, Proposal
-from mptcore.families.vae.sampler import Sampler
+from mptcore.families.vae.sampler import HARD, Sampler
 from mptcore.families.vae.starts import likely_starts
 from mptcore.families.vae.vae import Vae
 from mptcore.families.vae.variational import log_prior, sample_posterior
@@ -38,8 +38,6 @@ BY_DEFAULT = Iwae(method="iwae")
 PILOT_SHARE = 2
 """Draws of the estimate for each draw of the pilot that adapts the proposal. The pilot is not part
 of the estimate, so that weights stay unbiased."""
-HARD = 4
-"""Factor by which draws are increased for observations whose weights were unreliable at first."""
 EVIDENCE_PILOTS, MAX_PILOT_DRAWS = 2, 500
 NOT_THE_MODELS = (
     "not final: conditionals by recursion are not those of the model; use "

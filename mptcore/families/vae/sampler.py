@@ -11,8 +11,11 @@ from mptcore.families.vae.variational import log_prior
 from mptcore.runtime.out_of_memory import by_rows
 
 RETRIES, REFITS, MORE_DRAWS = 2, 3, 2
-"""For observations with unreliable weights: maximum number of new draws, number of refits before
-each, and factor by which the draws of an estimate grow."""
+"""For observations with unreliable weights: maximum number of trials, number of refits after each,
+and factor by which the draws of a trial grow."""
+HARD = 4
+"""Factor by which the draws of an estimate grow for observations whose trial draws had unreliable
+weights."""
 
 
 @dataclass(frozen=True)
@@ -59,22 +62,14 @@ class Sampler:
         return hard
 
     def summary(self, proposal: Proposal, draws: int) -> WeightSummary:
-        """Return log p(x_R) of each observation. Observations with unreliable weights get more
-        draws from a proposal refitted to the earlier ones. The final draws are always new, so that
-        weights stay unbiased."""
-        z, weights = self.draw(proposal, draws)
-        found = summary_of(weights)
-        rows = torch.arange(len(self.fit.x), device=self.fit.x.device)
-        for _ in range(RETRIES):
-            doubted = found.doubtful[rows] > 0
-            rows = rows[doubted]
-            if len(rows) == 0:
-                break
-            sampler = self.of(rows)
-            weighed = z[:, doubted], weights[:, doubted]
-            proposal = sampler._refitted(proposal.of(doubted), *weighed, len(z))
-            z, weights = sampler.draw(proposal, MORE_DRAWS * len(z))
-            found.put(rows, summary_of(weights))
+        """Return log p(x_R) of each observation. Trial draws alone decide which observations get a
+        refitted proposal and HARD times the draws. If the draws of the estimate decided, those that
+        are kept would be the ones that met no large weight, and the estimate would be too low."""
+        hard = self.settle(proposal, draws)
+        found = summary_of(self.draw(proposal, draws)[1])
+        if hard.any():
+            weights = self.of(hard).draw(proposal.of(hard), HARD * draws)[1]
+            found.put(hard, summary_of(weights))
         return found
 
     def _refitted(self, proposal: Proposal, z: Tensor, weights: Tensor, draws: int) -> Proposal:
