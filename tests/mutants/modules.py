@@ -89,7 +89,9 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/webhooks/store.py": WEBHOOKS,
     "worker/gpus.py": ("tests/worker/test_gpu_assignment.py",),
     "worker/memory.py": ("tests/worker/test_memory.py",),
-    "worker/node.py": ("tests/worker/test_node.py", "tests/worker/test_gpu_assignment.py"),
+    "worker/node.py": tuple(
+        f"tests/worker/test_{name}.py" for name in ("node", "gpu_assignment", "unusable_gpu")
+    ),
     "worker/eta.py": ("tests/worker/test_eta.py",),
     "worker/presence.py": ("tests/worker/test_presence.py", "tests/worker/test_memory.py"),
     "worker/reaper.py": ("tests/worker/test_reaper.py",),

@@ -74,14 +74,26 @@ def test_exit_status_and_stderr(warm: WarmParent, start: str) -> None:
         assert runner.kill() == status
 
 
+def test_one_that_crashes_ends_with_status_1_and_its_traceback(warm: WarmParent) -> None:
+    runner = Runner(warm.fork)
+    wait_until(lambda: runner.read(0.1) is not None and runner.ready)
+    runner.signal(signal.SIGINT)
+    assert records(runner) == []
+    assert "KeyboardInterrupt" in runner.stderr
+    assert runner.kill() == 1
+
+
 def test_the_parent_has_a_session_of_its_own(warm: WarmParent) -> None:
     """So that Ctrl-C at a terminal reaches the worker alone, which lets its run save its work."""
     assert os.getsid(warm._process.pid) == warm._process.pid
 
 
-@pytest.mark.parametrize("transformers", [False, True])
+@pytest.mark.parametrize(
+    ("given", "transformers"),
+    [({}, False), ({"transformers": False}, False), ({"transformers": True}, True)],
+)
 def test_the_parent_is_told_whether_to_import_transformers(
-    monkeypatch: pytest.MonkeyPatch, transformers: bool
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, bool], transformers: bool
 ) -> None:
     started: list[list[str]] = []
 
@@ -91,7 +103,7 @@ def test_the_parent_is_told_whether_to_import_transformers(
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     with pytest.raises(OSError, match="not here"):
-        WarmParent(transformers=transformers)
+        WarmParent(**given)
     assert (TRANSFORMERS in started[0]) == transformers
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import json
 import os
 import threading
 import time
@@ -26,6 +27,7 @@ from tests.support.processes import wait_until
 from tests.support.records import RECORDS
 from tests.support.stub import stub
 from worker import supervisor
+from worker.children import Spawned
 from worker.runner import Runner
 from worker.supervisor import Supervision
 
@@ -246,3 +248,21 @@ def test_a_run_that_is_killed_leaves_nothing() -> None:
     assert runner.read(0.1) is None
     runner.acknowledge(3)  # which finds no one
     assert runner.kill() == -9
+
+
+def test_orders_are_lines_of_json() -> None:
+    """A process that only repeats them."""
+    runner = Runner(lambda stdio: Spawned(stdio, ("cat",)))
+    runner.start({"spec": {}})
+    runner.acknowledge(3)
+    runner.acknowledge_checkpoint("a")
+    runner.request_stop()
+    while len(runner.stderr.splitlines()) < 4:
+        runner.read(0.1)
+    assert [json.loads(line) for line in runner.stderr.splitlines()] == [
+        {"spec": {}},
+        {"committed": 3},
+        {"checkpoint": "a"},
+        {"stop": "checkpoint"},
+    ]
+    runner.kill()

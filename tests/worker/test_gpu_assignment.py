@@ -45,6 +45,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
         (PARTS[1], [PARTS[1]]),
         ("MIG-1", [PARTS[0]]),
         ("2", [PARTS[0]]),  # as CUDA sees one part alone
+        (DIVIDED, [PARTS[0]]),
         ("0,7,1", [FIRST]),
     ],
 )
@@ -154,6 +155,7 @@ def test_a_worker_for_each_gpu(tmp_path: Path) -> None:
     command = (sys.executable, "-c", SAYS_ITS_GPU, str(tmp_path))
     each = PinnedWorkers(["stays", "fails", "ends"], command, restart_s=0.1)
     stopping = threading.Event()
+    leads_its_session: list[bool] = []
 
     def have_begun() -> bool:
         return {path.name for path in tmp_path.iterdir() if path.read_text()} == {
@@ -162,6 +164,8 @@ def test_a_worker_for_each_gpu(tmp_path: Path) -> None:
 
     def stop() -> None:
         wait_until(have_begun)
+        pid = int((tmp_path / "stays 0").read_text())
+        leads_its_session.append(os.getsid(pid) == pid)  # so that Ctrl-C does not reach it
         stopping.set()
 
     watch = threading.Thread(target=stop)
@@ -169,6 +173,7 @@ def test_a_worker_for_each_gpu(tmp_path: Path) -> None:
     each.run(stopping)
     watch.join()
     assert have_begun()
+    assert leads_its_session == [True]
     for name in ("stays 0", "fails 1"):
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / name).read_text()), 0)

@@ -150,7 +150,7 @@ class ScriptedSession:
         ([100, 105, 109.9], [False, False, False]),
         ([100, 105, 110, 111, 110.9, 115.9, 120.9], [False, False, True, True, False, False, True]),
         ([100, 105, 110, 115.1, 120, 125, 125.1], [False, False, True, False, False, False, True]),
-        ([100, 100, 105, 110], [False, False, False, True]),
+        ([100, 105, 110, 110], [False, False, True, True]),
     ],
     ids=["a lease", "almost a lease", "a clock set back", "a gap", "a clock that stands still"],
 )
