@@ -41,6 +41,7 @@ def _load(spec: DataSource, generator: torch.Generator) -> Dataset:
         case MnistData() | FashionMnistData():
             return images(spec, generator)
         case UploadData():
-            return Dataset(torch.from_numpy(uploaded(spec)))
+            found = uploaded(spec)
+            return Dataset(torch.from_numpy(found.x), columns=found.columns)
         case _:
             assert_never(spec)

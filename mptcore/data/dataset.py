@@ -1,6 +1,6 @@
 """Data and, if known, the parameters they were drawn with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +13,8 @@ class Dataset:
     parameters: Mapping[str, Tensor] | None = None
     """Parameters of simulated data's generator, by name."""
     heldout: Tensor | None = None  # (H, D)
+    columns: Sequence[str] | None = None
+    """Names of the dimensions of a table."""
 
     @property
     def dim(self) -> int:

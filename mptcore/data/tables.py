@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,13 @@ UNREADABLE = (
 )
 
 
+class Upload(NamedTuple):
+    """The numbers of an upload, and the names of its columns if it is a table."""
+
+    x: np.ndarray[Any, np.dtype[np.float64]]  # (N, D)
+    columns: tuple[str, ...] | None
+
+
 class UnreadableError(ValueError):
     """A file has the wrong format or contains values that are not numbers. The message says
     which."""
@@ -55,6 +62,9 @@ class Inspection:
     arrays: dict[str, list[int]] | None = None
     columns: list[str] | None = None
     problems: list[str] = field(default_factory=list)
+    constant: dict[str, list[str]] | None = None
+    """Columns with one value only, by array, "" for the only one: their names, or their indices
+    where they have none."""
 
 
 def inspect(path: Path) -> Inspection:
@@ -76,21 +86,34 @@ def inspect(path: Path) -> Inspection:
         return Inspection(suffix, problems=[str(error)])
     n, dim = next(iter(arrays.values())).shape
     shapes = {name: list(array.shape) for name, array in arrays.items()}
-    return Inspection(suffix, n, dim, shapes if suffix == "npz" else None, columns, problems)
+    shown = shapes if suffix == "npz" else None
+    return Inspection(suffix, n, dim, shown, columns, problems, _constant(arrays, columns))
 
 
-def uploaded(spec: UploadData) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the observations (N, D) of an upload, from $MPT_STORE/datasets/<id>/. Raises
-    RunError."""
+def _constant(
+    arrays: dict[str, np.ndarray[Any, Any]], columns: Sequence[str] | None
+) -> dict[str, list[str]] | None:
+    """Return the constant columns by array, or None if there are none."""
+    found = {}
+    for name, array in arrays.items():
+        places = np.flatnonzero((array == array[0]).all(0)).tolist()
+        if places:
+            found[name] = [columns[c] if columns else str(c) for c in places]
+    return found or None
+
+
+def uploaded(spec: UploadData) -> Upload:
+    """Return the observations of an upload, from $MPT_STORE/datasets/<id>/. Raises RunError."""
     try:
-        array = _array(stored_file(spec.dataset, FORMATS), spec)
+        array, columns = _array(stored_file(spec.dataset, FORMATS), spec)
     except UnreadableError as error:
         raise RunError("invalid", f"the upload {spec.dataset} cannot be used: {error}") from error
     if array.shape != (spec.n, spec.dim):
         found = "{} observations of {} dimensions".format(*array.shape)
         detail = f"the upload {spec.dataset} has {found}; data.n and data.dim say "
         raise RunError("invalid", f"{detail}{spec.n} and {spec.dim}")
-    return np.ascontiguousarray(array, dtype=np.float64)
+    names = None if columns is None else tuple(columns)
+    return Upload(np.ascontiguousarray(array, dtype=np.float64), names)
 
 
 def stored_file(dataset: str, formats: Sequence[str]) -> Path:
@@ -105,7 +128,7 @@ def stored_file(dataset: str, formats: Sequence[str]) -> Path:
     return path
 
 
-def _array(path: Path, spec: UploadData) -> np.ndarray[Any, Any]:
+def _array(path: Path, spec: UploadData) -> tuple[np.ndarray[Any, Any], list[str] | None]:
     arrays, columns = _read(path, path.suffix.lstrip("."))
     if spec.array is not None and spec.array not in arrays:
         raise UnreadableError(f"it has no array {spec.array}; it has {', '.join(arrays)}")
@@ -117,7 +140,7 @@ def _array(path: Path, spec: UploadData) -> np.ndarray[Any, Any]:
     problems = _cell_problems(name, array, columns)
     if problems:
         raise UnreadableError("; ".join(problems))
-    return array
+    return array, columns
 
 
 def _places(wanted: Sequence[str], columns: list[str] | None) -> list[int]:

@@ -1,11 +1,19 @@
-"""Fill in `n` and `dim` of specs that use uploads. They are known from the file."""
+"""Fill in `n` and `dim` of specs that use uploads, and refuse columns that a model cannot fit. Both
+are known from the file."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from mptcore.specs import Problem, SpecError
+from mptcore.specs import (
+    ExperimentSpec,
+    LinearGaussianExperiment,
+    Problem,
+    SpecError,
+    UploadData,
+)
+from mptcore.specs.families.linear_gaussian.models import constant_columns
 from service.accounts.permission import readable_ones
 from service.tables.datasets import Dataset
 
@@ -42,6 +50,20 @@ class Uploads:
             columns if isinstance(columns, list) and all(map(_is_text, columns)) else None,
         )
         return {**spec, "data": {**dict(zip(SIZES, shape, strict=True)), **data}}
+
+    def problems(self, spec: ExperimentSpec) -> list[Problem]:
+        """Return the problems of a spec with what its upload is known to hold."""
+        data = spec.data
+        if not isinstance(data, UploadData) or not isinstance(spec, LinearGaussianExperiment):
+            return []
+        dataset = self._find(data.dataset)
+        if dataset is None or not spec.estimates_each_noise or data.binarize == "stochastic":
+            return []
+        array = data.array or next(iter(dataset.arrays or {}), "")
+        constant = (dataset.constant or {}).get(array, [])
+        used = [name for name in constant if data.columns is None or name in data.columns]
+        detail = constant_columns(used, dataset.columns is not None)
+        return [Problem("/data/dataset", detail)] if used else []
 
     def _find(self, dataset_id: Any) -> Dataset | None:
         if not _is_text(dataset_id):

@@ -98,7 +98,7 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
     specs = [one.spec for one in found]
     after = {id for one in found for id in one.after}
     inputs = ReferencedInputs.of(session, owner_id, specs, after)
-    checks = _Checks(settings, inputs, MemoryModel(session))
+    checks = _Checks(settings, inputs, MemoryModel(session), uploads)
     pairs = zip(found, entries, strict=True)
     _for_each(entries, (partial(checks.check, *pair) for pair in pairs))
     documents = [spec.model_dump(mode="json") for spec in specs]
@@ -174,8 +174,15 @@ def _resolved(sent: Submission | UnresolvedSubmission, uploads: Uploads) -> Subm
 class _Checks:
     """Checks of the submissions of one request. Everything is looked up once."""
 
-    def __init__(self, settings: Settings, inputs: ReferencedInputs, memory: MemoryModel):
+    def __init__(
+        self,
+        settings: Settings,
+        inputs: ReferencedInputs,
+        memory: MemoryModel,
+        uploads: Uploads,
+    ):
         self.files = Inputs(settings)
+        self._uploads = uploads
         self.memory = memory
         self._limits, self._inputs = settings.limits, inputs
 
@@ -188,6 +195,7 @@ class _Checks:
             found = (
                 spec.limit_problems(self._limits)
                 or found
+                or self._uploads.problems(spec)
                 or [*self.files.problems(spec)]
                 or self.memory.problems(spec, self.memory.expected(spec))
             )

@@ -29,6 +29,9 @@ class Dataset(Owned, Base):
     dim: Mapped[int | None]
     arrays: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     columns: Mapped[list[str] | None] = mapped_column(JSON)
+    constant: Mapped[dict[str, list[str]] | None] = mapped_column(JSON(none_as_null=True))
+    """Constant columns by array, "" for the only one: names, or indices where there are none.
+    Unknown for uploads of before migration 0028."""
     created_at: Mapped[float] = mapped_column(default=now())
     copy: Mapped[int] = mapped_column(default=0, server_default="0")
     """0, except for identical bytes that older versions stored as another data set."""

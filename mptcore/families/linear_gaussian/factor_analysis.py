@@ -13,6 +13,7 @@ from mptcore.families.linear_gaussian.starts import random_start
 from mptcore.families.linear_gaussian.weights import kept_density
 from mptcore.protocol.records import RunError
 from mptcore.specs import FactorAnalysisModel
+from mptcore.specs.families.linear_gaussian.models import constant_columns
 
 MAX_STEPS = 20_000
 STANDSTILL = 1e-9
@@ -24,8 +25,7 @@ MIN_SHARE = 1e-6
 def factor_analysis(
     spec: FactorAnalysisModel, data: Dataset, seed: int, generator: torch.Generator
 ) -> LowRankGaussian:
-    """Return the density of a spec, in float64 on the CPU. Raises RunError for data with constant
-    columns, where the likelihood has no maximum."""
+    """Return the density of a spec, in float64 on the CPU."""
     match spec.init:
         case "random":
             return random_start(spec, data, generator)
@@ -41,7 +41,6 @@ def factor_analysis(
 def maximum_likelihood(covariance: Tensor, mean: Tensor, latent_dim: int) -> LowRankGaussian:
     """EM from PPCA's closed form (Rubin & Thayer 1982). With G = (I + Wᵀ Ψ⁻¹ W)⁻¹ Wᵀ Ψ⁻¹:
     W ← C Gᵀ (I − G W + G C Gᵀ)⁻¹, Ψ ← diag(C − W G C)."""
-    refuse_constant_columns(covariance)
     variance = covariance.diagonal()
     start = ppca_maximum_likelihood(covariance, mean, latent_dim)
     loadings, noise = start.loadings, start.noise_variance
@@ -57,13 +56,13 @@ def maximum_likelihood(covariance: Tensor, mean: Tensor, latent_dim: int) -> Low
     return LowRankGaussian(loadings, mean, noise)
 
 
-def refuse_constant_columns(covariance: Tensor) -> None:
-    variance = covariance.diagonal()
-    constant = (variance <= 1e-12 * variance.max()).nonzero().flatten().tolist()
-    if constant:
-        listed = ", ".join(map(str, constant[:10])) + (", …" if len(constant) > 10 else "")
-        detail = "so factor analysis has no maximum: leave them out, or use family ppca"
-        raise RunError("invalid", f"columns {listed} are constant (counted from 0), {detail}")
+def refuse_constant_columns(data: Dataset) -> None:
+    """Raise RunError if a column has one value only, so that its noise variance has no maximum."""
+    places = (data.x == data.x[0]).all(0).nonzero().flatten().tolist()
+    if places:
+        names = data.columns or [*map(str, range(data.dim))]
+        detail = constant_columns([names[c] for c in places], data.columns is not None)
+        raise RunError("invalid", detail)
 
 
 def _em_step(covariance: Tensor, loadings: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from mptcore.estimation.estimate import lml_metrics
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import TractableModel
 from mptcore.families.linear_gaussian.densities import BY_RESIDUALS, initial_density, scorable
+from mptcore.families.linear_gaussian.factor_analysis import refuse_constant_columns
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.trainer import NEVER, LinearGaussianTrainer
 from mptcore.families.linear_gaussian.weights import keep_densities
@@ -126,6 +127,8 @@ def _models_of_seeds(spec: LinearGaussianExperiment) -> Iterator[SeedModels]:
         else:
             generator = torch.Generator().manual_seed(spec.data.seed)
             dataset = shared_data = shared_data or load_arrays(spec.data, spec.data.seed, generator)
+        if spec.estimates_each_noise:
+            refuse_constant_columns(dataset)
         for name, model in specs.items():
             if name not in shared or spec.data.seed == "run" or model.init not in _SEEDLESS:
                 shared[name] = initial_density(model, dataset, seed, generator_for(seed, "init"))

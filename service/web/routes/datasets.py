@@ -195,7 +195,7 @@ class _Arrival:
     def accept(self) -> DatasetOut:
         """Inspect the file and store it. Raises ApiError."""
         found = inspect(self.file, self.settings.limits.elements)
-        for name in ("n", "dim", "arrays", "columns"):
+        for name in ("n", "dim", "arrays", "columns", "constant"):
             setattr(self.dataset, name, found.get(name))
         place = self.settings.datasets(self.dataset.id) / self.dataset.file
         try:

@@ -48,9 +48,9 @@ def test_every_format_is_inspected_and_loaded(
     assert (found.n, found.dim, found.problems) == (4, 3, [])
     monkeypatch.setenv("MPT_STORE", str(tmp_path))
     spec = UploadData(source="upload", dataset="abc-1", n=4, dim=3)
-    assert np.array_equal(uploaded(spec), TABLE)
+    assert np.array_equal(uploaded(spec).x, TABLE)
     written(folder, name, TABLE.astype(np.float32))
-    assert uploaded(spec).dtype == np.float64
+    assert uploaded(spec).x.dtype == np.float64
 
 
 def test_columns_and_arrays_are_picked_by_name(
@@ -61,15 +61,28 @@ def test_columns_and_arrays_are_picked_by_name(
         (tmp_path / "datasets" / dataset).mkdir(parents=True)
         written(tmp_path / "datasets" / dataset, name)
     columns = UploadData(source="upload", dataset="t", n=4, dim=2, columns=("c", "a"))
-    assert np.array_equal(uploaded(columns), TABLE[:, [2, 0]])
+    assert np.array_equal(uploaded(columns).x, TABLE[:, [2, 0]])
+    assert uploaded(columns).columns == ("c", "a")
     second = UploadData(source="upload", dataset="z", n=4, dim=3, array="second")
-    assert np.array_equal(uploaded(second), 2 * TABLE)
+    assert np.array_equal(uploaded(second).x, 2 * TABLE)
     with pytest.raises(RunError, match="no column d"):
         uploaded(UploadData(source="upload", dataset="t", n=4, dim=2, columns=("d", "a")))
     with pytest.raises(RunError, match="has 4 observations of 3 dimensions"):
         uploaded(UploadData(source="upload", dataset="t", n=5, dim=3))
     with pytest.raises(RunError, match="may have been deleted"):
         uploaded(UploadData(source="upload", dataset="gone", n=5, dim=3))
+
+
+def test_constant_columns_are_known(tmp_path: Path) -> None:
+    table = np.where([True, False, True], TABLE[:1], TABLE)
+    found = {name: inspect(written(tmp_path, name, table)).constant for name in FILES}
+    assert found == {
+        "x.npy": {"": ["0", "2"]},
+        "x.npz": {"first": ["0", "2"], "second": ["0", "2"]},
+        "x.csv": {"": ["a", "c"]},
+        "x.parquet": {"": ["a", "c"]},
+    }
+    assert inspect(written(tmp_path, "x.csv")).constant is None
 
 
 def test_a_csv_needs_no_header(tmp_path: Path) -> None:
@@ -224,7 +237,7 @@ def test_the_index_of_a_pandas_table_is_no_column(
     write(path)
     (told,) = inspect(path).problems
     assert told.endswith("of a pandas table: write the file with index=False, or name the column")
-    assert uploaded(UploadData(source="upload", dataset="old", n=4, dim=4)).shape == (4, 4)
+    assert uploaded(UploadData(source="upload", dataset="old", n=4, dim=4)).x.shape == (4, 4)
     write(path, index=False)
     assert inspect(path).dim == 3
 

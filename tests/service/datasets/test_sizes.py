@@ -195,3 +195,32 @@ def test_a_sweep_over_a_size_is_refused_where_it_is_another(api: TestClient, dat
     (told,) = api.post("/v1/sweeps", json=body).json()["errors"]
     assert told["pointer"] == "/grid/data.n/1"
     assert "the upload's n is 10, not 11" in told["detail"]
+
+
+def told(api: TestClient, **data: Any) -> str | None:
+    """The problem of fitting factor analysis to an upload."""
+    model = {"family": "factor_analysis", "latent_dim": 1, "init": "maximum_likelihood"}
+    spec = ppca_spec(model=model, data={"source": "upload", **data})
+    answer = api.post("/v1/experiments:validate", json={"spec": spec})
+    if answer.status_code == 200:
+        return None
+    (problem,) = answer.json()["errors"]
+    assert problem["pointer"] == "/spec/data/dataset"
+    return str(problem["detail"]).partition(", so factor")[0]
+
+
+def test_a_constant_column_is_refused_by_name_where_its_noise_is_estimated(
+    api: TestClient,
+) -> None:
+    table = post(api, "a.csv", b"a,b,c\n1,2,7\n2,1,7\n5,3,7\n").json()["id"]
+    assert told(api, dataset=table) == "column c is constant"
+    assert told(api, dataset=table, columns=["c", "b"]) == "column c is constant"
+    assert told(api, dataset=table, columns=["a", "b"]) is None
+    assert told(api, dataset=table, binarize="stochastic") is None  # what is drawn differs
+    assert api.post("/v1/experiments:validate", json={"spec": spec_of(table)}).is_success
+    file = io.BytesIO()
+    np.savez(file, a=GOOD, b=GOOD * [0, 1, 0, 1])
+    arrays = post(api, "two.npz", file.getvalue()).json()["id"]
+    assert told(api, dataset=arrays, array="a") is None
+    assert told(api, dataset=arrays) is None
+    assert told(api, dataset=arrays, array="b") == "columns 0, 2 are constant (counted from 0)"

@@ -6,7 +6,7 @@ from mptcore.specs.base import Problem, Spec
 from mptcore.specs.compute import GPU_BATCH_BYTES, Limits
 from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.experiment import VectorExperiment
-from mptcore.specs.families.linear_gaussian.models import LinearGaussianSpec
+from mptcore.specs.families.linear_gaussian.models import FactorAnalysisModel, LinearGaussianSpec
 from mptcore.specs.train import Train
 
 SCORED_A_SECOND, TRAINED_A_SECOND = 1.2e10, 3e9
@@ -50,6 +50,14 @@ class LinearGaussianExperiment(VectorExperiment):
     def model_problems(self) -> list[Problem]:
         problems = self.model.problems(self.data, "/model")
         return problems + (self.baseline.problems(self.data, "/baseline") if self.baseline else [])
+
+    @property
+    def estimates_each_noise(self) -> bool:
+        """True if the noise variance of each dimension is estimated. On a constant column that
+        makes the likelihood unbounded."""
+        trained = [self.model] if self.train and self.train.learn_noise_precision else []
+        fitted = [m for m in (self.model, self.baseline) if m and m.init == "maximum_likelihood"]
+        return any(isinstance(model, FactorAnalysisModel) for model in trained + fitted)
 
     def _latent_dims(self) -> int:
         """Return K, plus that of the baseline."""

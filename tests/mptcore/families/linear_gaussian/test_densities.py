@@ -110,19 +110,19 @@ def test_a_noise_variance_has_a_least_share_of_its_columns() -> None:
 
 @pytest.mark.parametrize("count", [10, 11])
 def test_constant_columns_are_listed_up_to_ten(count: int) -> None:
-    """Small ones beside large ones are not constant."""
-    diagonal = torch.ones(20, dtype=torch.float64) * 1e-6
-    diagonal[-1] = 1e3
-    diagonal[:count] = 0.0
+    x = normal(5, 20)
+    x[:, :count] = 0.1
     with pytest.raises(RunError) as error:
-        em.refuse_constant_columns(torch.diag(diagonal))
+        em.refuse_constant_columns(Dataset(x))
     listed = "0, 1, 2, 3, 4, 5, 6, 7, 8, 9" + (", …" if count > 10 else "")
     assert str(error.value) == (
         f"columns {listed} are constant (counted from 0), so factor analysis has no maximum: "
-        "leave them out, or use family ppca"
+        "leave out what is constant, or use family ppca"
     )
     assert error.value.cause == "invalid"
-    em.refuse_constant_columns(torch.diag(diagonal[count:]))
+    em.refuse_constant_columns(Dataset(x[:, count:]))
+    with pytest.raises(RunError, match=r"^column b is constant, so"):
+        em.refuse_constant_columns(Dataset(x[:, -2:] * torch.tensor([1, 0]), columns=("a", "b")))
 
 
 def test_a_random_start_is_drawn_by_its_generator() -> None:
