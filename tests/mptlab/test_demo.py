@@ -34,6 +34,10 @@ def test_the_demo_ends_with_a_table_two_figures_and_what_to_do_next(
     for name in ("table1 P=1", "table1 P=10", "table1 P=100", "digits K=10"):
         assert f"{name}  succeeded" in progress
         assert f" {name} " in told
+    lines = [line.split() for line in told.splitlines()]
+    assert ["LML", "paper", "MPT", "score", "paper", "s.e.", "diff."] in lines
+    (row,) = (line for line in lines if line[:2] == ["table1", "P=100"])
+    assert (row[3], row[7:10]) == ("-60.34", ["-60.34", "±", "0.03"])
     assert "-159.994" in told
     assert "next: `make serve`, then README's first experiment in another terminal\n" in told
     assert titles == ["Table 1 of the paper, P = 100", "Handwritten digits, PPCA with K = 10"]

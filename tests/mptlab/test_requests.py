@@ -81,6 +81,7 @@ def test_what_is_refused_raises_with_its_sentence(
     with pytest.raises(Refused, match=r"^not so$") as refused:
         call(client)
     assert refused.value.document == {"detail": "not so", "reason": "wrong_state"}
+    assert refused.value.status == 409
 
 
 IDEMPOTENT = {"get", "cancel", "pause", "retry", "preset", "validate", "submit", "undelete"}

@@ -1,5 +1,6 @@
 """`mpt serve` as a person sees it at a terminal."""
 
+import importlib.util
 import os
 import pty
 import re
@@ -60,6 +61,15 @@ def test_a_person_sees_what_becomes_of_runs_and_nothing_else(tmp_path: Path) -> 
     assert any(submitted in line and "succeeded" in line for line in lines), lines
     assert len(lines) < 10, lines
     assert not [line for line in lines if "{" in line or "GET" in line], lines
+
+
+def test_a_client_alone_serves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    why = "this command needs the server, but only the client is installed: install mptlab-server"
+    with pytest.raises(RuntimeError, match=f"^{why}$"):
+        serve.become("service")
+    with pytest.raises(RuntimeError, match=why), serve.embedded(tmp_path, 1):
+        pass
 
 
 def test_a_store_is_served_once(tmp_path: Path) -> None:
