@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -23,7 +23,7 @@ from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.pool import QueuePool
 from starlette.types import Receive, Scope, Send
 
-from service.logs import configure_logs, logged_process, write_line
+from service.logs import SHOWN, LogForm, configure_logs, logged_process, write_line
 from service.settings import Settings
 from service.web import access_log
 from service.web.main import create_app
@@ -35,6 +35,19 @@ from worker.celery_app import make_celery
 from worker.children import WarmParent
 
 Line = dict[str, Any]
+
+
+@pytest.fixture
+def logging_restored() -> Iterator[None]:
+    """Logging and hooks are put back as they were."""
+    root = logging.getLogger()
+    hooks, before = (threading.excepthook, sys.unraisablehook), (root.handlers[:], root.level)
+    yield
+    root.handlers[:], root.level = before
+    for name in SHOWN:
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    logging.captureWarnings(False)
+    threading.excepthook, sys.unraisablehook = hooks
 
 
 @pytest.fixture
@@ -107,11 +120,11 @@ def test_preparing_a_store_says_why_the_database_cannot_be_used(settings: Settin
     assert "exception" not in last
 
 
+@pytest.mark.usefixtures("logging_restored")
 def test_everything_that_a_process_says_is_a_line_of_json(
     lab: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Threads, destructors, warnings, Celery's handlers, a missing setting, and a warm parent."""
-    hooks = threading.excepthook, sys.unraisablehook
 
     class Unraisable:
         def __del__(self) -> None:
@@ -133,15 +146,8 @@ def test_everything_that_a_process_says_is_a_line_of_json(
         parent.close()
         raise SystemExit("a setting is missing")
 
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    try:
-        with pytest.raises(SystemExit) as end:
-            main()
-    finally:
-        root.handlers[:], root.level = before
-        logging.captureWarnings(False)
-        threading.excepthook, sys.unraisablehook = hooks
+    with pytest.raises(SystemExit) as end:
+        main()
     assert end.value.code == 1
     found = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     told = [(one["event"], one.get("exception", "")) for one in found]
@@ -153,6 +159,20 @@ def test_everything_that_a_process_says_is_a_line_of_json(
         ("a setting is missing", ""),
     ):
         assert any(event in one and exception in two for one, two in told), event
+
+
+@pytest.mark.usefixtures("logging_restored")
+def test_a_terminal_shows_text_and_of_what_succeeds_runs_alone(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    configure_logs(LogForm.TERMINAL)
+    logging.getLogger("worker.slot").info("it begins")
+    logging.getLogger("service.web").info("all is well")
+    logging.getLogger("service.web").warning("it is late")
+    first, second = capfd.readouterr().err.splitlines()
+    assert "it begins" in first
+    assert "it is late" in second
+    assert "{" not in first + second
 
 
 def test_a_line_of_a_signal_handler_is_like_the_others(
@@ -279,12 +299,8 @@ def test_metrics_have_no_label_that_a_client_chooses(api: TestClient) -> None:
     assert [line.rsplit(" ", 1)[1] for line in timed] == ["1.0"]
 
 
+@pytest.mark.usefixtures("logging_restored")
 def test_no_address_that_is_asked_is_told() -> None:
     """A webhook's may hold a token."""
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    try:
-        configure_logs()
-        assert not logging.getLogger("httpx").isEnabledFor(logging.INFO)
-    finally:
-        root.handlers[:], root.level = before
+    configure_logs()
+    assert not logging.getLogger("httpx").isEnabledFor(logging.INFO)
