@@ -5,9 +5,11 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -70,6 +72,57 @@ def test_a_client_alone_serves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         serve.become("service")
     with pytest.raises(RuntimeError, match=why), serve.embedded(tmp_path, 1):
         pass
+
+
+def test_a_command_becomes_the_program_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(os, "execv", lambda *given: became.append(given))
+    serve.become("service", "--port", "1")
+    assert became == [(sys.executable, [sys.executable, "-m", "service", "--port", "1"])]
+
+
+def test_a_port_that_is_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        told = f"^port {port} is in use: choose another port$"
+        with pytest.raises(RuntimeError, match=told), serve.embedded(tmp_path, port):
+            pass
+    assert not serve._is_taken(port)
+
+
+def test_waiting_for_a_service_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [False, False, True]
+    serve.wait_until(lambda: answers.pop(0))
+    assert answers == []
+    monkeypatch.setattr(serve, "START_TIMEOUT_S", 0.1)
+    with pytest.raises(TimeoutError, match=r"^the service does not answer after 0 s$"):
+        serve.wait_until(lambda: False)
+
+
+def test_a_service_is_kept_until_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+
+    def revive() -> None:
+        if len(waited) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        serve.keep(revive)
+    assert waited == [1, 1]
+
+
+def test_a_process_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "STOP_TIMEOUT_S", 0.2)
+    deaf = "trap '' TERM; echo deaf; while true; do sleep 0.1; done"
+    process = subprocess.Popen(["sh", "-c", deaf], stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"deaf\n"
+        serve._stop([process])
+        assert process.returncode == -signal.SIGKILL
 
 
 def test_a_store_is_served_once(tmp_path: Path) -> None:

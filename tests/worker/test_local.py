@@ -1,10 +1,16 @@
 """The local worker ends where it cannot go on, so that it is started again."""
 
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
+from service.fair_share import FairShare
 from service.settings import Settings
+from service.tables.engine import Database
+from tests.support.attempts import submitted
 from worker import slot
 from worker.local import LocalWorker
 from worker.messenger import Messenger
@@ -48,3 +54,25 @@ def test_all_its_parts_run_until_it_stops(
     parts = (Reaper, Sweeper, Messenger, worker_name())
     assert {*ran} == {(part, worker.stopping) for part in parts}
     assert not worker.lifetime.failed
+
+
+def test_it_takes_what_is_next_within_the_limits(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And waits for the time of a heartbeat where the database is away."""
+    one_at_a_time = settings.model_copy(update={"share": FairShare(max_running=1)})
+    worker = LocalWorker(one_at_a_time)
+    first, _ = submitted(worker.database), submitted(worker.database)
+    chosen = worker._next()
+    assert chosen is not None
+    assert chosen.experiment_id == first
+    assert worker._next() is None
+
+    def away(self: Database) -> Any:
+        raise OperationalError("away", None, Exception())
+
+    waited: list[float] = []
+    monkeypatch.setattr(Database, "transaction", away)
+    monkeypatch.setattr(worker, "stopping", SimpleNamespace(wait=waited.append))
+    assert worker._next() is None
+    assert waited == [settings.heartbeat_s]

@@ -1,5 +1,6 @@
 """The reaper waits a whole lease after the database was away."""
 
+import threading
 import time
 from contextlib import closing, contextmanager
 from typing import Any
@@ -128,6 +129,22 @@ def test_a_database_that_hangs_within_a_tick(
     monkeypatch.setattr(lease, "reap", hang)
     reaper.tick()
     assert status(database, running) == "running"
+
+
+def test_it_ticks_until_it_stops(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reaper = Reaper(database, settings.model_copy(update={"heartbeat_s": 0.01}))
+    stopping, ticks = threading.Event(), []
+
+    def tick() -> None:
+        ticks.append(1)
+        if len(ticks) == 2:
+            stopping.set()
+
+    monkeypatch.setattr(reaper, "tick", tick)
+    reaper.run(stopping)
+    assert len(ticks) == 2
 
 
 class ScriptedSession:
