@@ -153,4 +153,5 @@ def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
+            process.kill()
             process.wait()
