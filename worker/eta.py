@@ -26,7 +26,7 @@ class EtaEstimate:
 
     def eta_s(self, done: int, total: int, at: float) -> float | None:
         """Return how many seconds the whole work still needs, or None if that is not known yet."""
-        if self._at is None:
+        if self._at is None or done == 0:  # at 0 a model is fitted, before its first mask
             self._at, self._done = at, done
         elif done > self._done and at - self._at >= MIN_S:
             self._add(done - self._done, at - self._at, total)

@@ -12,16 +12,16 @@ import torch
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import VectorModel
 from mptcore.families.linear_gaussian.densities import scorable
-from mptcore.families.linear_gaussian.run import _models_of_seeds
+from mptcore.families.linear_gaussian.run import LinearGaussianRun
 from mptcore.families.masked_lm.evaluation import TextEvaluation
 from mptcore.families.masked_lm.masked_batch import Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.presets import PRESETS
 from mptcore.protocol.records import Metric, Record
-from mptcore.runtime.session import ScoreCache, Work
+from mptcore.runtime.session import ScoreCache, Session, Work
 from mptcore.specs import Evaluate, LinearGaussianExperiment, MaskedLmEvaluate
 from tests.support import tiny_lm
-from tests.support.runs import records_of
+from tests.support.runs import records_of, result_of
 from tests.support.strata import sampled, spiked
 from tests.support.texts import CPU, corpus_of
 
@@ -90,7 +90,8 @@ def _show(what: str, target: float, seeds: Iterator[Seed]) -> None:
 
 
 def _models(spec: Any) -> dict[str, VectorModel]:
-    seed = next(_models_of_seeds(spec))
+    run = LinearGaussianRun(spec, Session(), CPU, torch.float64)
+    seed = result_of(run.models_of(spec.seeds[0]))
     return {
         name: scorable(density, seed.dataset.x, CPU) for name, density in seed.densities.items()
     }

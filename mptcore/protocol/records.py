@@ -19,6 +19,7 @@ SeriesName = Literal[
     "elbo",
     "lml",
     "lml_heldout",
+    "lml_fitting",
 ]
 SERIES: tuple[SeriesName, ...] = get_args(SeriesName)
 """Names of series."""
@@ -62,10 +63,11 @@ class Metric:
 class Stage:
     """A part of a run with a unit of its own."""
 
-    name: Literal["training"]
+    name: Literal["training", "fitting"]
     done: int
     total: int
-    unit: Literal["epochs", "steps"]
+    """Units in all. A fit takes fewer iterations, where it converges."""
+    unit: Literal["epochs", "steps", "iterations"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class SpecRunner:
     def _take(self, record: Record | None) -> None:
         """Number a record, and write it unless it was written before."""
         if isinstance(record, Progress):
-            if record.done > self._scored:
+            if record.done > self._scored or self._scored == 0:
                 self._emit_unnumbered(record)
         elif record is not None:
             self._session.seq += 1

@@ -84,14 +84,14 @@ class Progress(ResponseModel):
     total: int
     """Units of work in all."""
     unit: str
-    """Unit of work: epochs, steps, masks or sequences."""
+    """Unit of work: epochs, steps, iterations, masks or sequences."""
 
 
 class StageOut(Progress):
     """Progress of a stage, in its own unit."""
 
     name: str
-    """Name of the stage: training."""
+    """Name of the stage: training or fitting."""
 
 
 class RunProgress(Progress):

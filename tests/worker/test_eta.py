@@ -44,6 +44,11 @@ def test_words_that_are_read_together_are_one_piece() -> None:
     assert found[-1] == pytest.approx(joined)
 
 
+def test_what_comes_before_the_first_work_does_not_count() -> None:
+    """A model is fitted, which is told too."""
+    assert last([(0, 50.0), (0, 70.0), *[(10, 2.0)] * 5]) == pytest.approx(190.0)
+
+
 def test_the_end_is_now() -> None:
     assert last([(250, 1.0), (250, 3.0), (500, 2.0)]) == 0.0
 

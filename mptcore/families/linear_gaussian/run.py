@@ -1,7 +1,7 @@
 """Run experiments on PPCA and factor analysis."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -10,18 +10,26 @@ from mptcore.estimation.estimate import lml_metrics
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import TractableModel
 from mptcore.families.linear_gaussian.densities import BY_RESIDUALS, initial_density, scorable
-from mptcore.families.linear_gaussian.factor_analysis import refuse_constant_columns
+from mptcore.families.linear_gaussian.factor_analysis import (
+    Fitted,
+    fit,
+    refuse_constant_columns,
+)
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.trainer import NEVER, LinearGaussianTrainer
 from mptcore.families.linear_gaussian.weights import keep_densities
-from mptcore.protocol.records import Labels, Log, RunError
+from mptcore.protocol.records import Labels, Log, Point, Progress, RunError, Stage
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
-from mptcore.specs import LinearGaussianExperiment
+from mptcore.specs import FactorAnalysisModel, LinearGaussianExperiment, LinearGaussianSpec
 from mptcore.specs.compute import GPU_BATCH_BYTES
+from mptcore.specs.families.linear_gaussian.experiment import MAX_ITERATIONS
 from mptcore.training.loop import train
 
 CPU = torch.device("cpu")
+POINTS_APART = 1.1
+"""Minimum ratio of the iterations of two points."""
 RAISED = "linear Gaussian models are computed in float64, not float32"
 
 
@@ -44,6 +52,8 @@ class LinearGaussianRun:
     session: Session
     device: torch.device
     dtype: torch.dtype
+    _dataset: Dataset | None = field(default=None, init=False)
+    _shared: dict[str, LowRankGaussian] = field(default_factory=dict, init=False)
 
     def records(self, resumed: TrainingState | None) -> Work[None]:
         try:
@@ -57,14 +67,61 @@ class LinearGaussianRun:
     def _records(self, resumed: TrainingState | None) -> Work[None]:
         if self.dtype != torch.float64:
             yield Step(Log("info", RAISED))
-        of_seeds = _models_of_seeds(self.spec)
+        trained: dict[int, SeedModels] = {}
         if self.spec.train is not None:
-            trained = list(of_seeds)
-            yield from self._train(trained, resumed)
-            of_seeds = iter(trained)
+            for seed in self.spec.seeds:
+                trained[seed] = yield from self.models_of(seed)
+            yield from self._train([*trained.values()], resumed)
         self.session.at_safe_point = True
-        for models in of_seeds:
+        for seed in self.spec.seeds:
+            models = trained.get(seed) or (yield from self.models_of(seed))
             yield from self._evaluate(models, {"seed": models.seed}, self.session.scores)
+
+    def models_of(self, seed: int) -> Work[SeedModels]:
+        """Return the data and the models of a seed. They are built once if they do not depend on
+        the seed."""
+        spec = self.spec
+        masks = torch.Generator().manual_seed(seed)
+        dataset = self._dataset
+        if spec.data.seed == "run":  # the published order: the data, then the masks, one generator
+            dataset = load_arrays(spec.data, seed, masks)
+        elif dataset is None:
+            generator = torch.Generator().manual_seed(spec.data.seed)
+            dataset = self._dataset = load_arrays(spec.data, spec.data.seed, generator)
+        if spec.estimates_each_noise:
+            refuse_constant_columns(dataset)
+        for name, model in {"model": spec.model, "baseline": spec.baseline}.items():
+            if model is None:
+                continue
+            if name not in self._shared or spec.data.seed == "run" or model.init not in _SEEDLESS:
+                labels: Labels = {"seed": seed, "model": name} if spec.baseline else {"seed": seed}
+                self._shared[name] = yield from self._initial(model, dataset, labels)
+        return SeedModels(seed, dataset, dict(self._shared), masks)
+
+    def _initial(
+        self, model: LinearGaussianSpec, dataset: Dataset, labels: Labels
+    ) -> Work[LowRankGaussian]:
+        """Return the untrained density of a model. EM yields its iterations and their LML, fewer of
+        the later ones."""
+        seed = int(labels["seed"])
+        if not isinstance(model, FactorAnalysisModel) or model.init != "maximum_likelihood":
+            return initial_density(model, dataset, seed, generator_for(seed, "init"))
+        mean = dataset.x.double().mean(0)
+        recorded = 0
+        for fitted in fit(second_moment(dataset.x, mean), mean, model.latent_dim):
+            if fitted.iteration >= POINTS_APART * recorded:
+                yield from self._steps_of_fit(fitted, labels)
+                recorded = fitted.iteration
+        if fitted.iteration > recorded:
+            yield from self._steps_of_fit(fitted, labels)
+        return fitted.density
+
+    def _steps_of_fit(self, fitted: Fitted, labels: Labels) -> Iterator[Step]:
+        yield Step(Point("lml_fitting", fitted.iteration, fitted.lml, 0.0, 0, labels))
+        session = self.session
+        total = session.max_masks - session.left_out(self.spec.evaluations)
+        stage = Stage("fitting", fitted.iteration, MAX_ITERATIONS, "iterations")
+        yield Step(Progress(session.masks, total, "masks", stage))
 
     def _evaluate(self, models: SeedModels, labels: Labels, cache: ScoreCache) -> Work[None]:
         scored: dict[str, TractableModel] = {
@@ -112,27 +169,6 @@ class LinearGaussianRun:
 
 def _on_cpu(density: LowRankGaussian) -> LowRankGaussian:
     return density.to(CPU, torch.float64)
-
-
-def _models_of_seeds(spec: LinearGaussianExperiment) -> Iterator[SeedModels]:
-    """Yield data and models for each seed. They are built once if they do not depend on the
-    seed."""
-    specs = {"model": spec.model} | ({"baseline": spec.baseline} if spec.baseline else {})
-    shared_data = None
-    shared: dict[str, LowRankGaussian] = {}
-    for seed in spec.seeds:
-        masks = torch.Generator().manual_seed(seed)
-        if spec.data.seed == "run":  # the published order: the data, then the masks, one generator
-            dataset = load_arrays(spec.data, seed, masks)
-        else:
-            generator = torch.Generator().manual_seed(spec.data.seed)
-            dataset = shared_data = shared_data or load_arrays(spec.data, spec.data.seed, generator)
-        if spec.estimates_each_noise:
-            refuse_constant_columns(dataset)
-        for name, model in specs.items():
-            if name not in shared or spec.data.seed == "run" or model.init not in _SEEDLESS:
-                shared[name] = initial_density(model, dataset, seed, generator_for(seed, "init"))
-        yield SeedModels(seed, dataset, dict(shared), masks)
 
 
 _SEEDLESS = ("generator", "maximum_likelihood")

@@ -15,11 +15,12 @@ from mptcore.estimation.allocation import (
     neyman,
 )
 from mptcore.families.linear_gaussian.densities import scorable
-from mptcore.families.linear_gaussian.run import CPU, _models_of_seeds
+from mptcore.families.linear_gaussian.run import CPU, LinearGaussianRun
 from mptcore.protocol.records import Log, Metric, Point, Progress, Record
 from mptcore.run import run
+from mptcore.runtime.session import Session
 from mptcore.specs import LinearGaussianExperiment, SpecError, parse_spec
-from tests.support.runs import metric, spec_of, std_err_of, value_of
+from tests.support.runs import metric, result_of, spec_of, std_err_of, value_of
 from tests.support.strata import deviations, sampled, spiked
 
 BASE: dict[str, Any] = {
@@ -37,7 +38,9 @@ def enumerated() -> list[Tensor]:
     """The scores of all masks of each size, D = 10."""
     spec = spec_of(BASE)
     assert isinstance(spec, LinearGaussianExperiment)
-    (models,) = _models_of_seeds(spec)
+    (seed,) = spec.seeds
+    run = LinearGaussianRun(spec, Session(), CPU, torch.float64)
+    models = result_of(run.models_of(seed))
     model = scorable(models.densities["model"], models.dataset.x, CPU)
     pools = []
     for size in range(1, 11):

@@ -1,11 +1,12 @@
 """Experiments with PPCA and factor analysis."""
 
+from dataclasses import replace
 from typing import Literal
 
 from mptcore.specs.base import Problem, Spec
 from mptcore.specs.compute import GPU_BATCH_BYTES, Limits
 from mptcore.specs.evaluate import MaskEvaluation
-from mptcore.specs.experiment import VectorExperiment
+from mptcore.specs.experiment import PointCount, VectorExperiment
 from mptcore.specs.families.linear_gaussian.models import FactorAnalysisModel, LinearGaussianSpec
 from mptcore.specs.train import Train
 
@@ -15,6 +16,10 @@ MAX_RANK = 128
 """Maximum rank of a moment that is treated as a moment of low rank."""
 MIN_WORK = 20_000
 """Minimum number of multiplications that a mask counts for. Drawing a mask takes time too."""
+MAX_ITERATIONS = 20_000
+"""Maximum number of EM iterations of a fit."""
+MAX_FIT_POINTS = 100
+"""Maximum number of points that a fit records."""
 BYTES_PER_SCORE = 32
 """Bytes that the score of a mask takes. Scores are kept to the end, and copied when the run is
 saved."""
@@ -56,8 +61,20 @@ class LinearGaussianExperiment(VectorExperiment):
         """True if the noise variance of each dimension is estimated. On a constant column that
         makes the likelihood unbounded."""
         trained = [self.model] if self.train and self.train.learn_noise_precision else []
-        fitted = [m for m in (self.model, self.baseline) if m and m.init == "maximum_likelihood"]
-        return any(isinstance(model, FactorAnalysisModel) for model in trained + fitted)
+        return bool(self._fits or any(isinstance(m, FactorAnalysisModel) for m in trained))
+
+    @property
+    def _fits(self) -> int:
+        """Number of models that EM fits to the data."""
+        models = (self.model, self.baseline)
+        fitted = (m for m in models if m and m.init == "maximum_likelihood")
+        return sum(isinstance(model, FactorAnalysisModel) for model in fitted)
+
+    def point_count(self) -> PointCount:
+        count, fits = super().point_count(), self._fits
+        if self.data.seed == "run":
+            fits *= len(self.seeds)
+        return replace(count, training=count.training + fits * MAX_FIT_POINTS)
 
     def _latent_dims(self) -> int:
         """Return K, plus that of the baseline."""

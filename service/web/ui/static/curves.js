@@ -16,6 +16,7 @@ const ABOUT = {
   mpt: ["MPT score in training", "epoch", "nats"],
   elbo: ["ELBO in training", "epoch", "nats"],
   lml: ["LML in training", "epoch", "nats"],
+  lml_fitting: ["LML while factor analysis is fitted", "EM iteration", "nats"],
   bias: ["Bias of a fixed mask size", "mask size m0", "D·S(m0) − LML, nats"],
 };
 const LML_BELONGS_TO = new Set(["mpt", "elbo", "lml"]);

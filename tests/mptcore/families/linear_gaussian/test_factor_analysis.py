@@ -1,5 +1,8 @@
 """Factor analysis by EM."""
 
+import io
+import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -7,15 +10,21 @@ import torch
 from sklearn.decomposition import FactorAnalysis
 
 from mptcore.data.dataset import Dataset
+from mptcore.families.linear_gaussian import factor_analysis as em
 from mptcore.families.linear_gaussian.factor_analysis import (
     maximum_likelihood,
     refuse_constant_columns,
 )
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood as ppca_maximum_likelihood
-from mptcore.protocol.records import RunError
-from mptcore.run import run
-from tests.support.runs import spec_of
+from mptcore.families.linear_gaussian.run import POINTS_APART
+from mptcore.protocol.orders import Assignment
+from mptcore.protocol.records import Progress, Record, RunError
+from mptcore.run import resumable, run
+from mptcore.runtime.runner import SpecRunner
+from mptcore.specs import LinearGaussianExperiment
+from mptcore.specs.families.linear_gaussian.experiment import MAX_FIT_POINTS, MAX_ITERATIONS
+from tests.support.runs import metric, points, spec_of, value_of
 
 
 def sample() -> torch.Tensor:
@@ -78,3 +87,57 @@ def test_nearly_constant_columns_are_fitted() -> None:
     scaled = maximum_likelihood(second_moment(alike, alike.mean(0)), alike.mean(0), 2)
     logs = density.log_prob(x).mean().item(), scaled.log_prob(alike).mean().item()
     assert logs[0] == pytest.approx(logs[1], abs=1e-4)
+
+
+DATA = {"source": "ppca", "n": 60, "dim": 6, "latent_dim": 2, "noise_precision": 2.0}
+MASKS = {"masks": {"schedule": "all", "per_size": 2}}
+
+
+def fitted(**changes: Any) -> tuple[LinearGaussianExperiment, list[Record]]:
+    one = {"threads": 1}
+    spec = spec_of({"model": FITTED, "data": DATA, "evaluate": MASKS, "compute": one, **changes})
+    assert isinstance(spec, LinearGaussianExperiment)
+    return spec, list(run(spec))
+
+
+def test_a_fit_shows_its_iterations_and_their_lml() -> None:
+    """Once for two seeds that share the data; and the last one is the model that is scored."""
+    _, found = fitted(seeds=[3, 4])
+    lml = points(found, "lml_fitting")
+    assert [one.x for one in lml[:4]] == [10, 20, 30, 40]
+    values = [value_of(one) for one in lml]
+    assert values == sorted(values)
+    assert values[-1] == pytest.approx(value_of(metric(found, "lml", seed=4)), rel=1e-10)
+    assert {(one.labels["seed"], one.std_err) for one in lml} == {(3, 0.0)}
+    told = [one for one in found if isinstance(one, Progress) and one.stage]
+    stages = [one.stage for one in told if one.stage]
+    assert [(one.name, one.unit) for one in stages] == [("fitting", "iterations")] * len(stages)
+    assert [one.done for one in stages] == [one.x for one in lml]
+    assert {(one.done, one.total, one.unit) for one in told} == {(0, 24, "masks")}
+
+
+def test_later_iterations_have_fewer_points_within_their_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(em, "STANDSTILL", -torch.inf)  # so that it never converges
+    monkeypatch.setattr(em, "MAX_ITERATIONS", 1000)
+    spec, found = fitted(seeds=[3, 4], data={**DATA, "seed": "run"}, baseline=STARTED)
+    lml = [one for one in points(found, "lml_fitting") if one.labels["seed"] == 3]
+    assert lml[-1].x == 1000
+    assert lml[0].labels["model"] == "model"
+    steps = [later.x / one.x for one, later in pairwise(lml[:-1])]
+    assert min(steps) >= POINTS_APART
+    assert len(lml) <= MAX_FIT_POINTS
+    unfitted, _ = fitted(seeds=[3, 4], model=STARTED, baseline=STARTED)
+    assert spec.point_count().total == unfitted.point_count().total + 2 * MAX_FIT_POINTS
+
+
+def test_the_runner_writes_the_progress_of_a_fit() -> None:
+    """Before the first mask."""
+    spec, _ = fitted()
+    out = io.StringIO()
+    assert SpecRunner(resumable, Assignment(spec), out).run() == 0
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    stages = [one.get("stage") for one in lines if one["record"] == "progress"]
+    first = {"name": "fitting", "done": 10, "total": MAX_ITERATIONS, "unit": "iterations"}
+    assert stages[0] == first
