@@ -40,6 +40,25 @@ JUDGES = ("tests/mptcore/presets/test_judges.py", "tests/mptcore/presets/test_co
 
 NARROWER: dict[str, tuple[str, ...]] = {
     "service/queue/states.py": ("tests/service/queue/test_states.py",),
+    "service/queue/clock.py": ("tests/worker/test_reaper.py",),
+    "service/queue/holds.py": (
+        *(f"{QUEUE}/test_{name}.py" for name in ("holds", "states", "queue")),
+        f"{EXPERIMENTS}/test_after.py",
+        "tests/service/sweeps/test_sweeps.py",
+    ),
+    "service/queue/quota.py": (
+        f"{EXPERIMENTS}/test_kept_bytes.py",
+        "tests/service/datasets/test_quota.py",
+        "tests/service/accounts/test_users.py",
+    ),
+    "service/queue/sizes.py": (f"{EXPERIMENTS}/test_kept_bytes.py",),
+    "service/queue/workers.py": (
+        *(f"{QUEUE}/test_{name}.py" for name in ("memory", "position", "dispatch")),
+        "tests/service/web/test_monitoring.py",
+        "tests/worker/test_gpu_assignment.py",
+        "tests/worker/test_presence.py",
+        "tests/worker/test_reaper.py",
+    ),
     "service/queue/lease.py": LEASE,
     "service/records/recording.py": (
         "tests/service/records/test_recording.py",
@@ -84,6 +103,11 @@ NARROWER: dict[str, tuple[str, ...]] = {
     ),
     "service/accounts/audit.py": ("tests/service/accounts/test_audit.py",),
     "service/operations/backup.py": ("tests/service/operations/test_backup.py",),
+    "service/tables/engine.py": (
+        "tests/service/tables/test_database.py",
+        "tests/service/operations/test_start.py",
+        "tests/service/queue/test_memory.py",
+    ),
     "service/web/csrf.py": SIGN_INS,
     "service/accounts/permission.py": (
         *SIGN_INS,
@@ -93,6 +117,11 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/accounts/sign_ins.py": SIGN_INS,
     "service/web/ui/sign_in.py": SIGN_INS,
     "service/records/artifacts.py": ("tests/worker/test_attempts.py",),
+    "service/records/events.py": ("tests/service/streams",),
+    "service/records/results.py": (
+        f"{EXPERIMENTS}/test_bundle.py",
+        f"{EXPERIMENTS}/test_many_experiments.py",
+    ),
     "service/records/statistics.py": ("tests/service/web/test_monitoring.py",),
     "service/records/stored_records.py": (f"{EXPERIMENTS}/test_bundle.py",),
     "service/records/spreadsheets.py": ("tests/service/records/test_spreadsheets.py",),
