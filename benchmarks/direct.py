@@ -54,7 +54,7 @@ def _log_prob(
 
 @dataclass(frozen=True)
 class Form:
-    """How the direct route is written, in which arithmetic, on how many threads."""
+    """Variant of the direct computation: code, arithmetic, number of threads."""
 
     score: Score
     dtype: torch.dtype

@@ -93,8 +93,8 @@ def area(threads: int) -> Iterator[Row]:
 def _sequences_for(
     std_err: float, model: dict[str, Any], data: dict[str, Any], threads: int, population: int
 ) -> int:
-    """How many of the sequences, each scored at all rates, give the area such an error about the
-    text: by the spread of the area over some of them."""
+    """Return the number of sequences, each scored at all rates, that give the area this error about
+    the text. It is computed from the spread of the area over some of them."""
     pilot = _spec(model, {**data, "n": PILOT}, {"masks": {"rates": PILOT_RATES}}, threads)
     spread = (_measured(pilot)["area_population"].std_err or math.nan) * math.sqrt(PILOT)
     without_end = (spread / std_err) ** 2
@@ -102,9 +102,9 @@ def _sequences_for(
 
 
 def host(_: int) -> Iterator[Row]:
-    """What is done on the processor for each token that a GPU computes: masks drawn, cut into
-    batches as large as a GPU's and laid out for the copy, scores taken together. The network is
-    left out, and one thread does it all."""
+    """Measure the processor's work for each token of a GPU: drawing masks, cutting them into
+    batches for a GPU, layout for the copy, and combining the scores, without the network and on one
+    thread."""
     for packing in ("blocks", "sentences"):
         data = {"file": "rotten_tomatoes.txt", "packing": packing}
         spec = _spec({"checkpoint": "bert-uncased-tokenizer"}, data, {"masks": HOST_RATES}, 1)
@@ -172,7 +172,7 @@ class _Parts:
         return time.perf_counter() - began
 
     def bare_model(self) -> Any:
-        """What cuts batches as bert-base does on a GPU, without a network."""
+        """Model that cuts batches as bert-base does on a GPU, without a network."""
         lm = importlib.import_module("mptcore.families.masked_lm.model")
         bare = self.pretrained.transformers.BertForMaskedLM(
             self.pretrained.transformers.BertConfig(
@@ -184,7 +184,8 @@ class _Parts:
         return model
 
     def parts_of_steps(self, batch: int) -> tuple[float, float]:
-        """Of a training step of so many sentences, in the mean over some; and their lengths."""
+        """Return the mean number of parts of training steps with this number of sentences, and
+        their lengths."""
         draws = importlib.import_module("mptcore.families.masked_lm.masked_batch")
         masker = draws.Masker(self.corpus, self.tokenizer.mask_token_id, len(self.tokenizer))
         model = self.bare_model()

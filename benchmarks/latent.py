@@ -82,8 +82,8 @@ def _epoch(decoder: nn.Module, score: Callable[[], Tensor]) -> float:
 
 
 def allocator(threads: int) -> Iterator[Row]:
-    """What it saves that a run keeps what it frees: a step of training on a large grid, each way in
-    a process of its own. Processor time, the kernel's included."""
+    """Measure the gain from keeping freed memory in a training step on a large grid, with and
+    without it in separate processes. Processor time includes the kernel's."""
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, fresh, max_tasks_per_child=1) as processes:
         kept, given_back = (

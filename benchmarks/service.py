@@ -1,7 +1,7 @@
-"""What the service promises of speed: `python -m benchmarks.service [claim…]`.
+"""Measure the performance claims of the service: `python -m benchmarks.service [claim…]`.
 
 Each claim is measured in the embedded mode (SQLite) and in lab mode (PostgreSQL, Redis), with the
-processes that users run. Latencies are those that a client on the same machine sees.
+processes that users run. Latencies are measured by a client on the same machine.
 """
 
 import argparse
@@ -250,7 +250,7 @@ def _analyze(database: Database) -> None:
 
 
 def _fill(database: Database) -> None:
-    """With what waits, what has been, and what each user has had."""
+    """Fill the store with queued and finished experiments and the usage of each user."""
     spec = SMALL
     devices = list(Device)
     with database.transaction() as session:
@@ -296,7 +296,7 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
 
 
 def machine() -> str:
-    """What the figures were measured on, and how busy it was with other things before."""
+    """Describe the machine and its other load before the measurement."""
     cpu = next(
         (
             line.partition(":")[2].strip()

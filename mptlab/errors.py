@@ -36,7 +36,7 @@ class Refused(Exception):
 
 
 class NoAnswer(ConnectionError):
-    """Nothing answers at the URL; the message gives the URL, the cause and what to do."""
+    """Error if nothing answers at the URL; the message gives the URL, the cause and what to do."""
 
     def __init__(self, url: str, cause: object):
         super().__init__(f"{url} does not answer ({cause}): `mpt serve` starts a service on this "

@@ -1,7 +1,7 @@
-"""Where the time of a request goes: waiting for a thread, for a connection, and for the database.
+"""Time of a request spent waiting for a thread, a connection and the database.
 
-The middleware sets a record for each request; what waits adds to it. A thread that serves a request
-has its context, and with it the same record.
+The middleware sets a record for each request; each wait adds to it. The thread that serves a
+request has the same context, and so the same record.
 """
 
 import time

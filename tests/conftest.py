@@ -1,4 +1,4 @@
-"""What all tests share: settings of a store of their own, a database, the published example."""
+"""Fixtures for all tests: settings with a separate store, a database, the published example."""
 
 import gc
 import os
@@ -34,7 +34,7 @@ REQUIRE_ALL = os.environ.get("MPT_TEST_REQUIRE_ALL") == "1"
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Where everything is there, a skip is a failure."""
+    """Turn a skip into a failure if all requirements must be installed."""
     report = yield
     if REQUIRE_ALL and report.skipped:
         report.outcome = "failed"
@@ -43,7 +43,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded stays: a sixth of the suite's time went into searching it for garbage."""
+    """Exclude loaded objects from garbage collection, which took a sixth of the suite's time."""
     gc.collect()
     gc.freeze()
 

@@ -134,7 +134,7 @@ PROGRAMS = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable,
 
 
 def typed(document: Path, folder: Path, port: int) -> list[str]:
-    """What the blocks of a document print, one after the other."""
+    """Return the output of the blocks of a document, run in order."""
     return [
         printed(block.language, block.text, folder, port)
         for block in blocks(document)
@@ -143,7 +143,7 @@ def typed(document: Path, folder: Path, port: int) -> list[str]:
 
 
 def printed(language: str, text: str, folder: Path, port: int) -> str:
-    """What a program prints in a user's home, where `mpt` and the service are."""
+    """Run a program in a user's home, with `mpt` and the service, and return its output."""
     (folder / "mpt").write_text('exec python -c "from mptlab.cli import main; main()" "$@"\n')
     (folder / "mpt").chmod(0o755)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -195,14 +195,14 @@ END = "=== the end of a block ==="
 
 
 def test_the_recipes_of_the_api_print_what_they_show(home: tuple[Path, int]) -> None:
-    """Those for curl, which leave the files that those for Python read, and then these."""
+    """Run the curl recipes first, because the Python recipes read their files."""
     assert unlike(home, "sh") == []
     assert unlike(home, "python") == []
 
 
 def unlike(home: tuple[Path, int], language: str) -> list[tuple[str, str]]:
-    """Those of a language one after the other, as they would be typed: what stands in text after
-    a block is what it prints, and … is anything. What does not print that, and what it prints."""
+    """Run the blocks of one language in order. A text block after a program is its expected output,
+    and … matches anything. Return the programs with other output, and this output."""
     found = [*blocks(ROOT / "docs" / "api.md"), Block("", "", "")]
     shown = [(one.text, after.text if after.language == "text" else "")
              for one, after in pairwise(found) if one.language == language]  # fmt: skip

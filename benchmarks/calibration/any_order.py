@@ -113,7 +113,7 @@ class Calibration:
 
     @property
     def sd_error(self) -> float:
-        """By the fourth moment: z need not be normal."""
+        """Standard error of the standard deviation from the fourth moment; z need not be normal."""
         squares = (self.z - self.z.mean()).square()
         return (squares.std() / math.sqrt(len(self.z))).item() / (2 * self.sd)
 

@@ -100,7 +100,8 @@ def _models(spec: Any) -> dict[str, VectorModel]:
 def _vectors(
     models: Mapping[str, VectorModel], std_err: float, name: str = "difference", **spec: Any
 ) -> Iterator[Seed]:
-    """By default the metric `difference` to the exact LML, whose truth is 0."""
+    """Runs of vector models, by default with the metric `difference` to the exact LML, whose truth
+    is 0."""
     lml = [model.evidence().value for model in models.values()]
     truth = 0.0
     if spec.get("target") == "difference":

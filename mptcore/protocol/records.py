@@ -128,8 +128,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """None of the given checkpoints is whole: the run sends all records again, from the first. They
-    replace the stored ones."""
+    """Announce that all given checkpoints are damaged: the run sends all records again, from the
+    first. They replace the stored ones."""
 
     kind: ClassVar = "restart"
 

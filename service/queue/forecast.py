@@ -1,7 +1,7 @@
-"""When slots come free, as far as that can be told.
+"""Expected times at which slots become free.
 
-A run that says how far it is goes on as fast as until now; else it takes as long as runs on this
-kind of slot took lately. Where neither says anything, nothing is said.
+A run that reports progress is expected to continue at its present speed. Other runs are expected to
+take as long as recent runs on this kind of slot. Without both, there is no expectation.
 """
 
 import heapq

@@ -1,4 +1,4 @@
-"""Whose turn it is: each user's use of slots against its shares, in Slurm's words.
+"""Order of the users by their use of slots relative to their shares, with Slurm's terms.
 
 Every function takes a session and commits nothing.
 """

@@ -87,7 +87,7 @@ class Poller:
 
     @property
     def looked_at(self) -> float | None:
-        """When it last looked, on the monotonic clock; None while nobody listens."""
+        """Time of the last poll on the monotonic clock; None if there are no listeners."""
         return self._looked_at if self._listeners else None
 
     def has_room(self, user: Caller) -> bool:

@@ -64,7 +64,7 @@ class Device(StrEnum):
 
 
 class Held(StrEnum):
-    """Why a queued experiment must not be chosen yet; "" if it may be."""
+    """Reason why a queued experiment must not be chosen yet; "" if it may be."""
 
     NOT = ""
     AFTER = "after"

@@ -73,9 +73,9 @@ class BoundedHeads(HttpToolsProtocol):
         return since
 
     def _make_room(self) -> None:
-        """If there are too many connections, close the one that has been idle for the longest
-        time. If none is idle, end the one whose body has been awaited for the longest time;
-        uploads are not among these. If there is none of them either, refuse this connection."""
+        """Close the connection that has been idle for the longest time if there are too many. If
+        none is idle, end the one whose body has been awaited for the longest time, except uploads.
+        If there is none of these either, refuse the new connection."""
         others = [
             one
             for one in self.connections

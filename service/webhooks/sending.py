@@ -38,8 +38,8 @@ NO_ANSWER = "the connection ended without an answer in HTTP"
 
 
 class NotSent(Exception):
-    """Why a try failed, in a sentence for the owner, which tells nothing of this network: no
-    address, and not whether a name that only this network knows exists."""
+    """Reason why a try failed, as a sentence for the owner. It contains no address and does not
+    reveal whether a name exists that only this network knows."""
 
 
 def new_secret() -> str:

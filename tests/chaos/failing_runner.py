@@ -49,14 +49,14 @@ def _count() -> None:
 
 
 def _slowly(start: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
-    """So that a slow disk has time to save thrice."""
+    """Slow the run down, so that a slow disk has time to save three times."""
     for step in start(*arguments):
         time.sleep(0.01)
         yield step
 
 
 def main(order: dict[str, Any], output: Path, step: str | None = None) -> None:
-    """What the process runs: the filter, its records into a file."""
+    """Run the filter and write its records to a file."""
     start = run.resumable
     if step is not None:
         runner.MAX_SAVING = math.inf  # or a slow disk has it saved less often

@@ -73,7 +73,7 @@ def _noting_record(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def submit(settings: Settings, when: str) -> None:
-    """What an API's process does, and its exit before or after it commits."""
+    """Submit as an API process does, and exit before or after the commit."""
     submission = Submission.model_validate({"spec": ppca_spec()})
     with stored.sent(Database(settings.url), settings, submission, "key"):
         if when == "before":
@@ -82,7 +82,7 @@ def submit(settings: Settings, when: str) -> None:
 
 
 def main(settings: Settings, step: str, when: str, *options: str) -> None:
-    """What the process runs; it comes to no other end."""
+    """Run the worker; it never returns."""
     exit_at(step, when)
     if step == "reap":
         reaper.Reaper(Database(settings.url), settings).run(threading.Event())

@@ -1,11 +1,11 @@
-"""How hard a storm is: the suite's short one, and the long one of `make chaos`."""
+"""Size of a chaos test: the short test of the suite, and the long test of `make chaos`."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Plan:
-    """How much is to happen."""
+    """Number of actions and failures of a chaos test."""
 
     kills: int
     container_kills: int

@@ -314,8 +314,8 @@ class QueueMachine(RuleBasedStateMachine):
         pending=st.integers(0, 6),
     )
     def end_early(self, data: st.DataObject, how: str, pending: int) -> None:
-        """By its own failure, a limit, its owner or its worker; records that wait are written
-        first."""
+        """End the run through its own failure, a limit, its owner or its worker. Waiting records
+        are written first."""
         worker = data.draw(st.sampled_from(sorted(self.runs)))
         claim = self.runs[worker].claim
         self._write(worker, pending)
@@ -370,7 +370,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_held_waits_for_what_has_not_ended(self) -> None:
-        """And nothing else is held, or waits."""
+        """Check that exactly the experiments with unfinished predecessors are held."""
         with self.database.snapshot() as session:
             assert not session.scalars(WAITS_FOR_ENDED).all()
             assert set(session.scalars(WAITS)) == set(session.scalars(HELD))

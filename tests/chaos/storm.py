@@ -53,7 +53,7 @@ LIMITS = {"second": 1, "third": 2}
 
 @dataclass
 class Tally:
-    """What was done, and what may be blamed for a lost attempt: (time, worker's name)."""
+    """Actions of the test, and possible causes of a lost attempt as (time, worker's name)."""
 
     done: dict[str, int] = field(default_factory=dict)
     blame: list[tuple[float, str]] = field(default_factory=list)
@@ -276,7 +276,7 @@ class Storm:
         self._ask(DesiredState.RUN, paused)
 
     def _ask(self, desired: DesiredState, experiment_id: str | None = None) -> str | None:
-        """Of a run that is under way, where there is one; as the API does."""
+        """Request a change of a running experiment, if there is one, as the API does."""
         database = Database(self.settings.url)
         try:
             with database.transaction() as session:
@@ -332,7 +332,7 @@ class Storm:
                 time.sleep(0.1)
 
     def _revive(self) -> None:
-        """What a restart policy does."""
+        """Restart stopped processes, as a restart policy does."""
         for name in self.commands:
             if self.lab.processes[name].poll() is not None:
                 self._start(name)

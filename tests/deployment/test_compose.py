@@ -1,4 +1,4 @@
-"""What is deployed is what is tested: the linters, the rules, and every command as a process."""
+"""The deployment is tested: linters, rules, and every command as a process."""
 
 import os
 import re
@@ -111,7 +111,7 @@ def test_a_change_of_the_code_leaves_the_layer_of_the_dependencies() -> None:
 
 
 def test_the_pages_name_compose_2_and_the_older_one_in_a_note() -> None:
-    """What one types is `docker compose`; `docker-compose` is said to do, once."""
+    """The pages use `docker compose`; a note mentions `docker-compose` once."""
     files = [FILE, *(FILE.parent / "docs").glob("*.md"), FILE.parent / "README.md"]
     older = {
         file.name: count

@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What MPT_DATA names: a language model, and a table to upload."""
+    """Return the folder for MPT_DATA with a language model and a table to upload."""
     folder = tmp_path_factory.mktemp("data")
     tiny_lm.checkpoint(folder / "models" / "tiny")
     (folder / "rows.csv").write_text(ROWS)

@@ -1,4 +1,4 @@
-"""What lies in deploy/ is what runs: units, the proxy, alerts and the dashboard."""
+"""Tests of the files in deploy/: units, the proxy, alerts and the dashboard."""
 
 import configparser
 import json
@@ -113,7 +113,7 @@ def program(name: str) -> str:
 
 
 def test_systemd_verifies_the_units(tmp_path: Path) -> None:
-    """But for the place of the command, which is not installed where tests run."""
+    """Ignore the path of the command, which is not installed on the test machine."""
     analyze = program("systemd-analyze")
     for file in UNITS:
         text = file.read_text().replace("/opt/mptlab/bin/mpt", shutil.which("true") or "")

@@ -20,7 +20,7 @@ COMPUTE = {"threads": 1}
 
 @pytest.fixture(scope="module")
 def client(prepared_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Of an embedded service that has one checkpoint."""
+    """Client of an embedded service with one checkpoint."""
     folder = tmp_path_factory.mktemp("language")
     tiny_lm.checkpoint(folder / "models" / "tiny")
     store = shutil.copytree(prepared_store, folder / "store")

@@ -26,7 +26,7 @@ def began(lab: Lab, experiment_id: str) -> None:
 
 
 def test_from_submission_to_curves_and_cancel_pause_resume(lab: Settings) -> None:
-    """With processes as the keeper of a lab starts them."""
+    """Use the processes that the administrator of a lab starts."""
     with lab_processes(lab, start=start_fresh) as running, running.client() as client:
         first = client.submit(LONG, cache=False)["id"]
         began(running, first)

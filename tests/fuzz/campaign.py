@@ -55,7 +55,7 @@ ANSWER_S = 30.0
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """Result of a campaign."""
 
     requests: int = 0
     statuses: Counter[int | None] = field(default_factory=Counter)
@@ -142,8 +142,8 @@ def _people(settings: Settings) -> tuple[dict[str, str], dict[str, list[str]]]:
 
 
 def run(aim: Target, count: int, seed: int, most_cpu_s: float | None = None) -> Outcome:
-    """So many requests, hostile connections and costly requests among them; where `most_cpu_s` is
-    given, each kind of these is asked several times, and may cost so much."""
+    """Send this number of requests, including hostile connections and costly requests. If
+    `most_cpu_s` is given, repeat each kind of costly request and limit its CPU time."""
     outcome, began = Outcome(), time.monotonic()
     before = _stored(aim.settings)
     chance = random.Random(seed)

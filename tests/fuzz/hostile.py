@@ -94,7 +94,7 @@ class SlowLoris:
             one.sendall(b"GET /v1/me HTTP/1.1\r\nHost: x\r\nX-Slow: " + b"x" * (i % 7))
 
     def still_open(self) -> int:
-        """How many the service has not ended."""
+        """Number of connections that the service has not closed."""
         return sum(map(_is_open, self.connections))
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class Request:
 
     @property
     def wire(self) -> bytes:
-        """As it is sent."""
+        """Return the request in the form in which it is sent."""
         lines = [b"%s %s HTTP/1.1" % (self.method.encode(), self.target)]
         lines += [b"%s: %s" % pair for pair in self.headers]
         if self.chunked:
@@ -64,7 +64,7 @@ def _parts(body: bytes, size: int = 65_536) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class Route:
-    """Of the OpenAPI document: its method, the template of its path, the names it asks by."""
+    """A route of the OpenAPI document: its method, its path template, its parameter names."""
 
     method: str
     path: str
@@ -119,7 +119,7 @@ LOOKED_INTO = 0.01
 
 @dataclass
 class Generator:
-    """Of requests to `routes`, with the keys of `roles`, about what is there by these ids."""
+    """Generator of requests to `routes` with the keys of `roles`, for objects with these ids."""
 
     random: random.Random
     routes: list[Route]

@@ -37,7 +37,7 @@ from tests.support.records import RECORDS
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
-    """Of an empty database."""
+    """Configuration of an empty database."""
     url = f"sqlite:///{tmp_path / 'db.sqlite3'}"
     if request.param == "postgresql":
         server = request.getfixturevalue("postgresql")
@@ -128,7 +128,7 @@ def test_users_and_keys_of_before_may_what_they_could(config: Config) -> None:
 
 
 def test_bytes_of_before_are_counted(config: Config) -> None:
-    """As the records of an experiment are from then on."""
+    """The bytes count like records that the experiment gets later."""
     database = Database(config.attributes["url"])
     command.upgrade(config, "head")
     with database.transaction() as session:

@@ -1,4 +1,4 @@
-"""What the core's tests share."""
+"""Fixtures for the tests of the core."""
 
 import pytest
 import torch

@@ -58,7 +58,7 @@ RATES: dict[str, Any] = {
 
 
 def ppca(per_size: int, n: int = 30, dim: int = 6, **rest: Any) -> dict[str, Any]:
-    """As the presets: the published generator, five of its seeds cut to two."""
+    """PPCA as in the presets: the published generator, with two of its five seeds."""
     data = {**SIMULATED, "n": n, "dim": dim, "noise": "shared", "seed": 1991}
     evaluate = {"masks": {"schedule": "all", "per_size": per_size}}
     model = {**PPCA, "init": "generator"}

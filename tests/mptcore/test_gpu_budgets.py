@@ -1,5 +1,5 @@
-"""What a GPU is asked for: kernels, synchronisations and copies. Counted on a pretended one, so
-that a number that is brought back inside a loop, or a mask that is copied by itself, is seen."""
+"""Number of kernels, synchronizations and copies for a GPU. They are counted on a simulated GPU, so
+that a number copied back inside a loop, or a mask copied separately, is found."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,7 +50,7 @@ def masks(count: int) -> Tensor:
 
 
 def asked_for_masks(make: Callable[[], VectorModel], count: int) -> dict[str, int]:
-    """By one batch, when the model has scored another before."""
+    """Return the GPU work of one batch after the model has scored another batch."""
     batch = SizedMasks([(3, count)], masks(count))
     with pretended_gpu() as gpu:
         model = make()
@@ -71,7 +71,7 @@ def test_a_batch_of_masks_for_a_gaussian(observations: int, launches: int) -> No
 
 
 def test_the_next_masks_of_vectors_are_drawn_while_the_device_has_work() -> None:
-    """Of two models, whose scores are fetched together; joint scores wait for nothing else."""
+    """The scores of two models are fetched together; joint scores wait for nothing else."""
     fetched: list[int] = []
 
     def drawn() -> Iterator[SizedMasks]:
@@ -121,7 +121,7 @@ def test_a_batch_of_masks_for_a_grid() -> None:
 def gaussian_trainer(
     dim: int = DIM, device: torch.device = DEVICE, **changes: Any
 ) -> LinearGaussianTrainer:
-    """Of two starts on data of their own."""
+    """Trainer of two starts, each on separate data."""
     spec = Train.model_validate({"epochs": 4, "batch_size": 5, **changes})
     draws = torch.Generator().manual_seed(1)
     data = [Dataset(torch.randn(20, dim, generator=draws)) for _ in range(2)]
@@ -184,7 +184,7 @@ def test_the_masks_of_the_next_step_are_drawn_before_the_loss_is_fetched(
 def test_whatever_the_form_of_its_moment_a_step_is_that_of_a_cpu(
     dim: int, batch_size: int | None
 ) -> None:
-    """Which looks for a low rank, where a GPU takes the observations themselves."""
+    """A CPU looks for a low rank; a GPU uses the observations themselves."""
 
     def trained(device: torch.device) -> list[float | None]:
         trainer = gaussian_trainer(dim, device, batch_size=batch_size, learn_noise_precision=True)
@@ -215,7 +215,7 @@ def test_data_that_leave_a_gpu_no_room_are_sent_step_by_step() -> None:
 def test_a_step_of_a_gaussian_that_is_short_of_memory_has_the_same_gradient(
     learn_mean: bool,
 ) -> None:
-    """By hand, and by autograd."""
+    """Check the analytic gradient and the gradient of autograd."""
     with pretended_gpu() as gpu:
         found = []
         for most in (None, 1000):  # all masks, and what is computed of a part
@@ -249,7 +249,7 @@ def test_scores_that_are_short_of_memory_are_the_same() -> None:
 
 
 def test_what_did_not_fit_is_not_tried_again() -> None:
-    """By the model that met it: not in the batch of then, and not in those that follow."""
+    """The model remembers the size for this batch and for later batches."""
     batches = [SizedMasks([(3, 32)], masks(32)) for _ in range(4)]
     with pretended_gpu() as gpu:
         model = gaussian(60)

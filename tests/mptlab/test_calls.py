@@ -1,4 +1,4 @@
-"""What each method of the client says to the service, and what it makes of the answer."""
+"""Requests of each method of the client, and the results it returns."""
 
 import hashlib
 import json
@@ -184,7 +184,7 @@ def test_a_page_that_signs_in(client: Client, answers: Answers) -> None:
 
 
 def test_a_log_is_read_to_its_end(client: Client, answers: Answers) -> None:
-    """Of what was not read yet each time, at the level that is asked for."""
+    """Each request asks for the unread lines of the requested level."""
     lines = [{"seq": i} for i in range(3)]
     pages = (lines[:2], 7, True), (lines[:0], 9, True), (lines[2:], 12, False)
     for level in (None, "warning"):
@@ -200,7 +200,7 @@ def test_a_log_is_read_to_its_end(client: Client, answers: Answers) -> None:
 def test_curves_of_many_say_what_is_wanted(
     client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And are asked for again where the service is busy, for nothing changes."""
+    """The request is repeated if the service is busy, because it changes nothing."""
     monkeypatch.setenv("MPT_RETRY_S", LATER)
     busy, found = httpx.Response(503), httpx.Response(200, json={"items": [{"series": []}]})
     answers.given = [busy, found]
@@ -343,7 +343,7 @@ def test_which_events_are_followed(
 def test_a_comparison_is_a_frame(
     client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which needs a package of its own."""
+    """The frame needs an optional package."""
     one = {"name": "n", "status": "succeeded", "metrics": []}
     first, second = ({**one, "id": id_, "spec": {"n": n}} for n, id_ in enumerate("ba"))
     documents = {**first, "items": [first, second]}, second
@@ -360,7 +360,7 @@ def test_a_comparison_is_a_frame(
 def test_for_how_long_a_client_tries_again(
     answers: Answers, monkeypatch: pytest.MonkeyPatch, for_s: float | None, sent: int
 ) -> None:
-    """What it is told goes before what the environment says."""
+    """An argument has priority over the environment variable."""
     monkeypatch.setenv("MPT_RETRY_S", "0" if sent == 2 or for_s is None else LATER)
     monkeypatch.setattr(time, "sleep", lambda _: None)
     answers.given = [httpx.Response(503), httpx.Response(200, json={})]

@@ -118,7 +118,7 @@ def test_an_admin_adds_a_user_and_revokes_a_key(environment: dict[str, str]) -> 
 
 
 def words(shown: str) -> list[list[str]]:
-    """Of each line."""
+    """Return the words of each line."""
     return [line.split() for line in shown.splitlines()]
 
 

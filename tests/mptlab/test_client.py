@@ -1,4 +1,4 @@
-"""What the client sends, as the service sees it: in this process, with its real routes."""
+"""Requests of the client, sent in this process to the real routes of the service."""
 
 import io
 import re
@@ -104,7 +104,7 @@ def test_a_wait_for_what_does_not_end(client: Client) -> None:
 
 
 def shown(*looks: dict[str, Any], terminal: bool = True) -> str:
-    """What a person sees last of one experiment."""
+    """Return the last line that is displayed for an experiment."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=terminal, no_color=True, width=100)
     with shown_progress(console) as show:
@@ -123,7 +123,7 @@ def test_a_bar_is_as_full_as_the_run_is_far() -> None:
 
 
 def test_a_plain_line_says_how_long_it_takes_yet() -> None:
-    """Of an experiment, and of a sweep; once for each tenth."""
+    """Check an experiment and a sweep; a line is printed for each tenth."""
     end = (datetime.now(UTC) + timedelta(seconds=90)).isoformat()
     progress = {"done": 30, "total": 120, "unit": "masks"}
     running = {"status": "running", "terminal": False}

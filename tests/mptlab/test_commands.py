@@ -1,4 +1,4 @@
-"""What each command does, by the real command and a real service."""
+"""Effect of each command, with the real command and a real service."""
 
 import json
 import os
@@ -167,7 +167,8 @@ def test_a_run_that_failed_has_an_exit_status_of_its_own(
 
 
 def heeds_interrupts() -> None:
-    """As at a terminal, also where the tests run in the background of a shell."""
+    """Restore the handling of interrupts as at a terminal, also if the tests run in the
+    background."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -355,7 +356,7 @@ def test_a_terminal_of_eighty_columns(environment: Environment, run: Any) -> Non
 
 
 def at_terminal(environment: Environment, *arguments: str) -> str:
-    """What a person sees of a command."""
+    """Return the output of a command at a terminal."""
     ours, theirs = pty.openpty()
     seen = bytearray()
     settings = {"TERM": "xterm", "COLUMNS": "80", "NO_COLOR": "1", "MPT_RETRY_S": "0"}

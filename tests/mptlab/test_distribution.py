@@ -74,7 +74,7 @@ def link(distribution: importlib.metadata.Distribution, packages: Path) -> None:
 
 
 def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """With nothing of this environment: neither its variables nor its folder."""
+    """Run without the variables and the folder of this environment."""
     own = {key: value for key, value in os.environ.items() if key in ("HOME", "LANG")}
     command = [str(program), *arguments]
     return subprocess.run(

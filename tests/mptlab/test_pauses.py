@@ -1,4 +1,4 @@
-"""What is sent again, how often, and how long the pauses are."""
+"""Retried requests, the number of retries, and the length of the pauses."""
 
 import time
 from collections.abc import Iterator
@@ -149,7 +149,7 @@ def test_a_date_is_the_time_to_it() -> None:
 
 
 class Waited:
-    """How often and how long was waited, as tenacity tells it."""
+    """Number and length of the waits, as reported by tenacity."""
 
     def __init__(self, response: httpx.Response | None, attempt: int):
         self.attempt_number = attempt

@@ -1,4 +1,4 @@
-"""Where the URL and the key come from, and where the key goes."""
+"""Sources of the URL and the key, and the recipients of the key."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def settings_of(client: Client) -> tuple[str, str]:
 def test_where_the_url_and_the_key_come_from(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What is given, else what the environment says, else this machine's."""
+    """The order is: arguments, environment variables, defaults of this machine."""
     (tmp_path / "api-key").write_text("mpt_file_a\n")
     assert settings_of(Client()) == ("http://127.0.0.1:8765", "Bearer mpt_file_a")
     monkeypatch.setenv("MPT_URL", "http://env:1")

@@ -1,4 +1,4 @@
-"""What each call of the client sends, and what it makes of the answer; nothing is sent further."""
+"""Requests of each client call and the results it returns, without a network."""
 
 import math
 import time
@@ -309,7 +309,7 @@ def test_a_client_is_closed_at_the_end_of_its_block() -> None:
 
 
 def test_what_is_not_the_service_is_told(client: Client, answers: Answers) -> None:
-    """As a login page of a proxy, which answers 200."""
+    """The answer looks like the login page of a proxy with status 200."""
     answers.given = [httpx.Response(200, text="<html>")]
     with pytest.raises(Refused, match=r"^the server at http://lab:1/v1/me is not MPT Lab"):
         client.me()

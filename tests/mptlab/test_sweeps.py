@@ -16,7 +16,7 @@ SPEC = ppca_spec(model__init="random")
 
 
 def test_a_sweep_runs_to_its_table(environment: dict[str, str]) -> None:
-    """By the real server and its worker."""
+    """Use the real server and its worker."""
     masks = {"schedule": "all", "per_size": 40}
     # No other test has had these seeds computed.
     spec = {**SPEC, "seeds": [14], "evaluate": {"masks": masks}}

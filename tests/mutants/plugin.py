@@ -63,7 +63,7 @@ def functions(module: str) -> frozenset[str]:
 
 
 def _durations_s() -> dict[str, float]:
-    """By test, as far as they are known."""
+    """Known duration of each test."""
     if not STATISTICS.exists():
         return {}
     found: dict[str, float] = json.loads(STATISTICS.read_text())["duration_by_test"]

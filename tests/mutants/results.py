@@ -1,4 +1,4 @@
-"""What mutmut has found out, and how it is told."""
+"""Results of mutmut and their report."""
 
 import json
 import os
@@ -34,7 +34,7 @@ class Sample:
 
 @dataclass
 class Tally:
-    """What became of one module's mutants."""
+    """Results for the mutants of one module."""
 
     killed: int = 0
     unasked: int = 0

@@ -34,7 +34,7 @@ class Answers:
         return json.loads(self.seen[-1].content)
 
     def client(self, for_s: float | None = None) -> Client:
-        """Of a service that gives these answers."""
+        """Client of a service that gives these answers."""
         client = Client("http://lab:1", "mpt_a_b", on_outage=lambda told: None, for_s=for_s)
         inner = client._http
         client._http = httpx.Client(transport=httpx.MockTransport(self), headers=inner.headers,

@@ -64,7 +64,7 @@ class ModelContract:
         raise NotImplementedError
 
     def scores(self, masks: MaskBatch, device: str = "cpu", memory: int | None = None) -> Tensor:
-        """Of a new model."""
+        """Scores of a new model."""
         model = self.model(torch.device(device), memory)
         with torch.no_grad():
             return model.scores(_placed(masks, model)).cpu()

@@ -1,4 +1,4 @@
-"""What a made-up attempt was computed with."""
+"""Environment of a made-up attempt."""
 
 from typing import Any
 

@@ -65,7 +65,7 @@ class Exact:
 
 
 def relative_error(found: float, exact: Any) -> float:
-    """Of a score, in units of its size, or of a nat where it is smaller."""
+    """Return the error of a score relative to its size, or in nats if the size is below one nat."""
     return float(abs(mpmath.mpf(found) - exact) / max(1, abs(exact)))
 
 

@@ -1,4 +1,5 @@
-"""Whether anyone starves: random users, shares, limits, devices and lengths, and one who floods."""
+"""Check that nobody starves: random users, shares, limits, devices and lengths, and a user who
+floods."""
 
 import random
 
@@ -11,10 +12,10 @@ LONGEST_S = 200.0
 
 
 def starved(database: Database, seed: int) -> list[str]:
-    """What waited longer than the shares allow, or for ever: one line for each.
+    """Return one line for each experiment that waited longer than the shares allow, or forever.
 
-    A user with one experiment waits at most until each of the others has had as much for its
-    shares, each of whom may exceed that by one run, and until a run that began before has ended.
+    A user with one experiment waits at most until each other user has had as much for its shares,
+    which each may exceed by one run, and until a run that began before has ended.
     """
     pick = random.Random(seed)
     half_life_s, gpu_weight = pick.choice([500.0, 5000.0]), pick.uniform(1, 10)

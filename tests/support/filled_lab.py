@@ -159,7 +159,7 @@ def of_the_paper(database: Database) -> None:
 
 
 def samples(database: Database) -> None:
-    """Of two workers, over two hours and a half."""
+    """Samples of two workers over two and a half hours."""
     with database.transaction() as session:
         last = last_minute(session)
         for age in range(0, 150, 5):

@@ -48,7 +48,7 @@ PointKey = tuple[Any, ...]
 
 @dataclass
 class Counts:
-    """What was checked, and what was wrong: all but the first two must be zero."""
+    """Numbers of checks and violations; all but the first two must be zero."""
 
     experiments: int = 0
     records: int = 0
@@ -118,7 +118,7 @@ def _check_ledger(session: Session, experiment: Experiment, counts: Counts) -> N
 
 
 def _check_usage(session: Session, fair_share: FairShare, counts: Counts) -> None:
-    """What is folded and what is not, together, is what all lines come to."""
+    """Check that folded and unfolded usage together equal the sum of all lines."""
     lines = session.scalars(select(Attempt)).all()
     for usage in session.scalars(select(Usage)):
         folded = [line for line in lines if line.owner_id == usage.owner_id and line.folded]
@@ -170,7 +170,7 @@ def bytes_in_tables(session: Session) -> dict[int, int]:
 
 
 def _check_limits(session: Session, fair_share: FairShare, counts: Counts) -> None:
-    """By the events: how many of each user were dispatched or running at once."""
+    """Compute from the events how many runs of each user were dispatched or running at once."""
     limits = {
         one.id: fair_share.max_running if one.max_running is None else one.max_running
         for one in session.scalars(select(User))
@@ -209,8 +209,8 @@ def _check_state(session: Session, experiment: Experiment, counts: Counts, settl
 def _check_records(
     session: Session, experiment: Experiment, records: Sequence[Record], counts: Counts
 ) -> None:
-    """What is stored is the beginning of the undisturbed records, up to last_seq; all of them,
-    where the experiment succeeded."""
+    """Check that the stored records are the undisturbed records up to last_seq, and all of them if
+    the experiment succeeded."""
     last = experiment.last_seq
     whole = records[-1]["seq"] if records else 0
     if experiment.status == Status.SUCCEEDED and last != whole:

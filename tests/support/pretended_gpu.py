@@ -41,7 +41,7 @@ TAKES_INDICES = {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_i
 
 @dataclass
 class PretendedGpu:
-    """What was asked of the device."""
+    """Counts of the work for the device."""
 
     launches: int = 0
     synchronisations: int = 0
@@ -62,13 +62,13 @@ class PretendedGpu:
     """Tensors that it had no memory for."""
 
     def pin(self, held: Tensor) -> Tensor:
-        """As Tensor.pin_memory: a copy."""
+        """Return a copy, as Tensor.pin_memory does."""
         self.pinned.append(held.clone())
         return self.pinned[-1]
 
     @property
     def asked(self) -> dict[str, int]:
-        """What is counted."""
+        """Return the counts."""
         return {one.name: getattr(self, one.name) for one in fields(self)[:5]}
 
     def reset(self) -> None:
@@ -110,8 +110,8 @@ class OnGpu(Tensor):
 
 
 class OnGpuGenerator(CpuGenerator):
-    """What torch.Generator is meanwhile. That of the pretended device draws by the CPU's kernels,
-    the numbers that a generator of the CPU with its seed draws."""
+    """Replacement for torch.Generator. For the simulated device it draws with the CPU's kernels, so
+    it gives the numbers of a CPU generator with the same seed."""
 
     device = DEVICE
     made: ClassVar[WeakValueDictionary[int, "OnGpuGenerator"]] = WeakValueDictionary()
@@ -132,7 +132,7 @@ class OnGpuGenerator(CpuGenerator):
 
 
 class Operation:
-    """What an operation of torch is to a device."""
+    """Effect of a torch operation on a device."""
 
     def __init__(self, func: Any):
         self.name: str = func.overloadpacket.__name__
@@ -257,8 +257,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_gpu(func: Any, device: Any) -> bool:
-    """Whether a device that was asked for is the pretended one. Where torch's C++ takes a device
-    from a tensor, it asks for `meta`; others ask for that to make a network without weights."""
+    """Return whether a requested device is the simulated one. If torch's C++ code takes the device
+    from a tensor, it requests `meta`; other code requests `meta` for a network without weights."""
     kind = None if device is None else torch.device(device).type
     return kind == "cuda" or (kind == "meta" and func.overloadpacket.__name__ in LIKE_ANOTHER)
 
@@ -268,7 +268,7 @@ def _address(generator: Any) -> int:
 
 
 def _check_generators(here: bool, given: Iterable[Any]) -> None:
-    """As torch's kernels do: a generator draws on its own device alone."""
+    """Check, as torch's kernels do, that a generator draws only on its own device."""
     for one in given:
         if isinstance(one, CpuGenerator) and (_address(one) in OnGpuGenerator.made) != here:
             asked, found = ("cuda", "cpu") if here else ("cpu", "cuda")

@@ -23,7 +23,7 @@ SHORT = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3", "MPT_DISPATCH_TIMEOUT_S":
 
 
 def environment(settings: Settings, **more: str) -> dict[str, str]:
-    """What makes a process use these settings."""
+    """Environment variables that give a process these settings."""
     given = {**os.environ, **SHORT, "MPT_STORE": str(settings.store), **more}
     if settings.database_url is not None:
         given["MPT_DATABASE_URL"] = settings.database_url
@@ -39,7 +39,7 @@ environment; what it says goes to the end of a file."""
 
 
 def start_fresh(command: Sequence[str], environ: dict[str, str], log: Path) -> psutil.Popen:
-    """As a user starts it."""
+    """Start a process as a user does."""
     program = MPT if command[0] != "-m" else [sys.executable]
     with open(log, "ab") as output:
         return psutil.Popen(

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Receiver:
-    """What it was told, as (headers, body), and with which statuses it answers: one after the
-    other, the last for ever."""
+    """Received requests as (headers, body), and the statuses of the answers: one after another, the
+    last one repeated."""
 
     url: str = ""
     port: int = 0

@@ -43,7 +43,7 @@ def records(spec: ExperimentSpec, folder: Path, stop_after: int | None = None) -
 
 
 def result_of(work: Work[Result]) -> Result:
-    """What some work returns once its steps are done."""
+    """Return the result of a generator after its last step."""
     while True:
         try:
             next(work)

@@ -82,7 +82,7 @@ class ScriptedRunner:
 
     @property
     def heard(self) -> list[tuple[float, object]]:
-        """What it was told, by the seconds from the beginning."""
+        """Orders that it received, by seconds since its start."""
         return [(when - BEGAN, what) for when, what in self.told]
 
     def _end(self) -> None:

@@ -81,7 +81,7 @@ class PostgreSQL:
             connection.execute(copied.encode())
 
     def drop(self, name: str) -> None:
-        """With whoever is connected to it."""
+        """Drop the database with all its connections."""
         with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
             connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
 

@@ -62,7 +62,8 @@ class SharedLab:
     def submit(
         self, owner: int, count: int, length_s: float, device: str = "cpu", priority: int = 0
     ) -> list[str]:
-        """So many experiments that take so long: the first as the API would, the others like it."""
+        """Submit this number of experiments with this duration: the first through the API's
+        functions, the others as copies."""
         value = {"spec": ppca_spec(compute__device=device), "priority": priority}
         submission = Submission.model_validate(value)
         with self.database.transaction() as session:
@@ -87,7 +88,7 @@ class SharedLab:
             self.clock.now = self.began + until
 
     def used_s(self) -> dict[int, float]:
-        """What each user has had of slots until now."""
+        """Return the slot time that each user has used so far."""
         used: dict[int, float] = {}
         for start, owner, experiment in self.starts:
             length_s = min(self.lengths[experiment], self.time - start)

@@ -1,4 +1,4 @@
-"""What stands in the tables about one experiment."""
+"""Rows of the tables for one experiment."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -86,7 +86,7 @@ def change(database: Database, experiment_id: str, **columns: Any) -> None:
 
 
 def status_events(database: Database, experiment_id: str) -> list[dict[str, Any]]:
-    """What was noted of an experiment's states, in order."""
+    """Return the status events of an experiment in order."""
     query = select(Event.data).where(Event.experiment_id == experiment_id, Event.kind == "status")
     with database.snapshot() as session:
         return [*session.scalars(query.order_by(Event.id))]

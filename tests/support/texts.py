@@ -20,7 +20,7 @@ def corpus_of(lines: list[str], **options: object) -> Corpus:
 
 
 def corpus_of_pairs(count: int) -> Corpus:
-    """Of two sentences each, which have other token types."""
+    """Texts of two sentences each, which have different token types."""
     rows = list(zip(tiny_lm.lines(count), tiny_lm.lines(count, 1), strict=True))
     whole = corpus.of_sequences(corpus._sentences(rows, tiny_lm.tokenizer(), 40))
     assert set(whole.types.tolist()) == {0, 1}

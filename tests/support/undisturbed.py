@@ -1,4 +1,4 @@
-"""What a spec gives when nothing disturbs it, from the filter itself."""
+"""Records of an undisturbed run of a spec, from the filter itself."""
 
 import tempfile
 from collections.abc import Mapping

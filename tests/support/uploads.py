@@ -23,5 +23,5 @@ def post(api: TestClient, name: str, content: bytes) -> Any:
 
 
 def stored(settings: Settings) -> list[Path]:
-    """What uploads left in the store."""
+    """Files of uploads in the store."""
     return [*settings.store.glob("datasets/*"), *settings.store.glob("incoming/*")]

@@ -35,7 +35,7 @@ DEEP: dict[str, Any] = {
 
 
 def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """With another value at a path like data/n."""
+    """Return the spec with another value at a path like data/n."""
     copy = json.loads(json.dumps(base))
     *parents, last = path.split("/")
     place = copy

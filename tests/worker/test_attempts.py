@@ -1,4 +1,4 @@
-"""What an attempt leaves is its own until a fenced transaction makes it the experiment's."""
+"""Files of an attempt belong to the experiment only after a fenced transaction."""
 
 import hashlib
 from pathlib import Path
@@ -37,7 +37,7 @@ def lose(database: Database, claim: Claim) -> None:
 
 
 def work_dir(database: Database, settings: Settings, claim: Claim) -> Path:
-    """Where the runner of this attempt is told to write."""
+    """Folder into which the runner of this attempt writes."""
     runner = stub()
     folder = Path(Supervision(database, settings, claim, runner)._order()["work_dir"])
     runner.kill()
@@ -119,7 +119,7 @@ def test_an_artifact_from_before_attempts_had_folders(
 
 
 class Located:
-    """What a supervisor says of an input."""
+    """Location of an input in the supervisor's message."""
 
     def __init__(self, file: str, sha256: str):
         self.file, self.sha256 = file, sha256

@@ -84,7 +84,7 @@ def test_one_that_crashes_ends_with_status_1_and_its_traceback(warm: WarmParent)
 
 
 def test_the_parent_has_a_session_of_its_own(warm: WarmParent) -> None:
-    """So that Ctrl-C at a terminal reaches the worker alone, which lets its run save its work."""
+    """Ctrl-C at a terminal then reaches only the worker, which lets its run save."""
     assert os.getsid(warm._process.pid) == warm._process.pid
 
 

@@ -1,4 +1,4 @@
-"""When the dispatcher looks for idle workers, and what it gives them."""
+"""Times at which the dispatcher looks for idle workers, and the experiments it gives them."""
 
 import threading
 from itertools import groupby

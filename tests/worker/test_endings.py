@@ -102,7 +102,7 @@ def test_a_run_that_falls_silent_is_ended(database: Database, settings: Settings
 
 
 def test_a_cancelled_run_has_its_grace(database: Database, settings: Settings) -> None:
-    """What it writes within it is kept."""
+    """Records written within the grace period are kept."""
     claim = claimed(database)
     beside = threading.Thread(target=ask, args=[database, claim, DesiredState.CANCEL])
     beside.start()
@@ -235,7 +235,7 @@ def test_a_record_that_cannot_be_stored_fails_the_run(
 
 
 def test_a_run_that_is_killed_leaves_nothing() -> None:
-    """With a backlog that no one read: no thread, no open file, no records."""
+    """The run has unread output; no thread, open file or record is left."""
     gc.collect()  # what other tests have left
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     runner = stub("--flood")

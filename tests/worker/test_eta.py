@@ -1,4 +1,4 @@
-"""When a run will be done, against how long it then takes."""
+"""Estimated end of a run, compared with its actual duration."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def last(pieces: list[tuple[int, float]], first: int = 0) -> float:
 
 
 def test_steady_work_goes_on_so() -> None:
-    """What was done before the first word, loaded or by another attempt, does not count."""
+    """Work before the first report, by loading or by another attempt, does not count."""
     assert last([(10, 2.0)] * 5, first=450) == pytest.approx(100.0)
 
 

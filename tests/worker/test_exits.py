@@ -1,4 +1,4 @@
-"""What a supervisor makes of its runner's end."""
+"""Outcomes that a supervisor derives from the end of its runner."""
 
 import os
 import signal

@@ -110,7 +110,7 @@ def test_an_end_is_told_signed_once(
 
 
 def test_ends_of_all_kinds(either: Database, messenger: Messenger, receiver: Receiver) -> None:
-    """By its attempt, by its owner, with its sweep, and after what failed."""
+    """Experiments end through an attempt, their owner, their sweep, and a failed predecessor."""
     webhook(either, receiver.url)
     failing = claimed(either)
     chained = submitted(either)
@@ -264,7 +264,7 @@ def test_a_slow_address_does_not_slow_another(
 def test_names_that_are_never_found_hold_up_no_other_user(
     either: Database, messenger: Messenger, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many of them as a user may have; each look-up keeps its thread."""
+    """The user has as many as allowed; each look-up keeps its thread."""
     over, under_way, most = threading.Event(), [0], [0]
     real = socket.getaddrinfo
 

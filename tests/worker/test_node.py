@@ -105,7 +105,7 @@ UNACKED_KEYS = ("unacked", "unacked_index")
 
 
 def test_keys_of_a_wrong_type_are_deleted(lab: Settings) -> None:
-    """When a node starts, and while it runs. Later dispatches are taken."""
+    """The node deletes them at its start and while it runs. It receives later dispatches."""
     assert lab.broker_url is not None
     broker = Client.from_url(lab.broker_url)
     celery = make_celery(lab)

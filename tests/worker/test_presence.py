@@ -111,7 +111,7 @@ def test_only_a_node_that_was_idle_all_the_while_is_deaf(
     answers: list[int],
     deaf: list[int],
 ) -> None:
-    """With a heartbeat of a second, and two seconds until a node counts as deaf."""
+    """The heartbeat is one second, and a node counts as deaf after two seconds."""
     times = {"heartbeat_s": 1.0, "deaf_s": 2.0}
     presence = ScriptedBeats(database, settings.model_copy(update=times), "w", Queue.CPU)
     presence.waited, beats, found = [*waited], iter(idle), []

@@ -1,4 +1,4 @@
-"""Where a claim goes on from, and what ends a run that its runner would not end."""
+"""Starting point of a claim, and the end of runs whose runner does not stop."""
 
 import hashlib
 import os
@@ -113,7 +113,7 @@ def test_a_broken_checkpoint_is_not_used(
 def test_an_upload_that_was_changed_since_is_not_read(
     database: Database, settings: Settings
 ) -> None:
-    """Of the same shape, and other numbers."""
+    """The changed file has the same shape and other numbers."""
     content = "a,b,c\n1,2,3\n4,5,7\n2,1,2\n0,3,1\n5,5,4\n2,6,0\n1,1,1\n3,0,2\n"
     folder = settings.datasets("b" * 32)
     folder.mkdir(parents=True)
@@ -173,7 +173,7 @@ def test_a_runner_that_reports_nothing(
 def test_a_worker_knows_the_process_of_its_run(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By it, the memory that the run has on a GPU is told from that of others."""
+    """The process distinguishes the run's GPU memory from that of others."""
     asked: list[int | None] = []
     monkeypatch.setattr(presence, "vitals", lambda queue, memory, pid: asked.append(pid))
     slot = Slot(database, settings, "w")

@@ -100,7 +100,7 @@ def test_records_are_committed_a_few_times_a_second(watch: Watch) -> None:
 
 
 def test_without_records_the_lease_is_renewed_at_every_heartbeat(watch: Watch) -> None:
-    """And nothing is acknowledged."""
+    """Nothing is acknowledged."""
     change(watch.database, watch.claim.experiment_id, lease_expires_at=1.0)
     _, runner = watch.run(*[[]] * 40)
     assert watch.commits == [(LOOK_S, 0), (LOOK_S + 1.0, 0), (LOOK_S + 2.0, 0)]

@@ -1,4 +1,4 @@
-"""What no one will read is removed; a store or a database that fails meanwhile ends nothing."""
+"""Removal of unneeded files; failures of the store or the database end nothing."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What is a worker's own defect fails no run: it is handed back, and the worker ends or goes on."""
+"""A worker's own defect fails no run: the run is handed back, and the worker ends or continues."""
 
 import os
 import selectors

@@ -19,7 +19,7 @@ from worker.node import Node
 
 
 def refusal(lab: Settings, *command: str) -> str:
-    """What a command says that ends with status 1 where there is no GPU."""
+    """Return the message of a command that exits with status 1 if there is no GPU."""
     said = lab.store / "said"
     assert fork(command, environment(lab, CUDA_VISIBLE_DEVICES=""), said).wait(60) == 1
     return said.read_text()

@@ -82,8 +82,8 @@ def test_targets_are_reached(enumerated: list[Tensor], target: float) -> None:
 def test_rare_large_scores_are_met_and_in_the_error(
     strata: int, share: float, target: float
 ) -> None:
-    """Of 20 masks, or 10, one has a score that is 200 times as far off as the others: a pilot of
-    eight of each size missed it in most, and left those two masks each."""
+    """One of 20 masks, or of 10, has a score with a deviation 200 times as large. A pilot of eight
+    masks of each size missed it in most sizes and left those sizes two masks each."""
     z = deviations(spiked(strata, share, 20.0), target, seeds := 150)
     assert len(z) > 0.95 * seeds  # few are null: their errors would rest on a score or two
     assert z.mean().abs() < 4 / math.sqrt(seeds)
@@ -91,8 +91,8 @@ def test_rare_large_scores_are_met_and_in_the_error(
 
 
 def test_an_error_that_rests_on_few_large_scores_is_not_given() -> None:
-    """Of 258 draws k are lower by 20, and two are kept, so that the standard error is about
-    20 √(k / 258) / √2, and has 2 k degrees of freedom."""
+    """Among 258 draws, k are lower by 20, and two are kept. The standard error is about
+    20 √(k / 258) / √2 and has 2 k degrees of freedom."""
     found = [sampled(spiked(1, 0.01, 20.0), 100.0, seed)[0] for seed in range(60)]
     met = [258 * ((one.std_err or 0) / 20) ** 2 * 2 for one in found]
     known = [one.known_std_err is not None for one in found]

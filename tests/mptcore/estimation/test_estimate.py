@@ -1,4 +1,4 @@
-"""What estimates are worth by hand, and the records that they become."""
+"""Estimates against calculations by hand, and the records made from them."""
 
 import math
 

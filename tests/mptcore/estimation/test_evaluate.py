@@ -193,7 +193,7 @@ def test_a_bias_within_its_error_may_be_quoted() -> None:
 
 @pytest.mark.parametrize("design", ["independent", "exhaustive"])
 def test_what_is_in_doubt_widens_the_error(design: str) -> None:
-    """By half a nat for each term, of one sign: 3 · 0.04 / 2 in D · S(2)."""
+    """Each term adds half a nat with the same sign: 3 · 0.04 / 2 in D · S(2)."""
     masks = {"schedule": "fixed", "size": 2, "design": design}
     masks |= {"per_size": 2000} if design == "independent" else {}
     sure, doubted = (
@@ -239,7 +239,7 @@ def test_the_sum_over_a_grid_is_as_final_as_the_lml_of_that_grid() -> None:
 
 @pytest.mark.parametrize(("shift", "final"), [(0.0166, True), (0.0167, False), (math.nan, False)])
 def test_a_score_that_another_quadrature_moves_is_not_final(shift: float, final: bool) -> None:
-    """By more than its share of 0.05 nats, of three dimensions."""
+    """The change is larger than the share of 0.05 nats for one of three dimensions."""
 
     class OnGrid(Numbers):
         def quadrature_shift(self, size: int) -> float:

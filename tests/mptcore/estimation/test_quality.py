@@ -1,4 +1,4 @@
-"""What must not be called final, beside the nearest thing that may."""
+"""Numbers that must not be final, each next to the nearest number that may be."""
 
 import math
 

@@ -58,7 +58,7 @@ class SampledNumbers(Numbers, SampledModel):
 
 
 class Crowded(Numbers):
-    """Of two at a time, for which the memory does."""
+    """Model that fits only two items into memory at a time."""
 
     def __init__(self) -> None:
         self.tried: list[int] = []
@@ -249,7 +249,7 @@ def test_convergence_says_how_many_masks_of_each_size(design: Any) -> None:
 
 
 def test_convergence_of_large_scores_loses_no_digits() -> None:
-    """Those of one size are all about 1e9, and of another about −1e9: their squares cancel."""
+    """Scores of one size are about 1e9, those of another about −1e9, so their squares cancel."""
     small = [graded(1, [1, 3, 2, 2]), graded(2, [10, 14, 18, 2])]
     large = [graded(1, [1e9 + 1, 1e9 + 3, 1e9 + 2, 1e9 + 2]),
              graded(2, [10 - 1e9, 14 - 1e9, 18 - 1e9, 2 - 1e9])]  # fmt: skip

@@ -188,7 +188,7 @@ PATTERN = [0.0, 2.0]
 
 @dataclass
 class Seen:
-    """What a sample to a target draws, and plans while it does."""
+    """Record of the draws and plans of a sample with a target."""
 
     counts: list[list[int]] = field(default_factory=list)
     planned: list[int] = field(default_factory=list)
@@ -219,7 +219,8 @@ class Seen:
 
 
 def masks_for(of_one: float, spent: float, least_left: float, least: int, variance: float) -> int:
-    """So that a variance is left, given that of one more mask and what earlier rounds left."""
+    """Return the number of masks that reduces the variance to this value, given the variance of one
+    mask and the part of earlier rounds."""
     return max(math.ceil(of_one / max(variance - spent, least_left)), least)
 
 
@@ -228,8 +229,8 @@ def masks_for(of_one: float, spent: float, least_left: float, least: int, varian
 )
 @pytest.mark.parametrize("row", [0, 1])
 def test_rounds_of_one_stratum_by_hand(target: float, max_masks: int, row: int) -> None:
-    """What is wanted for the target, by variances that may still move by three standard deviations:
-    a quarter of it, half of what is wanted then, and then all."""
+    """Each plan uses variances that may still change by three standard deviations. It draws a
+    quarter of the required masks, then half of the number required then, and then all."""
     seen = Seen()
     sample = seen.sample(WIDTHS[:1], target, max_masks, pilot=8, row=row)
     values, left, spread, mean = PATTERN * 4, 1.0, 0.0, 0.0
@@ -257,7 +258,7 @@ def test_rounds_of_one_stratum_by_hand(target: float, max_masks: int, row: int) 
 
 
 def test_the_first_plan_of_two_strata_by_hand() -> None:
-    """By how much the masks to come may still move the variance of the sum."""
+    """The plan includes the possible change of the variance of the sum by later masks."""
     seen, target = Seen(), 0.3**2
     seen.sample(WIDTHS, 0.3, 10_000, pilot=4)
     deviations = [width * math.sqrt(4 / 3) for width in (2, 3)]
@@ -286,7 +287,7 @@ def test_a_pilot_enumerates_where_it_and_two_more_would_be_all(available: int, f
 
 
 def test_a_plan_of_all_masks_draws_each_of_them() -> None:
-    """Of one more mask it would draw a quarter first."""
+    """With one mask more, the plan would draw a quarter first."""
     planned = Seen()
     planned.sample(WIDTHS[:1], 0.3, 10_000, 8)
     wanted = planned.planned[1] - 8

@@ -1,4 +1,5 @@
-"""What each judge compares, figure by figure, as readers see it: by hand, from made-up results."""
+"""Figures that each judge compares, as readers see them, calculated by hand from made-up
+results."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ INF = math.inf
 def metrics(
     name: str, values: Sequence[float], std_err: float | None = 0.0, **labels: Any
 ) -> list[Row]:
-    """Of the first seeds, one each."""
+    """Metrics of the first seeds, one value each."""
     return [
         {"record": "metric", "name": name, "value": value, "std_err": std_err}
         | {"labels": {"seed": seed, **labels}}
@@ -274,7 +275,7 @@ def of_rates(values: Sequence[float], xs: Sequence[float] = PAPER_RATES) -> list
 
 
 def test_fig5_right() -> None:
-    """Of 99 rates the half is the fiftieth, and the last tenth begins at the ninety-first."""
+    """With 99 rates, the half is at the fiftieth, and the last tenth begins at the ninety-first."""
     pretrained = [-1.0] + [-9.0] * 48 + [-2.0] + [-8.0] * 40 + [-3.0] + [-7.0] * 7 + [-6.0]
     random = [-10.0] * 97 + [-10.2, -10.1]
     published = {"least_fall": (4.0,), "flat_at": (-10.4,)}

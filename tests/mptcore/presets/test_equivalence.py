@@ -69,7 +69,7 @@ MEASURED = {  # standard error of the figure, its degrees of freedom, one-sided
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_each_preset_has_a_power_of_90_percent(name: str) -> None:
-    """By the errors that its runs had, the largest where there are several figures."""
+    """Use the errors of the actual runs, the largest if there are several figures."""
     error, degrees, one_sided = MEASURED[name]
     (margin,) = PRESETS[name].published["margin"]
     test = no_more if one_sided else equivalent

@@ -16,7 +16,7 @@ SEEDS = judges.SEEDS
 
 
 def metrics(name: str, values: Sequence[float], std_err: float = 0.0) -> Iterator[Row]:
-    """Of each seed."""
+    """Metrics of each seed."""
     for seed, value in zip(SEEDS, values, strict=True):
         row = {"record": "metric", "name": name, "labels": {"seed": seed}}
         yield {**row, "value": value, "std_err": std_err}

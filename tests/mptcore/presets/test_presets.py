@@ -157,7 +157,7 @@ def test_a_small_bert_is_judged_by_its_gain_and_its_fall() -> None:
 
 
 def areas_of_pairs(leads: list[float]) -> list[Results]:
-    """Of runs by uniform sizes and by a fixed rate, in turns."""
+    """Areas of runs with uniform sizes and with a fixed rate, alternately."""
     return [
         made_up_area(seed, area)
         for seed, lead in zip(judges.SEEDS, leads, strict=True)
@@ -336,7 +336,8 @@ def test_a_missing_curve_is_incomplete() -> None:
 
 
 def test_the_specs_of_each_preset_are_those_that_its_result_was_measured_with() -> None:
-    """By the SHA-256 of its specs. A preset that is meant to change has another digest here."""
+    """Compare the SHA-256 of the specs. If you change a preset deliberately, change its digest
+    here."""
     specs = {
         name: [spec.model_dump(mode="json", exclude_unset=True) for spec in preset.specs]
         for name, preset in PRESETS.items()

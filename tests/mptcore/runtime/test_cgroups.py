@@ -1,4 +1,4 @@
-"""What control groups leave to a process: in folders as Linux shows them."""
+"""Limits that control groups set for a process, in folders as on Linux."""
 
 import os
 from pathlib import Path

@@ -72,7 +72,7 @@ def test_a_run_that_goes_on_on_a_gpu_gives_each_point_once(tmp_path: Path) -> No
 
 
 def places(lines: list[str]) -> list[tuple[Any, ...]]:
-    """Which records they are, whatever they measured."""
+    """Return the identity of each record, without measured values."""
     found = map(json.loads, lines)
     return [(one["seq"], one["record"], one.get("x"), one.get("name")) for one in found]
 

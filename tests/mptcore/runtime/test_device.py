@@ -1,4 +1,4 @@
-"""Where a run is computed, how freely, and what is said of that."""
+"""Device and settings of a run, and the description that the run gives of them."""
 
 import io
 import json
@@ -57,7 +57,7 @@ def test_how_freely_a_gpu_computes() -> None:
 
 
 def resumed(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What a run says of its environment that goes on from the checkpoints in a folder."""
+    """Return the environment of a run that resumes from the checkpoints in a folder."""
     out = io.StringIO()
     files = [str(path) for path in checkpoint.files(folder)]
     assignment = Assignment(spec_of(spec), resume=Resume(files=files, after=1))

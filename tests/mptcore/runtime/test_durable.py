@@ -23,8 +23,8 @@ def test_nothing_is_left_of_a_file_that_could_not_be_written(
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was synced, and whether the file had its name by then. Another process that writes the
-    same file writes aside of its own."""
+    """Record each sync and whether the file had its final name by then. Another process that writes
+    the same file uses a separate temporary file."""
     path, synced = tmp_path / "a", list[tuple[str, bool]]()
     real = os.fsync
 

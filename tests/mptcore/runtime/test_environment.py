@@ -1,4 +1,4 @@
-"""What a supervised run says of what it is computed with."""
+"""The environment that a supervised run reports."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""How it is known that memory ran out, and that less of it does."""
+"""Detection of memory exhaustion, and the retry with less memory."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_other_errors_are_not_it() -> None:
 
 
 def squares(most: int, seen: list[int], numbers: Tensor) -> Tensor:
-    """Of as many numbers as there is memory for."""
+    """Return the squares of as many numbers as fit into memory."""
     seen.append(len(numbers))
     if len(numbers) > most:
         raise torch.OutOfMemoryError

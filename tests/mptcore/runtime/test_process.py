@@ -1,4 +1,4 @@
-"""What a run asks of its process."""
+"""Settings that a run makes for its process."""
 
 import ctypes
 import os
@@ -44,7 +44,7 @@ def test_large_temporaries_are_not_cleared_anew() -> None:
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What is asked of Linux for this process, and not done."""
+    """Record the calls to Linux for this process without executing them."""
     found: list[tuple[Any, ...]] = []
     libc = SimpleNamespace(
         prctl=lambda *given: found.append(("prctl", *given)),

@@ -24,7 +24,7 @@ from tests.support.specs import SMALL, line
 
 
 def test_memory_that_torch_does_not_get_is_told() -> None:
-    """By a failure record; torch says it in words of its own."""
+    """The run sends a failure record; torch reports the error in a different form."""
 
     def hungry(*arguments: object) -> Iterator[None]:
         yield None
@@ -72,7 +72,7 @@ def test_what_takes_long_is_saved_less_often(
 
 @pytest.fixture
 def pen(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """What is being written waits for it."""
+    """Semaphore that a pending write must acquire before it continues."""
     held = threading.Semaphore(0)
     real = Snapshot.save
 
@@ -118,7 +118,7 @@ def test_progress_has_no_place_among_the_records(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_while_it_is_saved(tmp_path: Path, pen: threading.Semaphore) -> None:
-    """And is not saved again meanwhile."""
+    """No second save begins during the first."""
 
     def steps(*arguments: object) -> Iterator[Log]:
         yield Log("info", "one")
@@ -164,7 +164,7 @@ def test_a_run_of_its_own_keeps_the_two_latest(
 
 
 def test_a_stop_waits_for_what_is_being_saved(tmp_path: Path, pen: threading.Semaphore) -> None:
-    """And for what is saved then."""
+    """The stop also waits for the save that begins then."""
 
     def steps(*arguments: object) -> Iterator[Log]:
         yield Log("info", "one")

@@ -66,7 +66,7 @@ def test_what_is_saved_is_what_the_run_was_when_the_snapshot_was_taken(tmp_path:
 def test_nothing_is_left_of_what_could_not_be_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the disk is full for safetensors, which says it in its own way, or at the end."""
+    """The disk is full either for safetensors, which raises its own error, or at the end."""
 
     def full(*arguments: object) -> None:
         raise SafetensorError("No space left on device")

@@ -1,4 +1,4 @@
-"""What a run remembers: scores, and how far it is."""
+"""State of a run: scores and progress."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""How many masks a spec scores, of which sizes, and over which grids."""
+"""Number and sizes of the masks that a spec scores, and the grids it uses."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a spec says that its run takes of the memory."""
+"""The memory estimate of a spec."""
 
 import json
 from typing import Any

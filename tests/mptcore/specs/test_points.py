@@ -1,4 +1,4 @@
-"""How many points a spec says that its run writes, beside what the run writes."""
+"""The estimated number of points of a spec, compared with the points that the run writes."""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,4 @@
-"""What users read of a spec that is refused, word for word: refused.ndjson has a case a line."""
+"""Messages about refused specs, word for word; refused.ndjson has one case per line."""
 
 import json
 from pathlib import Path

@@ -125,7 +125,7 @@ LARGE = "/evaluate/masks/per_size"
 
 
 def test_the_work_that_is_accepted_is_that_of_thirty_days() -> None:
-    """By two cores, as docs/speed.md has them."""
+    """The limit is for two cores, as docs/speed.md describes."""
     spec = deepcopy(GOOD)
     spec["model"] |= {"latent_dim": 50, "init": "random"}
     spec["data"]["dim"] = 784

@@ -34,7 +34,7 @@ def no_curves(epoch: int) -> Iterator[Step]:
 
 
 def test_a_resumed_training_keeps_the_plans_of_its_evaluations() -> None:
-    """And saves them again."""
+    """It also saves the plans again."""
     plans: Any = ("one plan", "another plan")
     session = Session()
     resumed = TrainingState(2, 5, 20, plans, {})

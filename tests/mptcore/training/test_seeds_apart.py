@@ -65,7 +65,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def numbers_of(spec: dict[str, Any], seeds: list[int]) -> Numbers:
-    """What is recorded for seed 44, where it is finite and final."""
+    """Return the recorded values for seed 44 that are finite and final."""
     found: Numbers = {}
     for record in run(spec_of({**spec, "seeds": seeds, "compute": {"threads": 1}})):
         if isinstance(record, Point | Metric) and record.labels.get("seed") == 44:

@@ -1,4 +1,4 @@
-"""Who did what is written with the deed, and no one changes it."""
+"""Each audit entry is written together with the action and cannot be changed."""
 
 import sqlite3
 from contextlib import closing
@@ -35,7 +35,7 @@ def test_the_audit_is_append_only(either: Database, statement: str) -> None:
 
 
 def test_sqlite_replaces_no_line(settings: Settings, database: Database) -> None:
-    """By a connection of someone else's, without our settings; a new line is still accepted."""
+    """Use a connection without our settings; it can still insert a new line."""
     with database.transaction() as session:
         audit.note(session, "a test", "test.done", "1")
     columns = "id, at, actor, action, object_id, details"

@@ -1,4 +1,4 @@
-"""What is shared can be started from; what is private is no one else's, by no way around."""
+"""Shared objects can be used by others; private ones cannot be reached in any way."""
 
 from typing import Any
 

@@ -73,7 +73,7 @@ def told(api: TestClient, key: str) -> str:
 
 
 def test_a_checksum_is_that_of_githubs_tokens() -> None:
-    """Of 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, which GitHub published as an example."""
+    """Use 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, which GitHub published as an example."""
     assert checksum("zQWBuTSOoRi4A9spHcVY5ncnsDkxkJ") == "0mLq17"
     assert checksum("") == "000000"
 

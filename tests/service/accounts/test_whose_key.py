@@ -1,4 +1,4 @@
-"""Whose key it is, what is no key, and the file that the first key is kept in."""
+"""Owners of keys, invalid keys, and the file with the first key."""
 
 import hashlib
 import re
@@ -156,7 +156,7 @@ def test_a_key_of_the_store_has_what_its_users_role_may(
 
 
 def test_whose_several_keys_are(database: Database, tmp_path: Path) -> None:
-    """Those that serve, of those that are asked for."""
+    """Only valid keys among the requested ones are returned."""
     keys = {name: made(database, name, tmp_path / name) for name in ("ada", "bob", "cy", "di")}
     ids = {name: key.split("_")[1] for name, key in keys.items()}
     with database.transaction() as session:

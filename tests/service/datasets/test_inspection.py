@@ -1,4 +1,4 @@
-"""What looks into uploads: a process of its own, which has little and does not outlive the API."""
+"""Inspection of uploads in a separate limited process that ends with the API."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a user may keep, and how many uploads at once."""
+"""Limits on a user's stored data and simultaneous uploads."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -364,7 +364,7 @@ def test_a_disk_that_fails_after_the_move(
 def test_a_sweep_bears_another_at_the_same_time(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two folders that the first sweep saw, the second removes both."""
+    """The first cleanup saw two folders; a second one removes both."""
     for name in ("a", "b"):
         (settings.all_incoming / name).mkdir(parents=True)
         os.utime(settings.all_incoming / name, (0, 0))

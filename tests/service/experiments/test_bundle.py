@@ -1,4 +1,4 @@
-"""What a bundle holds, and that its README's command gives its records again."""
+"""Content of a bundle; the command in its README reproduces its records."""
 
 import csv
 import io
@@ -58,7 +58,7 @@ def unzipped(api: TestClient, experiment_id: str, folder: Path) -> Path:
 
 
 def shell(command: str, folder: Path) -> str:
-    """What a command of the README prints, in the folder that it is in."""
+    """Run a command of the README in its folder and return the output."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

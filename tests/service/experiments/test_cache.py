@@ -1,4 +1,4 @@
-"""What was computed before answers for what would compute the same; and nothing else does."""
+"""An earlier result answers an equal submission, and only an equal one."""
 
 import os
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_the_same_spec_is_answered_with_what_it_gave(admin: TestClient) -> None:
 def test_nothing_that_was_sent_is_passed_over(
     admin: TestClient, said: dict[str, Any], route: str
 ) -> None:
-    """What computed the same stands under another name, or is not shared: it does not answer."""
+    """An equal experiment with another name, or not shared, does not answer."""
     of_before: dict[str, Any] = {"name": "a", "tags": ["a"], "note": "a"}
     one = computed(admin, **of_before)
     for beside, answers in (({}, True), (of_before, True), ({**of_before, **said}, False)):
@@ -205,7 +205,7 @@ TEXT = {
 
 @pytest.fixture
 def folders(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Of a service that sees the lab's data and checkpoints."""
+    """Folders of a service that has the data and checkpoints of the lab."""
     for name in ("models/tiny", "models/bert-base", "data/text", "data/glue/cola"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "models/tiny/config.json").write_text("{}")

@@ -28,7 +28,8 @@ def submitted(api: TestClient, count: int, key: str | None = None, **beside: Any
 def test_an_administrator_ends_a_users_backlog(
     admin: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by single cancels: events, webhooks, what waits for them, and a line of the audit each."""
+    """The effects equal those of single cancels: events, webhooks, waiting experiments and audit
+    lines."""
     monkeypatch.setattr(cancelling, "MAX_CANCELLED", 3)
     database = database_of(admin)
     key = member(admin)["key"]

@@ -1,4 +1,4 @@
-"""What is deleted, by its owner or by age and quota: no one sees it, and in time it is gone."""
+"""Objects deleted by their owner, or by age and quota, are hidden immediately and removed later."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def submit(
 
 
 def becomes(api: TestClient, experiment_id: str, status: Status, ago_s: float = 0.0) -> None:
-    """As if it had ended so long ago."""
+    """Set the status; an experiment with a terminal status ended `ago_s` seconds ago."""
     values = {"status": status, "finished_at": now() - ago_s if status in TERMINAL else None}
     with database_of(api).transaction() as session:
         session.execute(update(Experiment).where(Experiment.id == experiment_id).values(**values))
@@ -56,7 +56,7 @@ def leave_file(api: TestClient, settings: Settings, experiment_id: str, size: in
 
 
 def rows(database: Database) -> dict[str, int]:
-    """How many each table has."""
+    """Number of rows of each table."""
     with database.snapshot() as session:
         return {
             name: session.scalar(select(func.count()).select_from(table)) or 0

@@ -1,4 +1,4 @@
-"""What a spec names by id is looked up for every family, one that it never saw too."""
+"""References by id are resolved for every family, including new ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is stored of a submission, what one key makes once, and what others do not see."""
+"""Stored submissions, idempotency keys, and visibility for other users."""
 
 from dataclasses import replace
 from typing import Any
@@ -95,7 +95,8 @@ def test_metrics_and_artifacts_come_in_the_order_of_their_records(database: Data
 
 
 def refused(database: Database, most: int, priority: int = 0, more: int = 1) -> tuple[str, str]:
-    """Why a user may not have so many more, by a word and in a sentence; empty where it may."""
+    """Return the reason, as a word and a sentence, why a user may not submit this number; empty if
+    it is allowed."""
     with database.transaction() as session:
         try:
             quota.check_limits(session, ME, priority, more, FairShare(max_submitted=most))
@@ -105,7 +106,8 @@ def refused(database: Database, most: int, priority: int = 0, more: int = 1) -> 
 
 
 def test_no_more_than_the_limit_of_those_that_have_not_ended(database: Database) -> None:
-    """Those of others and those that have ended do not count; the user's own limit goes first."""
+    """Experiments of others and finished ones do not count; the limit of the user is checked
+    first."""
     with database.snapshot() as session:
         assert quota.submitted_of(session, ME, FairShare(max_submitted=3)) == (0, 3)
     with database.transaction() as session:
@@ -137,7 +139,7 @@ def test_no_priority_that_jumps_without_leave(database: Database) -> None:
 
 
 def test_the_queue_of_a_user_is_in_the_order_in_which_it_runs(database: Database) -> None:
-    """What is held comes last. Its specs are not read."""
+    """Held experiments are last. Specs are not loaded."""
     first, second, held, urgent, running = (
         submit(database, priority=priority).id for priority in (0, 0, 9, 1, 0)
     )

@@ -232,7 +232,7 @@ def test_what_ran_is_put_back_behind_a_fence(
 
 
 def test_an_earlier_backup_is_brought_up_to_date(settings: Settings, tmp_path: Path) -> None:
-    """What is there already is not copied again; what is cut off or changed is."""
+    """Existing files are not copied again; truncated or changed files are."""
     for name in ("artifacts/a/1/kept", "artifacts/a/1/changed", *LEFT_OUT):
         file = settings.store / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -252,7 +252,7 @@ def test_an_earlier_backup_is_brought_up_to_date(settings: Settings, tmp_path: P
 def test_files_are_copied_before_the_database_and_after(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What goes and what comes while the database is copied: it may name both."""
+    """The database may refer to files that are added or removed while it is copied."""
     for name in ("old", "new"):
         settings.checkpoints(name).mkdir(parents=True)
     old, new = settings.checkpoints("old") / "file", settings.checkpoints("new") / "file"

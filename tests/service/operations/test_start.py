@@ -1,4 +1,4 @@
-"""What a process finds at its start, and what it makes of it."""
+"""State that a process finds at its start, and its reaction."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_a_process_makes_its_files_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_what_an_api_process_has_loaded_is_not_searched_for_garbage(settings: Settings) -> None:
-    """With the OpenAPI document, which no request has to wait for."""
+    """The OpenAPI document is included, so no request waits for it."""
     script = (
         "import gc, service.__main__ as api\n"
         "def run(server):\n"

@@ -1,4 +1,4 @@
-"""What is chosen to run next, and what is passed over."""
+"""Choice of the next experiment, and experiments that are passed over."""
 
 import time
 
@@ -105,7 +105,8 @@ def test_only_what_is_queued_is_chosen(database: Database, status: str) -> None:
 def test_no_run_on_a_gpu_without_the_memory_for_it(
     database: Database, free: float, takes: float | None, may: bool
 ) -> None:
-    """Of the idle GPU that has most. What a run takes that says nothing is not known."""
+    """Use the idle GPU with the most free memory. The need of a run without an estimate is
+    unknown."""
     idle_gpu(database, free)
     if free:
         idle_gpu(database, free - 1, name="smaller")

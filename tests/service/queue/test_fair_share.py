@@ -159,8 +159,8 @@ def test_what_an_administrator_lets_jump_goes_first(either: Database) -> None:
 
 
 def test_what_is_under_way_counts_before_it_ends(either: Database) -> None:
-    """Of four slots that are free at once, each of two users has two; and one whose long runs have
-    not ended yet is not taken for one who has had nothing, and given the next two."""
+    """Each of two users gets two of four slots that are free at once. A user with unfinished long
+    runs does not count as a user without usage, and does not get the next two slots."""
     lab = SharedLab(either, FairShare(), cpus=4)
     first, second = lab.user("first"), lab.user("second")
     lab.submit(first, 4, 1000 * JOB_S)
@@ -203,8 +203,8 @@ def test_the_limit_of_running_ones_under_concurrent_dispatchers(either: Database
 def test_nothing_of_a_held_user_starts_until_it_may(
     either: Database, columns: dict[str, Any]
 ) -> None:
-    """What runs when the user is disabled goes on, and what is queued waits, whatever its priority;
-    others are not held up."""
+    """Runs of a disabled user continue; queued experiments wait, whatever their priority. Other
+    users are not delayed."""
     lab = SharedLab(either, FairShare(), cpus=2)
     held, other = lab.user("held", may_jump=True), lab.user("other")
     runs = lab.submit(held, 1, JOB_S)

@@ -60,7 +60,7 @@ def test_who_reads_what_is_anothers_is_not_told_of_its_own_limit(database: Datab
 
 
 def test_a_position_is_how_many_then_run_before_it(either: Database) -> None:
-    """Where runs take as long as the last ones: of users of different shares and usage."""
+    """Runs take as long as the previous ones; users have different shares and usage."""
     generator = random.Random(2)
     lab = SharedLab(either, FairShare())
     users = [1, lab.user("b", shares=2), lab.user("c", may_jump=True), lab.user("d", shares=3)]
@@ -168,7 +168,7 @@ def test_a_start_far_off_is_told_less_precisely(free_in_s: float, told_s: float)
 
 
 def test_a_start_is_by_the_pace_of_what_runs(either: Database) -> None:
-    """Which counts from when it was told, and holds for one that was resumed."""
+    """The speed is measured from the first report, and holds for a resumed run."""
     lab = SharedLab(either, FairShare(), cpus=1)
     (running,) = lab.submit(1, 1, 1000.0)
     (waits,) = lab.submit(1, 1, JOB_S)

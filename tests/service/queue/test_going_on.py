@@ -1,5 +1,5 @@
-"""What a run that goes on from a checkpoint keeps of its earlier attempt: every record up to the
-checkpoint's, none after."""
+"""A run that resumes from a checkpoint keeps all earlier records up to the checkpoint and none
+after it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is held back costs a choice nothing, and is let go when its time has come."""
+"""Held experiments cost a choice nothing and are released at the right time."""
 
 from contextlib import closing
 from typing import Any

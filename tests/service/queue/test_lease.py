@@ -1,4 +1,4 @@
-"""What each step of an attempt writes, exactly, and that it writes nothing of other experiments."""
+"""The exact writes of each step of an attempt; it writes nothing of other experiments."""
 
 import time
 from collections.abc import Callable
@@ -198,7 +198,7 @@ def test_a_claim_has_a_slot_of_its_queue(database: Database, queue: Queue | None
 
 
 def test_a_claim_by_another_core_answers_for_no_other(database: Database) -> None:
-    """What it computes is not what the key says: the key goes."""
+    """The result no longer matches the cache key, so the key is deleted."""
     for key in (core_digest() + "rest", "other core"):
         experiment_id = submitted(database)
         change(database, experiment_id, cache_key=key)

@@ -18,8 +18,8 @@ from tests.support.shared_lab import SharedLab
 
 
 def test_gpu_hours_of_a_day_are_limited(either: Database) -> None:
-    """Who has had them begins no other run on a GPU until enough of them is a day ago, and keeps
-    the CPU; of a run that began before the day's begin only what is within it counts."""
+    """A user at the limit starts no other GPU run until enough hours are older than a day, and
+    keeps the CPU. Of a run that began earlier, only the part within the day counts."""
     hour_s, day_s = 3600.0, 86_400.0
     lab = SharedLab(either, FairShare(max_gpu_hours_a_day=10), cpus=1, gpus=1)
     free, limited = lab.user("free", max_gpu_hours_a_day=1000), lab.user("limited")
@@ -44,7 +44,7 @@ def test_gpu_hours_of_a_day_are_limited(either: Database) -> None:
 
 
 def had_s(starts: list[float], at: float, length_s: float) -> float:
-    """Of slots within the day before, by the runs that had begun before."""
+    """Return the seconds of slots within the last day, from runs that began before."""
     ends = [(max(s, at - 86_400), min(s + length_s, at)) for s in starts if s < at]
     return sum(max(0.0, end - begin) for begin, end in ends)
 
@@ -84,7 +84,7 @@ def test_the_ledger_adds_up_however_it_is_folded(either: Database) -> None:
 
 
 def _integral(use: ledger.Use, clock: float, half_life_s: float) -> float:
-    """By the midpoint rule, of a thousand steps."""
+    """Integrate by the midpoint rule with a thousand steps."""
     end = clock if use.ended_at is None else use.ended_at
     step_s = (end - use.started_at) / 1000
     middles = (use.started_at + (i + 0.5) * step_s for i in range(1000))

@@ -66,7 +66,7 @@ def dispatch(database: Database) -> Dispatch | None:
 
 
 def claim(database: Database, chosen: Dispatch, worker: str) -> bool:
-    """As a slot does, of the GPU that its worker's last heartbeat told of."""
+    """Claim as a slot does, with the GPU of its worker's last heartbeat."""
     with database.transaction() as session:
         room = workers.room_at(session, worker)
         number = chosen.dispatch_no
@@ -227,7 +227,7 @@ def _finish(database: Database, by_spec: int, peak: int) -> None:
 
 
 def test_a_run_leaves_its_peak(settings: Settings, database: Database, tmp_path: Path) -> None:
-    """Of main memory, for a run on a CPU: the resident size, torch's own included."""
+    """For a CPU run it is the resident size in main memory, including torch."""
     with database.transaction() as session:
         spec = ppca_spec(data__dim=60, evaluate__masks__per_size=1500)
         stored.submit(session, 1, Submission.model_validate({"spec": spec}))
@@ -244,7 +244,7 @@ def test_a_run_leaves_its_peak(settings: Settings, database: Database, tmp_path:
 
 
 def test_what_a_worker_says_of_its_gpu(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the fourth: 31 GiB are a stranger's, 5 GiB those of run 42."""
+    """On the fourth GPU, 31 GiB belong to another process and 5 GiB to run 42."""
     cards = [Card(f"GPU-{i}", 44 * GIB, {7: 31 * GIB, 42: 5 * GIB}) for i in range(4)]
     monkeypatch.setattr(gpus, "pynvml", Nvml(*cards))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")

@@ -1,4 +1,5 @@
-"""Which workers an experiment goes to, where it stands among those that want the same, and why."""
+"""Workers that can run an experiment, its position among the others, and the reason why it
+waits."""
 
 import random
 import threading
@@ -266,7 +267,7 @@ def test_answers_share_a_scene_for_as_long_as_the_settings_say(settings: Setting
 
 
 def test_many_places_are_those_of_each(either: Database) -> None:
-    """By the definition: who comes before it on the shorter of the queues that it waits in."""
+    """The definition: experiments before it in the shorter of the queues in which it waits."""
     generator = random.Random(1)
     register(either, gpu=1, cpu=1)
     ids = [

@@ -1,4 +1,4 @@
-"""How far a run is and when it will be done, as the API tells it."""
+"""Progress and expected end of a run in the API."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What was under way when a backup was made, in the database that it was restored to."""
+"""Runs that were active when a backup was made, in the restored database."""
 
 import time
 
@@ -62,7 +62,7 @@ def test_what_was_on_its_way_to_a_worker_waits_again(database: Database) -> None
 def test_what_was_not_under_way_stays_as_it_is(
     database: Database, status: str, raised: int
 ) -> None:
-    """But what may run again has numbers that no worker from before knows."""
+    """Runnable experiments get numbers that earlier workers do not know."""
     experiment_id = submitted(database)
     change(database, experiment_id, status=Status(status), attempt=3, dispatch_no=5)
     assert begin_anew(database) == 0

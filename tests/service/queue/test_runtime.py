@@ -1,4 +1,4 @@
-"""How long a run would take: learned from others, with a spread that holds."""
+"""Run time estimated from other runs, with a reliable interval."""
 
 import math
 import random
@@ -82,7 +82,8 @@ def present(api: TestClient, *hosts: str) -> None:
 
 
 def test_a_machine_has_its_own_time(admin: TestClient) -> None:
-    """Where workers of it are there, and enough has run on it; the slowest of these is told."""
+    """The machine needs present workers and enough finished runs; the slowest machine is
+    reported."""
     for host, took_s in (("fast", 10.0), ("slow", 40.0), ("gone", 90.0), ("new", 70.0)):
         for _ in range(1 if host == "new" else MIN_RUNS):
             ran(admin, took_s, worker=f"{host}:7")
@@ -123,8 +124,8 @@ def test_a_validation_says_what_is_computed_already(admin: TestClient) -> None:
 
 @pytest.mark.parametrize(("runs", "slope"), [(9, 0.0), (30, 0.7)])
 def test_four_of_five_runs_are_within_what_is_said(runs: int, slope: float) -> None:
-    """Of a thousand labs, the next run of each: 80 %, less what a line fitted to few runs costs,
-    within five standard errors."""
+    """Check the next run in each of a thousand labs: 80 %, less the loss from fitting a line to few
+    runs, within five standard errors."""
     generator = random.Random(1)
     inside, labs = 0, 1000
     for _ in range(labs):

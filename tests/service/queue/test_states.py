@@ -120,7 +120,7 @@ def test_no_cancel_is_lost_between_two_states(lab: Settings) -> None:
 
 
 def told(database: Database) -> list[tuple[str, str]]:
-    """What a webhook is to tell, of which experiments."""
+    """Return the pending webhook notifications and their experiments."""
     with database.snapshot() as session:
         rows = session.execute(select(Delivery.experiment_id, Delivery.status))
         return sorted((one, status) for one, status in rows)
@@ -168,7 +168,7 @@ def sweep(database: Database, **beside: Any) -> str:
 def test_what_is_resumed_waits_for_its_turn_in_its_sweep(
     database: Database, concurrency: int | None
 ) -> None:
-    """Where that has a limit."""
+    """The sweep has a limit."""
     one = submitted(database)
     change(database, one, sweep_id=sweep(database, concurrency=concurrency))
     request(database, one, PAUSE)
@@ -179,8 +179,8 @@ def test_what_is_resumed_waits_for_its_turn_in_its_sweep(
 
 @pytest.mark.usefixtures("webhook")
 def test_a_sweep_is_cancelled_as_a_whole(database: Database, other: str) -> None:
-    """What waits at once, a run by its worker, and what comes after fails; what has ended and what
-    is of another sweep stays."""
+    """Waiting experiments end immediately, a run ends through its worker, and dependent ones fail.
+    Finished experiments and those of other sweeps do not change."""
     mine, others = sweep(database), sweep(database)
     points = {}
     for status in (Status.QUEUED, Status.DISPATCHED, Status.PAUSED, Status.RUNNING, Status.FAILED):

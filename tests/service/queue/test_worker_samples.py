@@ -1,4 +1,4 @@
-"""What is kept of how the workers did: a sample a minute, for a day, on either database."""
+"""Stored samples of the workers: one a minute, for a day, on both databases."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ def kept(database: Database) -> list[WorkerSample]:
 
 
 def test_one_sample_a_minute(either: Database) -> None:
-    """Of whether it has a run, and of the GPU's memory where it has one."""
+    """A sample tells whether the worker has a run, and the memory of its GPU if it has one."""
     claimed(either)  # by the worker w
     with either.transaction() as session:
         for _ in range(2):

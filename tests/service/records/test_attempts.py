@@ -1,4 +1,4 @@
-"""What each attempt was computed with, as the API tells it."""
+"""The environment of each attempt in the API."""
 
 from typing import Any
 

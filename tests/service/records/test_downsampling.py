@@ -1,4 +1,4 @@
-"""Which points of a line are shown: the ends, and all that stands out."""
+"""Points kept of a line: its ends and all extremes."""
 
 import numpy as np
 import pytest

@@ -12,7 +12,7 @@ from tests.support.attempts import claimed
 
 @pytest.fixture
 def url(database: Database) -> str:
-    """Of the log of an experiment with four lines in it, beside a point."""
+    """URL of the log of an experiment with four lines and a point."""
     claim = claimed(database)
     batch = Batch()
     for seq, level in enumerate(["info", "warning", "info", "warning"], 1):

@@ -1,4 +1,4 @@
-"""What becomes of each record in the tables, to the last column."""
+"""Columns that each record sets in the tables."""
 
 import time
 from typing import Any
@@ -237,7 +237,7 @@ def test_progress_stays_until_there_is_more(database: Database, claim: Claim) ->
 
 
 def test_progress_says_its_stage_and_when_it_ends(database: Database, claim: Claim) -> None:
-    """And not that of earlier progress."""
+    """Earlier progress does not change the stage."""
     told = {"seq": None, "record": "progress", "done": 3, "total": 9, "unit": "masks"}
     staged = batch_of(told | {"stage": {"seed": 4}})
     staged.eta_s = 60.0

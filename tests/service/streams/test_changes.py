@@ -45,8 +45,8 @@ def changed(database: Database, changes: Changes) -> set[str | int]:
 
 
 def test_an_event_that_comes_to_light_late_is_not_passed_over(far: Database) -> None:
-    """Of two transactions the one with the lower event id commits last. Listeners of the other
-    experiment are woken at once, and again when the horizon has passed its event."""
+    """The transaction with the lower event id commits last. Listeners of the other experiment wake
+    at once, and again when the horizon has passed its event."""
     slow_one, quick_one = submitted(far), submitted(far)
     changes = Changes()
     changed(far, changes)
@@ -149,7 +149,7 @@ def test_only_writers_of_events_hold_the_horizon_back(
 def test_a_look_that_fails_takes_nothing_away(
     far: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the database could not tell to its end is told by the next look."""
+    """The next poll reports the changes that the failed one could not read."""
     one = submitted(far)
     changes = Changes()
     changed(far, changes)

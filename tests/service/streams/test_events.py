@@ -54,7 +54,7 @@ def kinds(events: dict[str, Any]) -> list[str]:
 
 
 def xs(events: dict[str, Any]) -> list[float]:
-    """Of all points."""
+    """Return the x values of all points."""
     return [
         x
         for one in events["items"]
@@ -177,7 +177,7 @@ def test_what_is_no_id_is_refused(api: TestClient, after: str) -> None:
 
 
 def test_all_of_ones_own(api: TestClient) -> None:
-    """And no one else's, shared or not."""
+    """Events of other users are not included, even if shared."""
     theirs = bearer(member(api)["key"])
     database = database_of(api)
     mine = submitted(database)
@@ -242,7 +242,7 @@ def test_a_sweeps_experiments_that_are_not_shared_are_left_out(api: TestClient) 
 
 
 def test_an_id_that_is_gone_is_not_given_again(admin: TestClient) -> None:
-    """Of a line of a log that a run takes back, on SQLite too."""
+    """The line of a log was deleted by a restarted run; SQLite too does not reuse its id."""
     database = database_of(admin)
     claim = claimed(database)
     recorded(admin, claim, log(1))

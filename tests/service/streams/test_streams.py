@@ -50,7 +50,7 @@ def database(place: Settings) -> Database:
 
 
 def recorded(database: Database, claim: Claim, *seqs: int) -> None:
-    """Of each a point and the progress so far."""
+    """Commit a point and a progress record for each number."""
     batch = Batch()
     for seq in seqs:
         batch.add({"seq": seq, "record": "point", "series": "score", "labels": {}, "x": seq,
@@ -175,7 +175,7 @@ def test_who_may_not_listen_any_more_is_told(client: httpx.Client, database: Dat
 
 
 def test_the_streams_of_a_browser_end_when_it_is_signed_out(client: httpx.Client) -> None:
-    """Those of another browser with the same key go on."""
+    """Streams of another browser with the same key continue."""
     key = client.headers["Authorization"].removeprefix("Bearer ")
     own_page = {"Sec-Fetch-Site": "same-origin"}
     with ExitStack() as stack:
@@ -279,7 +279,7 @@ def test_a_stream_is_pinged_while_the_horizon_is_unknown(
 
 
 def has_been_woken(poller: Poller, listeners: int) -> bool:
-    """Whether there are so many, and each was there when a look began."""
+    """Return whether this number of listeners was present when a poll began."""
     return len(poller._listeners) == listeners and not poller._new
 
 

@@ -190,7 +190,7 @@ def test_two_at_once_make_one(
 
 
 def test_a_request_that_made_nothing_leaves_its_key_free(admin: TestClient) -> None:
-    """Nothing of a sweep had failed."""
+    """No experiment of the sweep had failed."""
     made = send(admin, "/v1/sweeps", BODIES["/v1/sweeps"], None).json()
     retry = made["urls"]["retry"]
     assert [send(admin, retry).json() for _ in range(2)] == [{"count": 0}] * 2

@@ -1,4 +1,4 @@
-"""What a sweep stores is bounded, and prepared while no other user waits for it."""
+"""The storage of a sweep is limited, and other users do not wait for its preparation."""
 
 import sqlite3
 from collections.abc import Callable
@@ -113,7 +113,7 @@ def test_points_that_are_all_wrong_are_given_up_soon(api: TestClient, validated:
 
 @pytest.fixture
 def while_it_prepares(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
-    """What is done, once, when the next spec of a request has been judged."""
+    """Functions to call once, after the next spec of a request has been checked."""
     todo: list[Callable[[], object]] = []
     find_key = CacheKeys.key
 

@@ -1,4 +1,4 @@
-"""Which errors of a database pass, and which text it keeps: on the real ones."""
+"""Transient errors and stored texts of a database, tested with the real ones."""
 
 import resource
 import sqlite3
@@ -67,7 +67,7 @@ def test_idle_too_long_in_a_transaction_passes(lab: Settings) -> None:
 def test_a_full_disk_is_reported(
     settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the requests that fail, and by /readyz until space is free."""
+    """Requests fail, and /readyz reports it, until space is free."""
     key = settings.key_file.read_text().strip()
     app = create_app(settings)
     with TestClient(app, headers={"Authorization": f"Bearer {key}"}) as api:

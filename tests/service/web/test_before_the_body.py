@@ -115,7 +115,7 @@ def keys(settings: Settings, database: Database) -> dict[str, str]:
 
 
 def test_no_body_is_read_for_a_key_that_is_refused(app: FastAPI, keys: dict[str, str]) -> None:
-    """Of any route: also of those that are added later."""
+    """Check all routes, including those added later."""
     answered: dict[str, set[str]] = {kind: set() for kind in ("no key", *keys)}
 
     async def ask_all() -> None:

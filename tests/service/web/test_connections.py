@@ -1,4 +1,4 @@
-"""What a connection may cost before there is a request."""
+"""Cost of a connection before there is a request."""
 
 import asyncio
 import re
@@ -204,7 +204,7 @@ class Sending(asyncio.Transport):
 
 
 def test_who_takes_an_answer_slowly_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only who takes nothing any more."""
+    """Only clients that read nothing are disconnected."""
     monkeypatch.setattr(connections, "STALL_S", 0.01)
     transport = Sending([9, 8, 7, 6, 5, 5])
 
@@ -308,7 +308,7 @@ def test_where_none_is_idle_the_body_that_is_awaited_longest_makes_room(
 def test_a_connection_is_refused_where_all_others_are_busy(
     for_three: int, settings: Settings
 ) -> None:
-    """With uploads, which no other connection replaces."""
+    """All other connections are uploads, which are never replaced."""
     key = settings.key_file.read_bytes().strip()
     head = b"POST /v1/datasets?name=a.npy HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + key
     with ExitStack() as stack:

@@ -73,7 +73,7 @@ def test_every_problem_is_a_problem(document: dict[str, Any]) -> None:
 
 
 def test_every_link_leads_to_an_operation(document: dict[str, Any]) -> None:
-    """Which takes the parameter that it is given."""
+    """The operation accepts the parameter of the link."""
     by_id = {operation["operationId"]: operation for _, operation in operations(document)}
     made = set()
     for name, operation in operations(document):
@@ -181,7 +181,7 @@ tests/service/streams."""
 def test_every_answer_that_is_promised_is_given(
     api: TestClient, database: Database, settings: Settings, document: dict[str, Any]
 ) -> None:
-    """And no other: each operation is asked for all that its document says."""
+    """No other answer is given: each operation is tested for all documented answers."""
     given: set[tuple[str, str, str]] = set()
     for name, operation in operations(document):
         for how in TAKES.get(name, [{}]):

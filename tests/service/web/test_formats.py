@@ -32,7 +32,7 @@ POINTS = [
 
 @pytest.fixture
 def path(database: Database) -> str:
-    """Where the curves are of a run that has ended."""
+    """Path of the curves of a finished run."""
     claim = claimed(database)
     batch = Batch()
     for one in POINTS:

@@ -1,4 +1,4 @@
-"""What every answer carries, and who is answered."""
+"""Headers of every answer, and the callers that get an answer."""
 
 import pytest
 from fastapi.testclient import TestClient

@@ -101,7 +101,8 @@ def test_of_a_long_list_the_first_errors_are_made(
 
 
 def test_the_largest_requests_that_are_meant_are_taken() -> None:
-    """By far: a sweep of 10,000 points of ten fields, a batch of 1,000 whole submissions."""
+    """A sweep of 10,000 points of ten fields, and a batch of 1,000 full submissions, are well
+    within the limit."""
     points = [{f"model.field_{j}": 0.5 for j in range(10)}] * 10_000
     whole = {"spec": ppca_spec(), "name": "a", "tags": ["b"] * 10, "note": "c", "after": ["d"] * 10}
     for body in ({"list": points}, {"experiments": [whole] * 1000}):

@@ -1,6 +1,6 @@
-"""Who may do what: each route for each kind of caller, asked for real.
+"""Permissions: each route is called as each kind of user.
 
-A route that the application has and the matrix has not is an error, and so is the reverse.
+A route that is missing in the matrix, or in the application, is an error.
 """
 
 import re
@@ -367,7 +367,7 @@ def ask(lab: Lab, one: Row, caller: str) -> int:
 
 
 class _Names(dict[str, str]):
-    """What stands in a path; other names are those of the owner's file and series."""
+    """Names for the path parameters; others name the owner's file and series."""
 
     def __missing__(self, name: str) -> str:
         return {"series": "score", "edition": "0"}.get(name, "a.txt")

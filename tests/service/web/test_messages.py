@@ -1,4 +1,4 @@
-"""What is told to people whose request is wrong: what is allowed, in words that they know."""
+"""Messages about wrong requests: they state what is allowed, in words that users know."""
 
 import json
 from collections.abc import Iterator
@@ -52,13 +52,13 @@ def told(answer: Any) -> dict[str, str]:
     ],
 )  # fmt: skip
 def test_a_body_that_is_wrong(api: TestClient, body: Any, pointer: str, detail: str) -> None:
-    """Nothing is told beside the cause."""
+    """The message contains only the cause."""
     answer = api.post("/v1/experiments", json=body)
     assert (answer.status_code, told(answer)) == (422, {pointer: detail})
 
 
 def test_a_body_without_its_type(api: TestClient) -> None:
-    """As curl sends it with -d alone, or without."""
+    """With -d alone, curl sends no JSON content type."""
     content = json.dumps({"spec": SPEC})
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     expected = {"/header/Content-Type": "say Content-Type: application/json"}

@@ -1,4 +1,4 @@
-"""What Prometheus and people see of a history that is known."""
+"""Metrics for Prometheus and pages, from a known history."""
 
 import json
 import re

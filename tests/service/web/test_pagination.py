@@ -16,7 +16,7 @@ LISTS = ["/v1/experiments", "/v1/datasets"]
 
 @pytest.fixture
 def ids(database: Database) -> list[str]:
-    """Of three experiments, which are three data sets as well."""
+    """Ids of three experiments, which are also three data sets."""
     ids = [submitted(database) for _ in range(3)]
     with database.transaction() as session:
         for id_ in ids:

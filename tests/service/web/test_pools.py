@@ -37,7 +37,7 @@ def served(settings: Settings) -> Iterator[TestClient]:
 
 @contextmanager
 def write_lock(settings: Settings) -> Iterator[None]:
-    """Of SQLite, held by another connection while the block runs."""
+    """Write lock of SQLite, held by another connection while the block runs."""
     holder = sqlite3.connect(settings.store / "mptlab.sqlite3", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     yield

@@ -82,7 +82,8 @@ def submit(api: TestClient, spec: dict[str, Any], *tags: str, **beside: Any) -> 
 
 
 def test_runs_of_presets_are_found_however_they_were_submitted(api: TestClient) -> None:
-    """By their spec where they have no tag; by tag where the spec is computed by other means."""
+    """They are found by their spec if they have no tag, and by tag if the spec is computed
+    otherwise."""
     first, second, third = api.get("/v1/presets/table1").json()["specs"]
     assert runs_of(api, "table1") == [None] * 3
     untagged = submit(api, second)

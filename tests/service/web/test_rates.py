@@ -1,4 +1,4 @@
-"""How often one may ask, and how one is told."""
+"""Limits of request rates, and the answers of refused requests."""
 
 import time
 from collections.abc import Iterator
@@ -100,7 +100,7 @@ def test_wrong_keys_are_refused_by_address_and_hurt_no_one_who_is_known(
 
 
 def test_probes_of_health_are_counted_apart(settings: Settings) -> None:
-    """By address too: neither do they take an address's requests, nor the other way round."""
+    """Health checks and other requests have separate limits, also for each address."""
     with served(settings, rate_per_address=3) as api:
         assert statuses(api, 3, **WRONG) == [401, 401, 429]
         found = [api.get("/healthz", headers=WRONG) for _ in range(4)]
@@ -110,7 +110,7 @@ def test_probes_of_health_are_counted_apart(settings: Settings) -> None:
 
 
 def test_a_probe_asks_no_redis(lab: Settings) -> None:
-    """Which may be slow, or away: the process lives."""
+    """Redis may be slow or unreachable, and the process is still alive."""
     with served(lab, rate_per_address=1) as one, served(lab, rate_per_address=1) as other:
         assert [api.get("/healthz").status_code for api in (one, other)] == [200, 200]
 
@@ -141,7 +141,7 @@ def test_a_key_that_is_revoked_is_known_no_more(settings: Settings) -> None:
 def test_addresses_are_a_proxys_word_only_where_it_is_trusted(
     settings: Settings, trusted: str, apart: bool
 ) -> None:
-    """As uvicorn does it under --forwarded-allow-ips."""
+    """Addresses are trusted as uvicorn does with --forwarded-allow-ips."""
     app = create_app(settings.model_copy(update={"rate_per_address": 1}))
     proxied = ProxyHeadersMiddleware(app, trusted)  # type: ignore[arg-type]
     with TestClient(proxied) as api:  # type: ignore[arg-type]

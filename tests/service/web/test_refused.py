@@ -1,4 +1,4 @@
-"""What must be refused, each beside the nearest thing that is not."""
+"""Requests that must be refused, each next to the nearest accepted request."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +42,7 @@ def submitted(api: TestClient, spec: dict[str, Any], **headers: str) -> str:
 
 
 def becomes(database: Database, experiment_id: str, status: Status) -> None:
-    """As if a worker had brought it there."""
+    """Set the state of the experiment as a worker would."""
     with database.transaction() as session:
         session.execute(
             update(Experiment).where(Experiment.id == experiment_id).values(status=status)
@@ -95,7 +95,7 @@ def test_data_sets_of_others_are_not_listed(
 def test_weights_of_what_will_not_succeed(
     api: TestClient, database: Database, status: Status
 ) -> None:
-    """Of what has not ended yet they are waited for: test_after.py."""
+    """The weights of an unfinished experiment are waited for; see test_after.py."""
     trained = submitted(api, TRAINED)
     spec = started_from(trained)
     becomes(database, trained, status)

@@ -1,4 +1,4 @@
-"""What docs/security.md promises and no other test holds."""
+"""Statements of docs/security.md that no other test checks."""
 
 from typing import Any
 

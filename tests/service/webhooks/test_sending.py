@@ -1,4 +1,4 @@
-"""Where webhooks may go: to the very address that was looked at, and to no other."""
+"""Allowed destinations of webhooks: exactly the address that was checked."""
 
 import asyncio
 import socket
@@ -67,7 +67,7 @@ def delivery(url: str) -> Delivery:
 
 
 def told(url: str, to_private: bool = True) -> str | None:
-    """Why it was not sent; None where it was."""
+    """Return the reason why it was not sent; None if it was sent."""
     try:
         asyncio.run(send(delivery(url), to_private))
     except NotSent as error:
@@ -77,7 +77,8 @@ def told(url: str, to_private: bool = True) -> str | None:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What names lead to. Each may be asked for once: a second answer could be another."""
+    """Return the addresses of names. Each name may be resolved once, because a second answer could
+    differ."""
     known: dict[str, list[str]] = {}
     real = socket.getaddrinfo
 

@@ -192,7 +192,7 @@ def test_data_of_low_rank_keep_few_residuals() -> None:
 
 
 def derivative(problem: Case, masks: list[Tensor], i: int, k: int) -> float:
-    """Of the mean score by W_ik, in fifty digits."""
+    """Derivative of the mean score with respect to W_ik, with fifty digits."""
     exact, step = problem.exact, mpmath.mpf(10) ** -22
     before = mpmath.fsum(exact.score(mask) for mask in masks)
     exact.loadings[i][k] += step
@@ -224,7 +224,8 @@ def trainer_on(
 @pytest.mark.parametrize("fits", [True, False])
 @pytest.mark.parametrize("precision", [1.0, 1e3, 1e6, 1e8, None])
 def test_gradients_have_six_digits(precision: float | None, fits: bool) -> None:
-    """Those of a training step, by whatever route it takes, against differences in fifty digits."""
+    """Compare the gradients of a training step, on every route, with finite differences with fifty
+    digits."""
     dim, latent_dim = 6, 2
     noise = alike(dim, precision) if precision else spread(dim)
     problem = case(dim, latent_dim, 5, noise, fits)
@@ -250,7 +251,7 @@ STEP = mpmath.mpf(10) ** -22
 
 
 def loading_derivative(problem: Case, masks: list[Tensor], i: int, k: int) -> float:
-    """Of the mean score by W_ik."""
+    """Derivative of the mean score with respect to W_ik."""
     exact = problem.exact
     before = [exact.score(mask) for mask in masks]
     exact.loadings[i][k] += STEP
@@ -259,7 +260,8 @@ def loading_derivative(problem: Case, masks: list[Tensor], i: int, k: int) -> fl
 
 
 def log_noise_derivative(problem: Case, masks: list[Tensor], rows: Sequence[int]) -> float:
-    """Of the mean score by the logarithm of the noise variance that some dimensions share."""
+    """Derivative of the mean score with respect to the logarithm of the noise variance that some
+    dimensions share."""
     exact = problem.exact
     before = [exact.score(mask) for mask in masks]
     for i in rows:

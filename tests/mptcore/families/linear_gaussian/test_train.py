@@ -81,7 +81,7 @@ def series(records: list[Record], name: str) -> dict[int, list[Point]]:
 def test_the_loss_is_the_direct_score_of_the_same_masks(
     family: str, masks: dict[str, Any], learn_mean: bool
 ) -> None:
-    """And one start's loss does not depend on the others."""
+    """The loss of one start does not depend on other starts."""
     model = {**BASE["model"], "family": family}
     trainer = trainer_of(spec_of(model=model, train={"masks": masks, "learn_mean": learn_mean}))
     x = trainer._datasets[0].x
@@ -101,7 +101,7 @@ def test_the_loss_is_the_direct_score_of_the_same_masks(
 def test_gradients_are_those_of_finite_differences(
     family: str, objective: str, learn_mean: bool
 ) -> None:
-    """By hand where the mean stays, by autograd where it is learned."""
+    """The gradient is analytic if the mean is fixed, and from autograd if it is learned."""
     model = {**BASE["model"], "family": family}
     train = {"objective": objective, "learn_mean": learn_mean, "learn_noise_precision": True}
     trainer = trainer_of(spec_of(model=model, train=train))
@@ -292,7 +292,7 @@ def test_a_loss_that_is_not_finite_stops_training_and_says_so(
 
 
 def _collect(spec: LinearGaussianExperiment, into: list[Record]) -> None:
-    """What a run gives before it ends or fails."""
+    """Collect the records of a run until it ends or fails."""
     for record in run(spec):
         into.append(record)
 

@@ -1,4 +1,4 @@
-"""What a training of a language model records, keeps and takes up again."""
+"""Records, saved state and resuming of the training of a language model."""
 
 import math
 from typing import Any
@@ -29,7 +29,7 @@ def masker(count: int, seed: int = 0) -> Masker:
 
 
 def trainer(heldout: Masker | None = None, seed: int = 4, **changes: Any) -> MaskedLmTrainer:
-    """With dropout."""
+    """Trainer with dropout."""
     given = {"steps": 5, "batch_size": 3, "learning_rate": 0.01, "evaluate_every": 2}
     masks = {"masks": {"schedule": "fixed", "rate": 0.25}}
     spec = MaskedLmTrain.model_validate(given | masks | changes)
@@ -88,7 +88,7 @@ def test_the_masks_of_held_out_sequences_are_always_the_same_and_their_own() -> 
 
 
 def test_uniform_sizes_are_from_one_to_all() -> None:
-    """By the uniform numbers that come first: floor(u · D) + 1 of D tokens."""
+    """The sizes are computed from the first uniform numbers: floor(u · D) + 1 of D tokens."""
     own, chosen = masker(12), torch.arange(12).repeat(20)
     found = uniform_sizes(own, chosen, torch.Generator().manual_seed(3))
     uniform = torch.rand(240, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

@@ -24,7 +24,7 @@ from mptcore.families.masked_lm.estimates import (
 
 
 def scores(sums: list[list[float]], weights: list[list[float]], rate: float = 0.5) -> RateScores:
-    """By a model, and by one whose log probabilities are three times as low."""
+    """Scores of a model, and of a model whose log probabilities are three times as low."""
     own = torch.tensor(sums, dtype=torch.float64)
     return RateScores(rate, torch.stack([own, 3 * own]), torch.tensor(weights).double())
 
@@ -43,8 +43,8 @@ def test_the_mean_over_masked_tokens() -> None:
 
 
 def test_the_variance_over_masks_of_a_sequence() -> None:
-    """That of −2 and 2 is 8: of two masks in five tokens, 2 · 8 / 25. Sequences of 1 and 4 tokens
-    count as 25 / 17, by two thirds of a degree each."""
+    """The variance of −2 and 2 is 8, so two masks in five tokens give 2 · 8 / 25. Sequences of 1
+    and 4 tokens count as 25 / 17, with two thirds of a degree of freedom each."""
     found = TWO.variance([ONE])
     assert found is not None
     assert found.value.tolist() == pytest.approx([16 / 25, 9 * 16 / 25])

@@ -64,7 +64,7 @@ def chi_square(probability: float, degrees: int) -> float:
 
 @pytest.mark.parametrize("factor", [0.76, 1.96])
 def test_the_check_of_calibration_refuses_errors_that_are_off(factor: float) -> None:
-    """By as much as it let pass at 60 seeds when its bounds were about 0 and 2."""
+    """The deviation is the largest that passed with 60 seeds when the bounds were about 0 and 2."""
     draws = torch.randn(SEEDS, generator=torch.Generator().manual_seed(2)).double()
     values = (draws / draws.std()).tolist()
     check_calibration(values, [1.0] * SEEDS)

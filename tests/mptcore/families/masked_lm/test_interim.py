@@ -1,4 +1,4 @@
-"""What shows of a curve over rates while it is scored."""
+"""Interim points of a curve over rates."""
 
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ def test_nothing_shows_before_a_token_was_drawn() -> None:
 
 @pytest.mark.usefixtures("long")
 def test_where_it_shows_does_not_hang_on_memory() -> None:
-    """Which is the machine's: a run that goes on elsewhere gives the same records."""
+    """Memory differs between machines, but a run that resumes elsewhere gives the same records."""
     large = {**CURVE, "compute": {**CURVE["compute"], "memory_mib": 100}}
     first, second = (points(ran(one), INTERIM) for one in (CURVE, large))
     assert [(one.x, one.n, one.labels) for one in first] == [
@@ -129,7 +129,7 @@ def scores(per_size: int, n: int) -> RateScores:
 
 @pytest.mark.parametrize("per_size", [1, 3])
 def test_the_mean_over_all_masks_is_that_of_the_rate(per_size: int) -> None:
-    """With the error over the population, each sequence counted once."""
+    """The error over the population counts each sequence once."""
     whole = scores(per_size, 40)
     area = Area(2, 40)
     area.add(whole, None, 1.0)
@@ -142,7 +142,7 @@ def test_the_mean_over_all_masks_is_that_of_the_rate(per_size: int) -> None:
 
 
 def test_the_mean_over_some_masks_has_the_error_of_what_is_left() -> None:
-    """Of sequences in any order, one in twenty is further off than two errors."""
+    """With sequences in random order, one in twenty deviates by more than two errors."""
     z = []
     whole = scores(1, 4000)
     for start in range(0, 4000, 40):

@@ -38,7 +38,8 @@ def test_exact_numbers_of_tokens(rate: float) -> None:
 
 
 def test_each_token_is_as_likely_and_so_is_each_pair() -> None:
-    """With m of D tokens masked: each in m of D masks, each two in m (m − 1) of D (D − 1)."""
+    """With m of D tokens masked, each token is in m of D masks and each pair in m (m − 1) of D (D −
+    1)."""
     own, m = masker(), 3
     size, times = int(own.corpus.sizes[0]), 4000
     sequences, counts = torch.zeros(times, dtype=torch.long), torch.full((times,), m)

@@ -28,7 +28,7 @@ def scores(models: dict[str, MaskedLm], masks: MaskedBatch) -> torch.Tensor:
 
 
 def plain(network: object, draws: MaskedBatch, row: int) -> float:
-    """Of one sequence by itself: the logits of all its positions, log-softmax, sum over masked."""
+    """Score one sequence alone: logits of all positions, log-softmax, sum over masked tokens."""
     own = sequence(draws, row)
     inputs = {"input_ids": own.inputs[None]}
     if getattr(network.config, "type_vocab_size", 0) > 1:  # type: ignore[attr-defined]
@@ -44,8 +44,8 @@ def plain(network: object, draws: MaskedBatch, row: int) -> float:
 def test_scores_are_those_of_plain_transformers(
     kind: str, memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of pairs of sentences, one by one, some together, all in one row and padded in attention as
-    on a GPU."""
+    """Use pairs of sentences: one by one, some together, all in one row, and with padded attention
+    as on a GPU."""
     if memory == 2**30:
         monkeypatch.setitem(packing.GROUP_TOKENS, "cpu", packing.GROUP_TOKENS["cuda"])
     text = corpus_of_pairs(12)

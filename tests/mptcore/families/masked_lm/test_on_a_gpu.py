@@ -1,4 +1,4 @@
-"""What language models ask of a GPU: kernels, synchronisations and copies, on a pretended one."""
+"""Kernels, synchronizations and copies of language models on a simulated GPU."""
 
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ def sequences(count: int) -> MaskedBatch:
 
 
 def test_a_batch_of_sequences() -> None:
-    """Of a network of two layers: the sequences go to the device in one copy, their order in
-    another, and nothing is waited for but the scores."""
+    """With two layers, the sequences need one copy to the device and their order another one. The
+    host waits only for the scores."""
     with pretended_gpu() as gpu:
         model = language_model()
         found = []
@@ -56,7 +56,7 @@ def test_a_batch_of_sequences() -> None:
 
 @pytest.mark.parametrize("models", [1, 2])
 def test_the_scores_of_many_parts_are_fetched_once(models: int) -> None:
-    """And what is to be done meanwhile, the next masks, is done while the device has work."""
+    """The host draws the next masks while the device is busy."""
     masker = Masker(corpus_of(tiny_lm.lines(40)), 4, 15)
     rates = torch.full((40,), 0.4, dtype=torch.float64)
     batch, _ = masker.at_rates(torch.arange(40), rates, torch.Generator().manual_seed(1))
@@ -84,7 +84,7 @@ def test_the_scores_of_many_parts_are_fetched_once(models: int) -> None:
 def test_the_next_masks_are_drawn_while_the_device_has_work(
     target: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a curve, and of a round of masks towards a target."""
+    """Check a curve, and a round of masks with a target."""
     monkeypatch.setattr(evaluation, "CHUNK_TOKENS", 200)
     spec = MaskedLmEvaluate(
         masks=RateMasks(rates=(0.2, 0.5)), target_std_err=target, dimensions=10, max_masks=100
@@ -184,7 +184,7 @@ def test_a_training_step_of_a_language_model(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_language_model_is_trained_on_by_another_device() -> None:
-    """Whose optimizer is another one: from a CPU to a GPU, and back."""
+    """Each device has a different optimizer: from a CPU to a GPU, and back."""
     moves = ((DEVICE, DEVICE, DEVICE), (CPU, DEVICE, CPU))
     found = []
     with pretended_gpu():
@@ -223,8 +223,8 @@ def test_a_step_that_is_short_of_memory_has_the_same_gradient() -> None:
 
 
 def test_training_that_is_short_of_memory_resumes_to_the_same_bits() -> None:
-    """With dropout, which is drawn part by part: a step is cut as in a run that was not stopped,
-    whatever steps and scores before it did not fit."""
+    """Dropout is drawn for each part, so a step is split as in an undisturbed run, although earlier
+    steps and scores did not fit into memory."""
     with pretended_gpu() as gpu:
         gpu.most_numbers = 700
         undisturbed, resumed = trainer_of(16), trainer_of(16)

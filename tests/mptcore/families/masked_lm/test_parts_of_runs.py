@@ -94,7 +94,7 @@ def test_a_checkpoint_is_named_by_the_digest_of_its_files(models: Path, weights:
 def test_a_checkpoint_of_the_hub_has_the_digest_of_the_same_files(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a commit in the hub's cache, for which no network is needed."""
+    """The checkpoint is a commit in the cache of the hub, so no network is needed."""
     commit = "0123456789abcdef" * 2 + "01234567"
     shutil.copytree(models / "tiny", tmp_path / f"cache/models--lab--tiny/snapshots/{commit}")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))

@@ -134,7 +134,7 @@ def test_blocks_pack_all_texts(tmp_path: Path) -> None:
 
 
 def group_texts(columns: dict[str, list[list[int]]], block_size: int) -> dict[str, list[list[int]]]:
-    """As in transformers' run_mlm.py, but for the rest, which is kept here."""
+    """Group texts as run_mlm.py of transformers does, but keep the rest."""
     joined = {k: [x for one in column for x in one] for k, column in columns.items()}
     total = len(joined["input_ids"])
     return {
@@ -282,8 +282,9 @@ def test_texts_without_a_token_are_counted() -> None:
 
 
 def test_texts_of_one_token_are_scored() -> None:
-    """By the size 1 alone: the pseudo-log-likelihood of four texts is the mean of theirs, and their
-    area at one rate the sum of the log probabilities over the number of masked tokens."""
+    """Only the size 1 is scored: the pseudo-log-likelihood of four texts is the mean over the
+    texts. Their area at one rate is the sum of log probabilities over the number of masked
+    tokens."""
     lines = ["cat", "dog", "a red dog", "the cat sat"]
     evaluate = {"masks": {"rates": [1.0]}, "dimensions": 10, "pll": True, "orders": 1}
 

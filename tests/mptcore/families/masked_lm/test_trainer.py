@@ -34,7 +34,7 @@ def trainer(memory_bytes: int | None = None, **changes: Any) -> MaskedLmTrainer:
 
 
 def masks_of(ready: MaskedLmTrainer) -> MaskedBatch:
-    """Those of the next step, whose draws are given back."""
+    """Return the masks of the next step without consuming its random numbers."""
     state, order = ready.generator.get_state(), ready._order
     masks = ready._masked(ready._next_sequences(ready.spec.batch_size))
     ready.generator.set_state(state)
@@ -43,7 +43,7 @@ def masks_of(ready: MaskedLmTrainer) -> MaskedBatch:
 
 
 def plain_copy(network: Any) -> Any:
-    """As transformers made it, which takes one sequence at a time."""
+    """Copy of the network made by transformers, which processes one sequence at a time."""
     plain = copy.deepcopy(network)
     plain.base_model._forward_hooks.clear()
     plain.set_attn_implementation("sdpa")
@@ -83,7 +83,7 @@ def test_a_step_by_hand(memory_bytes: int | None) -> None:
 
 
 def test_twenty_steps_of_plain_transformers() -> None:
-    """With warm-up, decay and clipping."""
+    """Use warm-up, decay and clipping."""
     losses, weights, fallen = language_model(20)
     assert losses < 1e-5
     assert weights < 1e-6
@@ -91,7 +91,7 @@ def test_twenty_steps_of_plain_transformers() -> None:
 
 
 def test_gradients_are_clipped_together() -> None:
-    """By the norm over all parameters, so that the second moments are those of the clipped."""
+    """The norm is over all parameters, so the second moments belong to clipped gradients."""
     ready = trainer(max_grad_norm=1e-3)
     ready.step()
     squares = [state["exp_avg_sq"].sum() for state in ready.adam.state.values()]

@@ -36,7 +36,7 @@ def posterior_draws(about: Proposal, chains: int, generator: torch.Generator) ->
 def annealing_of(
     chains: int, leapfrog_steps: int, temperatures: int = 10
 ) -> tuple[Annealing, Tensor, Tensor]:
-    """With draws of the posterior (chains, N, K), and log p(x) (N,)."""
+    """Annealing with draws of the posterior (chains, N, K), and log p(x) (N,)."""
     model = linear_gaussian(Importance(method="importance"), exact=True)
     x, _ = simulated(model, N)
     generator = torch.Generator().manual_seed(5)

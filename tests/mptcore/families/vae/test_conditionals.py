@@ -74,7 +74,7 @@ def ratios_of(places: int, rough: Tensor | None = None) -> Ratios:
 
 
 def from_own(pairs: Tensor) -> Ratio:
-    """As draws would give that are all alike: log p = n/100 for observation n."""
+    """Results as from identical draws: log p = n/100 for observation n."""
     weights = torch.zeros(50, len(pairs), dtype=torch.float64)
     return ratio_of(weights, weights + pairs[:, 0].double() / 100)
 
@@ -101,7 +101,7 @@ def test_a_sample_stands_for_many_that_are_narrow(monkeypatch: pytest.MonkeyPatc
 
 
 def test_rough_values_tell_of_those_that_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is a constant too low is corrected by any sample, and leaves no error."""
+    """Any sample corrects rough values that are too low by a constant, and leaves no error."""
     monkeypatch.setattr(conditionals, "MAX_NARROW", 0)
     monkeypatch.setattr(conditionals, "MIN_NARROW", 20)
     truth = torch.arange(100).double() / 100
@@ -221,7 +221,7 @@ def test_conditionals_in_doubt_are_drawn_again(
 
 @pytest.mark.parametrize("likelihood", [BernoulliLikelihood(), GaussianLikelihood(3.0)])
 def test_starts_are_the_likeliest_of_prior_draws(likelihood: Likelihood) -> None:
-    """By what is observed of each observation alone, which may differ between them."""
+    """The likelihood uses only the observed dimensions of each observation, which may differ."""
     generator = torch.Generator().manual_seed(1)
     x = (torch.rand(5, 8, generator=generator) < 0.5).double()
     outputs = torch.randn(30, 8, generator=generator, dtype=torch.float64)

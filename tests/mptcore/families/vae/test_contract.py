@@ -90,7 +90,7 @@ class SampledContract(ModelContract):
 
     @pytest.mark.parametrize("device", DEVICES)
     def test_the_device_does_not_matter(self, masks: MaskBatch, device: str) -> None:
-        """But for the noise, which is drawn there: other numbers, and the same each time."""
+        """Except for the noise, which each device draws itself, reproducibly."""
         assert self.model(torch.device(device)).device.type == device
         self.assert_same(self.scores(masks, device), self.scores(masks, device))
 

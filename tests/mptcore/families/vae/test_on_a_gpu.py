@@ -178,7 +178,8 @@ def gradients(start: TrainingStart) -> list[Tensor]:
 def test_a_step_that_is_short_of_memory_has_the_same_gradient(
     conditionals: dict[str, Any], objective: str
 ) -> None:
-    """Of the ELBO, of the LML, and of the encoder that follows where masks are scored."""
+    """Check the gradients of the ELBO, of the LML, and of the encoder trained next to scored
+    masks."""
     of = spec(conditionals, train={"epochs": 1, "objective": [objective]})
     assert of.train is not None
     found = []

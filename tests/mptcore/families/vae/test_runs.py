@@ -204,7 +204,7 @@ def kept_loadings(spec: VaeExperiment, x: Tensor, seed: int, objective: Objectiv
 
 
 def test_collapse_is_told() -> None:
-    """With so much noise that the prior explains the data, z is of no use."""
+    """With this much noise the prior explains the data, and z is not used."""
     likelihood = {"distribution": "gaussian", "noise_precision": 0.001}
     train = {"objective": ["elbo"], "epochs": 200, "learning_rate": 0.02,
              "evaluate_every": 200}  # fmt: skip

@@ -85,8 +85,8 @@ def masks() -> Tensor:
 def errors_of(
     model: SampledVae, masks: Tensor, x: Tensor, truth: Tensor, spread: float = 0.02
 ) -> Tensor:
-    """How far the scores of masks are from the truth, in standard errors of 12 repeats, whose
-    spread is below so much."""
+    """Return the deviation of the scores of masks from the truth, in standard errors of 12 repeats,
+    and check that their spread is below a bound."""
     draws = torch.Generator().manual_seed(11)
     found = torch.stack(
         [
@@ -99,7 +99,7 @@ def errors_of(
 
 
 def test_importance_sampling_reaches_the_true_conditionals(masks: Tensor) -> None:
-    """With a wrong encoder, and with nothing observed (the first mask) too."""
+    """Use a wrong encoder; the first mask hides all dimensions."""
     model = linear_gaussian(Importance(method="importance"), exact=False)
     x, _ = simulated(model, N)
     assert errors_of(model, masks, x, ppca_of(model, x).scores(masks)).abs().max() < 4
@@ -312,8 +312,8 @@ def test_each_observation_may_have_a_mask_of_its_own() -> None:
 
 
 def test_a_training_step_has_the_gradient_of_the_true_conditional() -> None:
-    """Of log p(x) − log p(x_R) by dense normal densities, in the biases of a linear decoder: those
-    of the observed dimensions too, which move the weights alone."""
+    """Compare with log p(x) − log p(x_R) from dense normal densities, in the biases of a linear
+    decoder. Biases of observed dimensions change only the weights."""
     method = Importance(method="importance", train_draws=4000)
     model = linear_gaussian(method, exact=False)
     x, _ = simulated(model, 3)

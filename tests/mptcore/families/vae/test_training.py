@@ -1,4 +1,4 @@
-"""What a training step leaves with the parameters, and the errors of what it records."""
+"""Effect of a training step on the parameters, and the errors of the recorded values."""
 
 import math
 from statistics import mean, stdev
@@ -41,7 +41,7 @@ def test_fitting_the_encoder_leaves_the_decoder_alone() -> None:
 
 
 def test_an_ascent_begins_again_where_its_second_part_does_not_fit() -> None:
-    """With nothing of what the first part left, and with the draws of the beginning."""
+    """The repeated step uses nothing of the first part, and the same draws as at first."""
     x, module = torch.arange(12.0).view(6, 2), nn.Linear(2, 1, bias=False)
     seen: list[int] = []
     begun: list[int] = []
@@ -151,8 +151,8 @@ def test_an_epoch_scores_the_masks_of_its_steps_and_the_last_those_of_one(
 
 @pytest.mark.parametrize(("size", "most"), [(3, 0.2), (6, 0.4)])
 def test_a_step_ascends_the_score_that_it_records(size: int, most: float) -> None:
-    """By the mean gradient of 16 steps against quadrature. With the weights held fixed it was 49
-    and 79 % off in norm."""
+    """Compare the mean gradient of 16 steps with quadrature. With fixed weights it was 49 and 79 %
+    off in norm."""
     vae, x = ascent.small_decoder()
     masks = ascent.masks_of(size, 2)
     truth = ascent.gradient(vae, ascent.true_score(vae, x, masks))

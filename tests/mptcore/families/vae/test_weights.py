@@ -1,4 +1,4 @@
-"""What importance weights tell of an estimate, and what they do not bear out."""
+"""Diagnostics of importance weights, and estimates that the weights do not support."""
 
 import math
 
@@ -113,8 +113,8 @@ def test_what_is_in_doubt_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_draws_of_an_estimate_do_not_decide_about_themselves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only trials decide which observations get more draws. If those in doubt were drawn again, the
-    others would be the ones that met no large weight."""
+    """Only trial draws decide which observations get more draws. If the draws of the estimate
+    decided, the other observations would be those without a large weight."""
     case = folded(n=16, nodes=350)
 
     def none(self: Sampler, proposal: Proposal, draws: int) -> Tensor:

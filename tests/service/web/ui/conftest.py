@@ -45,13 +45,13 @@ def cookies(browser: Browser, lab: BrowsedLab) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def page(cookies: BrowserContext, lab: BrowsedLab) -> Iterator[Page]:
-    """Of the first admin."""
+    """Page of the first admin."""
     yield from watched(cookies, lab)
 
 
 @pytest.fixture
 def stranger(browser: Browser, lab: BrowsedLab) -> Iterator[Page]:
-    """Of a browser that is not signed in."""
+    """Page of a browser that is not signed in."""
     context = browser.new_context()
     yield from watched(context, lab)
     context.close()

@@ -86,7 +86,7 @@ def test_a_preset_is_submitted_and_its_curve_grows(page: Page, lab: BrowsedLab) 
 
 
 def test_points_that_come_once_more_are_shown_once(page: Page, lab: BrowsedLab) -> None:
-    """Of a run that was handed back without a checkpoint, and begins again."""
+    """The run was handed back without a checkpoint and restarts."""
     submitted(lab.database, name="begins again", priority=100)
     claim = claim_next(lab.database)
     points(lab.database, claim, range(1, 21))

@@ -1,4 +1,4 @@
-"""What single pages are made of: the form of a spec, charts, tables, views, what admins see."""
+"""Parts of pages: the form of a spec, charts, tables, views, admin pages."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def field(page: Page, path: str) -> Locator:
 
 
 def said(page: Page, path: str) -> Locator:
-    """What is wrong there, as the service says."""
+    """Return the error messages of the service in this part."""
     return page.locator(f"[id='spec.{path}.hint'].bad-text")
 
 
@@ -145,7 +145,7 @@ FITTED = """async ([files, specs]) => {
 
 
 def test_the_form_has_room_for_all_that_a_spec_may_say(page: Page, lab: BrowsedLab) -> None:
-    """What it keeps of each preset, of every family, is that preset."""
+    """The form reproduces each preset of every family exactly."""
     page.goto(lab.url("/new"))
     files = page.locator("link[rel=icon]").evaluate("icon => icon.href").rsplit("/", 1)[0]
     specs = [one.specs[-1] for one in PRESETS.values()]

@@ -376,7 +376,7 @@ def test_only_the_whole_cookie_renews(browser: TestClient, key: str, database: D
 def test_who_renewed_a_stolen_cookie_is_signed_out_by_its_owner(
     browser: TestClient, settings: Settings, key: str, database: Database
 ) -> None:
-    """With the cookie of before, which by then serves for nothing else."""
+    """Use the earlier cookie, which is not valid for anything else by then."""
     sign_in(browser, key=key)
     with TestClient(create_app(settings)) as thief:
         thief.cookies.set(COOKIE, browser.cookies[COOKIE])
