@@ -121,6 +121,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/records/results.py": (
         f"{EXPERIMENTS}/test_bundle.py",
         f"{EXPERIMENTS}/test_many_experiments.py",
+        "tests/service/records/test_logs.py",
     ),
     "service/records/statistics.py": ("tests/service/web/test_monitoring.py",),
     "service/records/stored_records.py": (f"{EXPERIMENTS}/test_bundle.py",),

@@ -1,17 +1,23 @@
 """Likelihoods and networks by themselves, against direct computations."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mptcore.families.vae import diagnose, networks
+from mptcore.estimation.model import Evidence
+from mptcore.families.vae import diagnose, likelihoods, networks
+from mptcore.families.vae.conditionals import Conditionals, _regressed
 from mptcore.families.vae.diagnose import _by_chains
 from mptcore.families.vae.importance import summary_of, weight_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import Encoder
-from mptcore.families.vae.variational import divergence, elbo, log_prior
+from mptcore.families.vae.proposal import PRIOR_SHARE, TRUSTED, Proposal
+from mptcore.families.vae.sampled_vae import SampledVaeModel
+from mptcore.families.vae.variational import divergence, elbo, log_prior, sample_posterior
 from mptcore.protocol.records import Log, Metric
 from mptcore.specs import Convolutional, Dense
 
@@ -66,8 +72,12 @@ def test_a_likelihood_at_nodes_is_the_sum_of_what_is_observed(
     assert torch.allclose(likelihood.node_log_probs(x, outputs, given), expected)
 
 
+@pytest.mark.parametrize("chunk", [likelihoods.CHUNK, 2 * N * G])
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
-def test_a_mixture_of_nodes_is_the_log_of_the_mean_likelihood(likelihood: Likelihood) -> None:
+def test_a_mixture_of_nodes_is_the_log_of_the_mean_likelihood(
+    likelihood: Likelihood, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(likelihoods, "CHUNK", chunk)
     x, outputs = data(likelihood), normal(G, D, seed=2)
     shares = normal(N, G, seed=3).log_softmax(-1)
     each = likelihood.log_prob(x[:, None], outputs)
@@ -187,3 +197,66 @@ def test_a_dimension_is_active_above_its_bound() -> None:
     told = "collapse (seed 1, objective elbo): every latent dimension has a KL below 0.01 nats"
     assert warning.message.startswith(told)
     assert "train longer" in warning.message
+
+
+def test_draws_of_a_posterior_have_its_mean_and_variance() -> None:
+    mean, variance = torch.tensor([1.0, -2.0]), torch.tensor([4.0, 0.25])
+    wide = mean.expand(40_000, 2), variance.log().expand(40_000, 2)
+    z = sample_posterior(*wide, torch.Generator().manual_seed(1))
+    error = (variance / 40_000).sqrt()
+    assert ((z.mean(0) - mean) / error).abs().max() < 4
+    assert (z.var(0) / variance - 1).abs().max() < 4 * math.sqrt(2 / 40_000)
+
+
+def test_what_is_linear_in_rough_values_is_known_from_a_sample() -> None:
+    rough = normal(50)
+    chosen = torch.arange(0, 50, 5)
+    found, error = _regressed(3 + rough[chosen] / 2, rough, chosen)
+    assert torch.allclose(found, 3 + rough / 2)
+    assert error < 1e-12
+
+
+def proposal_of(observations: int) -> Proposal:
+    """A mode of each observation, beside the prior."""
+    centres = torch.stack([normal(observations, 2), torch.zeros(observations, 2).double()])
+    root = torch.tensor([[2.0, 0.5], [0.0, 1.0]], dtype=torch.float64)
+    roots = torch.stack([root, torch.eye(2).double()])[:, None].repeat(1, observations, 1, 1)
+    shares = torch.tensor([1 - PRIOR_SHARE, PRIOR_SHARE], dtype=torch.float64).log()
+    return Proposal(centres, roots, shares[:, None].repeat(1, observations))
+
+
+def test_a_proposal_that_is_refitted_to_its_own_draws_stays() -> None:
+    given = proposal_of(10)
+    z = given.draw(20_000, torch.Generator().manual_seed(1))
+    found = given.refitted(z, torch.zeros(z.shape[:2]).double())
+    assert torch.allclose(found.centres, given.centres, atol=0.05)
+    assert torch.allclose(found.roots, given.roots, atol=0.1)
+    assert torch.allclose(found.log_shares, given.log_shares)
+
+
+def test_a_proposal_is_adapted_to_draws_as_far_as_they_are_many() -> None:
+    """Between their covariance and that of the best mode."""
+    given = proposal_of(3)
+    z = 5 + normal(100, 3, 2, seed=4)
+    found = given.adapted(z, torch.zeros(100, 3).double())
+    assert torch.allclose(found.centres[0], z.mean(0))
+    gaps = (z - z.mean(0)).transpose(0, 1)
+    trust = 100 / (100 + TRUSTED)
+    of_mode = torch.linalg.inv(given.roots[0].mT @ given.roots[0])
+    expected = trust * gaps.mT @ gaps / 100 + (1 - trust) * of_mode
+    assert torch.allclose(torch.linalg.inv(found.roots[0].mT @ found.roots[0]), expected)
+
+
+def test_the_variance_of_a_score_is_that_of_the_mean_of_its_parts() -> None:
+    def conditional(x: Tensor, *_: object) -> Conditionals:
+        none = torch.zeros(len(x), D)
+        return Conditionals(none, none, none[:, 0], torch.tensor(0.3))
+
+    vae: Any = SimpleNamespace(
+        conditional=conditional,
+        conditionals=SimpleNamespace(draws=7),
+        parts=lambda x, draws: torch.split(x, 2),
+    )
+    model = SampledVaeModel(vae, torch.zeros(5, D), 0, Evidence(0.0))
+    *_, variance = model.graded_scores(torch.ones(2, D, dtype=torch.bool))
+    assert variance.tolist() == pytest.approx([0.3 * (0.4**2 + 0.4**2 + 0.2**2)] * 2)
