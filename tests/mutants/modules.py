@@ -109,6 +109,13 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/service/queue/test_memory.py",
     ),
     "service/web/csrf.py": SIGN_INS,
+    "service/web/errors.py": (
+        *(f"tests/service/web/test_{name}.py" for name in ("many_errors", "refused", "messages")),
+        "tests/service/web/test_bad_input.py",
+        "tests/service/datasets/test_uploads.py",
+        "tests/service/operations/test_start.py",
+        "tests/service/tables/test_database.py",
+    ),
     "service/accounts/permission.py": (
         *SIGN_INS,
         "tests/service/accounts/test_sharing.py",

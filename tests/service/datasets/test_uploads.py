@@ -354,7 +354,10 @@ def test_a_disk_that_fails_after_the_move(
         raise OSError("disk I/O error")
 
     monkeypatch.setattr(files, "sync_folder", fail)
-    assert post(api, "a.npy", npy(GOOD)).status_code == 500
+    answer = post(api, "a.npy", npy(GOOD))
+    assert (answer.status_code, answer.json()["reason"]) == (500, "internal_error")
+    told = "an error of the service itself; its log has the request id"
+    assert answer.json()["detail"] == told
     (marker,) = settings.all_incoming.iterdir()
     os.utime(marker, (0, 0))
     sweep(database, settings)

@@ -177,6 +177,7 @@ def test_the_api_says_what_to_do_about_an_unmigrated_database(tmp_path: Path) ->
         for path in ("/readyz", "/v1/experiments"):
             answer = api.get(path, headers={"Authorization": "Bearer mpt_0_0"})
             assert answer.status_code == 503
+            assert answer.headers["Retry-After"] == "60"
             assert answer.json()["reason"] == "database_not_migrated"
             assert "run `mpt migrate`" in answer.json()["detail"]
 
