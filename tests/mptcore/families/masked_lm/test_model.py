@@ -109,6 +109,19 @@ def test_training_is_cut_into_larger_parts(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(list(model.parts(draws))) == 1
 
 
+def test_training_keeps_the_activations_of_all_layers() -> None:
+    model = MaskedLm(tiny_lm.network(), CPU, torch.float32)
+    draws = Masker(corpus_of(tiny_lm.lines(3)), 4, 15).singles(0)
+    config, scores = model.config, model.bytes_per_sequence(draws)
+    width = max(config.hidden_size, config.intermediate_size)
+    layer, logits = 32 * width * draws.lengths, 8 * config.vocab_size * draws.counts
+    assert torch.equal(scores, layer + logits)
+    model.network.train()
+    layers = config.num_hidden_layers
+    assert layers > 1
+    assert torch.equal(model.bytes_per_sequence(draws), layers * layer + logits)
+
+
 def test_attention_drops_out_in_training_alone() -> None:
     sizes: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.5}
     model = MaskedLm(tiny_lm.network(scale=3.0, **sizes), CPU, torch.float32)

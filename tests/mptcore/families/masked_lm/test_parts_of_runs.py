@@ -10,6 +10,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+import transformers
 
 from mptcore.data.texts import texts
 from mptcore.families.masked_lm import corpus
@@ -66,6 +67,17 @@ def test_another_architecture_is_refused_with_those_that_are_run(models: Path) -
     )
     assert error.value.cause == "invalid"
     assert list(MASKED_LMS) == sorted(MASKED_LMS)
+
+
+def test_a_tokenizer_that_is_not_fast_is_refused(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SimpleNamespace(is_fast=False, mask_token_id=4)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: slow)
+    with pytest.raises(RunError) as error:
+        PretrainedSource.of(model()).tokenizer()
+    told = "the checkpoint tiny has no tokenizer.json, the form that tokenizers reads"
+    assert str(error.value) == told
 
 
 def test_a_revision_is_for_the_hub(models: Path) -> None:

@@ -11,6 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from mptcore.families.masked_lm import corpus
+from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.protocol.records import Artifact, Checkpoint, Log, Metric, Progress, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.session import Session
@@ -67,6 +68,25 @@ def test_resumed_records_are_those_of_an_undisturbed_run(name: str, tmp_path: Pa
         folder = tmp_path / str(i)
         first = records(spec, folder, stop_after)
         assert first + records(spec, folder) == whole
+
+
+def test_a_resumed_training_goes_on_where_it_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, step = spec_of(SPECS["training"]), MaskedLmTrainer.step
+    steps: list[int] = []
+
+    def counted(trainer: MaskedLmTrainer) -> float:
+        steps.append(trainer.epoch)
+        return step(trainer)
+
+    monkeypatch.setattr(MaskedLmTrainer, "step", counted)
+    records(spec, tmp_path, len(records(spec, tmp_path / "whole")) // 2)
+    undisturbed = [*range(12)]
+    assert steps[: len(undisturbed)] == undisturbed
+    assert 0 < steps[-1] < undisturbed[-1]
+    records(spec, tmp_path)
+    assert steps == 2 * undisturbed
 
 
 def test_records_say_what_ran(tmp_path: Path) -> None:
