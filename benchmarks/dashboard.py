@@ -36,7 +36,7 @@ SEEN = """
         wanted.observe(document, {childList: true, subtree: true});
     });
 """
-"""When the frame has been painted that first has what is waited for, in ms since the navigation."""
+"""Resolve at the first painted frame that has the expected content, in ms since the navigation."""
 PANNED = """async ({files, points, frames}) => {
     const {html, render} = await import(`${files}/vendor/preact-htm.js`);
     const {Chart} = await import(`${files}/chart.js`);
@@ -102,8 +102,8 @@ def _browsing(settings: Settings) -> Iterator[BrowserContext]:
 
 
 def _painted(context: BrowserContext, path: str, selector: str) -> tuple[float, dict[str, bytes]]:
-    """From the navigation to the frame that first has it, in ms: the median. And the page and its
-    files, by their addresses."""
+    """Return the median time in ms from the navigation to the first frame with the content, and the
+    bytes of the page and its files by their addresses."""
     answers: list[Response] = []
     loaded: dict[str, bytes] = {}
     took = []

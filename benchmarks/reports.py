@@ -195,7 +195,7 @@ def plot(name: str, runs: Sequence[list[Record]]) -> None:
 
 
 def _is_curve(records: list[Record], series: str) -> bool:
-    """Not of a single point."""
+    """Return whether the series has more than one point."""
     return any(len(points) > 1 for points in _series(records, series).values())
 
 

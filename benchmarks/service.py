@@ -46,7 +46,7 @@ READERS = 2
 
 
 def ready(settings: Settings) -> Iterator[Figure]:
-    """From the command to an API that serves, five times."""
+    """Measure the time from the command to an API that is ready, five times."""
     lab = Lab(settings, settings.store / "log")
     took = []
     for _ in range(5):
@@ -60,7 +60,8 @@ def ready(settings: Settings) -> Iterator[Figure]:
 
 
 def start(settings: Settings) -> Iterator[Figure]:
-    """From submission to running on an idle slot, by the database's clock: the median of 10."""
+    """Measure the time from submission to running on an idle slot by the database's clock: median
+    of 10."""
     with running(settings) as client:
         delays = []
         for _ in range(10):

@@ -17,7 +17,7 @@ class Row:
     work: str
     seconds: float
     against: str
-    """What `ratio` compares with: how it was timed, on which part."""
+    """Baseline of `ratio`: how it was timed, and on which part."""
     ratio: float | None
     goal: str
     met: bool

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """By which notebooks find the service."""
+    """Environment variables with which notebooks find the service."""
     url = f"http://127.0.0.1:{serve.free_port()}"
     return {"MPT_URL": url, "MPT_STORE": f"{folder}/store", "MPT_MODELS_DIR": f"{folder}/models"}
 
@@ -50,7 +50,7 @@ def service(folder: Path) -> Iterator[None]:
 
 
 def execute(notebook: Json) -> None:
-    """Fill in what the cells show. Raises what they raise."""
+    """Run the cells and store their outputs. Errors of the cells are raised."""
     names: Json = {"__name__": "__main__"}
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for count, cell in enumerate(code, 1):
@@ -65,7 +65,7 @@ def execute(notebook: Json) -> None:
 
 
 def _run(source: str, names: Json) -> tuple[str, Any]:
-    """What a cell prints, and the value of the expression that ends it."""
+    """Return the output of a cell and the value of its last expression."""
     *statements, last = ast.parse(source).body
     final = ast.Expression(last.value) if isinstance(last, ast.Expr) else None
     if final is None:

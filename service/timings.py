@@ -47,8 +47,8 @@ def timed(stage: Stage) -> Iterator[None]:
 
 
 def watch_threads() -> None:
-    """Have waiting for a thread of this event loop counted. To be called in it, any number of
-    times."""
+    """Record the time spent waiting for threads of this event loop. Call it in the loop, any number
+    of times."""
     limiter = anyio.to_thread.current_default_thread_limiter()
     if not getattr(limiter, "is_timed", False):
         kind: Any = type(limiter)

@@ -16,7 +16,7 @@ FORBIDDEN = {
     "mptcore.specs, mptcore.presets, mptcore.protocol.code, mptcore.protocol.orders,"
     "mptcore.protocol.records": ["torch", "numpy", "sklearn", "pandas", "scipy"],
 }
-"""What some modules, imported together, do not load."""
+"""Modules that must not be loaded by importing these modules together."""
 ALL_OF_MPTCORE = """
 import pkgutil, mptcore
 for module in pkgutil.walk_packages(mptcore.__path__, "mptcore."):
@@ -48,7 +48,7 @@ def test_mptcore_knows_nothing_of_the_service() -> None:
 
 MPTCORE = Path(__file__).parents[1] / "mptcore"
 LAYERS = ("specs", "protocol", "runtime", "data", "estimation", "training", "families")
-"""Of mptcore, from the lowest: a module imports from its own layer and lower ones alone."""
+"""Layers of mptcore, lowest first: a module imports only its own and lower layers."""
 TOP = ("run", "__main__")
 """Above all layers: run.py alone knows the families."""
 BETWEEN_FAMILIES = {("vae", "linear_gaussian.baseline"), ("vae", "linear_gaussian.models")}

@@ -1,7 +1,6 @@
-"""Scores and evidence of sampled VAEs against the truth: PPCA for a linear Gaussian decoder, fine
-grids over z for others of two latent dimensions. z is (estimate − truth) / std_err: over seeds its
-mean is 0 and its sd 1 where the estimate has no bias and its error is right.
-"""
+"""Compare scores and evidence of sampled VAEs with the truth: PPCA for a linear Gaussian decoder,
+fine grids over z for other decoders of two latent dimensions. z is (estimate − truth) / std_err.
+Over seeds its mean is 0 and its sd 1 if the estimate has no bias and its error is right."""
 
 import math
 from collections.abc import Mapping

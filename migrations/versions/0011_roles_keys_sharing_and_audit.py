@@ -134,7 +134,7 @@ def downgrade() -> None:
 
 
 def _revoke_limited_keys() -> None:
-    """The version before knows neither scopes nor expiry: with it these keys would do more."""
+    """Revoke limited keys, because the earlier version knows neither scopes nor expiry."""
     rows = "SELECT k.id, k.scopes, k.expires_at, u.disabled_at FROM api_keys k JOIN users u"
     found = op.get_bind().execute(sa.text(f"{rows} ON u.id = k.user_id").columns(scopes=sa.JSON))
     limited = [

@@ -1,4 +1,4 @@
-"""Bytes that users keep, counted for what is stored by now. Artifacts are measured later."""
+"""Count the bytes that users have stored so far. Artifacts are measured later."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -92,7 +92,7 @@ class SampledModel(VectorModel):
     cure: str
     """Advice that makes an unfinished score final."""
     never_final: str | None = None
-    """Why no score of it should be quoted, if so."""
+    """Reason why its scores must not be quoted, if there is one."""
 
     def scores(self, masks: Tensor) -> Tensor:
         return self.graded_scores(masks)[0]

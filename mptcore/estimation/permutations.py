@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 WIDE = 512
-"""From this number of dimensions on, torch.randperm itself is as fast."""
+"""Number of dimensions from which torch.randperm itself is as fast."""
 
 
 def permutations(count: int, dim: int, generator: torch.Generator, first: int) -> Tensor:

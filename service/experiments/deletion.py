@@ -66,8 +66,8 @@ def remove_ended(session: Session, experiment_ids: Sequence[str]) -> Sequence[st
 
 
 def restore(session: Session, experiment_id: str, purge_after_s: float) -> bool:
-    """Bring back a deleted experiment. False where it may be purged by now: its files go before its
-    row does, so a minute before that is too late."""
+    """Restore a deleted experiment and return whether it was restored. This fails from one minute
+    before its purge on, because its files are deleted before its row."""
     kept = Experiment.deleted_at > now() - (purge_after_s - RESTORE_MARGIN_S)
     change = update(Experiment).where(Experiment.id == experiment_id, kept).values(deleted_at=None)
     restored = session.scalars(

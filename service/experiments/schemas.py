@@ -71,7 +71,7 @@ class Validation(ResponseModel):
     queue_position: int
     """Number of queued experiments that would run before it on the workers that it may use."""
     queue_reason: str
-    """Why it would wait."""
+    """Reason why it would wait."""
     estimated_start: datetime | None
     """Estimated start. null: unknown."""
     estimate: str
@@ -127,7 +127,7 @@ class MetricOut(ResponseModel):
     std_err: float | None
     """Standard error. null with a `reason`: unknown."""
     reason: str | None
-    """Why a number is null, or how it was computed."""
+    """Reason why a number is null, or the method that computed it."""
 
 
 class ArtifactOut(ResponseModel):

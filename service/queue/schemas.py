@@ -26,7 +26,7 @@ class QueuePosition(ResponseModel):
     position: int
     """Number of experiments that run before it."""
     reason: str
-    """Why it waits."""
+    """Reason why it waits."""
     estimated_start: datetime | None
     """Estimated start. null: unknown."""
     estimate: str

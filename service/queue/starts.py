@@ -38,7 +38,7 @@ class Rival:
     """Id of the user's next experiment. Of two users at one level, the older experiment starts
     first."""
     began: list[float] = field(default_factory=list)
-    """When its runs in this queue began that are under way."""
+    """Start times of its current runs in this queue."""
 
     def level(self, at: float, weight: float, advance_s: float) -> float:
         return self.charge_at(at, weight, advance_s) / self.shares
@@ -60,7 +60,8 @@ class Rival:
 
 
 class Starts:
-    """The places of one user's experiments in a queue, simulated as far as they are asked for."""
+    """Simulated positions of one user's experiments in a queue, computed only as far as
+    requested."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ class Statistics:
     by_status: Counter[str] = field(default_factory=Counter)
     """Number of experiments that exist, by status."""
     failures: Counter[str] = field(default_factory=Counter)
-    """By their kind."""
+    """Number of failures of each kind."""
     lost: int = 0
     """Attempts."""
     waits: int = 0

@@ -1,8 +1,6 @@
-"""From a spec and what is swept to the specs of the points.
-
-The fields are dotted paths into the spec: `model.latent_dim`, `seeds`. A value takes the place of
-what the spec has there; objects that are missing on the way are made.
-"""
+"""Expand a spec and the swept fields into the specs of the points. Fields are dotted paths into the
+spec: `model.latent_dim`, `seeds`. A value replaces the value in the spec; missing objects on the
+path are created."""
 
 import itertools
 import json

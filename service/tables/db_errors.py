@@ -44,7 +44,7 @@ TROUBLES = {
     "42501": NOT_PERMITTED,
     sqlite3.SQLITE_CANTOPEN: CANNOT_OPEN,
 }
-"""Why a database refuses to write, by SQLite's code or PostgreSQL's SQLSTATE."""
+"""Reason why a database refuses to write, by SQLite's code or PostgreSQL's SQLSTATE."""
 
 
 def write_trouble(error: BaseException) -> str | None:

@@ -68,7 +68,7 @@ class Held(StrEnum):
 
     NOT = ""
     AFTER = "after"
-    """Not all experiments that it comes after have succeeded."""
+    """Some of the experiments that it waits for have not succeeded."""
     SWEEP = "sweep"
     """Its sweep has reached its limit of concurrent runs."""
 
@@ -168,7 +168,7 @@ class Experiment(Owned, Base):
     spec_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     """Length of the spec as it is stored."""
     expected_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-    """Bytes of the points that a run writes at most."""
+    """Maximum number of bytes of the points that a run writes."""
     retry_of: Mapped[str | None] = mapped_column(String(32))
     sweep_id: Mapped[str | None] = mapped_column(ForeignKey(Sweep.id))
     """The sweep for which it was created."""

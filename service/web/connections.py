@@ -25,7 +25,7 @@ STALL_S = 30.0
 """A response is cut off if the client reads nothing for this long. Otherwise it would prevent the
 server from stopping."""
 MAX_CONNECTIONS = 900
-"""To one API process, whose files are often limited to 1,024."""
+"""Maximum number of connections to an API process, whose open files are often limited to 1,024."""
 MAX_OF_ADDRESS = 200
 """Connections of one address, except that of a trusted proxy, to one API process."""
 TOO_MANY = (

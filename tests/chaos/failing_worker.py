@@ -30,7 +30,7 @@ _reached = threading.local()
 
 
 def exit_at(step: str, when: str) -> None:
-    """From here on this process exits at a step, before or after its commit."""
+    """Make this process exit at a step, before or after its commit."""
     begin = Database.transaction
 
     @contextmanager

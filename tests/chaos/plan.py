@@ -23,9 +23,9 @@ class Plan:
     failovers: int
     foreign_transactions: int
     every_s: tuple[float, float] = (0.3, 2.5)
-    """How long nothing happens between two of them, at least and at most."""
+    """Minimum and maximum time between two failures."""
     waiting: int = 3
-    """How many experiments each user keeps under way."""
+    """Number of unfinished experiments of each user."""
     seed: int = 0
 
 

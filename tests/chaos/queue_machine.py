@@ -39,7 +39,7 @@ from worker.supervisor import UNSTORABLE
 LEASE_S, DISPATCH_TIMEOUT_S, MAX_LOST = 10.0, 30.0, 3
 SHARING = FairShare(half_life_s=100, advance_s=1)
 LIMITS = {2: 1, 3: 2}
-"""How many runs these users may have at once; user 1 has no limit."""
+"""Maximum number of concurrent runs of these users; user 1 has no limit."""
 
 UNDER_WAY = Experiment.status.in_((Status.DISPATCHED, Status.RUNNING))
 OWNERS_UNDER_WAY = select(Experiment.owner_id).where(UNDER_WAY)
@@ -57,7 +57,7 @@ WAITS = select(Wait.experiment_id)
 HELD = select(Experiment.id).where(
     Experiment.held == Held.AFTER, Experiment.status.not_in(TERMINAL)
 )
-"""What the invariants ask after each step; to build these takes longer than to ask them."""
+"""Query of the invariants after each step; building it takes longer than executing it."""
 
 
 @dataclass

@@ -40,7 +40,7 @@ from tests.support.undisturbed import ENDLESS, KINDS, undisturbed_records
 
 SPECS = {**KINDS, "endless": ENDLESS}
 MAY_FAIL = {"endless": "timeout"}
-"""How a kind of experiment may fail by its own fault."""
+"""Expected failure of each kind of experiment that may fail by itself."""
 SETTLE_S = 240.0
 STALL_S = 20.0
 ORPHAN_S = 30.0
@@ -48,7 +48,7 @@ LEASE_S = 3.0
 HORIZON_S = 90.0
 """A writer that was frozen ends within a minute (PostgreSQL's timeouts)."""
 LIMITS = {"second": 1, "third": 2}
-"""How many runs these users may have at once; the local user has no limit."""
+"""Maximum number of concurrent runs of these users; the local user has no limit."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Tally:
     done: dict[str, int] = field(default_factory=dict)
     blame: list[tuple[float, str]] = field(default_factory=list)
     hidden: int = 0
-    """How often a foreign transaction kept events from being read."""
+    """Number of times that a foreign transaction delayed the reading of events."""
 
     def count(self, what: str) -> None:
         self.done[what] = self.done.get(what, 0) + 1
@@ -306,7 +306,7 @@ class Storm:
         self.postgresql.thaw()
 
     def _failover(self) -> None:
-        """To a standby that takes no writes yet."""
+        """Switch to a standby that does not accept writes yet."""
         name = self.settings.url.rpartition("/")[2]
         self.postgresql.set_read_only(name, True)
         time.sleep(self.random.uniform(1, 4))

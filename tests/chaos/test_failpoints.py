@@ -34,7 +34,7 @@ QUICK = {"lease_s": 0.8, "heartbeat_s": 0.1, "dispatch_timeout_s": 0.5, "max_los
          "warm_parent": False}  # fmt: skip
 
 SCENARIO = {"release": "--slow", "mark_lost": "--die", "finish": "", "reap": ""}
-"""How the stub runner behaves, where a step needs it to."""
+"""Options of the stub runner for steps that need them."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -1,4 +1,4 @@
-"""Connections that are hostile before or while a request comes, each of which the service ends."""
+"""Hostile connections, before or during a request; the service must close each of them."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ LARGE = 100
 
 
 class Connection:
-    """To the service, of one who does not care what is answered."""
+    """Connection to the service of a client that ignores the answer."""
 
     def __init__(self, port: int, key: str):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)

@@ -114,7 +114,7 @@ UPLOADS = (
     b"\0" * 99,
 )
 LOOKED_INTO = 0.01
-"""Of uploads; each costs a process."""
+"""Fraction of uploads that are inspected; each needs a process."""
 
 
 @dataclass

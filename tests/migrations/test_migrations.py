@@ -160,7 +160,7 @@ def sweep_of(owner_id: int) -> Sweep:
 
 
 def test_counters_of_before_are_filled(config: Config) -> None:
-    """From the experiments that are there, and from what was kept of purged ones."""
+    """They are computed from existing experiments and from the stored usage of purged ones."""
     database = Database(config.attributes["url"])
     command.upgrade(config, "head")
     with database.transaction() as session:

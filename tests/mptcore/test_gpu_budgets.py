@@ -141,8 +141,8 @@ def gaussian_trainer(
     ],
 )
 def test_a_training_step_of_a_gaussian(launches: int, changes: dict[str, Any]) -> None:
-    """The numbers of its observations and its masks go to the device; what comes back is whether
-    sums of moments keep their digits, and the loss. Cholesky's check is waited for too."""
+    """The indices of its observations and its masks go to the device. The loss comes back, and
+    whether sums of moments keep their digits. The host also waits for the check of Cholesky."""
     with pretended_gpu() as gpu:
         trainer = gaussian_trainer(**{"evaluate_every": 4, **changes})
         trainer.advance()

@@ -35,7 +35,7 @@ def client(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    """To all that a client asks; it asks for nothing twice."""
+    """Answers to all requests of a client; it sends none twice."""
     monkeypatch.setenv("MPT_RETRY_S", "0")
     answers = Answers()
     answers.says({})

@@ -155,7 +155,7 @@ def test_a_ping_is_no_event() -> None:
 
 
 def test_from_now_on_is_from_the_first_now_on() -> None:
-    """Not from when a stream is opened again that was cut off before it told anything."""
+    """The position is kept when a stream is reopened that was cut off before its first event."""
     page = (JSON, json.dumps({"items": [], "last_id": "5"}).encode())
     with answering(page, (STREAM, b": ping\n\n"), (STREAM, EVENT + END)) as (server, client):
         assert [*client.events(after="now")] == [{"id": "7"}]

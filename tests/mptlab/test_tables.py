@@ -35,7 +35,7 @@ def test_only_what_differs_is_compared() -> None:
 
 
 def test_a_field_that_only_some_have_differs() -> None:
-    """Also from one that is there and null; and one experiment differs in nothing."""
+    """It also differs from a field that is null; a single experiment differs in nothing."""
     one: dict[str, Any] = {"id": "a", "name": None, "status": "queued", "metrics": []}
     both = [{**one, "spec": {"n": 1, "seed": None}}, {**one, "spec": {"n": 1}}]
     for documents in (both, both[::-1]):

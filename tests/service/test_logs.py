@@ -92,7 +92,7 @@ CRASHES = {
     "MPT_LEASE_S": ("soon", "ValidationError"),
     "MPT_DATABASE_URL": ("postgresql+psycopg://127.0.0.1:port/lab", "invalid literal"),
 }
-"""By the setting: a value with which no process starts, and what its traceback says."""
+"""For each setting, a value with which no process starts, and a part of its traceback."""
 
 
 @pytest.mark.parametrize("crash", CRASHES)

@@ -34,7 +34,7 @@ ALONE = [
 """It asks no one but the service."""
 START_TIMEOUT_S = 30.0
 SHOWN_MS = 30_000.0
-"""What is expected of a page may take so long on a busy machine."""
+"""Maximum time for expected content to appear on a busy machine."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from tests.support.runs import records
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 WAYS = ("evaluate", "train", "resume", "baseline", "target")
-"""What a run may do on a GPU."""
+"""Operations of a run on a GPU."""
 SpecPart = dict[str, Any] | None
 
 FEW_MASKS = {"target_std_err": 1e5, "max_masks": 150}
@@ -47,7 +47,7 @@ class ModelContract:
     train: ClassVar[SpecPart] = None
     """A few steps of training, if the family trains."""
     ways: ClassVar[Sequence[str]] = WAYS
-    """What is tried on a GPU."""
+    """Operations that are tested on a GPU."""
 
     def model(self, device: torch.device, memory_bytes: int | None = None) -> Model[Any]:
         """A model as it is before it scored anything."""

@@ -24,7 +24,7 @@ class Card:
     processes: dict[int, int] = field(default_factory=dict)
     """Bytes by process."""
     parts: list["Card"] | None = None
-    """Where it is divided (MIG)."""
+    """Parts of a divided card (MIG)."""
     mig_mode: tuple[int, int] = (1, 1)
     """MIG mode now, and after the next reset."""
 

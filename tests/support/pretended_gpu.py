@@ -25,17 +25,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 DEVICE = torch.device("cuda", 0)
 GIB = 2**30
 CpuGenerator = torch.Generator
-"""As it is where no GPU is pretended."""
+"""The original torch.Generator, without the simulated GPU."""
 
 NO_KERNEL = {"_local_scalar_dense", "_unsafe_view", "is_same_size", "lift_fresh"}
-"""What moves no number; also whatever makes an empty tensor or gives a view."""
+"""Operations that move no numbers; those that create an empty tensor or return a view are also
+free."""
 SYNCHRONISES = {
     "_linalg_check_errors", "_local_scalar_dense", "_unique2", "bincount", "equal", "masked_select",
     "nonzero", "unique_consecutive", "unique_dim",
 }  # fmt: skip
-"""What the host waits for: its result, or how large that is, is known on the device alone."""
+"""Operations for which the host waits, because only the device knows their result or its size."""
 LIKE_ANOTHER = {"_to_copy", "scalar_tensor"}
-"""What torch calls to have a tensor, or a number, where another tensor is."""
+"""Operations that torch calls to place a tensor or a number on the device of another tensor."""
 TAKES_INDICES = {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put"}
 
 
@@ -50,8 +51,7 @@ class PretendedGpu:
     to_host: int = 0
     """Copies; each is a synchronisation too."""
     waited: int = 0
-    """Of those to the device, what the host may wait for: not from pinned memory, or as it is
-    asked for."""
+    """Copies to the device for which the host may wait: from unpinned memory, or blocking ones."""
     forks: list[torch.device] = field(default_factory=list)
     """The devices whose generators were read."""
     pinned: list[Tensor] = field(default_factory=list)
@@ -115,7 +115,8 @@ class OnGpuGenerator(CpuGenerator):
 
     device = DEVICE
     made: ClassVar[WeakValueDictionary[int, "OnGpuGenerator"]] = WeakValueDictionary()
-    """By the address that torch's own C++ knows them by: it passes on no class of Python."""
+    """Generators by the address that torch's C++ code uses for them; it passes on no Python
+    class."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         if torch.device(device).type == "cpu":
@@ -182,7 +183,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._computed(func, operation, args, options)
 
     def _moved(self, func: Any, x: Tensor, options: dict[str, Any]) -> Tensor:
-        """To another device or type."""
+        """Move the tensor to another device or type."""
         here = isinstance(x, OnGpu)
         device = options.pop("device", None)
         there = here if device is None else _is_gpu(func, device)

@@ -34,8 +34,8 @@ def environment(settings: Settings, **more: str) -> dict[str, str]:
 
 Process = Forked | psutil.Popen
 Start = Callable[[Sequence[str], dict[str, str], Path], Process]
-"""Of `mpt` with the words of a command, or of `python` where they are -m and a module, in an
-environment; what it says goes to the end of a file."""
+"""Start `mpt` with the words of a command, or `python` if they begin with -m, in an environment.
+The output is appended to a file."""
 
 
 def start_fresh(command: Sequence[str], environ: dict[str, str], log: Path) -> psutil.Popen:

@@ -20,7 +20,7 @@ from worker.lifetime import duration
 
 LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=1_000_000)
 END_S = 3 + 5
-"""Of MPT_KILL_GRACE_S in these tests, and until a process's end is heard of."""
+"""MPT_KILL_GRACE_S in these tests, plus the time until the end of a process is noticed."""
 
 
 @pytest.mark.parametrize(

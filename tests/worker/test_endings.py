@@ -206,7 +206,8 @@ def test_the_lease_is_renewed_while_a_long_order_is_not_read(
 def test_a_record_that_cannot_be_stored_fails_the_run(
     either: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not its worker, which would run it again up to max_lost times. What came before it stays."""
+    """The worker does not fail, or it would run it up to max_lost times. Earlier records are
+    kept."""
     claim = claimed(either)
     read = Runner.read
 

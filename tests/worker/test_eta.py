@@ -6,7 +6,7 @@ from worker.eta import MIN_PIECES, MIN_S, EtaEstimate
 
 TOTAL = 1000
 BEGAN = 500.0
-"""Of the clock, when the first word comes: all before that was loading."""
+"""Time of the first report; everything before was loading."""
 
 
 def etas(pieces: list[tuple[int, float]], first: int = 0) -> list[float | None]:
@@ -36,7 +36,7 @@ def test_nothing_is_said_of_too_few_pieces() -> None:
 
 
 def test_words_that_are_read_together_are_one_piece() -> None:
-    """Else a pipe that was read late would tell of speeds without bounds."""
+    """Otherwise a pipe that was read late would suggest unlimited speeds."""
     late = [(10, 2.0), (10, 0.0), (10, 6.0), (10, 0.0), (10, MIN_S / 2)]
     found = etas([*late, (10, 4.0 - MIN_S / 2)])
     assert [one is None for one in found] == [*[True] * 6, False]

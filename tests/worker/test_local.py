@@ -59,7 +59,7 @@ def test_all_its_parts_run_until_it_stops(
 def test_it_takes_what_is_next_within_the_limits(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And waits for the time of a heartbeat where the database is away."""
+    """It waits for the time of a heartbeat if the database is unreachable."""
     one_at_a_time = settings.model_copy(update={"share": FairShare(max_running=1)})
     worker = LocalWorker(one_at_a_time)
     first, _ = submitted(worker.database), submitted(worker.database)

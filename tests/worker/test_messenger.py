@@ -304,7 +304,7 @@ def test_names_that_are_never_found_hold_up_no_other_user(
 
 
 def test_all_webhooks_have_their_turn(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where more are due than are told together."""
+    """Check more due webhooks than are sent at once."""
     monkeypatch.setattr(store, "TOGETHER", 2)
     hooks = {webhook(either, f"http://127.0.0.1:9/{i}") for i in range(4)}
     for _ in range(20):

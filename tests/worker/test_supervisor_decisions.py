@@ -131,7 +131,7 @@ def progress(done: int) -> dict[str, Any]:
 
 
 def test_the_end_is_told_by_the_time_between_words_of_progress(watch: Watch) -> None:
-    """Not by what comes before the first, which loads."""
+    """The time before the first report, which includes loading, does not count."""
     loading: list[Any] = [()] * 40
     pieces = [look for done in range(1, 6) for look in ([progress(done)], *[()] * 7)]
     watch.run(*loading, *pieces)

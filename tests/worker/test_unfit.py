@@ -112,7 +112,7 @@ def test_what_is_forgotten_in_a_round_is_not_told_of_in_it() -> None:
 def test_silence_is_measured_in_seconds(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not in looks, of which complaints make many."""
+    """It is not measured in polls, because complaints cause many of them."""
     code = "import sys, time\nfor _ in range(700): print('x', file=sys.stderr); time.sleep(0.002)"
     claim = claimed(database)
     runner = started(sys.executable, "-c", code)

@@ -18,8 +18,8 @@ from mptcore.families.vae.importance import (
 from mptcore.families.vae.pareto import khats
 
 ENOUGH_ESS, MIN_USE = 40, 5
-"""Expected effective sample size from which a term needs no draws of its own, and from which the
-shared draws contribute to it."""
+"""Expected effective sample size from which a term needs no separate draws, and from which the term
+uses the shared draws."""
 MAX_NARROW, MIN_NARROW = 2, 64
 """Maximum number of conditionals per observation, on average, that get draws of their own, and the
 minimum for a set of observations scored together."""

@@ -21,7 +21,7 @@ MRPC = GlueText(source="glue", subset="mrpc", split="validation")
 PAIRS = [("one", "two"), ("three", "four")]
 NAMES = ("sentence1", "sentence2", "label", "idx")
 ROWS = [("one", "two", 1, 0), ("lacks", None, 1, 1), ("", "lacks", 0, 2), ("three", "four", 0, 3)]
-"""As GLUE has them, two of them without one of their texts."""
+"""Rows in the form of GLUE; two of them lack one of their texts."""
 
 
 @pytest.fixture

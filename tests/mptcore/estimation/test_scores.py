@@ -1,4 +1,4 @@
-"""From scored masks to estimates, by hand: scores that tell which mask they are of."""
+"""Estimates from scored masks, calculated by hand from scores that identify their mask."""
 
 import math
 from collections.abc import Iterator, Sequence

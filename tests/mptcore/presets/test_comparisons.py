@@ -186,7 +186,8 @@ def test_fig4_left() -> None:
 
 
 def test_fig4_right() -> None:
-    """To the tenth of twenty it falls by 1, to the eighteenth by 4, and that is what counts."""
+    """The curve falls by 1 up to the tenth of twenty points, and by 4 up to the eighteenth, which
+    counts."""
     values = [-1.0] + [-7.0] * 8 + [-2.0] + [-8.0] * 7 + [-5.0] + [-6.0, -9.0]
     published = {"difference": (0.05,), "margin": (0.7,), "decay_from": (0.5,)}
     share = ("share of the fall up to 90 % that is below 50 %", 0, 1 / 4, -0.2, 0.4)
@@ -325,7 +326,7 @@ def learned(error: float | None) -> list[Row]:
 
 
 def test_the_learned_curve() -> None:
-    """From −2.4, the mean at five rates, to −9, with an error of 0.1 at each."""
+    """The curve goes from −2.4, the mean at five rates, to −9, with an error of 0.1 at each."""
     published = {"least_gain": (1.0,), "least_fall": (0.5,)}
     name = "fall of the curve from 10–50 % to 99 %, less 4 standard errors"
     surely = 6.6 - 4 * 0.1 * math.sqrt(1 + 1 / 5)

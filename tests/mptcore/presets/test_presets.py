@@ -262,7 +262,7 @@ def vae_verdict(
 
 DEEP = ["fig3-vae-mnist", "fig3-vae-fmnist"]
 REACH = 2.919986 * 3.0 / math.sqrt(3)
-"""Of a mean over three seeds with a spread of 3: one side of its interval at 95 %."""
+"""One side of the 95 % interval of a mean over three seeds with a spread of 3."""
 BOUND = 10 - REACH
 """Within the margin of 10 nats."""
 

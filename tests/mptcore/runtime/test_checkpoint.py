@@ -193,7 +193,7 @@ def kinds(out: io.StringIO) -> Counter[str]:
 
 
 def test_a_checkpoint_is_saved_when_the_one_before_is_known(tmp_path: Path) -> None:
-    """Else the files that the supervisor knows would be followed by ever more that it does not."""
+    """Otherwise there would be ever more files that the supervisor does not know."""
     out = io.StringIO()
     runner = supervised(spec_of(SPECS["training"]), tmp_path, out)
     assert runner.run() == 0

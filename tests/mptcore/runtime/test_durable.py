@@ -57,7 +57,7 @@ def test_a_folder_that_cannot_be_synced_is_closed(
 
 
 def test_a_file_that_could_not_be_opened_has_its_own_error(tmp_path: Path) -> None:
-    """Not that of cleaning up after it."""
+    """The error of the clean-up does not replace it."""
     with pytest.raises(FileNotFoundError) as caught:
         write_durably(tmp_path / "gone" / "a", b"x")
     assert caught.value.__context__ is None

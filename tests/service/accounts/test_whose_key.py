@@ -105,7 +105,7 @@ def test_a_new_key_is_random_and_the_users_alone(database: Database, tmp_path: P
 def test_a_key_is_written_on_the_disk_where_it_stays(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From another it could not be given its name."""
+    """A file on another disk could not be renamed to it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "another disk"))
     assert whose(database, made(database, "ada", tmp_path / "key")) == "ada"
 

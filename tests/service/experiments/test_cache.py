@@ -183,7 +183,7 @@ def test_the_digest_is_of_every_source() -> None:
 
 
 def test_a_changed_file_is_another(tmp_path: Path) -> None:
-    """Also where its content, its size and its time of change are put back."""
+    """Check also a file whose content, size and time of change are restored."""
     file = tmp_path / "a.txt"
     file.write_text("one")
     before, stat = fingerprint([file]), file.stat()

@@ -169,7 +169,7 @@ WALKS: list[dict[str, Any]] = [
 
 
 def test_pages_go_on_where_the_last_one_ended(either: Database) -> None:
-    """Also where many have the same place in the order."""
+    """Check also many experiments with the same place in the order."""
     fill(either)
     with either.transaction() as session:
         for one in page_of(session, 1, Wanted(whose=Whose.ALL), limit=10).items:

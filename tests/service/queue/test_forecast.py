@@ -161,7 +161,8 @@ def test_a_start_is_by_progress_or_by_the_last_runs_or_not_known(either: Databas
     [(0.5, 1), (59.5, 60), (60, 60), (61, 120), (3590, 3600), (3601, 4200), (4201, 4800)],
 )
 def test_a_start_far_off_is_told_less_precisely(free_in_s: float, told_s: float) -> None:
-    """To the second within a minute, to the minute within an hour, then to ten minutes."""
+    """It is given to the second within a minute, to the minute within an hour, then to ten
+    minutes."""
     run = Running(owner_id=1, started_at=0.0, end=free_in_s)
     forecast = Forecast(clock=0.0, mean_s=None, running=[run], ends={})
     assert forecast.start_after(0, Slots(workers=1, idle=0)) == told_s

@@ -99,7 +99,7 @@ PROGRESS = {
     "progress_done": 1, "progress_total": 2, "progress_unit": "masks", "progress_stage": {},
     "progress_at": 1.0, "progress_eta_s": 1.0,
 }  # fmt: skip
-"""Of an earlier attempt, which tells nothing of the next one's pace."""
+"""Progress of an earlier attempt; it does not predict the speed of the next one."""
 
 
 def test_a_claim(database: Database) -> None:

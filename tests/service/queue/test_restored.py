@@ -13,7 +13,7 @@ from tests.support.attempts import claimed, dispatched, submitted
 from tests.support.stored import change, row, status_events
 
 RAN_UNTIL = 2e9
-"""When the lease of a run ended that began before."""
+"""End of the lease of a run that began before the backup."""
 
 
 def begin_anew(database: Database) -> int:

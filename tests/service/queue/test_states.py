@@ -45,7 +45,7 @@ OF_A_RUN = [
     (RUN, PAUSE, True), (PAUSE, PAUSE, True), (CANCEL, PAUSE, False),
     (RUN, RUN, True), (PAUSE, RUN, True), (CANCEL, RUN, False),
 ]  # fmt: skip
-"""What was desired, what is asked for now, and whether it is granted: a cancel is final."""
+"""Stored request, new request, and whether it is granted: a cancel is final."""
 
 
 def request(database: Database, experiment_id: str, desired: DesiredState) -> Status | None:

@@ -20,7 +20,7 @@ def keep(database: Database, claim: Claim, **parts: Any) -> None:
 
 
 def test_each_attempt_says_what_it_was_computed_with(api: TestClient, database: Database) -> None:
-    """Also the earlier ones of a resumed run. Lists do not."""
+    """Earlier attempts of a resumed run are included. Lists leave this out."""
     claim = claimed(database)
     url = f"/v1/experiments/{claim.experiment_id}"
     (begun,) = api.get(url).json()["attempts"]

@@ -28,7 +28,8 @@ from tests.support.stored import change
 
 @pytest.fixture
 def far(lab: Settings) -> Iterator[Database]:
-    """On PostgreSQL, where transactions commit in another order than they took their ids in."""
+    """Database on PostgreSQL, where transactions may commit in another order than that of their
+    ids."""
     with closing(Database(lab.url, connections=4)) as database:
         yield database
 

@@ -110,7 +110,7 @@ def test_from_each_id_on_comes_the_rest(api: TestClient, limit: int) -> None:
 
 
 def test_points_come_once_also_where_a_run_goes_back(admin: TestClient) -> None:
-    """To its checkpoint, and records once more what was read."""
+    """The run returns to its checkpoint and records again the points that were already read."""
     database = database_of(admin)
     claim = claimed(database)
     url = f"/v1/experiments/{claim.experiment_id}/events"

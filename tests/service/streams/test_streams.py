@@ -74,7 +74,7 @@ def xs(told: Told) -> Any:
 
 
 def test_a_live_curve_by_one_stream(client: httpx.Client, database: Database) -> None:
-    """To its end, cut off and taken up again in the midst."""
+    """Read it to its end; the stream is cut off in the middle and resumed."""
     claim = claimed(database)
     url = f"/v1/experiments/{claim.experiment_id}/events"
     with stream(client, url) as events:

@@ -203,7 +203,7 @@ def test_a_request_that_made_nothing_leaves_its_key_free(admin: TestClient) -> N
 
 @pytest.mark.parametrize("is_known", [False, True])
 def test_a_second_request_waits_for_the_first(place: Settings, is_known: bool) -> None:
-    """Also where the key is known, and free because all that it made was deleted."""
+    """Check also a known key that is free because everything it created was deleted."""
     request = IdempotentRequest("once", "POST /v1/experiments", b"{}")
     found: list[Sequence[Any]] = []
     with closing(Database(place.url, connections=3)) as database:

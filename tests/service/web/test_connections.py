@@ -164,7 +164,7 @@ def test_a_body_that_comes_too_slowly_is_given_up(port: int) -> None:
 
 
 def test_an_answer_to_a_body_that_is_not_read_closes_the_connection(port: int) -> None:
-    """Else the server would go on to read what was sent, as long as it comes."""
+    """Otherwise the server would continue to read the request."""
     for head in (b"POST /v1/experiments", b"GET /healthz", b"POST /v1/sign-out"):
         with connect(port) as connection:
             connection.sendall(head + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{")

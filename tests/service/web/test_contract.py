@@ -169,7 +169,7 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     "POST /v1/sign-in:preview": [{"code": True, "own_page": True}],
     "POST /v1/sign-out": [{"own_page": True}],
 }  # fmt: skip
-"""What is sent beside the path, once or several times; nothing, where an operation is not here."""
+"""Requests for each operation besides the path; operations that are missing here send nothing."""
 NEVER = {
     ("GET /v1/presets/{name}/verdict", "200", "application/json"),
     ("GET /v1/events", "200", "text/event-stream"),

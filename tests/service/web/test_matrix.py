@@ -41,9 +41,9 @@ pytestmark = pytest.mark.usefixtures("inspected_here")
 CALLERS = (
     "owner", "other", "shared", "admin", "viewer", "no key", "revoked", "expired", "wrong scope"
 )  # fmt: skip
-"""What they ask for is the owner's and private; for `shared`, another member, it is shared with the
-lab. `revoked`, `expired` and `wrong scope` are keys of the owner's own; of an admin's, where only
-admins may."""
+"""Kinds of callers. They request an object that is private to its owner; for `shared`, another
+member, it is shared with the lab. `revoked`, `expired` and `wrong scope` are keys of the owner, or
+of an admin for routes that only admins may use."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Row:
     statuses: tuple[int, ...]
     body: dict[str, Any] | None = None
     status: Status = Status.QUEUED
-    """Of the experiment that it is about."""
+    """Status of the experiment in the request."""
     query: dict[str, str] = field(default_factory=dict)
     scope: Scope | None = None
-    """That it asks for, where its method does not say so."""
+    """Required scope, if the method does not determine it."""
 
     @property
     def name(self) -> str:
@@ -388,7 +388,7 @@ def _fresh(body: dict[str, Any], objects: dict[str, str]) -> dict[str, Any]:
     ids=lambda one: one.name,
 )
 def test_what_is_private_is_as_if_it_were_not_there(lab: Lab, one: Row) -> None:
-    """To another member, word for word."""
+    """The answer to another member is the same, word for word."""
     there = lab.objects(one.ids, Visibility.PRIVATE, one.status)
     nowhere = {name: "0" * (16 if name == "key_id" else 32) for name in there}
     answers = []

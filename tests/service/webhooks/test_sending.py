@@ -103,7 +103,7 @@ def test_to_the_address_that_was_looked_at(names: dict[str, list[str]]) -> None:
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["8.8.8.8", "127.0.0.1"], ["::1"]])
 def test_not_to_a_private_address(names: dict[str, list[str]], addresses: list[str]) -> None:
-    """Also where only one of several is private."""
+    """Check also a name with several addresses of which one is private."""
     names["hook.test"] = addresses
     with receiving() as receiver:
         refusal = told(f"http://hook.test:{receiver.port}/", to_private=False)

@@ -239,7 +239,7 @@ def test_a_marginal_and_its_conditionals_are_those_of_the_dense_normal() -> None
 
 
 def test_all_forms_of_a_moment_are_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the rows are taken in several parts."""
+    """Check also rows that are processed in several parts."""
     monkeypatch.setattr("mptcore.families.linear_gaussian.moments.ROWS", 100)
     x, mean = data().x, normal(DIM, seed=9)
     expected = (x - mean).mT @ (x - mean) / len(x)

@@ -47,7 +47,7 @@ class Case:
 def case(
     dim: int, latent_dim: int, n: int, noise: Tensor, fits: bool, seed: int = 0, offset: float = 0
 ) -> Case:
-    """A model, with data drawn from it or, where none fit, with others."""
+    """Return a model with data drawn from it, or with other data if `fits` is false."""
     g = torch.Generator().manual_seed(seed)
     loadings = torch.randn(dim, latent_dim, generator=g, dtype=torch.float64)
     mean = offset * torch.randn(dim, generator=g, dtype=torch.float64)

@@ -148,7 +148,7 @@ def test_a_target_of_the_cumulative_score(models: dict[str, MaskedLm]) -> None:
 
 
 def test_all_parts_of_the_sizes_together_are_uniform(models: dict[str, MaskedLm]) -> None:
-    """From 1 to D, as the sum over sizes wants it."""
+    """The sizes are from 1 to D, as the sum over sizes requires."""
     spec = MaskedLmEvaluate.model_validate({"target_std_err": 1, "target": "cumulative"})
     masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
     evaluation = TextEvaluation(spec, {"model": models["model"]}, masker, {}, ScoreCache())

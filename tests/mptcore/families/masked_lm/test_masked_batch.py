@@ -99,7 +99,7 @@ def test_some_of_a_batch_are_what_they_were_in_it() -> None:
 
 
 def test_along_an_order_each_step_sees_one_more() -> None:
-    """The first of the masked tokens is the one that the next step sees."""
+    """Each step reveals the first of the masked tokens to the next step."""
     own = masker()
     size = int(own.corpus.sizes[0])
     order = torch.randperm(size, generator=torch.Generator().manual_seed(1))

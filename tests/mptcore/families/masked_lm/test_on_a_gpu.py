@@ -264,7 +264,7 @@ def test_scores_that_are_short_of_memory_are_the_same() -> None:
 
 
 def test_what_did_not_fit_is_not_tried_again() -> None:
-    """Not in the batch of then, and not in those that follow."""
+    """The size is tried neither in the same batch nor in later ones."""
     with pretended_gpu() as gpu:
         model = {"model": language_model()}
         gpu.most_numbers = 700

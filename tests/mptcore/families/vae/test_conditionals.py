@@ -195,7 +195,8 @@ def test_all_masks_have_the_error_of_the_draws() -> None:
 
 
 def test_the_narrow_are_chosen_by_other_draws_than_are_averaged() -> None:
-    """Else what these meet too seldom is left out, and the rest is 0.011 ± 0.002 nats too high."""
+    """Otherwise terms that the averaged draws hit too rarely are left out, and the rest is 0.011 ±
+    0.002 nats too high."""
     case = needles(noise_precision=20.0)
     order = torch.rand(60, 40, generator=torch.Generator().manual_seed(0))
     masks = order.argsort(-1).argsort(-1) < 38
@@ -208,7 +209,7 @@ def test_the_narrow_are_chosen_by_other_draws_than_are_averaged() -> None:
 def test_conditionals_in_doubt_are_drawn_again(
     monkeypatch: pytest.MonkeyPatch, several_modes: Case
 ) -> None:
-    """From a proposal that is refitted to trial draws, and more of them."""
+    """The proposal is refitted to trial draws, and there are more draws."""
     case, doubts = several_modes, []
     masks = torch.eye(3, dtype=torch.bool)
     for retries in (0, sampler.RETRIES):

@@ -134,7 +134,7 @@ def test_annealing_and_pictures_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_a_generator_goes_on_from_a_state_of_its_own_kind_alone() -> None:
-    """From another's state it has a seed, the same each time, that no generator began with."""
+    """The state of another kind of generator gives a fixed seed that no generator began with."""
     with pretended_gpu():
         on_cpu, on_gpu = (generator_for(1, "draws", torch.device(kind)) for kind in ("cpu", "cuda"))
         state = on_cpu.get_state()
@@ -152,7 +152,7 @@ def test_a_generator_goes_on_from_a_state_of_its_own_kind_alone() -> None:
 
 
 def test_training_goes_on_elsewhere(tmp_path: Path) -> None:
-    """From a CPU to a GPU and back: with other draws, to its end."""
+    """Training moves from a CPU to a GPU and back, and ends with other draws."""
     train = {"objective": ["elbo"], "epochs": 6, "lml_samples": 2}
     of = spec(RECURSIVE, train=train)
     found = records(of, tmp_path, stop_after=5)

@@ -49,7 +49,7 @@ def tiles(file: Path) -> list[list[list[int]]]:
 
 
 def test_images_stand_above_what_is_seen_and_what_is_expected(tmp_path: Path) -> None:
-    """From the least value, black, to the largest, white; what is masked is grey."""
+    """The smallest value is black, the largest white; masked pixels are grey."""
     x = torch.arange(12 * DIM).float().view(12, DIM) % 5 - 1  # from −1 to 3
     reconstructions, samples = pictures(start_of(x), tmp_path / "new")
     assert [one.file for one in (reconstructions, samples)] == [

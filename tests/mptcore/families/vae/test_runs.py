@@ -47,8 +47,8 @@ def metric(found: list[Record], name: str, **labels: Any) -> Metric:
 
 
 def test_fig3_linear_in_short() -> None:
-    """From the same starts MPT and the ELBO end at a similar LML, near that which maximising the
-    LML itself reaches; the ELBO is below the LML at every epoch."""
+    """MPT and the ELBO from the same starts end at a similar LML, close to that of maximizing the
+    LML itself. The ELBO is below the LML at every epoch."""
     seeds = [4, 44]
     train = {"objective": ["mpt", "elbo", "lml"], "epochs": 60, "learning_rate": 0.05}
     evaluate = {"masks": {"schedule": "sizes", "sizes": [8, 64], "per_size": 2}}

@@ -337,7 +337,7 @@ def test_a_training_step_has_the_gradient_of_the_true_conditional() -> None:
 
 
 def test_a_proposal_does_not_see_what_is_masked() -> None:
-    """Else what it misses would flatter the conditionals."""
+    """Otherwise the region that the proposal misses would make the conditionals too high."""
     case = CASES["tanh Gaussian, D = 16, K = 2"]()
     masked = torch.arange(16) % 2 == 0
     other = torch.where(masked, case.x + 1, case.x)

@@ -25,7 +25,7 @@ def start_of() -> TrainingStart:
 
 
 def test_fitting_the_encoder_leaves_the_decoder_alone() -> None:
-    """Else the ELBO's gradient would enter the objective mpt."""
+    """Otherwise the gradient of the ELBO would enter the objective mpt."""
     vae, x = start_of().vae, start_of().x
     masks = torch.arange(12)[None] < 4
     vae.score(x, masks, torch.Generator().manual_seed(1)).backward()  # type: ignore[no-untyped-call]

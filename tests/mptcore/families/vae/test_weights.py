@@ -92,8 +92,8 @@ def test_what_is_in_doubt_enters_the_error() -> None:
 
 
 def test_what_is_in_doubt_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a proposal refitted to the draws: bent posteriors of several modes, one in ten of which
-    is in doubt at first."""
+    """The proposal is refitted to the draws. The posteriors are bent, with several modes, and one
+    in ten is in doubt at first."""
     case = folded(n=16, nodes=350)
     found = {}
     for retries in (0, sampler.RETRIES):

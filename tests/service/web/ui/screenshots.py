@@ -21,7 +21,7 @@ LOOKS = {"light": (DESK, "light"), "dark": (DESK, "dark"), "phone": (PHONE, "lig
 
 
 def pages(ids: dict[str, str]) -> dict[str, str]:
-    """The address of each page, by what it shows."""
+    """Address of each page by its content."""
     compared = ",".join(ids[f"succeeded {k}"] for k in (1, 2, 3))
     return {
         "experiments": "/",

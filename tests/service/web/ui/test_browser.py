@@ -266,7 +266,7 @@ def test_pages_are_for_everyone(browser: Browser, lab: BrowsedLab, scheme: str) 
 
 
 ALL, COLOURS = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"], ["color-contrast"]
-"""What axe looks at; in the dark only colours are others."""
+"""Rules that axe checks; in dark mode only the colours differ."""
 SERIOUS = """async (runOnly) => (await axe.run({runOnly}))
     .violations.filter(({impact}) => ["serious", "critical"].includes(impact))
     .map(({id, nodes}) => [id, nodes.map((node) => node.html)])"""

@@ -56,7 +56,7 @@ def test_what_is_vendored_is_what_was_published() -> None:
 
 
 AXE = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
-"""Of axe.min.js in axe-core 4.14.1."""
+"""SHA-256 of axe.min.js in axe-core 4.14.1."""
 
 
 def test_so_is_what_tests_look_at_pages_with() -> None:

@@ -226,7 +226,8 @@ ORIGINS = [
     ({"Origin": "null"}, False),
     ({}, False),
 ]
-"""What a browser says of where a request comes from, and whether it is one of our own pages."""
+"""Headers with which a browser describes the origin of a request, and whether it is one of our
+pages."""
 
 
 @pytest.mark.parametrize(("headers", "ours"), ORIGINS)
