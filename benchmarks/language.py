@@ -28,7 +28,7 @@ STEP_BATCHES, STEPS = (32, 1024), 5
 """Sentences of a training step, and the steps that are looked at."""
 SORTED = "batches of 64 sorted by length"
 PILOT, PILOT_RATES = 150, [round(0.025 + 0.05 * i, 3) for i in range(20)]
-"""Sequences and rates that tell how the area varies over sequences."""
+"""Sequences and rates of the pilot that measures the spread of the area over sequences."""
 AREA_RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """The passes of the Trainer that are timed, of 99."""
 BERT_BASE = {

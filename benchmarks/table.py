@@ -29,7 +29,7 @@ Benchmark = Callable[[int], Iterator[Row]]
 
 
 class SkippedError(Exception):
-    """A benchmark that cannot run here, and why."""
+    """Error of a benchmark that cannot run here, with the reason."""
 
 
 def markdown(rows: list[Row], skipped: list[str], threads: int) -> str:

@@ -129,7 +129,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]
 
 
 FEWER = {"range(200)": "range(30)"}
-"""A document's loop may be longer than what shows that it runs."""
+"""Shorter loops for the test than in the document."""
 PROGRAMS = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
 
 

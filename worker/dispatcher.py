@@ -57,7 +57,7 @@ class Dispatcher:
                 workers.lock_dispatching(session)
                 return list(self._fill(session))
         except TRANSIENT_DB_ERRORS as error:
-            log.warning("the database is away: %s", error)
+            log.warning("the database is unreachable: %s", error)
             return []
 
     def _fill(self, session: Session) -> Iterator[Dispatch]:
@@ -82,7 +82,9 @@ class Dispatcher:
             rung = {"experiment_id": chosen.experiment_id, "dispatch_no": chosen.dispatch_no}
             log.info("dispatched to %s", chosen.queue, extra=rung)
         except (BrokerError, OSError) as error:
-            log.warning("the broker is away, the reaper will put it back: %s", error)
+            log.warning(
+                "the broker is unreachable, the reaper will requeue the experiment: %s", error
+            )
 
 
 @logged_process

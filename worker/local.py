@@ -60,7 +60,7 @@ class LocalWorker:
             with self.database.transaction() as session:
                 return dispatch.dispatch_next(session, fair_share=self.settings.share)
         except TRANSIENT_DB_ERRORS as error:
-            log.warning("the database is away: %s", error)
+            log.warning("the database is unreachable: %s", error)
             self.stopping.wait(self.settings.heartbeat_s)
             return None
 

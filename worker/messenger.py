@@ -47,7 +47,7 @@ class Messenger:
                 begun = await self._begin()
                 await asyncio.to_thread(self._forget)
             except TRANSIENT_DB_ERRORS as error:
-                log.warning("the database is away: %s", error)
+                log.warning("the database is unreachable: %s", error)
             await asyncio.sleep(PAUSE_S if begun else LOOK_S)
 
     async def _tell_due(self) -> int:
@@ -75,7 +75,7 @@ class Messenger:
             error = await self._try(one)
             await asyncio.to_thread(self._settle, one, error)
         except TRANSIENT_DB_ERRORS as error:  # it is told once more
-            log.warning("the database is away: %s", error)
+            log.warning("the database is unreachable: %s", error)
         finally:
             del self._under_way[one.webhook_id]
 

@@ -96,7 +96,7 @@ class Presence:
                     self._sample_due = time.monotonic() + SAMPLED_EVERY_S
                 return workers.oldest_dispatch_age(session, self.queue)
         except TRANSIENT_DB_ERRORS as error:
-            log.warning("the database is away: %s", error)
+            log.warning("the database is unreachable: %s", error)
             return 0.0
 
     def _leave(self) -> None:

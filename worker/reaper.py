@@ -41,7 +41,7 @@ class Reaper:
         try:
             self._tick()
         except TRANSIENT_DB_ERRORS as error:
-            log.warning("the database is away: %s", error)
+            log.warning("the database is unreachable: %s", error)
             self._last_tick = None
 
     def _tick(self) -> None:

@@ -85,7 +85,7 @@ class Slot:
             try:
                 claim = self._claim(experiment_id, dispatch_no)
             except TRANSIENT_DB_ERRORS as error:
-                log.warning("the database is away: %s", error)
+                log.warning("the database is unreachable: %s", error)
                 return False
             if claim is None:
                 log.info("dispatch %d is stale, or has no room here", dispatch_no)

@@ -209,7 +209,7 @@ class Supervision:
             with self.database.transaction() as session:
                 self.desired = record(session, self.claim, batch, self.settings.lease_s)
         except TRANSIENT_DB_ERRORS as error:
-            log.warning("the database is away, the run goes on: %s", error)
+            log.warning("the database is unreachable, the run continues: %s", error)
             self._is_away = True
             return False
         except UNSTORABLE as error:
@@ -375,7 +375,7 @@ class Supervision:
                     outcome.commit(session)
                 return outcome
             except TRANSIENT_DB_ERRORS as error:
-                log.warning("the database is away, the outcome waits: %s", error)
+                log.warning("the database is unreachable, the outcome waits: %s", error)
                 time.sleep(self.settings.heartbeat_s)
 
 

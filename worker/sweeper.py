@@ -47,7 +47,7 @@ class Sweeper:
             with self.database.transaction() as session:
                 worker_samples.forget(session)
         except TRANSIENT_DB_ERRORS as error:
-            log.warning("the database is away: %s", error)
+            log.warning("the database is unreachable: %s", error)
         except OSError as error:
             log.warning("the store cannot be swept: %s", error)
 

@@ -52,7 +52,7 @@ class Uploads:
         return {**spec, "data": {**dict(zip(SIZES, shape, strict=True)), **data}}
 
     def problems(self, spec: ExperimentSpec) -> list[Problem]:
-        """Return the problems of a spec with what its upload is known to hold."""
+        """Return the contradictions between a spec and the known content of its upload."""
         data = spec.data
         if not isinstance(data, UploadData) or not isinstance(spec, LinearGaussianExperiment):
             return []

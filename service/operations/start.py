@@ -104,4 +104,4 @@ def _require_tables(database: Database) -> None:
         log.critical("%s", error)
         raise SystemExit(1) from None
     except TRANSIENT_DB_ERRORS as error:
-        log.warning("the database is away: %s", error)
+        log.warning("the database is unreachable: %s", error)

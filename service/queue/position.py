@@ -33,9 +33,8 @@ def queue_positions(
     queue_snapshots: QueueSnapshots,
     reader_id: int | None = None,
 ) -> dict[str, QueuePosition]:
-    """Return the positions of those of these experiments that are queued, by id. The number of
-    queries does not depend on their number. Reasons are worded for the reader; None is the
-    owner."""
+    """Return the positions of the queued ones among these experiments, by id. The number of queries
+    does not depend on their number. Reasons are worded for the reader; None is the owner."""
     queued = [
         Waiting(one.owner_id, one.device, one.priority, one.id, one.memory_bytes)
         for one in experiments

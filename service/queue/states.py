@@ -24,9 +24,9 @@ from service.webhooks import store as webhooks
 
 
 def note_status(session: Session, experiment_id: str, status: Status, **details: object) -> None:
-    """Record what an experiment has become. Where it is under way no more, another of its sweep
-    may start. Where it has ended, what waits for it may run, or fails, and so on along the
-    chain."""
+    """Record the new status of an experiment. If it is no longer active, another experiment of its
+    sweep may start. If it has ended, the experiments that wait for it may run, or fail together
+    with those that wait for them."""
     data = {"status": status, **details}
     session.add(Event(experiment_id=experiment_id, kind="status", data=data))
     if status not in holds.OPEN:

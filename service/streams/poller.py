@@ -150,7 +150,7 @@ class Poller:
                 try:
                     await self._look()
                 except TRANSIENT_DB_ERRORS as error:
-                    log.warning("the database is away: %s", error)
+                    log.warning("the database is unreachable: %s", error)
                     await asyncio.sleep(PERIOD_S)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PERIOD_S):

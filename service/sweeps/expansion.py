@@ -152,7 +152,7 @@ def field_problems(paths: Collection[str], pointer: str) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The values of the swept fields, and their places in the request."""
+    """Values of the swept fields, and their positions in the request."""
 
     values: Mapping[str, Any]
     pointers: Mapping[str, str]

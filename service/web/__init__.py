@@ -1,1 +1,1 @@
-"""All of the service that speaks HTTP. Nothing else imports FastAPI."""
+"""Everything about HTTP in the service. Other folders do not import FastAPI."""

@@ -154,7 +154,7 @@ def _note_use(database: Database, key_id: str) -> None:
         with database.transaction() as session:
             note_use(session, key_id)
     except TRANSIENT_DB_ERRORS as error:
-        log.warning("the use of a key cannot be noted, the database is away: %s", error)
+        log.warning("the use of a key cannot be noted, the database is unreachable: %s", error)
 
 
 def unauthorized(detail: str) -> ApiError:

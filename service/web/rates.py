@@ -100,7 +100,9 @@ class Rates:
             try:
                 return await self._hit(self._far, policy, key, most)
             except (StorageError, OSError) as error:
-                log.warning("requests are counted in this process, for Redis is away: %s", error)
+                log.warning(
+                    "requests are counted in this process, because Redis is unreachable: %s", error
+                )
                 self._far_asleep_until = time.monotonic() + REDIS_ASLEEP_S
         return await self._hit(self._near, policy, key, most)
 

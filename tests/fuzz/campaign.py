@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """Return the result in one line."""
         server = sum(count for status, count in self.statuses.items() if (status or 0) >= 500)
         busy = self.statuses[503]
         return (
@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass
 class Target:
-    """A lab's API process, its users by their roles, and what is there to ask about."""
+    """The API process of a lab, a key for each role, and the ids of objects to request."""
 
     process: psutil.Process
     port: int

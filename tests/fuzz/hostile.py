@@ -86,7 +86,7 @@ ATTACKS: dict[str, Callable[[Connection], Iterator[bytes]]] = {
 
 
 class SlowLoris:
-    """Many connections that send a little of a request, and no more."""
+    """Many connections that each send only a part of a request."""
 
     def __init__(self, port: int, count: int = 200):
         self.connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]

@@ -38,7 +38,7 @@ def run(text: bytes, *options: str) -> tuple[int, list[dict[str, Any]], str]:
 
 @cache
 def once() -> tuple[int, list[dict[str, Any]], str]:
-    """One run, whose spec is read to the end of the file."""
+    """Run the filter once; stdin contains only the spec."""
     return run(json.dumps(SMALL, indent=2).encode())
 
 

@@ -25,8 +25,8 @@ MAX_S = 30
 """Seconds that a mutant's quickest tests may take together. The slower tests are left out."""
 
 IN_CHILDREN = ("worker/warm_parent.py",)
-"""Modules that run in child processes, where mutmut counts no coverage. All of their tests are
-asked about each of their functions."""
+"""Modules that run in child processes, where mutmut measures no coverage. All of their tests are
+run for each mutant."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -109,10 +109,10 @@ def test_processes_read_them_and_log_none(lab: Settings, guarded: Redis, tmp_pat
     try:
         with running.client() as client:
             assert client.wait(client.submit(ppca_spec())["id"], timeout_s=60)["attempt"] == 1
-            assert "Redis is away" not in said()  # where requests are counted
+            assert "Redis is unreachable" not in said()  # where requests are counted
             guarded.stop()
             client.submit(ppca_spec(data__seed=5))
-            wait_until(lambda: "the broker is away" in said(), what="a broker that is away")
+            wait_until(lambda: "the broker is unreachable" in said(), what="an unreachable broker")
             guarded.start()
             third = client.submit(ppca_spec(data__seed=6))["id"]
             assert client.wait(third, timeout_s=60)["attempt"] == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def cached(cache: Path, name: str, size: int, read_s_ago: float) -> Path:
-    """A model in the cache's own layout."""
+    """Store a model in the layout of the hub's cache."""
     repo = cache / f"models--lab--{name}"
     revision = name.encode().hex().ljust(40, "0")
     for folder in ("blobs", "refs", f"snapshots/{revision}"):

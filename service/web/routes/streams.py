@@ -125,7 +125,7 @@ async def followed(
                 yield _end("refused", place)
                 return
             except TRANSIENT_DB_ERRORS as error:
-                log.warning("the database is away: %s", error)
+                log.warning("the database is unreachable: %s", error)
                 yield KEEPALIVE_COMMENT
                 await asyncio.sleep(AWAY_S)
                 continue

@@ -186,8 +186,7 @@ def test_fig4_left() -> None:
 
 
 def test_fig4_right() -> None:
-    """The curve falls by 1 up to the tenth of twenty points, and by 4 up to the eighteenth, which
-    counts."""
+    """The curve falls by 1 up to the tenth of twenty points, and by 4 up to the eighteenth."""
     values = [-1.0] + [-7.0] * 8 + [-2.0] + [-8.0] * 7 + [-5.0] + [-6.0, -9.0]
     published = {"difference": (0.05,), "margin": (0.7,), "decay_from": (0.5,)}
     share = ("share of the fall up to 90 % that is below 50 %", 0, 1 / 4, -0.2, 0.4)

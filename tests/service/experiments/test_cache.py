@@ -318,7 +318,7 @@ def test_images_that_are_not_there_are_refused(
 def test_what_cannot_be_known_is_let_through(
     seeing: TestClient, admin: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the folders, and where a hub may have it."""
+    """Check without the folders, and for a file that may be on a hub."""
     unknown = {**TEXT, "model": {"family": "masked_lm", "checkpoint": "bert-bas"}}
     text = {**TEXT, "data": {"source": "text", "file": "b.txt"}}
     for spec in (unknown, text):

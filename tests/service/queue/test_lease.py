@@ -183,7 +183,7 @@ def test_no_claim_of_what_takes_more_than_there_is(
 
 @pytest.mark.parametrize("queue", [None, *Queue])
 def test_a_claim_has_a_slot_of_its_queue(database: Database, queue: Queue | None) -> None:
-    """A dispatch of before there were two says no queue: it is the CPU's."""
+    """A dispatch from before there were two queues names none: it belongs to the CPU queue."""
     submitted(database)
     experiment_id, number = dispatched(database)
     change(database, experiment_id, queue=queue, estimated_bytes=7)

@@ -259,8 +259,7 @@ def read_answer(connection: socket.socket) -> None:
 def for_three(
     request: pytest.FixtureRequest, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[int]:
-    """A service that takes three connections: of all, where they come from a proxy, or of one
-    address."""
+    """Service that allows three connections: in total, through a proxy, or from one address."""
     limits = {"MAX_CONNECTIONS": 99, "MAX_OF_ADDRESS": 0, request.param: 3}
     for name, limit in limits.items():
         monkeypatch.setattr(connections, name, limit)

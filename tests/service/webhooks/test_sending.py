@@ -160,7 +160,7 @@ def test_a_name_that_is_not_found_in_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_answer_that_trickles_or_floods(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes no longer than a try may, and no memory: its body is not read."""
+    """Its body is not read, so it takes no longer than a try may and needs no memory."""
     monkeypatch.setattr(sending, "TRY_S", 1.0)
     heads = {"no answer within 1 s": b"X", None: b"HTTP/1.1 200 OK\r\n\r\nX"}
     for expected, head in heads.items():

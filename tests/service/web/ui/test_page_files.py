@@ -88,7 +88,7 @@ def test_the_distribution_has_every_file() -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_page_names_each_script_that_it_runs(name: str) -> None:
-    """Whatever one of them imports is among them."""
+    """Scripts that a script imports are included."""
     scripts = SCRIPTS[name]
     assert {"main.js", f"pages/{name}.js", "vendor/preact-htm.js"} <= {*scripts}
     assert len({*scripts}) == len(scripts)

@@ -226,8 +226,7 @@ ORIGINS = [
     ({"Origin": "null"}, False),
     ({}, False),
 ]
-"""Headers with which a browser describes the origin of a request, and whether it is one of our
-pages."""
+"""Headers for the origin of a request, and whether it is one of our pages."""
 
 
 @pytest.mark.parametrize(("headers", "ours"), ORIGINS)
