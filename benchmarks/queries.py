@@ -93,7 +93,7 @@ def asking(settings: Settings) -> Iterator[Asker]:
 
 
 def curves(settings: Settings) -> Iterator[Figure]:
-    """Whole and thinned curves, by one client that asks one API process."""
+    """Measure full and downsampled curves with one client and one API process."""
     with closing(Database(settings.url)) as database:
         _store_curves(database)
     path = "/v1/experiments/{}/curves".format

@@ -86,7 +86,7 @@ def _shown(value: Any) -> Json:
 
 
 def _small(png: bytes) -> bytes:
-    """The picture in a hundred colours: a third of the bytes."""
+    """Return the picture in a hundred colours, with a third of the bytes."""
     file = io.BytesIO()
     Image.open(io.BytesIO(png)).convert("RGB").quantize(100).save(file, "png", optimize=True)
     return file.getvalue()

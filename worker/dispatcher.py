@@ -82,9 +82,7 @@ class Dispatcher:
             rung = {"experiment_id": chosen.experiment_id, "dispatch_no": chosen.dispatch_no}
             log.info("dispatched to %s", chosen.queue, extra=rung)
         except (BrokerError, OSError) as error:
-            log.warning(
-                "the broker is unreachable, the reaper will requeue the experiment: %s", error
-            )
+            log.warning("the broker is unreachable, the reaper will requeue the run: %s", error)
 
 
 @logged_process

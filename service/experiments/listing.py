@@ -194,7 +194,7 @@ def _cursor(wanted: Wanted, key: Any, experiment_id: str) -> str:
 
 
 def _read(cursor: str, wanted: Wanted, order: Order) -> tuple[str | float, str]:
-    """Return where the last page ended. Raises ApiError."""
+    """Return the position at which the last page ended. Raises ApiError."""
     try:
         text = base64.urlsafe_b64decode(cursor + "==").decode()
         digest, key, experiment_id = json.loads(text)

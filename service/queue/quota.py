@@ -129,7 +129,7 @@ def check_limits(
 
 
 def check_bytes(session: Session, owner_id: int, fair_share: FairShare, needed: int) -> None:
-    """Check that a user may keep so many more bytes. Raises ApiError."""
+    """Check that a user may store this number of additional bytes. Raises ApiError."""
     room_of(session, owner_id, fair_share).check(needed)
 
 

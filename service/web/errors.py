@@ -157,8 +157,8 @@ def _allowed(request: Request) -> str:
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer what FastAPI found: errors of the path, the query and the headers, and of a body that
-    is missing or no JSON. What is wrong in JSON, `wrong_body` tells."""
+    """Answer the errors that FastAPI found: in the path, the query and the headers, and a body that
+    is missing or not JSON. `wrong_body` reports errors inside JSON."""
     assert isinstance(error, RequestValidationError)
     errors = error.errors()
     in_body = [item for item in errors if item["loc"][0] == "body"]

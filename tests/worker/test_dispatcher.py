@@ -163,7 +163,7 @@ def test_a_dispatch_is_rung_and_a_broker_that_is_away_ends_nothing(
         assert line.message == "dispatched to gpu"
         assert (vars(line)["experiment_id"], vars(line)["dispatch_no"]) == ("0123", 7)
     else:
-        assert line.message == "the broker is away, the reaper will put it back: away"
+        assert line.message == "the broker is unreachable, the reaper will requeue the run: away"
 
 
 def test_an_error_of_the_dispatcher_s_own_is_loud(

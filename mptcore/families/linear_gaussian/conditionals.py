@@ -60,8 +60,8 @@ class Conditionals:
 
     @property
     def least_batch(self) -> int:
-        """Number of masks for which the dense moment, D² numbers, is read once: enough for 512
-        rows."""
+        """Number of masks for which the dense moment with its D² numbers is read once; it suffices
+        for 512 rows."""
         match self.moment:
             case FactoredMoment():
                 return 1

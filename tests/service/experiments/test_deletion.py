@@ -404,8 +404,7 @@ def test_retention_goes_in_pages(
 def test_files_are_counted_in_pages(
     either: Database, ended: list[str], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The quota counts all files of a user, except deleted files and those that are deleted by
-    age."""
+    """The quota counts all files of a user, except deleted and aged ones."""
     monkeypatch.setattr(deletion, "PAGE", 2)
     for one in ended:
         folder = settings.artifacts(one, 1)
