@@ -17,6 +17,7 @@ from mptcore.estimation.model import Evidence
 from mptcore.families.linear_gaussian.densities import initial_density
 from mptcore.families.vae.build import build_vae
 from mptcore.families.vae.diagnose import compared
+from mptcore.families.vae.trainer import VaeTrainer
 from mptcore.protocol.records import Artifact, Log, Metric, Point, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.checkpoint import files, first_whole
@@ -146,6 +147,23 @@ def test_resumed_records_are_those_of_an_undisturbed_run(name: str, tmp_path: Pa
         assert len(first) < len(whole)
         assert first_whole(spec, files(folder)) is not None
         assert first + records(spec, folder) == whole
+
+
+def test_a_resumed_training_does_not_begin_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, advance = spec_of(RESUMED["deep"]), VaeTrainer.advance
+    epochs: list[int] = []
+
+    def counted(trainer: VaeTrainer) -> tuple[list[Point], int]:
+        epochs.append(trainer.epoch)
+        return advance(trainer)
+
+    monkeypatch.setattr(VaeTrainer, "advance", counted)
+    records(spec, tmp_path, stop_after=12)
+    assert 0 < epochs[-1] < 5
+    records(spec, tmp_path)
+    assert epochs == [0, 1, 2, 3, 4, 5]
 
 
 def test_weights_and_pictures_are_kept_and_weights_used_again(
