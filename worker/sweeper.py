@@ -24,7 +24,7 @@ SWEPT_TOGETHER = 500
 
 
 class Sweeper:
-    """Any number of sweepers may run: they tolerate that another one has removed a file."""
+    """Several sweepers may run at once: they tolerate that another sweeper has deleted a file."""
 
     def __init__(self, database: Database, settings: Settings):
         self.database = database

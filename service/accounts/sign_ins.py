@@ -126,7 +126,7 @@ def in_force(session: Session, sign_in_ids: Collection[str]) -> set[str]:
 
 
 def renew(session: Session, cookie: str) -> str | None:
-    """Another cookie in place of one that is in force, where that is old enough; else None."""
+    """Return a new cookie for a valid one that is old enough; otherwise None."""
     sign_in_id, secret = _parts(cookie)
     fresh = secrets.token_hex(32)
     old = update(SignIn).where(

@@ -108,7 +108,7 @@ class Points(RequestModel):
         return [*dict.fromkeys(path for point in self.listed or () for path in point)]
 
     def estimated_bytes(self, base: Mapping[str, Any]) -> int:
-        """Return about how many bytes the specs of all points take. None is made for it."""
+        """Estimate the bytes of the specs of all points without creating them."""
         number = self.count()
         if self.grid is not None:
             values = sum(number // len(some) * _size(some) for some in self.grid.values())

@@ -155,7 +155,7 @@ def proxy(settings: Settings, tmp_path: Path) -> Iterator[tuple[str, ssl.SSLCont
 def test_the_proxy_speaks_tls(
     proxy: tuple[str, ssl.SSLContext], settings: Settings, tmp_path: Path
 ) -> None:
-    """Submitting and an upload; the log of the proxy has no key."""
+    """Submit and upload through the proxy; its log contains no key."""
     url, trusted = proxy
     key = settings.key_file.read_text().strip()
     headers = {"Authorization": f"Bearer {key}"}

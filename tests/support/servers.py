@@ -38,7 +38,7 @@ class PostgreSQL:
         self._control("stop", "-m", mode)
 
     def restart(self) -> None:
-        """All of its processes killed, and started again."""
+        """Kill all its processes and start it again."""
         self.stop()
         self.start()
 
@@ -75,7 +75,8 @@ class PostgreSQL:
             )
 
     def create(self, name: str, template: str = "template1") -> None:
-        """Copy a database, as files: through the log it takes ten times the processor time."""
+        """Create a copy of a database from its files; a copy through the log takes ten times the
+        CPU time."""
         copied = f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy'
         with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
             connection.execute(copied.encode())

@@ -71,7 +71,7 @@ def test_presence_survives_a_failover(lab: Settings, database: Database) -> None
 
 
 def test_a_part_that_fails_ends_its_process(settings: Settings) -> None:
-    """A real worker, whose presence meets a database that is not what it knows."""
+    """Run a real worker whose presence thread finds an unexpected database."""
     worker = subprocess.Popen(
         [sys.executable, "-m", "worker.local"],
         env={**environment(settings), "MPT_WARM_PARENT": "false"},

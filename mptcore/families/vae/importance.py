@@ -72,13 +72,13 @@ def grouped(log_terms: Tensor) -> Tensor:
 
 
 def debiased(sums: Tensor, counts: Tensor, uneven: Tensor) -> tuple[Tensor, Tensor]:
-    """log(Σ terms / Σ counts) without its bias of the first order in 1/draws, and an estimate of
-    the bias that is left, from logarithms of sums over GROUPS of draws (GROUPS, ...).
+    """Return log(Σ terms / Σ counts) without its first-order bias in 1/draws, and an estimate of the
+    remaining bias, from logarithms of sums over GROUPS of draws (GROUPS, ...).
 
-    The logarithm of a mean is biased by c/n + d/n² + … for n draws: halves and quarters of the
-    draws give c and d (Quenouille 1956; for log p(x) Nowozin 2018, Sec. 3). Where a draw or two
-    hold all of the sum the expansion does not hold, and twice the whole less the halves can be any
-    number of nats too high: there, `uneven`, nothing is taken off."""
+    For n draws the logarithm of a mean has the bias c/n + d/n² + …; halves and quarters of the
+    draws give c and d (Quenouille 1956; for log p(x) Nowozin 2018, Sec. 3). If one or two draws
+    dominate the sum, this expansion is wrong, and the corrected value can be many nats too high.
+    In that case, `uneven`, no correction is made."""
     whole = sums.logsumexp(0) - counts.logsumexp(0)
     if len(sums) < GROUPS:
         return whole, torch.full_like(whole, math.nan)

@@ -1,5 +1,5 @@
-"""A seed gives the same numbers whatever seeds stand beside it, and in which order; and a loss that
-a batch gives claims no error."""
+"""A seed gives the same numbers with any other seeds in any order. A loss from a batch has no
+error."""
 
 from pathlib import Path
 from typing import Any

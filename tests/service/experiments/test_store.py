@@ -155,7 +155,7 @@ def test_the_queue_of_a_user_is_in_the_order_in_which_it_runs(database: Database
 
 
 def test_what_is_open_to_a_reader(database: Database) -> None:
-    """One's own, and what is shared with the lab; to an admin all; nothing that was deleted."""
+    """A member sees own and shared experiments, an admin sees all, and nobody sees deleted ones."""
     mine, theirs, deleted = submit(database).id, *(submit(database, OTHER).id for _ in "ab")
     shared = submit(database, OTHER, visibility="lab").id
     change(database, deleted, deleted_at=1.0, visibility="lab")

@@ -83,7 +83,8 @@ def submitted(api: TestClient, **beside: Any) -> str:
 def test_a_request_comes_after_so_many_in_all(
     api: TestClient, monkeypatch: pytest.MonkeyPatch, most: int, is_refused: bool
 ) -> None:
-    """The ends of the others wait while the references to them are stored."""
+    """Predecessors cannot end while the references to them are stored, so their number is
+    limited."""
     monkeypatch.setattr(preparation, "MAX_AFTER", most)
     after = [submitted(api, cache=False), submitted(api, cache=False)]
     grid = {"seeds": [[i] for i in range(7, 10)]}

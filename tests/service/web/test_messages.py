@@ -17,7 +17,7 @@ HELD = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
 
 
 def told(answer: Any) -> dict[str, str]:
-    """The details of a refusal by their pointers; under None the sentence where there are none."""
+    """Return the details of a refusal by their pointers."""
     document = answer.json()
     return {one["pointer"]: one["detail"] for one in document["errors"]}
 
