@@ -66,7 +66,7 @@ class Stage:
     name: Literal["training", "fitting"]
     done: int
     total: int
-    """Units in all. A fit takes fewer iterations, where it converges."""
+    """Total number of units. A fit that converges needs fewer iterations."""
     unit: Literal["epochs", "steps", "iterations"]
 
 

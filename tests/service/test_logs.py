@@ -282,7 +282,7 @@ def test_a_slow_request_says_what_it_waited_for(
 
 
 def test_metrics_have_no_label_that_a_client_chooses(api: TestClient) -> None:
-    """Nor do they time streams, or answers that waited by the client's wish."""
+    """Metrics do not time streams, or answers that waited at the client's request."""
     api.get("/v1/experiments/0123")
     api.get("/v1/no-such-path/abc")
     api.request("BREW", "/v1/experiments")

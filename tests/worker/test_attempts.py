@@ -60,8 +60,8 @@ def write(database: Database, claim: Claim, batch: Batch) -> None:
 
 @pytest.fixture
 def trained(database: Database, settings: Settings) -> str:
-    """An experiment whose first attempt was cut off, and wrote its file after the second one had
-    succeeded with its own."""
+    """Experiment whose first attempt lost its lease and wrote its file after the second attempt had
+    succeeded with its own file."""
     experiment_id = submitted(database)
     first = claim_next(database)
     lose(database, first)

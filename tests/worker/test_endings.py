@@ -119,7 +119,7 @@ def test_a_runner_that_the_kernel_kills_for_memory_is_out_of_memory(
     by_the_kernel: bool,
     ended: str,
 ) -> None:
-    """The kernel's count stands still here: no test can take all memory of the machine."""
+    """The kernel's count is replaced, because no test can use all memory of the machine."""
     counts = itertools.count() if by_the_kernel else itertools.repeat(0)
     monkeypatch.setattr(supervisor, "kernel_kills", lambda: next(counts))
     claim = claimed(database)

@@ -72,8 +72,8 @@ def grouped(log_terms: Tensor) -> Tensor:
 
 
 def debiased(sums: Tensor, counts: Tensor, uneven: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log(Σ terms / Σ counts) without its first-order bias in 1/draws, and an estimate of the
-    remaining bias, from logarithms of sums over GROUPS of draws (GROUPS, ...).
+    """Return log(Σ terms / Σ counts) without its first-order bias in 1/draws, and an estimate of
+    the remaining bias, from logarithms of sums over GROUPS of draws (GROUPS, ...).
 
     For n draws the logarithm of a mean has the bias c/n + d/n² + …; halves and quarters of the
     draws give c and d (Quenouille 1956; for log p(x) Nowozin 2018, Sec. 3). If one or two draws

@@ -71,10 +71,10 @@ def submit(
     user: Submitter,
     response: Response,
 ) -> ExperimentOut:
-    """Queue an experiment: 202. Where one that you may read has computed the same: 200 and that
-    one, whose `cached_from` says so; nothing is queued, and no limit counts. With an
-    Idempotency-Key, the same request sent again gets the answer of the first one; another request
-    under the same key is refused."""
+    """Queue an experiment and answer 202. If an experiment that you may read has already computed
+    the same, answer 200 with that experiment and set `cached_from`; nothing is queued and no limit
+    applies. A repeated request with the same Idempotency-Key gets the answer of the first; a
+    different request with the same key is refused."""
     with submitted(Bodies([sent])) as (session, accepted):
         (made,) = accepted.outcomes
         found = find(session, user, Experiment, made.id)

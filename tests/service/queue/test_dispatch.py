@@ -86,7 +86,7 @@ def test_the_oldest_of_the_highest_priority_of_both_devices(
 
 @pytest.mark.parametrize("held", [held for held in Held if held != Held.NOT])
 def test_what_is_held_is_passed_over(database: Database, held: Held) -> None:
-    """However urgent it is."""
+    """It is passed over at any priority."""
     first, second = waiting(database, "cpu", priority=1), waiting(database, "cpu")
     change(database, first, held=held)
     assert chosen(database) == second

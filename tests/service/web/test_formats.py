@@ -1,4 +1,4 @@
-"""Curves in each format: the same points, and beside them what a reader must know."""
+"""Curves in each format: the same points, and the facts that a reader needs with them."""
 
 import io
 import json

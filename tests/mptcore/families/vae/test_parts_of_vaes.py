@@ -217,7 +217,7 @@ def test_what_is_linear_in_rough_values_is_known_from_a_sample() -> None:
 
 
 def proposal_of(observations: int) -> Proposal:
-    """A mode of each observation, beside the prior."""
+    """Proposal with a mode for each observation, next to the prior."""
     centres = torch.stack([normal(observations, 2), torch.zeros(observations, 2).double()])
     root = torch.tensor([[2.0, 0.5], [0.0, 1.0]], dtype=torch.float64)
     roots = torch.stack([root, torch.eye(2).double()])[:, None].repeat(1, observations, 1, 1)
