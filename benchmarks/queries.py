@@ -118,7 +118,8 @@ def curves(settings: Settings) -> Iterator[Figure]:
 
 
 def curves_of_one(settings: Settings, looks: int) -> Iterator[Figure]:
-    """An experiment's status, and its 100,000 points whole, read and parsed by one client."""
+    """Measure the status of an experiment and its 100,000 points in full, read and parsed by one
+    client."""
     with closing(Database(settings.url)) as database, database.transaction() as session:
         _experiments(session, [HUNDRED_THOUSAND])
         store_series(session, 2, HUNDRED_THOUSAND, 100_000)

@@ -228,7 +228,7 @@ def _engine(url: str, connections: int, timeouts: str) -> Engine:
 
 
 class TimedPool(QueuePool):
-    """Adds to the request that waits for a connection how long it does."""
+    """Pool that records how long a request waits for a connection."""
 
     def _do_get(self) -> ConnectionPoolEntry:
         with timings.timed("connection"):

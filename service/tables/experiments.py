@@ -160,7 +160,7 @@ class Experiment(Owned, Base):
     device: Mapped[str] = mapped_column(String(8), default=_device_of_spec)
     """The spec's device, indexed for the queue."""
     family: Mapped[str] = mapped_column(String(32), default=_family_of_spec)
-    """The family of the spec's model, indexed likewise."""
+    """Family of the spec's model, indexed in the same way."""
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Expected memory of a run on its device, as corrected by earlier runs; null if unknown."""
     estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)

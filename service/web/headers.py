@@ -1,4 +1,4 @@
-"""Headers of every answer, and who may ask from where: browsers are told to trust nothing."""
+"""Security headers of every answer, and the origins that may send requests."""
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders

@@ -32,7 +32,7 @@ KNOWN_S = 60.0
 """A key that served counts for its user for so long, and then once for its address."""
 REDIS_TIMEOUT_S = 0.5
 REDIS_ASLEEP_S = 5.0
-"""Redis that did not answer is left alone for so long."""
+"""Time without requests to Redis after it did not answer."""
 PROBE = "/healthz"
 
 

@@ -48,7 +48,7 @@ class Disk:
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """Leave no space on it for the block."""
+        """Fill the disk while the block runs."""
         filler = self.folder / "filler"
         with open(filler, "ab", buffering=0) as file:
             try:

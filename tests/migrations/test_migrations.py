@@ -1,4 +1,4 @@
-"""Migrations lead to what the models say, and back."""
+"""Migrations produce the schema of the models, and can be reverted."""
 
 import json
 import uuid

@@ -371,7 +371,7 @@ def test_the_outcome_waits_for_the_database(watch: Watch, monkeypatch: pytest.Mo
 def test_a_runner_waits_while_too_much_is_spooled(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its silence is then no silence."""
+    """Its silence does not count during this time."""
     monkeypatch.setattr(supervisor, "SPOOL_RECORDS", 3)
     looks = (points(1, 2), points(3), points(4))
     with away(monkeypatch, lambda: watch.clock.now >= BEGAN + 3 * STALL_S):

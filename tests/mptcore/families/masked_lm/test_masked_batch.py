@@ -1,4 +1,4 @@
-"""Masks: how many tokens, which ones, and what stands in their place."""
+"""Masks: number and choice of the masked tokens, and their replacements."""
 
 import pytest
 import torch
