@@ -34,18 +34,24 @@ def outcome(
     act: Callable[[Claim, Runner], object] = lambda claim, runner: None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> tuple[str, Experiment]:
-    """Run a spec while `act` happens beside it, once the first progress is there."""
+    """Run a spec, and call `act` in a thread at the first progress, if any comes."""
     claim = claimed(database, spec)
     runner = Runner(warm_parent().fork)
+    over = threading.Event()
 
     def beside() -> None:
         while load(database, claim).progress_done is None:
-            time.sleep(0.05)
+            if over.wait(0.05):
+                return
         act(claim, runner)
 
-    thread = threading.Thread(target=beside, daemon=True)
+    thread = threading.Thread(target=beside)
     thread.start()
-    ended = Supervision(database, settings, claim, runner).run(is_stopping)
+    try:
+        ended = Supervision(database, settings, claim, runner).run(is_stopping)
+    finally:
+        over.set()
+        thread.join()
     assert not runner.alive
     return ended, load(database, claim)
 
