@@ -44,6 +44,11 @@ from mptcore.specs.masks import masks_of_size
 
 BATCH_BYTES = 4 * 2**20
 """Memory budget of a batch of masks, about the size of a CPU's caches."""
+OF_A_SET = (
+    "lml", "mpt", "difference", "biased_score", "bias", "joint_score", "score_sum",
+    "score_difference",
+)  # fmt: skip
+"""Names of the metrics to which others add a word, such as mpt_not_final."""
 DEPENDENT = "masks of one permutation depend on each other"
 
 
@@ -97,6 +102,17 @@ class Evaluation:
             yield from self._score_all(generator)
         else:
             yield from self._score_to_target(generator, self.spec.target_std_err)
+
+    def heldout_records(self, generator: torch.Generator) -> Work[None]:
+        """Score masks on models of held-out observations, and yield the metrics alone, under their
+        own names. Without a sum of scores only the LML is left."""
+        work = self.records(generator) if self.spec.has_sum else map(Step, self._conclusions([]))
+        for step in work:
+            record = step.record
+            if isinstance(record, Metric):
+                yield step._replace(record=replace(record, name=_heldout(record.name)))
+            else:
+                yield step._replace(record=None)
 
     def _score_all(self, generator: torch.Generator) -> Work[None]:
         masks, models = self.spec.masks, list(self.models.values())
@@ -299,6 +315,12 @@ def _names(masks: Masks) -> tuple[str, str | None]:
             return "biased_score", "bias"
         case _:
             return "score_sum", None
+
+
+def _heldout(name: str) -> str:
+    """Return the name of a metric for held-out observations: mpt_heldout_not_final and so on."""
+    base = next((one for one in OF_A_SET if name == one or name.startswith(f"{one}_")), name)
+    return f"{base}_heldout{name.removeprefix(base)}"
 
 
 def _reason(models: Sequence[VectorModel], estimate: Estimate, grade: Grade | None) -> str | None:

@@ -54,6 +54,11 @@ class MaskEvaluation(Spec):
     max_masks: Annotated[int, Field(ge=100, le=1_000_000_000)] = 200_000
     """Maximum number of masks for each seed, pilot included, with `target_std_err`."""
 
+    @property
+    def has_sum(self) -> bool:
+        """True if the scores are summed to one number. Listed sizes are not, without a target."""
+        return self.target_std_err is not None or isinstance(self.masks, AllSizes | FixedSize)
+
     def count(self, dim: int) -> int:
         """Return the maximum number of masks that one seed scores."""
         return self.masks.count(dim) if self.target_std_err is None else self.max_masks

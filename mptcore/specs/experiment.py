@@ -92,9 +92,14 @@ class Experiment(Spec):
         return len(self.seeds) * (len(self.train.objective) if self.train else 1)
 
     @property
+    def curves(self) -> int:
+        """Number of curves that are recorded."""
+        return self.starts * (1 + len(self.train.curve_at if self.train else ()))
+
+    @property
     def evaluations(self) -> int:
         """Number of times that masks are scored as `evaluate` says."""
-        return self.starts * (1 + len(self.train.curve_at if self.train else ()))
+        return self.curves
 
     def mask_count(self) -> int | None:
         """Return the number of masks that all seeds score, training included. None: it is known
@@ -109,7 +114,7 @@ class Experiment(Spec):
     def point_count(self) -> PointCount:
         """Return the maximum number of points that a run writes. A training records the first step,
         the last, and each `evaluate_every`."""
-        curve, convergence = (self.evaluations * each for each in self.curve_points())
+        curve, convergence = (self.curves * each for each in self.curve_points())
         recorded = self.train.length // self.train.evaluate_every + 2 if self.train else 0
         return PointCount(curve, convergence, self.starts * recorded * SERIES_OF_A_STEP)
 
@@ -151,6 +156,16 @@ class VectorExperiment(Experiment):
         if self.train:
             problems += self.train.problems(self.data)
         return problems + self.evaluate.problems(self.data.dim, self.baseline is not None)
+
+    @property
+    def sets(self) -> int:
+        """Number of sets of observations that are scored: the data, and what is held out of it if
+        its scores are summed."""
+        return 1 if self.data.heldout is None or not self.evaluate.has_sum else 2
+
+    @property
+    def evaluations(self) -> int:
+        return self.sets * self.curves
 
     def model_problems(self) -> list[Problem]:
         """Return the problems of the models with the data."""

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from mptcore.data.arrays import Dataset, load_arrays
-from mptcore.estimation.estimate import lml_metrics
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import TractableModel
 from mptcore.families.linear_gaussian.densities import BY_RESIDUALS, initial_density, scorable
@@ -124,20 +124,21 @@ class LinearGaussianRun:
         yield Step(Progress(session.masks, total, "masks", stage))
 
     def _evaluate(self, models: SeedModels, labels: Labels, cache: ScoreCache) -> Work[None]:
+        yield from self._evaluation(models, models.dataset.x, labels, cache).records(models.masks)
+        if models.dataset.heldout is not None:
+            held = self._evaluation(models, models.dataset.heldout, labels, cache)
+            yield from held.heldout_records(models.masks)
+
+    def _evaluation(
+        self, models: SeedModels, x: Tensor, labels: Labels, cache: ScoreCache
+    ) -> Evaluation:
+        """Return the evaluation of the models on observations x (N, D)."""
         scored: dict[str, TractableModel] = {
-            name: scorable(density, models.dataset.x, self.device)
-            for name, density in models.densities.items()
+            name: scorable(density, x, self.device) for name, density in models.densities.items()
         }
         on_gpu = self.device.type == "cuda"
         memory = self.spec.compute.memory_bytes or (GPU_BATCH_BYTES if on_gpu else None)
-        evaluation = Evaluation(self.spec.evaluate, scored, labels, cache, memory)
-        yield from evaluation.records(models.masks)
-        if models.dataset.heldout is None:
-            return
-        for name, density in models.densities.items():
-            held = scorable(density, models.dataset.heldout, self.device).evidence()
-            for record in lml_metrics("lml_heldout", held, evaluation.labels_of(name)):
-                yield Step(record)
+        return Evaluation(self.spec.evaluate, scored, labels, cache, memory)
 
     def _train(self, of_seeds: list[SeedModels], resumed: TrainingState | None) -> Work[None]:
         """Train the models in place."""

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from mptcore.data.arrays import load_arrays
 from mptcore.data.dataset import Dataset
-from mptcore.estimation.estimate import lml_metrics
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import VectorModel
 from mptcore.families.linear_gaussian.baseline import Baseline, baseline_of
@@ -115,25 +114,26 @@ class VaeRun:
     def _evaluate(
         self, start: TrainingStart, labels: Labels, cache: ScoreCache, masks: torch.Generator
     ) -> Work[None]:
-        """Yield the scores, and the LML of the data and of the held-out observations."""
-        vae = for_scores(start.vae, self.spec)
-        evidence = yield from vae.evidence(start.x, generator_for(start.seed, "lml", self.device))
-        models: dict[str, VectorModel] = {"model": vae.scored_on(start.x, start.seed, evidence)}
-        baseline = self._baseline(self.spec.baseline, start) if self.spec.baseline else None
-        if baseline is not None:
-            models["baseline"] = baseline.scored_on(start.dataset.x, self.device)
-        evaluation = Evaluation(self.spec.evaluate, models, labels, cache)
-        yield from evaluation.records(masks)
-        if start.heldout is None:
+        """Yield the scores and the LML of the data, and both of the held-out observations."""
+        models = yield from self._models(start, start.x, start.dataset.x, "lml")
+        yield from Evaluation(self.spec.evaluate, models, labels, cache).records(masks)
+        if start.heldout is None or start.dataset.heldout is None:
             return
-        generator = generator_for(start.seed, "held", self.device)
-        evidence = yield from vae.evidence(start.heldout, generator)
-        for record in lml_metrics("lml_heldout", evidence, evaluation.labels_of("model")):
-            yield Step(record)
-        if baseline is not None and start.dataset.heldout is not None:
-            held = baseline.scored_on(start.dataset.heldout, torch.device("cpu")).evidence()
-            for record in lml_metrics("lml_heldout", held, evaluation.labels_of("baseline")):
-                yield Step(record)
+        models = yield from self._models(start, start.heldout, start.dataset.heldout, "held")
+        yield from Evaluation(self.spec.evaluate, models, labels, cache).heldout_records(masks)
+
+    def _models(
+        self, start: TrainingStart, x: Tensor, as_loaded: Tensor, draws: str
+    ) -> Work[dict[str, VectorModel]]:
+        """Return the models of observations x (N, D), which a baseline takes as they were loaded.
+        `draws` names the generator of the evidence."""
+        vae = for_scores(start.vae, self.spec)
+        evidence = yield from vae.evidence(x, generator_for(start.seed, draws, self.device))
+        models: dict[str, VectorModel] = {"model": vae.scored_on(x, start.seed, evidence)}
+        if self.spec.baseline is not None:
+            baseline = self._baseline(self.spec.baseline, start)
+            models["baseline"] = baseline.scored_on(as_loaded, self.device)
+        return models
 
     def _baseline(self, spec: PpcaModel, start: TrainingStart) -> Baseline:
         if start.seed not in self._baselines:

@@ -24,7 +24,7 @@ class Data(Source):
     """Number of observations N."""
     heldout: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Fraction of the observations that is excluded from training and scores and gives
-    `lml_heldout`. They are chosen at random by the data's seed."""
+    `lml_heldout` and `mpt_heldout`. They are chosen at random by the data's seed."""
 
     def problems(self) -> list[Problem]:
         """Return the problems of this source by itself."""

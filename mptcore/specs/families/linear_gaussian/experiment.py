@@ -97,7 +97,8 @@ class LinearGaussianExperiment(VectorExperiment):
         it."""
         if self.evaluate.target_std_err is not None:
             return 0
-        return BYTES_PER_SCORE * self.models * len(self.seeds) * self.evaluate.count(self.data.dim)
+        scores = self.models * self.sets * len(self.seeds) * self.evaluate.count(self.data.dim)
+        return BYTES_PER_SCORE * scores
 
     def _together_bytes(self) -> int:
         if self.compute.device == "cpu":

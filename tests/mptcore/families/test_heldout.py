@@ -1,0 +1,101 @@
+"""The MPT score of held-out observations."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from mptcore.data.arrays import load_arrays
+from mptcore.families.linear_gaussian.densities import initial_density
+from mptcore.protocol.records import Metric, Progress
+from mptcore.run import run
+from mptcore.specs import LinearGaussianExperiment
+from tests.support.contract import masks_of
+from tests.support.runs import metric, spec_of, std_err_of, value_of
+
+DIM = 5
+DATA = {"source": "ppca", "n": 40, "dim": DIM, "latent_dim": 2, "noise_precision": 2.0,
+        "heldout": 0.3}  # fmt: skip
+ALL = {"schedule": "all", "design": "exhaustive"}
+PPCA = {"family": "ppca", "latent_dim": 2, "noise_precision": 1.0}
+FACTOR_ANALYSIS = {**PPCA, "family": "factor_analysis"}
+GRID = {"method": "gauss_hermite", "nodes": 20}
+LINEAR_VAE = {"family": "linear_vae", "latent_dim": 1, "conditionals": GRID,
+              "likelihood": {"distribution": "gaussian", "noise_precision": 1.0}}  # fmt: skip
+VAE = {"family": "vae", "latent_dim": 2, 
+       "conditionals": {"method": "importance", "draws": 30},
+       "likelihood": {"distribution": "gaussian", "noise_precision": 1.0},
+       "network": {"layers": "dense", "widths": [8]}}  # fmt: skip
+
+
+def ran(model: dict[str, Any], masks: dict[str, Any], dim: int = DIM, **more: Any) -> list[Any]:
+    evaluate = {"masks": masks, **more}
+    data, compute = {**DATA, "dim": dim}, {"threads": 1}
+    return list(
+        run(spec_of({"model": model, "data": data, "evaluate": evaluate, "compute": compute}))
+    )
+
+
+@pytest.mark.parametrize("model", [PPCA, FACTOR_ANALYSIS, LINEAR_VAE], ids=lambda m: m["family"])
+def test_all_masks_sum_to_the_lml(model: dict[str, Any]) -> None:
+    found = ran(model, ALL)
+    mpt, lml = metric(found, "mpt_heldout"), metric(found, "lml_heldout")
+    assert value_of(mpt) == pytest.approx(value_of(lml), rel=1e-9)
+    assert value_of(lml) != metric(found, "lml").value
+    assert mpt.std_err == 0
+    assert value_of(metric(found, "difference_heldout")) == pytest.approx(0, abs=1e-8)
+
+
+def test_it_equals_dense_conditionals_of_heldout_rows() -> None:
+    spec = spec_of({"model": {**PPCA, "init": "maximum_likelihood"}, "data": DATA})
+    assert isinstance(spec, LinearGaussianExperiment)
+    found = ran(spec.model.model_dump(), ALL)
+    data = load_arrays(spec.data, 0, torch.Generator().manual_seed(0))
+    assert data.heldout is not None
+    density = initial_density(spec.model, data, 0, torch.Generator())
+    x = data.heldout.double()
+    scores = [
+        torch.stack([density.conditional_log_probs(x, mask).mean() for mask in masks_of(DIM, m)])
+        for m in range(1, DIM + 1)
+    ]
+    expected = sum(score.mean().item() for score in scores)
+    assert value_of(metric(found, "mpt_heldout")) == pytest.approx(expected, rel=1e-9)
+
+
+def test_drawn_masks_give_its_error_and_count_in_progress() -> None:
+    found = ran(PPCA, {"schedule": "all", "per_size": 30})
+    mpt, lml = metric(found, "mpt_heldout"), metric(found, "lml_heldout")
+    assert 0 < abs(value_of(mpt) - value_of(lml)) < 3 * std_err_of(mpt)
+    (*_, last) = (one for one in found if isinstance(one, Progress))
+    assert (last.done, last.total) == (2 * 30 * DIM, 2 * 30 * DIM)
+    names = {one.name for one in found if isinstance(one, Metric)}
+    names = {name for name in names if not name.endswith("_half_interval")}
+    own = {"lml", "mpt", "difference"}
+    assert names == own | {f"{name}_heldout" for name in own}
+
+
+def test_it_reaches_its_own_target() -> None:
+    found = ran(PPCA, {"schedule": "fixed", "size": 10}, 20, target_std_err=0.3)
+    assert 0 < std_err_of(metric(found, "biased_score_heldout")) <= 0.3
+    assert metric(found, "target_reached_heldout").value == 1
+    assert value_of(metric(found, "masks_heldout")) > 0
+    (*_, last) = (one for one in found if isinstance(one, Progress))
+    assert last.done == last.total
+
+
+def test_listed_sizes_have_no_sum_and_score_nothing() -> None:
+    found = ran(PPCA, {"schedule": "sizes", "sizes": [2, 4], "per_size": 30})
+    names = {one.name for one in found if isinstance(one, Metric)}
+    assert names == {"lml", "lml_heldout"}
+    (*_, last) = (one for one in found if isinstance(one, Progress))
+    assert (last.done, last.total) == (60, 60)
+
+
+def test_sampled_scores_have_a_heldout_score() -> None:
+    masks = {"schedule": "fixed", "size": DIM, "design": "exhaustive"}
+    found = ran(VAE, masks, lml={"method": "iwae", "samples": 50})
+    own, held = metric(found, "biased_score"), metric(found, "biased_score_heldout")
+    assert 0 < std_err_of(held) < 0.2
+    assert value_of(held) != value_of(own)
+    assert metric(found, "biased_score_heldout_bias_estimate").std_err == 0
+    assert metric(found, "lml_heldout_ess").value != metric(found, "lml_ess").value
