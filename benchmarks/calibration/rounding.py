@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
-from mptcore.families.linear_gaussian.densities import scorable
+from mptcore.families.linear_gaussian.densities import scorable_complete
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
 from tests.support.exact import Exact, relative_error
@@ -31,7 +31,7 @@ def _row(dim: int, latent_dim: int, n: int, precision: float | None, fits: bool)
     generator = torch.Generator().manual_seed(dim)
     density, x = _problem(dim, latent_dim, n, precision, fits, generator)
     exact = Exact.of(x, density.mean, density.loadings, density.noise_variance)
-    model = scorable(density, x, CPU)
+    model = scorable_complete(density, x, CPU)
     quick = LinearGaussianModel(
         density, moment_of(x, density.mean, density.noise_variance.min().item())
     )

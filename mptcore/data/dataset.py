@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mptcore.protocol.records import RunError
+from mptcore.specs.data.columns import columns_are, missing_values
+
 
 @dataclass(frozen=True)
 class Dataset:
-    x: Tensor  # (N, D): what is trained on and scored
+    x: Tensor  # (N, D): what is trained on and scored, NaN where a value is missing
     parameters: Mapping[str, Tensor] | None = None
     """Parameters of simulated data's generator, by name."""
     heldout: Tensor | None = None  # (H, D)
@@ -20,6 +23,12 @@ class Dataset:
     def dim(self) -> int:
         return self.x.shape[1]
 
+    @property
+    def mean(self) -> Tensor:  # (D,)
+        """Mean of the observed values of each dimension, in float64."""
+        x = self.x.double()
+        return x.nanmean(0) if self.x.isnan().any() else x.mean(0)
+
     def held_out(self, count: int, seed: int) -> "Dataset":
         """Return the data with `count` randomly chosen observations held out."""
         if count == 0:
@@ -27,3 +36,20 @@ class Dataset:
         order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed))
         aside, kept = order[:count].sort().values, order[count:].sort().values
         return replace(self, x=self.x[kept], heldout=self.x[aside])
+
+
+def refuse_missing(data: Dataset, refusal: str | None) -> None:
+    """Raise RunError if values are missing and there is a reason why they are refused, or if a
+    column has no value at all."""
+    parts = [data.x] if data.heldout is None else [data.x, data.heldout]
+    names = data.columns or [*map(str, range(data.dim))]
+
+    def named(places: Tensor) -> list[str]:
+        return [names[c] for c in places.nonzero().flatten().tolist()]
+
+    missing = named(torch.stack([part.isnan().any(0) for part in parts]).any(0))
+    if missing and refusal is not None:
+        raise RunError("invalid", missing_values(missing, data.columns is not None, refusal))
+    if empty := named(data.x.isnan().all(0)):
+        which = columns_are(empty, data.columns is not None, "empty")
+        raise RunError("invalid", f"{which}: no value is left that is not held out")

@@ -12,8 +12,12 @@ from mptcore.specs import MeasuredData
 
 
 def prepared(data: Dataset, spec: MeasuredData) -> Dataset:
-    """Binarize or standardize data as the spec says. Raises RunError if the values do not allow
-    it."""
+    """Binarize or standardize data as the spec says. Missing values stay missing. Raises RunError
+    if the values do not allow it."""
+    missing = data.x.isnan()
+    if missing.any():
+        observed = prepared(replace(data, x=data.x[~missing]), spec).x
+        return replace(data, x=data.x.masked_scatter(~missing, observed))
     if spec.binarize is not None:
         return replace(data, x=_binary(data.x, spec))
     if spec.standardize:

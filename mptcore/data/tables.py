@@ -19,11 +19,13 @@ FORMATS = ("npy", "npz", "csv", "parquet")
 MAX_REPORTED = 5
 TYPE_ROWS = 100
 """Rows of a column that are searched for its first text."""
-CELL_CURE = "every cell is a finite number: fill these in, or leave their rows out"
+CELL_CURE = "every cell is a finite number, or empty or NaN where a value is missing"
+EMPTY_CURE = "leave out rows and columns without any value"
 LONGEST_LINE = 10_000_000
 
 BEGINNINGS = {"npy": b"\x93NUMPY", "npz": b"PK", "parquet": b"PAR1"}
 WRITERS = {"npy": "numpy.save", "npz": "numpy.savez", "parquet": "DataFrame.to_parquet"}
+FIRST_LINE = "the first line has numbers and missing values: put the names of columns before it"
 INDEX_NAMES = {"", "Unnamed: 0", "__index_level_0__"}
 """Names of columns that were the index of a pandas table."""
 TOO_LONG = "a line is longer than 1 MiB: line breaks are missing, or so wide a table is for .npy"
@@ -64,7 +66,9 @@ class Inspection:
     problems: list[str] = field(default_factory=list)
     constant: dict[str, list[str]] | None = None
     """Columns with one value only, by array, "" for the only one: their names, or their indices
-    where they have none."""
+    where they have none. Missing values do not count."""
+    missing: dict[str, dict[str, int]] | None = None
+    """Number of missing values of the columns that have some, by array."""
 
 
 def inspect(path: Path) -> Inspection:
@@ -79,6 +83,8 @@ def inspect(path: Path) -> Inspection:
             p for name, array in arrays.items() for p in _cell_problems(name, array, columns, text)
         ]
         problems += [CELL_CURE] if problems else []
+        for name, array in arrays.items():
+            problems += _empty_problems(name, array, columns, text)
         if index := INDEX_NAMES.intersection(columns or ()):
             told = f"column {index.pop()!r} looks like the index of a pandas table"
             problems = [f"{told}: write the file with index=False, or name the column"]
@@ -87,19 +93,24 @@ def inspect(path: Path) -> Inspection:
     n, dim = next(iter(arrays.values())).shape
     shapes = {name: list(array.shape) for name, array in arrays.items()}
     shown = shapes if suffix == "npz" else None
-    return Inspection(suffix, n, dim, shown, columns, problems, _constant(arrays, columns))
+    return Inspection(suffix, n, dim, shown, columns, problems, *_columns(arrays, columns))
 
 
-def _constant(
+def _columns(
     arrays: dict[str, np.ndarray[Any, Any]], columns: Sequence[str] | None
-) -> dict[str, list[str]] | None:
-    """Return the constant columns by array, or None if there are none."""
-    found = {}
+) -> tuple[dict[str, list[str]] | None, dict[str, dict[str, int]] | None]:
+    """Return the constant columns, and the number of missing values by column, both by array; None
+    if there are none."""
+    constant, missing = {}, {}
     for name, array in arrays.items():
-        places = np.flatnonzero((array == array[0]).all(0)).tolist()
-        if places:
-            found[name] = [columns[c] if columns else str(c) for c in places]
-    return found or None
+        names = columns or [*map(str, range(array.shape[1]))]
+        counts = np.isnan(array).sum(0)
+        least, largest = np.fmin.reduce(array, 0), np.fmax.reduce(array, 0)
+        if places := np.flatnonzero(least == largest).tolist():
+            constant[name] = [names[c] for c in places]
+        if counts.any():
+            missing[name] = {names[c]: int(counts[c]) for c in np.flatnonzero(counts).tolist()}
+    return constant or None, missing or None
 
 
 def uploaded(spec: UploadData) -> Upload:
@@ -138,6 +149,7 @@ def _array(path: Path, spec: UploadData) -> tuple[np.ndarray[Any, Any], list[str
         array = array[:, _places(spec.columns, columns)]
         columns = list(spec.columns)
     problems = _cell_problems(name, array, columns)
+    problems += _empty_problems(name, array, columns)
     if problems:
         raise UnreadableError("; ".join(problems))
     return array, columns
@@ -206,6 +218,8 @@ def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]
         reason = TOO_LONG if "straddling" in str(error) else told_of(path, error)
         detail = f"not a readable .{suffix} file: {reason}{_semicolons(path)}"
         raise UnreadableError(detail) from error
+    if suffix == "csv" and not _headless(path) and _is_row(table.column_names):
+        raise UnreadableError(FIRST_LINE)
     for place, column in zip(table.schema, table.columns, strict=True):
         if not _is_numeric(place):
             found = _first_text(column, path)
@@ -217,7 +231,8 @@ def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]
 def _is_numeric(place: Any) -> bool:
     from pyarrow import types
 
-    return bool(types.is_integer(place.type) or types.is_floating(place.type))
+    kinds = types.is_integer, types.is_floating, types.is_null  # null: nothing but empty cells
+    return any(is_kind(place.type) for is_kind in kinds)
 
 
 def _check_types(file: Any) -> None:
@@ -262,6 +277,14 @@ def _named(rows: Sequence[int], text: Path | None) -> list[str]:
     return [f"line {lines[row + header]}" for row in rows]
 
 
+def _is_row(cells: Sequence[str]) -> bool:
+    """Return whether the names of columns are numbers and markers of missing values."""
+    from pyarrow import csv
+
+    markers = {*csv.ConvertOptions().null_values} - INDEX_NAMES
+    return all(cell in markers or _is_number(cell) for cell in cells)
+
+
 def _is_number(cell: object) -> bool:
     try:
         float(str(cell))
@@ -297,26 +320,40 @@ def _cell_problems(
     columns: Sequence[str] | None,
     text: Path | None = None,
 ) -> list[str]:
-    """Return the problems of cells that are NaN or infinite, located by index in an array, by row
-    and column name in a table, by line in a .csv file."""
+    """Return the problems of cells that are infinite, located by index in an array, by row and
+    column name in a table, by line in a .csv file."""
     if array.dtype.kind != "f":
         return []
-    bad = np.argwhere(~np.isfinite(array))
+    bad = np.argwhere(np.isinf(array))
     first = bad[:MAX_REPORTED].tolist()
     if columns is None:
         told = [f"{name or 'array'}[{r}, {c}] is {array[r, c]}" for r, c in first]
     else:
         rows = _named([r for r, _ in first], text)
         told = [
-            f"{row}, column {columns[c]} is {_shown(array[r, c])}"
+            f"{row}, column {columns[c]} is {array[r, c]}"
             for row, (r, c) in zip(rows, first, strict=True)
         ]
     rest = len(bad) - len(told)
     return [*told, f"and {rest} cells more"] if rest > 0 else told
 
 
-def _shown(cell: float) -> str:
-    return "empty or nan" if np.isnan(cell) else str(cell)
+def _empty_problems(
+    name: str,
+    array: np.ndarray[Any, Any],
+    columns: Sequence[str] | None,
+    text: Path | None = None,
+) -> list[str]:
+    """Return the problems of rows and columns without any value."""
+    missing = np.isnan(array)
+    rows = np.flatnonzero(missing.all(1)).tolist()
+    found = np.flatnonzero(missing.all(0)).tolist()
+    within = f"{name}: " if name else ""
+    told = [f"{within}{row} has no value" for row in _named(rows[:MAX_REPORTED], text)]
+    told += [f"{within}column {(columns or range(array.shape[1]))[c]} has no value" for c in found]
+    rest = len(rows) + len(found) - MAX_REPORTED
+    told = [*told[:MAX_REPORTED], *([f"and {rest} more"] if rest > 0 else [])]
+    return [*told, EMPTY_CURE] if told else []
 
 
 def as_json(found: Inspection) -> str:

@@ -97,7 +97,7 @@ class Evaluation:
         them."""
         for name, model in self.models.items():
             if model.note is not None:
-                yield Step(Log("info", f"{_labelled(self.labels_of(name))}: {model.note}"))
+                yield Step(Log("info", f"{labelled(self.labels_of(name))}: {model.note}"))
         if self.spec.target_std_err is None:
             yield from self._score_all(generator)
         else:
@@ -302,7 +302,8 @@ class Evaluation:
             yield point("convergence", p, gap, labels, unconverged_reason, missing)
 
 
-def _labelled(labels: Labels) -> str:
+def labelled(labels: Labels) -> str:
+    """Return labels as text: `seed 3, model baseline`."""
     return ", ".join(f"{name} {value}" for name, value in labels.items())
 
 

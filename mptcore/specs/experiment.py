@@ -158,6 +158,12 @@ class VectorExperiment(Experiment):
         return problems + self.evaluate.problems(self.data.dim, self.baseline is not None)
 
     @property
+    def missing_refusal(self) -> str | None:
+        """Reason why missing values are refused. None: they are used."""
+        cure = "fill these in, leave their rows or columns out, or use ppca or factor_analysis"
+        return f"this family needs every value, so {cure}"
+
+    @property
     def sets(self) -> int:
         """Number of sets of observations that are scored: the data, and what is held out of it if
         its scores are summed."""

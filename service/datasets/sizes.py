@@ -1,7 +1,7 @@
-"""Fill in `n` and `dim` of specs that use uploads, and refuse columns that a model cannot fit. Both
+"""Fill in `n` and `dim` of specs that use uploads, and refuse columns that a model cannot use. Both
 are known from the file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -13,6 +13,8 @@ from mptcore.specs import (
     SpecError,
     UploadData,
 )
+from mptcore.specs.data.columns import missing_values
+from mptcore.specs.experiment import VectorExperiment
 from mptcore.specs.families.linear_gaussian.models import constant_columns
 from service.accounts.permission import readable_ones
 from service.tables.datasets import Dataset
@@ -54,16 +56,27 @@ class Uploads:
     def problems(self, spec: ExperimentSpec) -> list[Problem]:
         """Return the contradictions between a spec and the known content of its upload."""
         data = spec.data
-        if not isinstance(data, UploadData) or not isinstance(spec, LinearGaussianExperiment):
+        if not isinstance(data, UploadData) or not isinstance(spec, VectorExperiment):
             return []
         dataset = self._find(data.dataset)
-        if dataset is None or not spec.estimates_each_noise or data.binarize == "stochastic":
+        if dataset is None:
             return []
         array = data.array or next(iter(dataset.arrays or {}), "")
-        constant = (dataset.constant or {}).get(array, [])
-        used = [name for name in constant if data.columns is None or name in data.columns]
-        detail = constant_columns(used, dataset.columns is not None)
-        return [Problem("/data/dataset", detail)] if used else []
+        named = dataset.columns is not None
+
+        def used(columns: Iterable[str]) -> list[str]:
+            return [name for name in columns if data.columns is None or name in data.columns]
+
+        missing = used((dataset.missing or {}).get(array, {}))
+        if missing and spec.missing_refusal is not None:
+            detail = missing_values(missing, named, spec.missing_refusal)
+            return [Problem("/data/dataset", detail)]
+        if not isinstance(spec, LinearGaussianExperiment) or data.binarize == "stochastic":
+            return []
+        constant = used((dataset.constant or {}).get(array, []))
+        if constant and spec.estimates_each_noise:
+            return [Problem("/data/dataset", constant_columns(constant, named))]
+        return []
 
     def _find(self, dataset_id: Any) -> Dataset | None:
         if not _is_text(dataset_id):

@@ -32,6 +32,8 @@ class Dataset(Owned, Base):
     constant: Mapped[dict[str, list[str]] | None] = mapped_column(JSON(none_as_null=True))
     """Constant columns by array, "" for the only one: names, or indices where there are none.
     Unknown for uploads of before migration 0028."""
+    missing: Mapped[dict[str, dict[str, int]] | None] = mapped_column(JSON(none_as_null=True))
+    """Number of missing values of each column that has some, by array, as in `constant`."""
     created_at: Mapped[float] = mapped_column(default=now())
     copy: Mapped[int] = mapped_column(default=0, server_default="0")
     """0, except for identical bytes that older versions stored as another data set."""

@@ -1,5 +1,6 @@
 """Build a density and a scorable model from a spec and its data."""
 
+from collections.abc import Iterator
 from typing import assert_never
 
 import torch
@@ -7,9 +8,16 @@ from torch import Tensor
 
 from mptcore.data.arrays import Dataset
 from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
-from mptcore.families.linear_gaussian.factor_analysis import factor_analysis
+from mptcore.families.linear_gaussian.em import Fitted, fit_missing
+from mptcore.families.linear_gaussian.factor_analysis import factor_analysis, fit
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.moments import data_factor, moment_of, variances
+from mptcore.families.linear_gaussian.missing import PartlyObserved, by_pattern
+from mptcore.families.linear_gaussian.moments import (
+    data_factor,
+    moment_of,
+    second_moment,
+    variances,
+)
 from mptcore.families.linear_gaussian.ppca import ppca
 from mptcore.families.linear_gaussian.residuals import Residuals
 from mptcore.families.linear_gaussian.rounding import keeps_digits
@@ -34,13 +42,36 @@ def initial_density(
             assert_never(spec)
 
 
+def iterations(spec: LinearGaussianSpec, data: Dataset) -> Iterator[Fitted] | None:
+    """Return the fit of a model that EM fits to the data, or None for other models."""
+    if spec.init != "maximum_likelihood":
+        return None
+    if data.x.isnan().any():
+        return fit_missing(spec, data.x)
+    if isinstance(spec, FactorAnalysisModel):
+        return fit(second_moment(data.x, data.mean), data.mean, spec.latent_dim)
+    return None
+
+
 def scorable(
+    density: LowRankGaussian,
+    x: Tensor,  # (N, D), NaN where a value is missing
+    device: torch.device,
+) -> LinearGaussianModel | PartlyObserved:
+    """Combine a density with data."""
+    if not x.isnan().any():
+        return scorable_complete(density, x, device)
+    parts = by_pattern(x, lambda seen, x: scorable_complete(density.marginal(seen), x, device))
+    return PartlyObserved([*parts], device)
+
+
+def scorable_complete(
     density: LowRankGaussian,
     x: Tensor,  # (N, D)
     device: torch.device,
 ) -> LinearGaussianModel:
-    """Combine a density with data. Use sums of moments if they are precise enough, otherwise
-    residuals."""
+    """Combine a density with complete data. Use sums of moments if they are precise enough,
+    otherwise residuals."""
     placed = density.to(device, torch.float64)
     diagonal = variances(x, placed.mean)
     if keeps_digits(placed.loadings, placed.noise_variance, diagonal):

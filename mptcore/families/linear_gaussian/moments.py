@@ -87,6 +87,14 @@ def variances(x: Tensor, mean: Tensor) -> Tensor:
     return torch.stack(parts).sum(0) / len(x)
 
 
+def patterns_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the patterns of observed dimensions (P, D) of x (N, D), NaN where a value is missing,
+    and the pattern of each observation (N,)."""
+    found = torch.unique(~x.isnan(), dim=0, return_inverse=True)
+    patterns, pattern_of = found
+    return patterns, pattern_of
+
+
 def data_factor(x: Tensor, mean: Tensor) -> Tensor:
     """F (D, Q) with C = F Fᵀ for x (N, D), Q = min(N, D), in float64. It comes from the data by
     reflections, with their digits: those of C are half as many. Data of several models may be

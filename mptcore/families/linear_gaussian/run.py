@@ -7,22 +7,24 @@ import torch
 from torch import Tensor
 
 from mptcore.data.arrays import Dataset, load_arrays
-from mptcore.estimation.evaluate import Evaluation
+from mptcore.data.dataset import refuse_missing
+from mptcore.estimation.evaluate import Evaluation, labelled
 from mptcore.estimation.model import TractableModel
-from mptcore.families.linear_gaussian.densities import BY_RESIDUALS, initial_density, scorable
-from mptcore.families.linear_gaussian.factor_analysis import (
-    Fitted,
-    fit,
-    refuse_constant_columns,
+from mptcore.families.linear_gaussian.densities import (
+    BY_RESIDUALS,
+    initial_density,
+    iterations,
+    scorable,
 )
+from mptcore.families.linear_gaussian.em import Fitted
+from mptcore.families.linear_gaussian.factor_analysis import refuse_constant_columns
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.trainer import NEVER, LinearGaussianTrainer
 from mptcore.families.linear_gaussian.weights import keep_densities
 from mptcore.protocol.records import Labels, Log, Point, Progress, RunError, Stage
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
-from mptcore.specs import FactorAnalysisModel, LinearGaussianExperiment, LinearGaussianSpec
+from mptcore.specs import LinearGaussianExperiment, LinearGaussianSpec
 from mptcore.specs.compute import GPU_BATCH_BYTES
 from mptcore.specs.families.linear_gaussian.experiment import MAX_ITERATIONS
 from mptcore.training.loop import train
@@ -30,6 +32,10 @@ from mptcore.training.loop import train
 CPU = torch.device("cpu")
 POINTS_APART = 1.1
 """Minimum ratio of the iterations of two points."""
+NOT_CONVERGED = (
+    f"EM has not converged after {MAX_ITERATIONS} iterations: the LML of the fitted model is not "
+    "yet at its maximum"
+)
 RAISED = "linear Gaussian models are computed in float64, not float32"
 
 
@@ -88,6 +94,7 @@ class LinearGaussianRun:
         elif dataset is None:
             generator = torch.Generator().manual_seed(spec.data.seed)
             dataset = self._dataset = load_arrays(spec.data, spec.data.seed, generator)
+        refuse_missing(dataset, spec.missing_refusal)
         if spec.estimates_each_noise:
             refuse_constant_columns(dataset)
         for name, model in {"model": spec.model, "baseline": spec.baseline}.items():
@@ -104,16 +111,18 @@ class LinearGaussianRun:
         """Return the untrained density of a model. EM yields its iterations and their LML, fewer of
         the later ones."""
         seed = int(labels["seed"])
-        if not isinstance(model, FactorAnalysisModel) or model.init != "maximum_likelihood":
+        fit = iterations(model, dataset)
+        if fit is None:
             return initial_density(model, dataset, seed, generator_for(seed, "init"))
-        mean = dataset.x.double().mean(0)
         recorded = 0
-        for fitted in fit(second_moment(dataset.x, mean), mean, model.latent_dim):
+        for fitted in fit:
             if fitted.iteration >= POINTS_APART * recorded:
                 yield from self._steps_of_fit(fitted, labels)
                 recorded = fitted.iteration
         if fitted.iteration > recorded:
             yield from self._steps_of_fit(fitted, labels)
+        if not fitted.converged:
+            yield Step(Log("warning", f"{labelled(labels)}: {NOT_CONVERGED}"))
         return fitted.density
 
     def _steps_of_fit(self, fitted: Fitted, labels: Labels) -> Iterator[Step]:

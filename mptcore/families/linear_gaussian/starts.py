@@ -14,4 +14,4 @@ def random_start(
     assert spec.noise_precision is not None, "the spec's check asks for a number"
     loadings = torch.randn(data.dim, spec.latent_dim, generator=generator).double()
     variance = torch.full((data.dim,), 1 / spec.noise_precision, dtype=torch.float64)
-    return LowRankGaussian(loadings, data.x.double().mean(0), variance)
+    return LowRankGaussian(loadings, data.mean, variance)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.arrays import load_arrays
-from mptcore.data.dataset import Dataset
+from mptcore.data.dataset import Dataset, refuse_missing
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import VectorModel
 from mptcore.families.linear_gaussian.baseline import Baseline, baseline_of
@@ -74,6 +74,7 @@ class VaeRun:
         if seed not in self._data:
             generator = torch.Generator().manual_seed(seed)
             dataset = load_arrays(self.spec.data, seed, generator)
+            refuse_missing(dataset, self.spec.missing_refusal)
             if isinstance(self.spec.model.likelihood, Bernoulli):
                 _check_binary(dataset)
             x, heldout = (

@@ -78,6 +78,9 @@ class DatasetOut(ResponseModel):
     """Shapes of the arrays of an .npz file, by name. null: another format."""
     columns: list[str] | None
     """Names of the columns of a table. null: not a table."""
+    missing: dict[str, dict[str, int]] | None
+    """Number of missing values of each column that has some: by array, `""` for the only one, and
+    by name, or index from 0. null: none are missing."""
     created_at: datetime
     """Time of the upload."""
 
@@ -195,7 +198,7 @@ class _Arrival:
     def accept(self) -> DatasetOut:
         """Inspect the file and store it. Raises ApiError."""
         found = inspect(self.file, self.settings.limits.elements)
-        for name in ("n", "dim", "arrays", "columns", "constant"):
+        for name in ("n", "dim", "arrays", "columns", "constant", "missing"):
             setattr(self.dataset, name, found.get(name))
         place = self.settings.datasets(self.dataset.id) / self.dataset.file
         try:
@@ -269,14 +272,16 @@ def delete_dataset(
     shutil.rmtree(settings.datasets(dataset_id), ignore_errors=True)
 
 
-COLUMNS = ("name", "format", "bytes", "sha256", "n", "dim", "arrays", "columns", "created_at")
+COLUMNS = (
+    "name", "format", "bytes", "sha256", "n", "dim", "arrays", "columns", "missing", "created_at",
+)  # fmt: skip
 
 
 def _out(dataset: Dataset) -> DatasetOut:
-    names = ("id", "name", "format", "bytes", "sha256", "n", "dim", "arrays", "columns")
     return DatasetOut(
+        id=dataset.id,
         created_at=moment(dataset.created_at),
         owner=dataset.owner.name,
         visibility=Visibility(dataset.visibility),
-        **{name: getattr(dataset, name) for name in names},
+        **{name: getattr(dataset, name) for name in COLUMNS if name != "created_at"},
     )

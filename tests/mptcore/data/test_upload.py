@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from mptcore.data.inspect import look
-from mptcore.data.tables import CELL_CURE, inspect, told_of, uploaded
+from mptcore.data.tables import CELL_CURE, EMPTY_CURE, FIRST_LINE, inspect, told_of, uploaded
 from mptcore.protocol.records import RunError
 from mptcore.specs import UploadData
 
@@ -94,15 +94,15 @@ def test_a_csv_needs_no_header(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("x.npy", ["array[2, 1] is nan"]),
-        ("x.npz", ["first[2, 1] is nan", "second[2, 1] is nan"]),
-        ("x.csv", ["line 4, column b is empty or nan"]),
-        ("x.parquet", ["row 2, column b is empty or nan"]),
+        ("x.npy", ["array[2, 1] is inf"]),
+        ("x.npz", ["first[2, 1] is inf", "second[2, 1] is inf"]),
+        ("x.csv", ["line 4, column b is inf"]),
+        ("x.parquet", ["row 2, column b is inf"]),
     ],
 )
 def test_cells_that_are_no_numbers_are_named(name: str, told: list[str], tmp_path: Path) -> None:
     array = TABLE.copy()
-    array[2, 1] = np.nan
+    array[2, 1] = np.inf
     *named, cure = inspect(written(tmp_path, name, array)).problems
     assert named == told
     assert cure == CELL_CURE
@@ -198,7 +198,56 @@ def test_text_columns_are_named(tmp_path: Path) -> None:
     assert inspect(path).problems == ["column f1 is not numbers: line 3 is 'four'"]
     path.write_text("a,b\n1,2\n\n3,\n-inf,4\n")
     *told, _ = inspect(path).problems
-    assert told == ["line 4, column b is empty or nan", "line 5, column a is -inf"]
+    assert told == ["line 5, column a is -inf"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_missing_values_are_counted_and_loaded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = np.stack([TABLE[:, 0], [np.nan, 5, 5, 5], [0, 1, np.nan, np.nan]], 1)
+    (tmp_path / "datasets/a").mkdir(parents=True)
+    found = inspect(written(tmp_path / "datasets/a", name, array))
+    columns = ["b", "c"] if found.columns else ["1", "2"]
+    arrays = ["first", "second"] if name == "x.npz" else [""]
+    assert found.problems == []
+    assert found.missing == {key: dict(zip(columns, [1, 2], strict=True)) for key in arrays}
+    assert found.constant == dict.fromkeys(arrays, columns[:1])
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    spec = UploadData(source="upload", dataset="a", n=4, dim=3)
+    assert np.array_equal(uploaded(spec).x, array, equal_nan=True)
+
+
+def test_rows_and_columns_without_any_value_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "datasets/a").mkdir(parents=True)
+    path = tmp_path / "datasets/a/x.csv"
+    path.write_text("a,b,c\n1,,2\n,,\n3,,nan\n")
+    told = ["line 3 has no value", "column b has no value", EMPTY_CURE]
+    assert inspect(path).problems == told
+    np.save(tmp_path / "x.npy", np.full((3, 4), np.nan))
+    assert inspect(tmp_path / "x.npy").problems[-2:] == ["and 2 more", EMPTY_CURE]
+    path.write_text("a,b,c\n1,,2\n,5,6\n3,4,nan\n")
+    assert inspect(path).problems == []
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    chosen = UploadData(source="upload", dataset="a", n=3, dim=2, columns=("a", "b"))
+    assert uploaded(chosen).x[0, 0] == 1
+    path.write_text("a,b,c\n1,2,2\n,,6\n3,4,nan\n")
+    with pytest.raises(RunError, match="row 1 has no value"):
+        uploaded(chosen)
+
+
+def test_a_first_line_with_missing_values_is_no_header(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("1,NA,3\n4,5,6\n")
+    assert inspect(path).problems == [FIRST_LINE]
+    path.write_text(",1,3\n0,5,6\n")
+    assert "looks like the index of a pandas table" in inspect(path).problems[0]
+    path.write_text("1,nan,3\n4,5,6\n")
+    assert inspect(path).missing == {"": {"f1": 1}}
+    path.write_text("x,NA,3\n4,5,6\n")
+    assert inspect(path).columns == ["x", "NA", "3"]
 
 
 @pytest.mark.parametrize("text", ["a;b\n1;2\n", "a;b\n1,5;2\n", "1;2\n3;4\n"])

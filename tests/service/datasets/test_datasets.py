@@ -25,8 +25,8 @@ def npz(**arrays: Any) -> bytes:
     return file.getvalue()
 
 
-NAN = GOOD.copy()
-NAN[3, 2] = np.nan
+INFINITE = GOOD.copy()
+INFINITE[3, 2] = np.inf
 
 
 def upload_spec(dataset: str, **changes: Any) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def pickled() -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.npy", lambda: npy(NAN), "array[3, 2] is nan"),
+        ("a.npy", lambda: npy(INFINITE), "array[3, 2] is inf"),
         ("a.npy", pickled, "readable|real numbers"),
         ("a.npy", lambda: b"PK\x03\x04 not an array", "not a .npy file"),
         ("a.npz", lambda: b"garbage", "not a .npz file: it begins with b'garbage'"),

@@ -224,3 +224,44 @@ def test_a_constant_column_is_refused_by_name_where_its_noise_is_estimated(
     assert told(api, dataset=arrays, array="a") is None
     assert told(api, dataset=arrays) is None
     assert told(api, dataset=arrays, array="b") == "columns 0, 2 are constant (counted from 0)"
+
+
+def test_missing_values_are_shown_and_refused_by_name_where_they_are_not_used(
+    api: TestClient,
+) -> None:
+    made = post(api, "a.csv", b"a,b,c\n1,,7\n2,1,3\n,3,7\n4,,1\n").json()
+    assert made["missing"] == {"": {"a": 1, "b": 2}}
+    assert api.get(f"/v1/datasets/{made['id']}").json()["missing"] == made["missing"]
+    data = {"source": "upload", "dataset": made["id"]}
+
+    def refusal(**changes: Any) -> str | None:
+        spec = {**ppca_spec(data=data, model={**FITTED, "latent_dim": 1}), **changes}
+        answer = api.post("/v1/experiments:validate", json={"spec": spec})
+        if answer.status_code == 200:
+            return None
+        (problem,) = answer.json()["errors"]
+        assert problem["pointer"] == "/spec/data/dataset"
+        return str(problem["detail"])
+
+    assert refusal() is None
+    assert refusal(model={**FITTED, "family": "factor_analysis", "latent_dim": 1}) is None
+    train = {"epochs": 2}
+    assert refusal(train=train) == (
+        "columns a, b are incomplete, with values that are empty or NaN: train needs every value, "
+        "so leave train out; init maximum_likelihood fits the observed values by EM"
+    )
+    assert str(refusal(train=train, data={**data, "columns": ["c", "b"]})).startswith(
+        "column b is incomplete"
+    )
+    vae = {
+        "family": "linear_vae", "latent_dim": 1,
+        "conditionals": {"method": "gauss_hermite", "nodes": 20},
+        "likelihood": {"distribution": "gaussian", "noise_precision": 1.0},
+    }  # fmt: skip
+    assert str(refusal(model=vae)).endswith(
+        "this family needs every value, so fill these in, leave their rows or columns out, or use "
+        "ppca or factor_analysis"
+    )
+
+
+FITTED = {"family": "ppca", "init": "maximum_likelihood"}

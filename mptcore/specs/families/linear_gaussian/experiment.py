@@ -5,6 +5,7 @@ from typing import Literal
 
 from mptcore.specs.base import Problem, Spec
 from mptcore.specs.compute import GPU_BATCH_BYTES, Limits
+from mptcore.specs.data.arrays import UploadData
 from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.experiment import PointCount, VectorExperiment
 from mptcore.specs.families.linear_gaussian.models import FactorAnalysisModel, LinearGaussianSpec
@@ -57,6 +58,13 @@ class LinearGaussianExperiment(VectorExperiment):
         return problems + (self.baseline.problems(self.data, "/baseline") if self.baseline else [])
 
     @property
+    def missing_refusal(self) -> str | None:
+        if self.train is None:
+            return None
+        cure = "leave train out; init maximum_likelihood fits the observed values by EM"
+        return f"train needs every value, so {cure}"
+
+    @property
     def estimates_each_noise(self) -> bool:
         """True if the noise variance of each dimension is estimated. On a constant column that
         makes the likelihood unbounded."""
@@ -71,7 +79,12 @@ class LinearGaussianExperiment(VectorExperiment):
         return sum(isinstance(model, FactorAnalysisModel) for model in fitted)
 
     def point_count(self) -> PointCount:
+        """Return the maximum number of points. Every fit to an upload may be by EM, because values
+        may be missing."""
         count, fits = super().point_count(), self._fits
+        if isinstance(self.data, UploadData):
+            models = (self.model, self.baseline)
+            fits = sum(m is not None and m.init == "maximum_likelihood" for m in models)
         if self.data.seed == "run":
             fits *= len(self.seeds)
         return replace(count, training=count.training + fits * MAX_FIT_POINTS)

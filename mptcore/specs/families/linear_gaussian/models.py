@@ -7,17 +7,14 @@ from pydantic import Field
 
 from mptcore.specs.base import ExperimentId, Problem, Spec
 from mptcore.specs.data.arrays import DataSource, PpcaData, Precision
-
-MAX_NAMED = 10
+from mptcore.specs.data.columns import columns_are
 
 
 def constant_columns(columns: Sequence[str], are_names: bool) -> str:
     """Return why factor analysis cannot estimate its noise with these constant columns."""
-    listed = ", ".join(columns[:MAX_NAMED]) + (", …" if len(columns) > MAX_NAMED else "")
-    which = f"columns {listed} are" if len(columns) > 1 else f"column {listed} is"
-    counted = "" if are_names else " (counted from 0)"
+    which = columns_are(columns, are_names, "constant")
     detail = "so factor analysis has no maximum: leave out what is constant, or use family ppca"
-    return f"{which} constant{counted}, {detail}"
+    return f"{which}, {detail}"
 
 
 LatentDimensions = Annotated[int, Field(ge=1, le=100_000)]

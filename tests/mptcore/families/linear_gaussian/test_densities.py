@@ -12,6 +12,7 @@ from mptcore.families.linear_gaussian import factor_analysis as em
 from mptcore.families.linear_gaussian import ppca
 from mptcore.families.linear_gaussian.baseline import baseline_of
 from mptcore.families.linear_gaussian.densities import initial_density
+from mptcore.families.linear_gaussian.em import MIN_SHARE
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,
@@ -105,7 +106,7 @@ def test_a_noise_variance_has_a_least_share_of_its_columns() -> None:
     found = em.maximum_likelihood(second_moment(x, mean), mean, K)
     share = found.noise_variance / x.var(0, correction=0)
     assert share[:2].max().item() < 1e-3
-    assert share.min().item() >= em.MIN_SHARE * (1 - 1e-9)
+    assert share.min().item() >= MIN_SHARE * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("count", [10, 11])

@@ -10,7 +10,7 @@ import torch
 from sklearn.decomposition import FactorAnalysis
 
 from mptcore.data.dataset import Dataset
-from mptcore.families.linear_gaussian import factor_analysis as em
+from mptcore.families.linear_gaussian import em
 from mptcore.families.linear_gaussian.factor_analysis import (
     maximum_likelihood,
     refuse_constant_columns,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mptcore.data.arrays import Dataset
 from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
-from mptcore.families.linear_gaussian.densities import BY_RESIDUALS, scorable
+from mptcore.families.linear_gaussian.densities import BY_RESIDUALS, scorable_complete
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.residuals import Residuals
 from mptcore.families.linear_gaussian.run import RAISED
@@ -41,7 +41,7 @@ class Case:
         return Exact.of(self.x, d.mean, d.loadings, d.noise_variance)
 
     def model(self) -> LinearGaussianModel:
-        return scorable(self.density, self.x, CPU)
+        return scorable_complete(self.density, self.x, CPU)
 
 
 def case(

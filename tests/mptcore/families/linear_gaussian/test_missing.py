@@ -1,0 +1,288 @@
+"""Missing values: scores, fits by EM, and what is refused."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import multivariate_normal
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+
+from mptcore.data.dataset import Dataset, refuse_missing
+from mptcore.data.prepare import prepared
+from mptcore.families.linear_gaussian import em
+from mptcore.families.linear_gaussian.densities import iterations, scorable
+from mptcore.families.linear_gaussian.factor_analysis import (
+    maximum_likelihood,
+    refuse_constant_columns,
+)
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.moments import second_moment
+from mptcore.families.linear_gaussian.ppca import maximum_likelihood as closed_form
+from mptcore.families.linear_gaussian.run import NOT_CONVERGED
+from mptcore.protocol.records import Log, Record, RunError
+from mptcore.run import run
+from mptcore.specs import FactorAnalysisModel, PpcaModel, UploadData
+from mptcore.specs.families.linear_gaussian.experiment import MAX_FIT_POINTS
+from tests.support.contract import masks_of
+from tests.support.runs import metric, points, spec_of, std_err_of, value_of
+
+DIM, WIDE = 5, 10
+CPU = torch.device("cpu")
+PPCA: dict[str, Any] = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
+FACTOR_ANALYSIS = {**PPCA, "family": "factor_analysis"}
+MODELS: list[PpcaModel | FactorAnalysisModel] = [
+    PpcaModel(**PPCA),
+    PpcaModel(**PPCA, noise_precision=1.0),
+    FactorAnalysisModel(**FACTOR_ANALYSIS),
+]
+
+
+def density_of(noise: float = 1.0, dim: int = DIM) -> LowRankGaussian:
+    generator = torch.Generator().manual_seed(1)
+    loadings = torch.randn(dim, 2, generator=generator, dtype=torch.float64)
+    variance = noise * torch.linspace(0.3, 1, dim, dtype=torch.float64)
+    return LowRankGaussian(loadings, torch.arange(dim).double(), variance)
+
+
+def sample(n: int, share: float = 0.35, dim: int = DIM) -> Tensor:
+    """Observations of which each has a value. Some have one alone, and some have all."""
+    generator = torch.Generator().manual_seed(2)
+    density = density_of(dim=dim)
+    z = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    noise = torch.randn(n, dim, generator=generator, dtype=torch.float64)
+    x = z @ density.loadings.mT + density.mean + noise * density.noise_variance.sqrt()
+    missing = torch.rand(n, dim, generator=generator) < share
+    missing[0], missing[1] = False, torch.arange(dim) > 0
+    missing[missing.all(1), 0] = False
+    return x.masked_fill(missing, torch.nan)
+
+
+def observed_log_prob(density: LowRankGaussian, x: Tensor) -> float:
+    """The mean of log p(x_O), by scipy."""
+    covariance, mean = density.covariance.numpy(), density.mean.numpy()
+    rows = [(row, ~np.isnan(row)) for row in x.numpy()]
+    logs = [
+        multivariate_normal(mean[o], covariance[np.ix_(o, o)]).logpdf(row[o]) for row, o in rows
+    ]
+    return float(np.mean(logs))
+
+
+def score_by_definition(density: LowRankGaussian, x: Tensor, mask: Tensor) -> float:
+    """A row at a time, by dense matrices."""
+    total = 0.0
+    for row in x:
+        seen = ~row.isnan()
+        if (mask & seen).any():
+            own = density.marginal(seen).conditional_log_probs(row[None, seen], mask[seen])
+            total += (seen.sum().item() + 1) / (DIM + 1) * own.mean().item()
+    return total / len(x)
+
+
+@pytest.mark.parametrize("noise", [1.0, 1e-5], ids=["by moments", "by residuals"])
+def test_scores_of_all_masks_sum_to_the_lml_of_what_is_observed(noise: float) -> None:
+    density, x = density_of(noise), sample(30)
+    model = scorable(density, x, CPU)
+    assert (model.note is None) == (noise == 1)
+    lml = observed_log_prob(density, x)
+    assert model.log_marginal_likelihood() == pytest.approx(lml, rel=1e-9)
+    masks = [masks_of(DIM, size) for size in range(1, DIM + 1)]
+    found = [model.scores(of_size) for of_size in masks]
+    assert sum(one.mean().item() for one in found) == pytest.approx(lml, rel=1e-9)
+    direct = [score_by_definition(density, x, mask) for mask in torch.cat(masks)]
+    assert torch.cat(found).tolist() == pytest.approx(direct, rel=1e-8)
+
+
+def test_a_joint_score_is_of_what_is_observed() -> None:
+    density, x = density_of(), sample(30)
+    model, lml = scorable(density, x, CPU), observed_log_prob(density, x)
+    for mask in itertools.islice(masks_of(DIM, 2), 4):
+        outside = x.masked_fill(mask, torch.nan)
+        kept = outside[~outside.isnan().all(1)]
+        rest = observed_log_prob(density, kept) * len(kept) / len(x)
+        assert model.joint_scores(mask[None]).item() == pytest.approx(lml - rest, abs=1e-11)
+
+
+@pytest.mark.parametrize("spec", MODELS, ids=["ppca", "given noise", "factor analysis"])
+def test_em_rises_to_a_maximum(spec: PpcaModel | FactorAnalysisModel) -> None:
+    x = sample(300, 0.2, WIDE)
+    fit = iterations(spec, Dataset(x))
+    assert fit is not None
+    *_, before, last = found = [*fit]
+    assert all(b.lml > a.lml for a, b in itertools.pairwise(found[:-1]))
+    assert last.lml == pytest.approx(before.lml, abs=2e-9)
+    assert last.lml == pytest.approx(observed_log_prob(last.density, x), rel=1e-12)
+    assert last.converged
+    each = isinstance(spec, FactorAnalysisModel)
+    parts = [
+        last.density.loadings,
+        last.density.mean,
+        last.density.noise_variance[: None if each else 1],
+    ]
+    free = [part.clone().requires_grad_() for part in parts[: 2 if spec.noise_precision else 3]]
+    loadings, mean, noise = [*free, *parts[len(free) :]]
+    covariance = loadings @ loadings.mT + torch.diag(noise.expand(WIDE))
+    logs = [
+        MultivariateNormal(mean[o], covariance[o][:, o]).log_prob(row[o])  # type: ignore[no-untyped-call]
+        for row, o in zip(x, ~x.isnan(), strict=True)
+    ]
+    gradients = torch.autograd.grad(torch.stack(logs).mean(), free)
+    assert max(gradient.abs().max().item() for gradient in gradients) < 1e-4
+
+
+@pytest.mark.parametrize("spec", [MODELS[0], MODELS[2]], ids=["ppca", "factor analysis"])
+def test_em_of_complete_data_finds_the_fit_of_their_covariance(
+    spec: PpcaModel | FactorAnalysisModel,
+) -> None:
+    x = sample(300, 0.0, WIDE)[2:]
+    mean = x.mean(0)
+    usual = maximum_likelihood if isinstance(spec, FactorAnalysisModel) else closed_form
+    expected = usual(second_moment(x, mean), mean, 2)
+    *_, last = em.fit_missing(spec, x)
+    assert last.lml == pytest.approx(expected.log_prob(x).mean().item(), abs=1e-7)
+    torch.testing.assert_close(last.density.covariance, expected.covariance, rtol=0, atol=1e-3)
+
+
+def test_em_does_not_depend_on_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = sample(60)
+    *_, expected = em.fit_missing(MODELS[0], x)
+    monkeypatch.setattr(em, "CHUNK_NUMBERS", 63)  # 7 rows
+    *_, found = em.fit_missing(MODELS[0], x)
+    assert found.lml == pytest.approx(expected.lml, rel=1e-12)
+    torch.testing.assert_close(found.density.covariance, expected.density.covariance)
+
+
+def test_an_exact_fit_has_no_maximum() -> None:
+    density = density_of(dim=6)
+    z = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = z @ density.loadings.mT
+    x[::3, 1] = torch.nan
+    with pytest.raises(RunError, match="2 latent dimensions fit all observed values exactly"):
+        [*em.fit_missing(MODELS[0], x)]
+    *_, last = itertools.islice(em.fit_missing(MODELS[2], x), 50)
+    least = em.MIN_SHARE * x[1].new_tensor(np.nanvar(x.numpy(), 0))
+    assert (last.density.noise_variance >= least * (1 - 1e-9)).all()
+
+
+Uploaded = Any
+
+
+@pytest.fixture
+def upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Uploaded:
+    """Write an upload and return its source."""
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+
+    def made(x: Tensor, **more: Any) -> dict[str, Any]:
+        (tmp_path / "datasets/a").mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "datasets/a/data.npy", x.numpy())
+        n, dim = x.shape
+        return {"source": "upload", "dataset": "a", "n": n, "dim": dim, **more}
+
+    return made
+
+
+def is_warning(record: Record) -> bool:
+    return isinstance(record, Log) and record.level == "warning"
+
+
+ONE = {"threads": 1}
+EXHAUSTIVE = {"masks": {"schedule": "all", "design": "exhaustive"}}
+
+
+@pytest.mark.parametrize("model", [PPCA, FACTOR_ANALYSIS], ids=lambda model: model["family"])
+def test_a_run_fits_and_scores_them(model: dict[str, Any], upload: Uploaded) -> None:
+    data = upload(sample(300, 0.2, 6), heldout=0.25)
+    spec = spec_of({"model": model, "data": data, "evaluate": EXHAUSTIVE, "compute": ONE})
+    found = [*run(spec)]
+    for suffix in ("", "_heldout"):
+        mpt, lml = metric(found, f"mpt{suffix}"), metric(found, f"lml{suffix}")
+        assert value_of(mpt) == pytest.approx(value_of(lml), rel=1e-9)
+        assert std_err_of(mpt) == 0
+    assert value_of(points(found, "lml_fitting")[-1]) == pytest.approx(
+        value_of(metric(found, "lml")), rel=1e-9
+    )
+    assert not [*filter(is_warning, found)]
+
+
+def test_drawn_masks_have_an_error(upload: Uploaded) -> None:
+    evaluate = {"masks": {"schedule": "all", "per_size": 60}}
+    start = {"family": "ppca", "latent_dim": 2, "noise_precision": 1.0}
+    found = [*run(spec_of({"model": start, "data": upload(sample(60)), "evaluate": evaluate}))]
+    mpt, lml = metric(found, "mpt"), metric(found, "lml")
+    assert 0 < abs(value_of(mpt) - value_of(lml)) < 3 * std_err_of(mpt)
+
+
+def test_a_fit_that_did_not_converge_is_told(
+    upload: Uploaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(em, "MAX_ITERATIONS", 20)
+    simulated = {"source": "ppca", "n": 60, "dim": 6, "latent_dim": 2, "noise_precision": 2.0}
+    for data in (upload(sample(60)), simulated):
+        found = [*run(spec_of({"model": FACTOR_ANALYSIS, "data": data, "evaluate": EXHAUSTIVE}))]
+        assert [*filter(is_warning, found)] == [Log("warning", f"seed 0: {NOT_CONVERGED}")]
+        assert [one.x for one in points(found, "lml_fitting")] == [10, 20]
+
+
+GRID = {"method": "gauss_hermite", "nodes": 20}
+VAE = {"family": "linear_vae", "latent_dim": 1, "conditionals": GRID,
+       "likelihood": {"distribution": "gaussian", "noise_precision": 1.0}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": VAE}, "columns 1, 3 are incomplete.* this family needs every value"),
+        ({"model": PPCA, "train": {"epochs": 1}}, "columns 1, 3 are incomplete.* leave train out"),
+    ],
+    ids=["vae", "train"],
+)
+def test_what_needs_every_value_is_refused(
+    changes: dict[str, Any], words: str, upload: Uploaded
+) -> None:
+    x = sample(60, 0.0)[2:]
+    x[3, 1] = x[7, 3] = torch.nan
+    with pytest.raises(RunError, match=words):
+        [*run(spec_of({"data": upload(x), **changes}))]
+
+
+def test_missing_values_of_heldout_observations_alone_are_refused() -> None:
+    x = sample(8, 0.0)[2:]
+    data = Dataset(x[2:], heldout=x[:2].index_fill(1, torch.tensor([3]), torch.nan))
+    refuse_missing(data, None)
+    with pytest.raises(RunError, match=r"^column 3 is incomplete \(counted from 0\), .*: why$"):
+        refuse_missing(data, "why")
+
+
+def test_the_points_of_a_fit_to_an_upload_are_counted(upload: Uploaded) -> None:
+    """Of a PPCA too, which EM may fit."""
+    start = {"family": "ppca", "latent_dim": 2, "noise_precision": 1.0}
+    data = upload(sample(60))
+    fitted, started = (spec_of({"model": model, "data": data}) for model in (PPCA, start))
+    assert fitted.point_count().total == started.point_count().total + MAX_FIT_POINTS
+
+
+def test_columns_that_are_held_out_or_constant_are_refused(upload: Uploaded) -> None:
+    x = sample(60, 0.0)[2:]
+    x[1:, 1] = torch.nan
+    with pytest.raises(RunError, match=r"^column 1 is constant"):
+        [*run(spec_of({"model": FACTOR_ANALYSIS, "data": upload(x)}))]
+    refuse_constant_columns(Dataset(x[:, 2:]))
+    held = next(seed for seed in range(99) if Dataset(x).held_out(29, seed).x[:, 1].isnan().all())
+    data = upload(x, heldout=0.5, seed=held)
+    with pytest.raises(RunError, match=r"^column 1 is empty .*: no value is left that is not held"):
+        [*run(spec_of({"model": PPCA, "data": data}))]
+
+
+def test_prepared_values_stay_missing() -> None:
+    x = torch.tensor([[0.0, 1.0], [torch.nan, 0.2], [0.9, torch.nan]])
+    upload = UploadData(source="upload", dataset="a", n=3, dim=2)
+    binary = prepared(Dataset(x), upload.model_copy(update={"binarize": "threshold"})).x
+    assert binary.nan_to_num(7).tolist() == [[0, 1], [7, 0], [1, 7]]
+    scaled = prepared(Dataset(x), upload.model_copy(update={"standardize": True})).x
+    known = scaled[~x.isnan()]
+    assert torch.equal(scaled.isnan(), x.isnan())
+    assert known.mean().item() == pytest.approx(0, abs=1e-6)
+    assert known.std(correction=0).item() == pytest.approx(1, rel=1e-6)
