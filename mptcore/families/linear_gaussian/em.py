@@ -109,26 +109,32 @@ class _Observations(NamedTuple):
     def em_step(
         self, density: LowRankGaussian, noise_of: Callable[[Tensor], Tensor]
     ) -> LowRankGaussian:
-        """Return the parameters after a step of EM (Little & Rubin 2002, Ch. 11). w_j and mu_j are
-        the regression of x_j on (z, 1) over the observations that have x_j, given E[z] and
-        E[z zᵀ]."""
+        """Return the parameters after a step of EM with expanded parameters (Liu, Rubin & Wu 1998):
+        z ~ N(a, R). w_j and mu_j are the regression of x_j on (z, 1) over the observations that
+        have x_j, given E[z] and E[z zᵀ]; a and R are the moments of z over all observations. The
+        same density with z ~ N(0, I) has mu + W a and W R^½. Without a and R, EM creeps where the
+        noise is small: at precision 1e6 it is 0.05 nats short after 20,000 steps, not 30."""
         dim, wide = density.dim, density.loadings.shape[1] + 1
         moments = self.x.new_zeros(dim, wide, wide)
         cross = self.x.new_zeros(dim, wide)
         squares = self.x.new_zeros(dim)
+        latent = self.x.new_zeros(wide, wide)
         for part in self._posteriors(density):
             z = torch.cat([part.mean, torch.ones_like(part.mean[:, :1])], 1)
             second = z[:, :, None] * z[:, None, :]
             second[:, :-1, :-1] += part.covariance
             moments += (self.observed[part.rows].mT @ second.flatten(1)).view_as(moments)
             cross += part.centred.mT @ z
+            latent += second.sum(0) / len(self.x)
             squares += part.centred.square().sum(0)
         coefficients = torch.cholesky_solve(cross[..., None], torch.linalg.cholesky(moments))[
             ..., 0
         ]
         noise = (squares - (coefficients * cross).sum(1)) / self.counts
-        mean = density.mean + coefficients[:, -1]
-        return LowRankGaussian(coefficients[:, :-1].contiguous(), mean, noise_of(noise))
+        loadings, shift = coefficients[:, :-1], latent[:-1, -1]
+        root = torch.linalg.cholesky(latent[:-1, :-1] - shift[:, None] * shift)
+        mean = density.mean + coefficients[:, -1] + loadings @ shift
+        return LowRankGaussian(loadings @ root, mean, noise_of(noise))
 
     def mean_log_prob(self, density: LowRankGaussian) -> float:
         """Return the mean over observations of log p(x_O)."""

@@ -146,6 +146,24 @@ def test_em_of_complete_data_finds_the_fit_of_their_covariance(
     torch.testing.assert_close(last.density.covariance, expected.covariance, rtol=0, atol=1e-3)
 
 
+def test_em_is_quick_where_the_noise_is_small() -> None:
+    """One step with expanded parameters finds mean and covariance; without, 20,000 do not."""
+    density = density_of(dim=WIDE)
+    z = torch.randn(300, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    exact = z @ density.loadings.mT + density.mean
+    x = exact + 1e-3 * (sample(300, 0.2, WIDE) - exact)
+    *_, last = em.fit_missing(MODELS[0], x)
+    assert last.converged
+    assert last.iteration <= 50
+    assert last.lml == pytest.approx(observed_log_prob(last.density, x), rel=1e-8)
+    off = density.mean + density.loadings.sum(1)
+    start = LowRankGaussian(density.loadings, off, torch.full((WIDE,), 1e-6).double())
+    found = em._Observations.of(exact).em_step(start, lambda each: start.noise_variance)
+    torch.testing.assert_close(found.mean, exact.mean(0), rtol=0, atol=1e-5)
+    covariance = second_moment(exact, exact.mean(0))
+    torch.testing.assert_close(found.loadings @ found.loadings.mT, covariance, rtol=0, atol=1e-4)
+
+
 def test_em_does_not_depend_on_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     x = sample(60)
     *_, expected = em.fit_missing(MODELS[0], x)
