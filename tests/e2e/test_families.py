@@ -1,4 +1,4 @@
-"""Language models and VAEs through the whole service: uploaded, trained, scored, over HTTP."""
+"""Each kind of family through the whole service: uploaded, trained, scored, over HTTP."""
 
 import json
 import shutil
@@ -62,6 +62,23 @@ def test_trained_on_an_upload_and_scored(client: Client, tmp_path: Path) -> None
         assert all(error > 0 for error in curve["std_err"])
     area = {m["labels"].get("model"): m for m in scored["metrics"] if m["name"] == "area"}
     assert area["model"]["std_err"] > 0
+
+
+def test_a_table_with_missing_values_is_fitted_and_scored(client: Client, tmp_path: Path) -> None:
+    """And refused, with its columns, by what needs all values."""
+    rows = [f"{i % 7},{(i * i) % 11},{i % 5 + i % 7 if i % 3 else ''}" for i in range(1, 40)]
+    made = upload(client, tmp_path / "gaps.csv", "\n".join(["a,b,c", *rows]))
+    assert made["missing"] == {"": {"c": 13}}
+    model = {"family": "ppca", "latent_dim": 1, "init": "maximum_likelihood"}
+    data = {"source": "upload", "dataset": made["id"]}
+    evaluate = {"masks": {"schedule": "all", "design": "exhaustive"}}
+    spec = {"model": model, "data": data, "evaluate": evaluate, "compute": COMPUTE}
+    with pytest.raises(Refused, match="column c is incomplete"):
+        client.submit({**spec, "train": {"epochs": 2}})
+    scored = client.wait(client.submit(spec)["id"], timeout_s=120)
+    assert scored["status"] == "succeeded", scored["failure"]
+    found = {one["name"]: one["value"] for one in scored["metrics"]}
+    assert found["mpt"] == pytest.approx(found["lml"], rel=1e-9)
 
 
 def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(client: Client) -> None:
