@@ -16,7 +16,7 @@ from mptcore.specs import VaeExperiment
 from tests.support.runs import spec_of
 
 N, MASKED, REPEATS, EPOCHS = 60, 21, 8, 300
-NODES, EXTENT = 250, 5.0
+NODES, EXTENT = 600, 8.0
 PRECISIONS = (0.1, 0.5)
 """Pixels are 0 to 16."""
 

@@ -21,6 +21,11 @@ FREEDOM = 5
 the posteriors given the whole image; a normal distribution does for 92 %."""
 PRIOR_SHARE = 0.1
 """Share of a component as wide as the prior, for regions that no mode covers."""
+KEPT, EVEN_SHARE = 5, 0.2
+"""Maximum number of modes in a proposal, and the part of their share that is divided evenly,
+because Laplace's approximation may give a mode far too little mass."""
+SAME = 1.0
+"""Distance, in the scale of a mode, within which another fit has found the same mode."""
 ADAPTED_SHARE = 0.5
 """Share of a component that is adapted to a pilot's draws."""
 TRUSTED = 32
@@ -151,6 +156,21 @@ class Proposal:
         return constant + weight - half * torch.log1p(squares / FREEDOM), squares
 
 
+def proposal_about(centres: Tensor, roots: Tensor, log_shares: Tensor) -> Proposal:
+    """Return a proposal about modes (C, N, K), with the prior's component added."""
+    wide = torch.eye(roots.shape[-1], dtype=roots.dtype, device=roots.device)
+    return Proposal(
+        torch.cat([centres, torch.zeros_like(centres[:1])]),
+        torch.cat([roots, wide.expand_as(roots[:1])]),
+        torch.cat(
+            [
+                log_shares + math.log1p(-PRIOR_SHARE),
+                torch.full_like(log_shares[:1], math.log(PRIOR_SHARE)),
+            ]
+        ),
+    )
+
+
 class Quadratic(NamedTuple):
     """Second-order expansion of log p(x_R, z) of N observations."""
 
@@ -179,6 +199,50 @@ class Quadratic(NamedTuple):
             part[rows] = other
 
 
+class Modes(NamedTuple):
+    """Where C climbs ended for each of N observations. Several may have ended at the same mode."""
+
+    places: Tensor  # (C, N, K)
+    roots: Tensor  # (C, N, K, K), as those of a proposal
+    log_mass: Tensor  # (C, N): of the posterior, in Laplace's approximation, not normalised
+
+    def of(self, rows: Tensor) -> "Modes":
+        """Return the modes of some observations."""
+        return Modes(*(part[:, rows] for part in self))
+
+    def joined(self, others: "Modes") -> "Modes":
+        """Return the modes of both sets of climbs for the same observations."""
+        return Modes(*(torch.cat(parts) for parts in zip(self, others, strict=True)))
+
+    def found_once(self) -> Tensor:
+        """Return the share (N,) of the mass that lies at modes that one climb alone has found. As
+        in Good and Turing's estimate (Good 1953), it tells how much the climbs may have missed."""
+        same, log_mass = self._same(), self._distinct()
+        return (log_mass.softmax(0) * (same.sum(0) == 1)).sum(0)
+
+    def proposal(self) -> Proposal:
+        """Return a proposal about the heaviest modes."""
+        log_mass, best = self._distinct().topk(min(KEPT, len(self.places)), dim=0)
+        share = (1 - EVEN_SHARE) * log_mass.softmax(0)
+        known = log_mass > -math.inf
+        share = share + EVEN_SHARE * known / known.sum(0)
+        rows = torch.arange(best.shape[1], device=best.device)
+        return proposal_about(self.places[best, rows], self.roots[best, rows], share.log())
+
+    def _distinct(self) -> Tensor:
+        """Return the log mass (C, N), with −∞ for all but the heaviest climb to each mode."""
+        mass, order = self.log_mass, torch.arange(len(self.places), device=self.places.device)
+        first = (order[:, None] < order)[..., None] & (mass[:, None] == mass)
+        heavier = (mass[:, None] > mass) | first
+        return mass.masked_fill((self._same() & heavier).any(0), -math.inf)
+
+    def _same(self) -> Tensor:
+        """Return which climbs have ended at the same mode, (C, C, N)."""
+        gaps = (self.places[:, None] - self.places).permute(1, 2, 3, 0)  # (C, N, K, C)
+        near = (self.roots @ gaps).square().sum(-2).permute(2, 0, 1) < SAME**2
+        return near | near.transpose(0, 1)
+
+
 @dataclass(frozen=True)
 class Fit:
     """Fit proposals for the posterior of z to a decoder and to the observed part of x (N, D).
@@ -193,22 +257,21 @@ class Fit:
         """Return the fit for some observations."""
         return Fit(self.decoder, self.likelihood, self.x[rows], self.observed[rows])
 
+    def proposal(self, start: Tensor, steps: int) -> Proposal:
+        """Fit a proposal about the mode that at most `steps` steps from a start (N, K) lead to."""
+        found = self.modes([start], steps)
+        return proposal_about(found.places, found.roots, torch.zeros_like(found.log_mass))
+
     @torch.no_grad()
-    def proposal(self, starts: Sequence[Tensor], steps: int) -> Proposal:
-        """Fit a proposal from starts (N, K) with at most `steps` steps each. The modes are weighted
-        by their mass in Laplace's approximation."""
+    def modes(self, starts: Sequence[Tensor], steps: int) -> "Modes":
+        """Climb from each start (N, K) with at most `steps` steps."""
         count, z = len(starts), torch.cat(list(starts))
         repeated = Fit(self.decoder, self.likelihood, *(t.repeat(count, 1) for t in self._data))
         about = repeated._climbed(z, steps)
         roots = _factor(about.curvature).mT
-        mass = about.value - torch.diagonal(roots, dim1=-2, dim2=-1).log().sum(-1)
-        shares = mass.view(count, -1).log_softmax(0) + math.log1p(-PRIOR_SHARE)
-        wide = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand(1, *self._square(z))
-        return Proposal(
-            torch.cat([z.view(count, *starts[0].shape), torch.zeros_like(starts[0])[None]]),
-            torch.cat([roots.view(count, *self._square(z)), wide]),
-            torch.cat([shares, torch.full_like(shares[:1], math.log(PRIOR_SHARE))]),
-        )
+        log_mass = about.value - torch.diagonal(roots, dim1=-2, dim2=-1).log().sum(-1)
+        shape = count, *starts[0].shape
+        return Modes(z.view(shape), roots.view(*shape, z.shape[-1]), log_mass.view(count, -1))
 
     @torch.no_grad()
     def best(self, starts: Sequence[Tensor]) -> Tensor:
@@ -217,9 +280,6 @@ class Fit:
         log_probs = self.likelihood.log_prob(self.x, self.decoder(places))
         joint = (log_probs * self.observed).sum(-1) + log_prior(places)
         return places[joint.argmax(0), torch.arange(len(self.x), device=self.x.device)]
-
-    def _square(self, z: Tensor) -> tuple[int, int, int]:
-        return len(self.x), z.shape[-1], z.shape[-1]
 
     @property
     def _data(self) -> tuple[Tensor, Tensor]:

@@ -30,10 +30,13 @@ from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import Step, Work
 from mptcore.specs import Importance, Iwae, Recursive
 
-SCORE_STARTS, EVIDENCE_STARTS = 3, 8
-"""Number of starts of a fit in addition to the encoder's mean and zero, for a score and for the
-evidence. Half, rounded up, are likely draws from the prior, the others lie around the encoder's
-mean. They find modes that the other two miss."""
+STARTS, MORE_STARTS = 3, 20
+"""Number of drawn starts of a fit, in addition to the encoder's mean and zero, and of the further
+ones for an observation that may have unknown modes. Half, rounded up, are likely draws from the
+prior, the others lie around the encoder's mean."""
+FOUND_ONCE = 0.01
+"""Share of the mass at modes that one start alone has found, above which an observation may have
+unknown modes."""
 BY_DEFAULT = Iwae(method="iwae")
 PILOT_SHARE = 2
 """Draws of the estimate for each draw of the pilot that adapts the proposal. The pilot is not part
@@ -46,10 +49,8 @@ NOT_THE_MODELS = (
 
 
 class Plan(NamedTuple):
-    """Settings of a proposal: number of drawn starts, maximum number of steps from each, and draws
-    of each pilot."""
+    """Settings of a proposal: maximum number of steps from each start, and draws of each pilot."""
 
-    starts: int
     steps: int
     pilots: tuple[int, ...]
 
@@ -80,7 +81,7 @@ class SampledVae(Vae):
     def rows(self, draws: int) -> int:
         """Return the number of observations that fit in memory. A fit computes the decoder's
         derivatives, K for each of its starts."""
-        return super().rows(max(draws, (2 + EVIDENCE_STARTS) * self.latent_dim))
+        return super().rows(max(draws, MORE_STARTS * self.latent_dim))
 
     def score(self, x: Tensor, masks: Tensor, generator: torch.Generator) -> Tensor:
         """Return the score. By recursion its gradient reaches the decoder through the last decoding
@@ -108,7 +109,7 @@ class SampledVae(Vae):
         starts = [start.repeat(2, 1) for start in self._starts(x, masked)]
         hidden = torch.cat([masked.expand_as(x), torch.zeros_like(x, dtype=torch.bool)])
         both = self._fit(x.repeat(2, 1), hidden)
-        found = both.proposal([both.best(starts)], steps)
+        found = both.proposal(both.best(starts), steps)
         return found.of(slice(len(x))).mixed(found.of(slice(len(x), None)))
 
     @torch.no_grad()
@@ -120,7 +121,7 @@ class SampledVae(Vae):
             none = torch.zeros_like(log_probs)
             return Conditionals(log_probs, none, none[:, 0], none.sum())
         method, rows = self.conditionals, torch.arange(len(x), device=x.device)
-        plan = Plan(SCORE_STARTS, method.steps, (method.draws // PILOT_SHARE,))
+        plan = Plan(method.steps, (method.draws // PILOT_SHARE,))
         proposal = self.proposal(x, masked, plan, generator)
         hard = self._sampler(x, masked, generator).settle(proposal, method.draws)
         parts = []
@@ -180,7 +181,7 @@ class SampledVae(Vae):
         places = torch.arange(len(x), device=x.device)
         hidden = masked.repeat(len(x), 1)
         hidden[places, columns] = False
-        plan = Plan(SCORE_STARTS, method.steps, (method.draws // PILOT_SHARE,))
+        plan = Plan(method.steps, (method.draws // PILOT_SHARE,))
         own = self.proposal(x, hidden, plan, generator, [best])
         self._sampler(x, hidden, generator).settle(own, method.draws)
         both = given.mixed(own)
@@ -216,15 +217,27 @@ class SampledVae(Vae):
         `more` (N, K), and adapt it to pilots. It uses nothing else, so that what it misses cannot
         improve the conditionals."""
         zero, mean = self._starts(x, masked)
-        around = plan.starts // 2
         fit = self._fit(x, masked)
-        likely = likely_starts(fit, self.latent_dim, plan.starts - around, generator)
-        drawn = [*likely, *(mean + draw_normal((around, *mean.shape), x, generator))]
-        found = fit.proposal([zero, mean, *drawn, *more], plan.steps)
+        drawn = self._drawn_starts(fit, mean, STARTS, generator)
+        modes = fit.modes([zero, mean, *drawn, *more], plan.steps)
+        found = modes.proposal()
+        unsure = (modes.found_once() > FOUND_ONCE).nonzero()[:, 0]
+        if len(unsure) > 0:
+            some = fit.of(unsure)
+            drawn = self._drawn_starts(some, mean[unsure], MORE_STARTS, generator)
+            further = modes.of(unsure).joined(some.modes(drawn, plan.steps))
+            found.put(unsure, further.proposal())
         sampler = self._sampler(x, masked, generator)
         for draws in plan.pilots:
             found = found.adapted(*sampler.draw(found, draws))
         return found
+
+    def _drawn_starts(
+        self, fit: Fit, mean: Tensor, count: int, generator: torch.Generator
+    ) -> list[Tensor]:
+        around = count // 2
+        likely = likely_starts(fit, self.latent_dim, count - around, generator)
+        return [*likely, *(mean + draw_normal((around, *mean.shape), mean, generator))]
 
     def _sampler(self, x: Tensor, masked: Tensor | None, generator: torch.Generator) -> Sampler:
         return Sampler(self._fit(x, masked), self.rows(1), generator)
@@ -277,43 +290,25 @@ class SampledVae(Vae):
         return weight_evidence(summaries, cure="raise evaluate.lml.samples")
 
     def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Evidence:
-        """Return the LML with as many starts as a score has."""
+        """Return the LML from fewer draws, for a run in progress."""
         parts = self.parts(x, samples)
-        summaries = [self.log_marginals(part, samples, generator, SCORE_STARTS) for part in parts]
+        summaries = [self.log_marginals(part, samples, generator) for part in parts]
         return weight_evidence(summaries, cure="raise train.lml_samples")
 
-    def log_marginals(
-        self,
-        x: Tensor,
-        samples: int,
-        generator: torch.Generator,
-        starts: int = EVIDENCE_STARTS,
-    ) -> WeightSummary:
+    def log_marginals(self, x: Tensor, samples: int, generator: torch.Generator) -> WeightSummary:
         """Return log p(x) of each observation."""
-        proposal = self.evidence_proposal(x, samples, generator, starts)
+        proposal = self.evidence_proposal(x, samples, generator)
         return self._sampler(x, None, generator).summary(proposal, samples)
 
-    def log_weights(
-        self,
-        x: Tensor,
-        samples: int,
-        generator: torch.Generator,
-        starts: int = EVIDENCE_STARTS,
-    ) -> Tensor:
+    def log_weights(self, x: Tensor, samples: int, generator: torch.Generator) -> Tensor:
         """Return log p(x, z) − log q(z) for z of a proposal q fitted to each observation, (samples,
         N)."""
-        proposal = self.evidence_proposal(x, samples, generator, starts)
+        proposal = self.evidence_proposal(x, samples, generator)
         return self._sampler(x, None, generator).draw(proposal, samples)[1]
 
-    def evidence_proposal(
-        self,
-        x: Tensor,
-        samples: int,
-        generator: torch.Generator,
-        starts: int = EVIDENCE_STARTS,
-    ) -> Proposal:
+    def evidence_proposal(self, x: Tensor, samples: int, generator: torch.Generator) -> Proposal:
         pilot = min(samples, MAX_PILOT_DRAWS) // PILOT_SHARE
-        plan = Plan(starts, self.iwae.steps, EVIDENCE_PILOTS * (pilot,))
+        plan = Plan(self.iwae.steps, EVIDENCE_PILOTS * (pilot,))
         return self.proposal(x, None, plan, generator)
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
@@ -329,7 +324,7 @@ class SampledVae(Vae):
             share = x.new_full(z.shape[:2], 1 / len(z))
         else:
             method = self.conditionals
-            plan = Plan(SCORE_STARTS, method.steps, (method.draws // PILOT_SHARE,))
+            plan = Plan(method.steps, (method.draws // PILOT_SHARE,))
             proposal = self.proposal(x, masked, plan, generator)
             z, weight = self._sampler(x, masked, generator).draw(proposal, method.draws)
             share = weight.softmax(0)  # (draws, N)

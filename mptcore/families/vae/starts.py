@@ -8,6 +8,8 @@ from mptcore.families.vae.proposal import Fit
 
 PRIOR_DRAWS, LIKELIEST = 256, 16
 """Draws from the prior for each start, and the number of likeliest among which it is chosen."""
+WIDER = 2.0
+"""Factor on the draws for every second start, for modes in the prior's tails."""
 
 
 @torch.no_grad()
@@ -16,7 +18,9 @@ def likely_starts(fit: Fit, latent_dim: int, count: int, generator: torch.Genera
     one farthest from those chosen, of the LIKELIEST of new draws. So two modes are both found where
     each holds some of the likeliest draws."""
     chosen: list[Tensor] = []
-    for z in draw_normal((count, PRIOR_DRAWS, latent_dim), fit.x, generator):
+    draws = draw_normal((count, PRIOR_DRAWS, latent_dim), fit.x, generator)
+    draws[1::2] *= WIDER
+    for z in draws:
         log_probs = fit.likelihood.node_log_probs(fit.x, fit.decoder(z), fit.observed)  # (N, G)
         likeliest = z[log_probs.topk(LIKELIEST, -1).indices]  # (N, LIKELIEST, K)
         if not chosen:

@@ -21,7 +21,7 @@ N = 30
 
 def exact_posterior(model: SampledVae, x: Tensor) -> Proposal:
     fit = Fit(model.decoder, model.likelihood, x, torch.ones_like(x))
-    return fit.proposal([torch.zeros(len(x), model.latent_dim, dtype=x.dtype)], 1)
+    return fit.proposal(torch.zeros(len(x), model.latent_dim, dtype=x.dtype), 1)
 
 
 def posterior_draws(about: Proposal, chains: int, generator: torch.Generator) -> Tensor:

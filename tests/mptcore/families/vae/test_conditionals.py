@@ -234,14 +234,14 @@ def test_starts_are_the_likeliest_of_prior_draws(likelihood: Likelihood) -> None
     model = linear_gaussian(Importance(method="importance"), exact=False)
     seen, _ = simulated(model, 20)
     fit = model._fit(seen, torch.arange(12) < 3)
-    starts = likely_starts(fit, 2, 2, generator)
+    starts = likely_starts(fit, 2, 3, generator)
     prior = torch.randn(1000, 20, 2, generator=generator, dtype=torch.float64)
     better = [
         model.likelihood.log_prob(seen, model.decoder(z))[..., 3:].sum(-1) for z in (starts, prior)
     ]
-    assert starts.shape == (2, 20, 2)
+    assert starts.shape == (3, 20, 2)
     assert (better[0][0] > better[1].quantile(0.95, dim=0)).all()
-    assert (better[0][1] > better[1].quantile(0.88, dim=0)).all()  # of the likeliest 16 of 256
+    assert (better[0][2] > better[1].quantile(0.88, dim=0)).all()  # of the likeliest 16 of 256
     assert not torch.equal(starts[0], starts[1])
 
 

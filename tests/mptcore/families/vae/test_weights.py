@@ -93,19 +93,19 @@ def test_what_is_in_doubt_enters_the_error() -> None:
 
 def test_what_is_in_doubt_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proposal is refitted to the draws. The posteriors are bent, with several modes, and one
-    in ten is in doubt at first."""
+    in fifteen is in doubt at first."""
     case = folded(n=16, nodes=350)
     found = {}
     for retries in (0, sampler.RETRIES):
         monkeypatch.setattr(sampler, "RETRIES", retries)
         parts = [
-            case.vae.log_marginals(case.x, 500, torch.Generator().manual_seed(seed))
-            for seed in range(5)
+            case.vae.log_marginals(case.x, 200, torch.Generator().manual_seed(seed))
+            for seed in range(10)
         ]
         found[retries] = [weight_evidence([part], cure="") for part in parts]
     first, again = ([one.metrics["doubtful"] for one in runs] for runs in found.values())
-    assert sum(first) / 5 > 0.05
-    assert sum(again) / 5 < sum(first) / 5 / 2
+    assert sum(first) / 10 > 0.05
+    assert sum(again) < sum(first) / 2
     truth = case.truth.evidence().value
     z = torch.tensor([(one.value - truth) / one.std_err for one in found[sampler.RETRIES]])
     assert z.mean().abs() < 4 / math.sqrt(len(z))
