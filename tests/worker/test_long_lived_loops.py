@@ -71,7 +71,7 @@ def test_presence_survives_a_failover(lab: Settings, database: Database) -> None
 
 
 def test_a_part_that_fails_ends_its_process(settings: Settings) -> None:
-    """Run a real worker whose presence thread finds an unexpected database."""
+    """Run a real worker whose messenger, a thread beside the main loop, finds no deliveries."""
     worker = subprocess.Popen(
         [sys.executable, "-m", "worker.local"],
         env={**environment(settings), "MPT_WARM_PARENT": "false"},
@@ -86,7 +86,7 @@ def test_a_part_that_fails_ends_its_process(settings: Settings) -> None:
 
         wait_until(is_known)
         with database.transaction() as session:
-            session.execute(text("DROP TABLE workers"))
+            session.execute(text("DROP TABLE deliveries"))  # the main loop does not use it
     _, said = worker.communicate(timeout=240)
     assert worker.returncode == 1
     assert "a part of this process failed" in said
