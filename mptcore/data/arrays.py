@@ -10,7 +10,7 @@ from mptcore.data.images import images
 from mptcore.data.prepare import prepared
 from mptcore.data.simulated import simulate_ppca
 from mptcore.data.tables import uploaded
-from mptcore.specs import (
+from mptcore.specs.data.arrays import (
     DataSource,
     DigitsData,
     FashionMnistData,

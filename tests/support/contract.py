@@ -13,8 +13,9 @@ from torch import Tensor
 
 from mptcore.estimation.model import MaskBatch, Model, TractableModel
 from mptcore.specs import ExperimentSpec
+from mptcore.specs.experiment import VectorExperiment
 from tests.support.pretended_gpu import pretended_gpu
-from tests.support.runs import records
+from tests.support.runs import records, spec_of
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 WAYS = ("evaluate", "train", "resume", "baseline", "target")
@@ -108,11 +109,21 @@ class ModelContract:
 
     def test_resumed_is_undisturbed(self, spec: ExperimentSpec, tmp_path: Path) -> None:
         whole = records(spec, tmp_path / "whole")
-        for stop_after in (2, len(whole) // 2):
+        for stop_after in {2, len(whole) // 2}:
             folder = tmp_path / str(stop_after)
             first = records(spec, folder, stop_after)
             assert 0 < len(first) < len(whole)
             assert first + records(spec, folder) == whole
+
+    def test_heldout_observations_are_scored(self, spec: ExperimentSpec, tmp_path: Path) -> None:
+        if not isinstance(spec, VectorExperiment):
+            return
+        value = spec.model_dump(mode="json", exclude_unset=True)
+        value["data"]["heldout"] = 0.4
+        value["evaluate"]["masks"] = {"schedule": "fixed", "size": 1, "per_size": 1}
+        lines = map(json.loads, records(spec_of(value), tmp_path))
+        metrics = {line["name"] for line in lines if line["record"] == "metric"}
+        assert {"lml_heldout", "biased_score_heldout"} <= metrics
 
     @pytest.mark.parametrize("way", WAYS)
     def test_a_gpu_gives_the_same_records(

@@ -32,10 +32,13 @@ class Data(Source):
             return [Problem("/data/heldout", "holding out needs two observations or more")]
         return []
 
-    def binary_problems(self) -> list[Problem]:
-        """Return the reasons why the values are not 0 and 1."""
-        detail = f"bernoulli is for data of 0 and 1; {self.source} has others: use gaussian"
-        return [Problem("/model/likelihood/distribution", detail)]
+    def binary_problems(
+        self, model: str, pointer: str = "/data/source", cure: str = "use another source"
+    ) -> list[Problem]:
+        """Return the reasons why the values are not 0 and 1, which a model needs. `cure` changes
+        the field at `pointer` if the source has no such values."""
+        detail = f"{model} needs data of 0 and 1; {self.source} has others: {cure}"
+        return [Problem(pointer, detail)]
 
     @property
     def heldout_n(self) -> int:
@@ -99,8 +102,10 @@ class MeasuredData(Data):
             problems.append(Problem("/data/standardize", detail))
         return problems
 
-    def binary_problems(self) -> list[Problem]:
-        needed = "the likelihood bernoulli needs data of 0 and 1"
+    def binary_problems(
+        self, model: str, pointer: str = "/data/source", cure: str = "use another source"
+    ) -> list[Problem]:
+        needed = f"{model} needs data of 0 and 1"
         if self.binarize is None and not self._may_be_binary:
             return [Problem("/data/binarize", f"threshold or stochastic: {needed}")]
         if self.standardize:

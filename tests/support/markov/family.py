@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.arrays import load_arrays
+from mptcore.data.dataset import refuse_missing
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import TractableModel
 from mptcore.runtime.session import Session, TrainingState, Work
@@ -77,8 +78,13 @@ class MarkovRun:
         self.session.at_safe_point = True
         for seed in self.spec.seeds:
             generator = torch.Generator().manual_seed(seed)
-            x = load_arrays(self.spec.data, seed, generator).x.to(self.device)
-            models = {"model": MarkovChain(self.spec.model.stay, x)}
-            cache, memory = self.session.scores, self.spec.compute.memory_bytes
-            evaluation = Evaluation(self.spec.evaluate, models, {"seed": seed}, cache, memory)
-            yield from evaluation.records(generator)
+            dataset = load_arrays(self.spec.data, seed, generator)
+            refuse_missing(dataset, self.spec.missing_refusal)
+            yield from self.evaluation(dataset.x, seed).records(generator)
+            if dataset.heldout is not None:
+                yield from self.evaluation(dataset.heldout, seed).heldout_records(generator)
+
+    def evaluation(self, x: Tensor, seed: int) -> Evaluation:  # (N, D)
+        models = {"model": MarkovChain(self.spec.model.stay, x.to(self.device))}
+        cache, memory = self.session.scores, self.spec.compute.memory_bytes
+        return Evaluation(self.spec.evaluate, models, {"seed": seed}, cache, memory)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mptcore.specs.base import Spec
+from mptcore.specs.base import Problem, Spec
 from mptcore.specs.experiment import VectorExperiment
 
 
@@ -22,6 +22,9 @@ class MarkovExperiment(VectorExperiment):
 
     model: MarkovModel
     """Model that is scored."""
+
+    def model_problems(self) -> list[Problem]:
+        return self.data.binary_problems("a Markov chain")
 
     def memory_estimate(self) -> int:
         return 32 * self.data.n * self.data.dim

@@ -205,7 +205,9 @@ class LatentModel(Spec):
         """Return the problems of this model with the data."""
         problems = []
         if isinstance(self.likelihood, Bernoulli):
-            problems += data.binary_problems()
+            problems += data.binary_problems(
+                "the likelihood bernoulli", "/model/likelihood/distribution", "use gaussian"
+            )
         if (self.init == "experiment") != (self.experiment is not None):
             detail = "the id of the experiment whose weights are taken, with init experiment only"
             problems.append(Problem("/model/experiment", detail))
